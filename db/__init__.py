@@ -1,0 +1,3 @@
+"""The tracker."""
+
+PART_OF = "recovery"

@@ -1,0 +1,3 @@
+"""What is measured."""
+
+PART_OF = "recovery"

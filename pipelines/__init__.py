@@ -1,0 +1,3 @@
+"""The stages, in the order a person thinks of them."""
+
+PART_OF = "recovery"

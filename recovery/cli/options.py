@@ -1,0 +1,157 @@
+"""Options that several commands share, and how a command answers. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Decorator = Callable[[Function], Function]
+
+DEFAULT_WORKSPACE = Path("recovery-workspace")
+
+
+def _read_template_args(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, object]:
+    """``("enable_thinking=false",)`` -> ``{"enable_thinking": False}``; a value that is not JSON is a string."""
+    arguments: dict[str, object] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"'{value}' is not KEY=VALUE", context, parameter)
+        try:
+            arguments[key] = json.loads(text)
+        except json.JSONDecodeError:
+            arguments[key] = text
+    return arguments
+
+
+workspace: Decorator[Any] = click.option(
+    "--workspace",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_WORKSPACE,
+    show_default="./recovery-workspace",
+    envvar="RECOVER_WORKSPACE",
+    help="Folder that holds the tracker and the checkpoints (or RECOVER_WORKSPACE).",
+)
+model: Decorator[Any] = click.option(
+    "--model",
+    metavar="NAME",
+    default=None,
+    help="The clean model: a hub id, a folder, or 'miniature'.  [default: the workspace's, else miniature]",
+)
+seed: Decorator[Any] = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of every random choice."
+)
+as_json: Decorator[Any] = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON on standard output."
+)
+dry_run: Decorator[Any] = click.option(
+    "--dry-run", is_flag=True, help="Print the resolved plan (documents, tokens, steps, memory, time) and stop."
+)
+recipe: Decorator[Any] = click.option(
+    "--recipe",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="A TOML file of settings; flags win over it, it wins over the model's own defaults.",
+)
+tuning: Decorator[Any] = click.option(
+    "--tuning",
+    type=click.Choice(["auto", "lora", "full"]),
+    default="auto",
+    show_default=True,
+    help="Full fine-tuning, or a LoRA adapter; auto takes full where the optimizer fits in memory.",
+)
+precision: Decorator[Any] = click.option(
+    "--precision",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Arithmetic of the model's products; auto takes bfloat16 where it helps.",
+)
+device: Decorator[Any] = click.option(
+    "--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."
+)
+template: Decorator[Any] = click.option(
+    "--template-arg",
+    "template_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_read_template_args,
+    help="An argument of the chat template, e.g. enable_thinking=false; may be repeated.",
+)
+docs: Decorator[Any] = click.option(
+    "--docs",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
+    help="A folder of documents; may be repeated.",
+)
+steps: Decorator[Any] = click.option(
+    "--steps", type=click.IntRange(min=1), default=None, help="Optimizer steps at most."
+)
+lr: Decorator[Any] = click.option(
+    "--lr", type=click.FloatRange(min=0, min_open=True), default=None, help="Peak learning rate."
+)
+token_budget: Decorator[Any] = click.option(
+    "--token-budget",
+    type=click.IntRange(min=16),
+    default=None,
+    help="Padded tokens in one micro-batch: less takes less memory and changes no result.",
+)
+checkpoint_every: Decorator[Any] = click.option(
+    "--checkpoint-every", type=click.IntRange(min=1), default=None, help="Steps between saved training states."
+)
+gradient_checkpointing: Decorator[Any] = click.option(
+    "--gradient-checkpointing/--no-gradient-checkpointing",
+    default=None,
+    help="Recompute activations in the backward pass: less memory, more time.",
+)
+
+
+def given(context: click.Context) -> dict[str, Any]:
+    """The parameters the user set by flag or environment, without those left at their defaults.
+
+    This is what lets a flag win over a recipe, and a recipe over a preset, although flags have defaults.
+    """
+    set_by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+    return {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) in set_by_user
+    }
+
+
+def emit(value: object, as_json: bool, text: str | Callable[[], str]) -> None:
+    """Print ``value`` as JSON, or ``text`` (or what it returns) for a person."""
+    if as_json:
+        click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo(text if isinstance(text, str) else text())
+
+
+def note(text: str) -> None:
+    """Say something beside the result: on stderr, so that standard output stays readable by programs."""
+    click.echo(text, err=True)
+
+
+def plain(value: Any) -> Any:
+    """``value`` in JSON's own types: dataclasses as objects, paths as text, a number that is no number as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return str(value)
