@@ -10,7 +10,10 @@ from recovery.errors import RecoveryError
 
 
 def main() -> int:
-    """Run the command line; the exit status is 0, 1 (an error, said in one line), 2 (usage) or 130 (interrupted)."""
+    """Run the command line and return its exit status.
+
+    0 is success, 1 an error (said in one line), 2 wrong usage, 130 an interrupt.
+    """
     try:
         claim_packages()
     except RecoveryError as error:

@@ -1,16 +1,15 @@
 """Make sure that ``db``, ``evals``, ``pipelines`` and ``dashboard`` mean this project's packages.
 
-Such general names are easily taken: by a folder where the user stands, by an entry of PYTHONPATH, by another
-distribution in the same environment. A foreign package must never be imported silently in place of ours, so the
-front door calls :func:`claim_packages` before anything else. It puts a finder in front of the import system that
-looks for the four names beside the ``recovery`` package and nowhere else, and it refuses to start when what lies
-there, or what is already imported, is not ours.
+Such general names are easily taken: by a folder where the user stands, by an entry of PYTHONPATH, by
+another distribution in the same environment. A foreign package must never be imported silently in place of
+ours, so the front door calls :func:`claim_packages` before anything else. It puts a finder in front of the
+import system that looks for the four names beside the ``recovery`` package and nowhere else, and it refuses
+to start when what lies there, or what is already imported, is not ours.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
@@ -66,7 +65,7 @@ def leave_current_folder() -> None:
     if not sys.path or getattr(sys.flags, "safe_path", False):
         return
     here = Path.cwd()
-    if sys.path[0] in ("", os.getcwd(), str(here)) and here.resolve() != ROOT:
+    if sys.path[0] in ("", str(here)) and here.resolve() != ROOT:
         del sys.path[0]
 
 
@@ -88,7 +87,7 @@ def _check_on_disk(name: str, root: Path) -> None:
         lines = marker_file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         raise PackageCollisionError(
-            f"Recovery's own package '{name}' is missing ({marker_file}): reinstall it in an environment of its own"
+            f"Recovery's own package '{name}' is missing ({marker_file}): reinstall Recovery"
         ) from None
     if MARKER not in lines:
         raise PackageCollisionError(

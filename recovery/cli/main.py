@@ -77,7 +77,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         status = recover.main(
-            args=list(arguments) if arguments is not None else None, prog_name="recover", standalone_mode=False
+            args=list(arguments) if arguments is not None else None,
+            prog_name="recover",
+            standalone_mode=False,
         )
     except click.ClickException as error:
         error.show()

@@ -54,7 +54,9 @@ as_json: Decorator[Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as JSON on standard output."
 )
 dry_run: Decorator[Any] = click.option(
-    "--dry-run", is_flag=True, help="Print the resolved plan (documents, tokens, steps, memory, time) and stop."
+    "--dry-run",
+    is_flag=True,
+    help="Print the resolved plan (documents, tokens, steps, memory, time) and stop.",
 )
 recipe: Decorator[Any] = click.option(
     "--recipe",
@@ -107,7 +109,10 @@ token_budget: Decorator[Any] = click.option(
     help="Padded tokens in one micro-batch: less takes less memory and changes no result.",
 )
 checkpoint_every: Decorator[Any] = click.option(
-    "--checkpoint-every", type=click.IntRange(min=1), default=None, help="Steps between saved training states."
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Steps between saved training states.",
 )
 gradient_checkpointing: Decorator[Any] = click.option(
     "--gradient-checkpointing/--no-gradient-checkpointing",

@@ -1,0 +1,152 @@
+"""What every test may ask for: quiet threads, no network, tiny checkpoints, and the command line as a process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# Before torch is imported anywhere: a second thread is far slower than one as soon as anything else runs on the
+# machine. And no test may reach a network: what is not on the disk is not there.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for _offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
+    os.environ[_offline] = "1"
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+os.environ["DO_NOT_TRACK"] = "1"
+os.environ.pop("RECOVER_WORKSPACE", None)
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIRED = "RECOVER_REQUIRE_COMPONENTS"
+
+
+def _models() -> ModuleType:
+    """``tests/models.py``, loaded when the first model is asked for: the tracker's tests never import torch."""
+    name = "recovery_test_models"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "models.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+        import torch
+
+        torch.set_num_threads(1)
+    return sys.modules[name]
+
+
+@pytest.fixture(scope="session")
+def make_tiny() -> Callable[..., Path]:
+    """``make_tiny(kind, folder, seed=0, template=True, **config)`` writes a tiny checkpoint; see tests/models.py."""
+    maker: Callable[..., Path] = _models().make_tiny
+    return maker
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer() -> Callable[[str], Any]:
+    """``make_tokenizer(kind)``: the tokenizer of a tiny family, without a model."""
+    maker: Callable[[str], Any] = _models().make_tokenizer
+    return maker
+
+
+def _tiny(kind: str, factory: pytest.TempPathFactory) -> Path:
+    folder: Path = _models().make_tiny(kind, factory.mktemp("models") / kind)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3: thinks, no BOS, tied head. Copy the folder before changing it."""
+    return _tiny("qwen3", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama 3: BOS in template and tokenizer, three end tokens, no padding token, untied head."""
+    return _tiny("llama", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma 2: soft-capped logits, no system role."""
+    return _tiny("gemma2", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Gemma 3 (text): local and global layers, system turn folded into the user's."""
+    return _tiny("gemma3", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_qwen3: Path) -> Path:
+    """The tiny checkpoint to take where the family does not matter."""
+    return tiny_qwen3
+
+
+@pytest.fixture(scope="session", params=["qwen3", "llama", "gemma2", "gemma3"])
+def tiny_family(request: pytest.FixtureRequest) -> Path:
+    """Each of the tiny checkpoints in turn."""
+    folder: Path = request.getfixturevalue(f"tiny_{request.param}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def require_component() -> Callable[[bool, str], None]:
+    """``require_component(found, what)``: skip without the component, or fail where all are required.
+
+    ``RECOVER_REQUIRE_COMPONENTS=1`` is how a build that installs every component makes sure that none of
+    its tests was skipped for the lack of one.
+    """
+
+    def require(found: bool, what: str) -> None:
+        if found:
+            return
+        if os.environ.get(REQUIRED, "") not in ("", "0"):
+            pytest.fail(f"{what} is missing, and {REQUIRED} is set", pytrace=False)
+        pytest.skip(f"{what} is missing")
+
+    return require
+
+
+@pytest.fixture
+def recover(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``recover("status", "--json")`` runs the command line as a process of its own and returns what came of it.
+
+    It runs in ``cwd`` (default: an empty folder). ``check=True`` fails the test with the output unless the status is 0.
+    ``env`` adds to the environment.
+    """
+
+    def run(
+        *arguments: str | Path,
+        cwd: Path = tmp_path,
+        check: bool = True,
+        env: dict[str, str] | None = None,
+        timeout: float = 300,
+    ) -> subprocess.CompletedProcess[str]:
+        finished = subprocess.run(
+            [sys.executable, "-m", "recovery", *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if check and finished.returncode != 0:
+            pytest.fail(
+                f"recover {' '.join(map(str, arguments))} ended with {finished.returncode}\n"
+                f"{finished.stdout}\n{finished.stderr}",
+                pytrace=False,
+            )
+        return finished
+
+    return run
