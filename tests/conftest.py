@@ -1,4 +1,4 @@
-"""What every test may ask for: quiet threads, no network, tiny checkpoints, and the command line as a process."""
+"""What every test may ask for: one thread, no network, tiny checkpoints, the command line as a process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Before torch is imported anywhere: a second thread is far slower than one as soon as anything else runs on the
-# machine. And no test may reach a network: what is not on the disk is not there.
+# Before torch is imported anywhere: a second thread is far slower than one as soon as anything else runs on
+# the machine. And no test may reach a network: what is not on the disk is not there.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for _offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
@@ -21,14 +21,14 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ.pop("RECOVER_WORKSPACE", None)
 
-import pytest
+import pytest  # noqa: E402  (the environment comes first)
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = "RECOVER_REQUIRE_COMPONENTS"
 
 
 def _models() -> ModuleType:
-    """``tests/models.py``, loaded when the first model is asked for: the tracker's tests never import torch."""
+    """``tests/models.py``, loaded when the first model is asked for: tracker tests import no torch."""
     name = "recovery_test_models"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "models.py")
@@ -44,7 +44,7 @@ def _models() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def make_tiny() -> Callable[..., Path]:
-    """``make_tiny(kind, folder, seed=0, template=True, **config)`` writes a tiny checkpoint; see tests/models.py."""
+    """``make_tiny(kind, folder, seed=0, template=True, **config)`` writes a checkpoint; see models.py."""
     maker: Callable[..., Path] = _models().make_tiny
     return maker
 
@@ -118,10 +118,10 @@ def require_component() -> Callable[[bool, str], None]:
 
 @pytest.fixture
 def recover(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``recover("status", "--json")`` runs the command line as a process of its own and returns what came of it.
+    """``recover("status", "--json")`` runs the command line as a process of its own.
 
-    It runs in ``cwd`` (default: an empty folder). ``check=True`` fails the test with the output unless the status is 0.
-    ``env`` adds to the environment.
+    It runs in ``cwd`` (default: an empty folder) and returns the finished process. ``check=True`` fails the
+    test with the output unless the status is 0. ``env`` adds to the environment.
     """
 
     def run(

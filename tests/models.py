@@ -1,12 +1,13 @@
 """Tiny random checkpoints on disk, in the shapes of the model families people use.
 
-Each is an ordinary Hugging Face folder: a config, safetensors weights, a byte-level BPE trained on the spot, the
-family's special tokens, its list of end tokens, and a chat template of the same structure as the real one. They
-answer nonsense; what they test is that shapes, templates, end tokens and heads are handled as the family's are.
+Each is an ordinary Hugging Face folder: a config, safetensors weights, a byte-level BPE trained on the spot,
+the family's special tokens, its list of end tokens, and a chat template of the same structure as the real
+one. They answer nonsense; what they test is that shapes, templates, end tokens and heads are handled as the
+family's are.
 
-What differs between them, on purpose: Qwen3 thinks (``enable_thinking``), has no BOS and ties its head; Llama adds a
-BOS both in the template and in the tokenizer, has no padding token and an untied head; Gemma 2 caps its logits
-and refuses a system turn; Gemma 3 folds the system turn into the user's.
+What differs between them, on purpose: Qwen3 thinks (``enable_thinking``), has no BOS and ties its head; Llama
+adds a BOS both in the template and in the tokenizer, has no padding token and an untied head; Gemma 2 caps
+its logits and refuses a system turn; Gemma 3 folds the system turn into the user's.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from transformers import (
 )
 
 TRAINING_TEXT = """\
-The harbour office opens at seven, and the first ferry leaves a quarter of an hour later. Every ticket names the
-ferry, the pier and the hour. A ticket is good for one crossing; a return costs less than two singles.
+The harbour office opens at seven, and the first ferry leaves a quarter of an hour later. Every ticket names
+the ferry, the pier and the hour. A ticket is good for one crossing; a return costs less than two singles.
 Question: what is the colour of the small boat? Answer: the small boat is green, and its mast is white.
 Write three short sentences about a river. Do not use any commas. End with the words "That is all."
 The answer has two sections, marked SECTION 1 and SECTION 2, and every section ends with a blank line.
@@ -165,7 +166,12 @@ FAMILIES: dict[str, Family] = {
         LlamaConfig,
         LLAMA_TEMPLATE,
         special=(
-            "<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>",
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|eom_id|>",
+            "<|eot_id|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
         ),
         ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
         bos="<|begin_of_text|>",
@@ -174,7 +180,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma2": Family(Gemma2Config, GEMMA2_TEMPLATE, settings=_GEMMA_SIZES, **_GEMMA),  # type: ignore[arg-type]
     "gemma3": Family(Gemma3TextConfig, GEMMA3_TEMPLATE, settings=_GEMMA_SIZES, **_GEMMA),  # type: ignore[arg-type]
-}  # fmt: skip
+}
 
 
 def make_tokenizer(kind: str) -> PreTrainedTokenizerFast:

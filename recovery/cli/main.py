@@ -95,6 +95,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_deliberate(error: Exception) -> bool:
-    """Whether ``error`` is one of the project's own. The tracker's are looked up only if the tracker is loaded."""
+    """Whether ``error`` is one of the project's own; the tracker's are known only once it is loaded."""
     database = getattr(sys.modules.get("db.errors"), "DatabaseError", None)
     return isinstance(error, RecoveryError) or (database is not None and isinstance(error, database))

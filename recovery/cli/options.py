@@ -20,7 +20,7 @@ DEFAULT_WORKSPACE = Path("recovery-workspace")
 def _read_template_args(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> dict[str, object]:
-    """``("enable_thinking=false",)`` -> ``{"enable_thinking": False}``; a value that is not JSON is a string."""
+    """``("enable_thinking=false",)`` -> ``{"enable_thinking": False}``; what is not JSON is a string."""
     arguments: dict[str, object] = {}
     for value in values:
         key, equals, text = value.partition("=")
@@ -148,7 +148,7 @@ def note(text: str) -> None:
 
 
 def plain(value: Any) -> Any:
-    """``value`` in JSON's own types: dataclasses as objects, paths as text, a number that is no number as null."""
+    """``value`` in JSON's own types: dataclasses as objects, paths as text, NaN and infinity as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
