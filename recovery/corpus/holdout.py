@@ -1,0 +1,74 @@
+"""Setting text aside to measure on: whole documents where there are enough, else single paragraphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.corpus.documents import Document
+from recovery.corpus.text import paragraphs, share
+
+ENOUGH_DOCUMENTS = 20
+_ENOUGH_PARAGRAPHS = 40
+_LEAST_WORDS = 8
+
+
+def hold_out(
+    documents: list[Document], fraction: float, seed: int
+) -> tuple[list[Document], list[Document], list[str]]:
+    """(documents to train on, held-out documents, remarks).
+
+    What is held out depends on the wording of each text and on ``seed``, not on names or order, so a document
+    that is added or renamed moves no other. At most half is ever held out.
+    """
+    if fraction <= 0:
+        return documents, [], []
+    fraction = min(fraction, 0.5)
+    if len(documents) >= ENOUGH_DOCUMENTS:
+        return _whole(documents, fraction, str(seed))
+    return _by_paragraph(documents, fraction, str(seed))
+
+
+def _whole(
+    documents: list[Document], fraction: float, salt: str
+) -> tuple[list[Document], list[Document], list[str]]:
+    ranked = sorted(documents, key=lambda d: share(d.text, salt))
+    chosen = {d.id for d in ranked if share(d.text, salt) < fraction} or {ranked[0].id}
+    chosen = {d.id for d in ranked[: len(documents) // 2] if d.id in chosen}
+    kept = [d for d in documents if d.id not in chosen]
+    return kept, [d for d in documents if d.id in chosen], []
+
+
+def _by_paragraph(
+    documents: list[Document], fraction: float, salt: str
+) -> tuple[list[Document], list[Document], list[str]]:
+    """With few documents, paragraphs of running text leave their document; its first paragraph always stays."""
+    blocks = [(d, paragraphs(d.text)) for d in documents]
+    movable = sum(_is_prose(b) for _, bs in blocks for b in bs[1:])
+    if movable < _ENOUGH_PARAGRAPHS:
+        return (
+            documents,
+            [],
+            [f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"],
+        )
+    kept, held = [], []
+    for document, parts in blocks:
+        out = [b for b in parts[1:] if _is_prose(b) and share(b, salt) < fraction]
+        if not out:
+            kept.append(document)
+            continue
+        gone = set(out)
+        stay = [b for i, b in enumerate(parts) if i == 0 or b not in gone]
+        kept.append(replace(document, text="\n\n".join(stay)))
+        held.append(replace(document, id=f"{document.id}#held-out", text="\n\n".join(out)))
+    moved = sum(len(paragraphs(d.text)) for d in held)
+    return (
+        kept,
+        held,
+        [f"fewer than {ENOUGH_DOCUMENTS} documents: held out {moved} paragraphs instead of documents"],
+    )
+
+
+def _is_prose(block: str) -> bool:
+    """Running text, not a heading, a list, a table or code: taking it away leaves the rest whole."""
+    first = block.lstrip()[:1]
+    return len(block.split()) >= _LEAST_WORDS and first.isalnum() and not block.startswith((" ", "\t"))
