@@ -1,0 +1,252 @@
+"""The one way to load a model: student or teacher, full weights or LoRA, on whatever device there is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import snapshot_download
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from recovery import attention
+from recovery.batches import Batch
+from recovery.chat import ChatFormat
+from recovery.errors import ModelError, UsageError
+from recovery.objectives.heads import Head
+
+Tuning = Literal["frozen", "full", "lora"]
+
+transformers_logging.disable_progress_bar()
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """The shape of a LoRA adapter; ``targets`` "all-linear" means every linear layer but the head."""
+
+    rank: int = 32
+    alpha: int = 64
+    targets: str | tuple[str, ...] = "all-linear"
+
+    def config(self) -> LoraConfig:
+        """The same as peft's configuration."""
+        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
+        return LoraConfig(
+            r=self.rank, lora_alpha=self.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+        )
+
+
+@dataclass
+class Loaded:
+    """A causal language model ready to score, to sample and, unless frozen, to be trained.
+
+    ``precision`` is the dtype matrix products run in. Trained weights are kept in float32; a frozen model is
+    held in ``precision``.
+    """
+
+    model: Any
+    tokenizer: Any
+    chat: ChatFormat
+    device: torch.device
+    precision: torch.dtype
+    tuning: Tuning
+    path: str
+
+    @functools.cached_property
+    def core(self) -> Any:
+        """The causal LM itself, without peft's wrapper; LoRA layers, if any, sit inside it."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    @functools.cached_property
+    def decoder(self) -> Any:
+        """The stack below the head: token ids to hidden states."""
+        decoder = self.core.get_decoder()
+        return decoder if decoder is not self.core else self.core.base_model
+
+    @functools.cached_property
+    def _head(self) -> Head:
+        return Head.of(self.model)
+
+    @property
+    def head(self) -> Head:
+        """The output head in the precision of matrix products; gradients still reach its own weights."""
+        head = self._head
+        bias = None if head.bias_V is None else head.bias_V.to(self.precision)
+        return dataclasses.replace(head, weight_VD=head.weight_VD.to(self.precision), bias_V=bias)
+
+    @property
+    def max_length(self) -> int:
+        """How many tokens the model's positions reach."""
+        config = self.core.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 2048))
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Final hidden states of a batch, [B, T, D], in the precision of matrix products."""
+        with self.autocast():
+            output = self.decoder(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False)
+        return output.last_hidden_state.to(self.precision)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Runs matrix products in ``precision`` where the weights are kept wider."""
+        lower = self.precision != torch.float32 and self.tuning != "frozen"
+        return torch.autocast(self.device.type, dtype=self.precision) if lower else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def inference(self) -> Iterator[None]:
+        """No gradients, no dropout; the training mode is put back afterwards."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self.model.train(training)
+
+    @contextlib.contextmanager
+    def adapter_off(self) -> Iterator[None]:
+        """The clean model under the adapter. Raises ModelError where there is no adapter to switch off."""
+        if not isinstance(self.model, PeftModel):
+            raise ModelError(f"{self.path} carries no adapter to switch off: load the teacher as a model of its own")
+        with self.model.disable_adapter():
+            yield
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters training may change, by name, in a fixed order."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def save(self, folder: Path) -> None:
+        """Write weights (or only the adapter), configuration and tokenizer; safetensors only."""
+        self.model.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)
+
+
+def load_model(
+    path: str | Path,
+    *,
+    tuning: Tuning = "frozen",
+    adapter: Path | None = None,
+    lora: LoraSettings | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+    template_args: Mapping[str, Any] | None = None,
+    gradient_checkpointing: bool = False,
+    trust_remote_code: bool = False,
+) -> Loaded:
+    """Load a model from a folder or a hub id.
+
+    A folder that holds only an adapter is loaded on the base it names. ``tuning`` "lora" puts a new adapter on
+    (or goes on with the one found); "full" makes all weights trainable in float32.
+    Raises ModelError or UsageError, in one line, where that cannot be done.
+    """
+    base, found = resolve_base(path)
+    adapter = adapter or found
+    place = pick_device(device)
+    compute = pick_precision(precision, place)
+    if tuning == "full" and adapter is not None:
+        raise UsageError(f"{path} is an adapter: train it with --tuning lora, or merge it first (recover export --merge)")
+    model = _load_weights(base, torch.float32 if tuning == "full" else compute, trust_remote_code)
+    tokenizer = _load_tokenizer(base, trust_remote_code)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")
+    elif tuning == "lora":
+        model = get_peft_model(model, (lora or LoraSettings()).config())
+    if tuning == "frozen":
+        model.requires_grad_(False)
+    model.to(place)
+    model.eval()
+    if gradient_checkpointing and tuning != "frozen":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    chat = ChatFormat.of(tokenizer, _generation_config(base), template_args)
+    return Loaded(model, tokenizer, chat, place, compute, tuning, str(path))
+
+
+def resolve_base(path: str | Path) -> tuple[str, Path | None]:
+    """Where the weights of ``path`` are: (base folder, adapter folder or None). Hub ids are downloaded.
+
+    Raises ModelError where nothing is found.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return _download(str(path)), None
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+        if not base:
+            raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
+        return resolve_base(base)[0], folder
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no model: expected config.json and *.safetensors in it")
+    return str(folder), None
+
+
+def pick_device(device: str) -> torch.device:
+    """ "auto" takes the GPU where there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(device)
+
+
+def pick_precision(precision: str, device: torch.device) -> torch.dtype:
+    """ "auto" takes bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
+    if precision == "auto":
+        native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    if precision not in ("float32", "bfloat16"):
+        raise UsageError(f"--precision {precision!r} is not known: use auto, float32 or bfloat16")
+    return torch.float32 if precision == "float32" else torch.bfloat16
+
+
+def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot load the model in {base}: {_first_line(error)}") from error
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # SDPA leaves the cap on attention scores out (Gemma 2)
+    elif model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(attention.NAME)
+    return model
+
+
+def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"cannot load the tokenizer in {base}: {_first_line(error)}") from error
+    size = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).get_text_config().vocab_size
+    if len(tokenizer) > size:
+        raise ModelError(
+            f"the tokenizer in {base} has {len(tokenizer)} tokens, the model only {size}: they do not belong together"
+        )
+    return tokenizer
+
+
+def _generation_config(base: str) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(base)
+    except OSError:
+        return None
+
+
+def _download(name: str) -> str:
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "suites/*", "recovery.toml"]
+        return str(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises a dozen unrelated types: no network, no such repository ...
+        raise ModelError(
+            f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

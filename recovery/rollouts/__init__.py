@@ -1,0 +1,6 @@
+"""Engines that sample from the student."""
+
+from recovery.rollouts.engine import Completion, Engine, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
+
+__all__ = ["Completion", "Engine", "Sampling", "TransformersEngine"]

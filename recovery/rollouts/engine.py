@@ -1,0 +1,42 @@
+"""What every rollout engine takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample: ``temperature`` 0 is greedy; ``seed`` fixes the draw."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A sampled response: ids up to and including the end token, and each token's log-probability (nats).
+
+    ``finished`` is False where the response was cut off at the token limit.
+    """
+
+    ids: list[int]
+    logprobs: list[float]
+    finished: bool
+
+
+class Engine(Protocol):
+    """Samples one completion for each prompt, in the order given."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Completion]:
+        """``progress`` is called with the number of prompts finished since the last call."""
+        ...

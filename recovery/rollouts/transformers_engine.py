@@ -1,0 +1,196 @@
+"""Rollouts by transformers itself: the engine that runs everywhere.
+
+Prompts are sorted by length, so that little is padded; rows that are done are dropped from the batch, so that
+the longest answer does not keep all others computing.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import DynamicCache
+
+from recovery.errors import UsageError
+from recovery.loading import Loaded
+from recovery.rollouts.engine import Completion, Sampling
+
+# The batch is compacted once this share of its rows is done: each time costs a copy of the cache.
+DROP_SHARE = 0.2
+
+
+@dataclass
+class _Live:
+    """The rows still being sampled: their place in the request, what they said, and the decoding state."""
+
+    owners: torch.Tensor
+    cache: DynamicCache
+    mask_BT: torch.Tensor
+    positions_B: torch.Tensor
+    tokens_B: torch.Tensor
+    done_B: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.done_B = torch.zeros_like(self.tokens_B, dtype=torch.bool)
+
+    def drop_done(self) -> None:
+        keep = (~self.done_B).nonzero().squeeze(-1)
+        self.cache.batch_select_indices(keep)
+        self.owners, self.mask_BT = self.owners[keep], self.mask_BT[keep]
+        self.positions_B, self.tokens_B, self.done_B = self.positions_B[keep], self.tokens_B[keep], self.done_B[keep]
+
+
+class TransformersEngine:
+    """Samples with the model in memory; ``token_budget`` bounds prompts plus responses held at once.
+
+    Weights trained in float32 under a lower precision are sampled from a copy in that precision, brought up to
+    date at each call: casting them at every decoded token costs more than the products themselves.
+    """
+
+    def __init__(self, loaded: Loaded, token_budget: int = 32768) -> None:
+        self.source = loaded
+        self.loaded = _lower_copy(loaded) if loaded.tuning == "full" and loaded.precision != torch.float32 else loaded
+        self.token_budget = token_budget
+
+    def sync(self) -> None:
+        """Bring the copy that is sampled from up to date with the weights in training."""
+        if self.loaded is self.source:
+            return
+        with torch.no_grad():
+            for ours, theirs in zip(self.loaded.model.parameters(), self.source.model.parameters(), strict=True):
+                ours.copy_(theirs)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Completion]:
+        """One completion a prompt, in order. Raises UsageError for a prompt that leaves no room to answer."""
+        self.sync()
+        limit = self.loaded.max_length
+        for index, prompt in enumerate(prompts):
+            if not prompt or len(prompt) >= limit:
+                raise UsageError(f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {limit - 1}")
+        generator = torch.Generator(self.loaded.device).manual_seed(sampling.seed)
+        ends = torch.tensor(sorted(self.loaded.chat.end_ids), device=self.loaded.device)
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
+        results: list[Completion] = [Completion([], [], False)] * len(prompts)
+        start = 0
+        with self.loaded.inference(), self.loaded.autocast():
+            while start < len(order):
+                longest = len(prompts[order[start]]) + sampling.max_new_tokens
+                group = order[start : start + max(1, self.token_budget // longest)]
+                for i, completion in zip(
+                    group, self._batch([prompts[i] for i in group], sampling, generator, ends), strict=True
+                ):
+                    results[i] = completion
+                start += len(group)
+                if progress is not None:
+                    progress(len(group))
+        return results
+
+    def _batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        generator: torch.Generator,
+        ends: torch.Tensor,
+    ) -> list[Completion]:
+        head = self.loaded.head
+        live, hidden_BD = self._prefill(prompts)
+        room = self.loaded.max_length - max(len(p) for p in prompts)
+        steps = min(sampling.max_new_tokens, room)
+        tokens_BT = torch.full((len(prompts), steps), -1, device=self.loaded.device)
+        logprobs_BT = torch.zeros((len(prompts), steps), device=self.loaded.device)
+        for t in range(steps):
+            live.tokens_B, logprobs_B = draw(head.logits(hidden_BD.to(self.loaded.precision)), sampling, generator)
+            alive = ~live.done_B
+            rows = live.owners[alive]
+            tokens_BT[rows, t] = live.tokens_B[alive]
+            logprobs_BT[rows, t] = logprobs_B[alive]
+            live.done_B |= torch.isin(live.tokens_B, ends)
+            done = int(live.done_B.sum())
+            if done == len(live.done_B) or t == steps - 1:
+                break
+            if done > DROP_SHARE * len(live.done_B):
+                live.drop_done()
+            hidden_BD = self._decode(live)
+        return _completions(tokens_BT, logprobs_BT, self.loaded.chat.end_ids)
+
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[_Live, torch.Tensor]:
+        width, device = max(len(p) for p in prompts), self.loaded.device
+        ids_BT = torch.full((len(prompts), width), self.loaded.chat.pad_id)
+        mask_BT = torch.zeros((len(prompts), width), dtype=torch.long)
+        for b, prompt in enumerate(prompts):
+            ids_BT[b, width - len(prompt) :] = torch.as_tensor(prompt)
+            mask_BT[b, width - len(prompt) :] = 1
+        ids_BT, mask_BT = ids_BT.to(device), mask_BT.to(device)
+        positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
+        cache = DynamicCache(config=self.loaded.core.config)
+        output = self.loaded.decoder(
+            input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True
+        )
+        live = _Live(
+            torch.arange(len(prompts), device=device), cache, mask_BT, positions_BT[:, -1], ids_BT[:, -1].clone()
+        )
+        return live, output.last_hidden_state[:, -1]
+
+    def _decode(self, live: _Live) -> torch.Tensor:
+        live.positions_B = live.positions_B + 1
+        live.mask_BT = torch.cat([live.mask_BT, live.mask_BT.new_ones(len(live.mask_BT), 1)], dim=1)
+        output = self.loaded.decoder(
+            input_ids=live.tokens_B[:, None],
+            attention_mask=live.mask_BT,
+            position_ids=live.positions_B[:, None],
+            past_key_values=live.cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state[:, -1]
+
+
+def _lower_copy(loaded: Loaded) -> Loaded:
+    model = copy.deepcopy(loaded.model).to(loaded.precision).requires_grad_(False)
+    return dataclasses.replace(loaded, model=model, tuning="frozen")
+
+
+def draw(logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw one token a row: (tokens_B, log-probabilities_B under the tempered distribution).
+
+    One uniform number a row is looked up in the cumulated probabilities, in float64 so that rare tokens keep
+    their share of a large vocabulary.
+    """
+    if sampling.temperature == 0:
+        logprobs_BV = logits_BV.float().log_softmax(-1)
+        best = logprobs_BV.max(-1)
+        return best.indices, best.values
+    logprobs_BV = (logits_BV.float() / sampling.temperature).log_softmax(-1)
+    probs_BV = logprobs_BV.exp()
+    if sampling.top_p < 1:
+        probs_BV = _nucleus(probs_BV, sampling.top_p)
+    cumulated_BV = probs_BV.cumsum(-1, dtype=torch.float64)
+    uniform_B1 = torch.rand(
+        len(probs_BV), 1, generator=generator, device=probs_BV.device, dtype=torch.float64
+    )
+    # Strictly inside (0, total): a token of probability 0 spans nothing and is never hit.
+    tokens_B = torch.searchsorted(cumulated_BV, uniform_B1 * cumulated_BV[:, -1:], right=True)
+    tokens_B = tokens_B.squeeze(-1).clamp_(max=probs_BV.shape[-1] - 1)
+    return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None]).squeeze(-1)
+
+
+def _nucleus(probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
+    ranked, order = probs_BV.sort(dim=-1, descending=True)
+    outside = ranked.cumsum(-1) - ranked >= top_p
+    return probs_BV.masked_fill(outside.gather(-1, order.argsort(-1)), 0.0)
+
+
+def _completions(tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor, ends: frozenset[int]) -> list[Completion]:
+    completions = []
+    for tokens, logprobs in zip(tokens_BT.tolist(), logprobs_BT.tolist(), strict=True):
+        length = tokens.index(-1) if -1 in tokens else len(tokens)
+        finished = length > 0 and tokens[length - 1] in ends
+        completions.append(Completion(tokens[:length], logprobs[:length], finished))
+    return completions

@@ -1,0 +1,75 @@
+"""Teachers that can give hidden states: a frozen checkpoint, or the student with its adapter switched off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from recovery.batches import Batch
+from recovery.errors import UsageError
+from recovery.loading import Loaded
+from recovery.objectives.heads import Head
+
+
+class Teacher(Protocol):
+    """Scores every token of a batch through its hidden states and its own head."""
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Final hidden states [B, T, E], without gradient."""
+        ...
+
+    @property
+    def head(self) -> Head:
+        """The head that turns them into logits."""
+        ...
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A checkpoint loaded beside the student and never changed."""
+
+    loaded: Loaded
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Final hidden states [B, T, E], without gradient."""
+        with self.loaded.inference():
+            return self.loaded.hidden(batch)
+
+    @property
+    def head(self) -> Head:
+        """The checkpoint's own head."""
+        return self.loaded.head
+
+
+@dataclass(frozen=True)
+class AdapterOff:
+    """The student's own base weights: the same module with its adapter disabled, no second copy."""
+
+    student: Loaded
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Final hidden states [B, T, D] of the clean base, without gradient."""
+        with self.student.inference(), self.student.adapter_off():
+            return self.student.hidden(batch)
+
+    @property
+    def head(self) -> Head:
+        """The base's head, which no adapter touches."""
+        return self.student.head
+
+
+def check_same_tokens(student: Any, teacher: Any, *, student_name: str, teacher_name: str) -> None:
+    """Refuse two tokenizers that write text as different ids: a token's scores would be another token's.
+
+    Raises UsageError naming the first token that differs.
+    """
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    if ours == theirs:
+        return
+    token = next(t for t in sorted(set(ours) | set(theirs)) if ours.get(t) != theirs.get(t))
+    raise UsageError(
+        f"the tokenizers differ: {token!r} is {ours.get(token)} in {student_name} and {theirs.get(token)} in "
+        f"{teacher_name}; use a teacher of the student's own family"
+    )

@@ -1,0 +1,312 @@
+"""The one training loop. Every stage and every method runs through :func:`train`.
+
+A stage gives a source (step → rows), an objective (student, batch → summed loss) and settings. All randomness
+is a function of (seed, step), so a run that was stopped, even killed, goes on from its newest state to the same
+weights as one that was not (bit for bit on a CPU in float32).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from recovery.batches import Batch, Row, micro_batches
+from recovery.errors import RecoveryError, UsageError
+from recovery.loading import Loaded
+from recovery.objectives.estimator import LossOutput
+
+Schedule = Literal["constant", "linear", "cosine"]
+FINISHED, INTERRUPTED = "finished", "interrupted"
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to optimise. ``token_budget`` (padded tokens a micro-batch) is a matter of memory only.
+
+    ``checkpoint_every`` is in steps: at most that many are lost when the process is killed.
+    """
+
+    steps: int
+    lr: float
+    warmup_steps: int = 0
+    schedule: Schedule = "cosine"
+    min_lr_ratio: float = 0.1
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = 1.0
+    token_budget: int = 16384
+    seed: int = 0
+    checkpoint_every: int = 50
+    keep_states: int = 2
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.lr <= 0 or self.token_budget < 1 or self.checkpoint_every < 1:
+            raise UsageError("--steps, --lr, --token-budget and --checkpoint-every must all be above 0")
+
+
+class StepBatch(NamedTuple):
+    """What one step trains on, and what was measured while it was made."""
+
+    rows: list[Row]
+    metrics: dict[str, float] = {}
+
+
+class Objective(Protocol):
+    """Scores a batch: the loss summed over its target tokens."""
+
+    def __call__(self, student: Loaded, batch: Batch) -> LossOutput: ...
+
+
+@dataclass
+class TrainResult:
+    """Where training stopped and why: "finished", "interrupted", or the reason ``after_step`` gave."""
+
+    step: int
+    stopped: str
+    trained_tokens: int = 0
+
+
+@dataclass
+class _State:
+    step: int = 0
+    trained_tokens: int = 0
+    stopped: str | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
+
+
+def train(
+    loaded: Loaded,
+    source: Callable[[int], StepBatch],
+    objective: Objective,
+    settings: TrainSettings,
+    *,
+    log: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+    state_dir: Path | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    after_step: Callable[[int], str | None] = lambda step: None,
+    memory: dict[str, Any] | None = None,
+) -> TrainResult:
+    """Train until ``settings.steps``, until ``should_stop``, or until ``after_step`` gives a reason.
+
+    Steps are numbered from 1 in ``log`` and ``after_step``. ``memory`` is a JSON-like dictionary of the
+    caller's that is stored with each state and restored on resume. Raises RecoveryError when the loss or the
+    gradient is not finite; the states saved before stay.
+    """
+    params = loaded.trainable()
+    if not params:
+        raise UsageError(f"{loaded.path} was loaded frozen: nothing in it can be trained")
+    optimizers = _optimizers(params, settings)
+    memory = {} if memory is None else memory
+    state = _State(memory=memory)
+    if state_dir is not None:
+        _restore(state_dir, params, optimizers, state)
+    while state.step < settings.steps and state.stopped is None:
+        if should_stop():
+            _save(state_dir, params, optimizers, state, settings.keep_states)
+            return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
+        step = state.step + 1
+        log(step, _one_step(loaded, source, objective, settings, params, optimizers, state))
+        state.step = step
+        state.stopped = after_step(step)
+        if step % settings.checkpoint_every == 0 or state.stopped or step == settings.steps:
+            _save(state_dir, params, optimizers, state, settings.keep_states)
+    return TrainResult(state.step, state.stopped or FINISHED, state.trained_tokens)
+
+
+def resume_step(state_dir: Path) -> int:
+    """The step that training would go on from: that of the newest complete state, 0 where there is none."""
+    return max((number for number, _ in _states(state_dir)), default=0)
+
+
+def learning_rate(step: int, settings: TrainSettings) -> float:
+    """The rate of a step (from 1): linear warm-up, then the schedule down to ``min_lr_ratio`` of the peak."""
+    if step <= settings.warmup_steps:
+        return settings.lr * step / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.lr
+    done = (step - settings.warmup_steps - 1) / max(1, settings.steps - settings.warmup_steps)
+    left = 1 - done if settings.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return settings.lr * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left)
+
+
+def derive_seed(seed: int, step: int, stream: int = 0) -> int:
+    """One seed for each (seed, step, stream), by the mixing function of SplitMix64."""
+    mask = (1 << 64) - 1
+    x = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + stream * 0x94D049BB133111EB) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return (x ^ (x >> 31)) & ((1 << 63) - 1)
+
+
+def _one_step(
+    loaded: Loaded,
+    source: Callable[[int], StepBatch],
+    objective: Objective,
+    settings: TrainSettings,
+    params: dict[str, torch.nn.Parameter],
+    optimizers: list[torch.optim.Optimizer],
+    state: _State,
+) -> dict[str, float]:
+    step = state.step + 1
+    torch.manual_seed(derive_seed(settings.seed, step))
+    made_at = time.perf_counter()
+    made = source(step)
+    started = time.perf_counter()
+    metrics = dict(made.metrics)
+    metrics.setdefault("seconds/source", started - made_at)
+    batches = micro_batches(made.rows, settings.token_budget, loaded.chat.pad_id, loaded.device)
+    tokens = sum(batch.tokens for batch in batches)
+    if tokens == 0:
+        raise RecoveryError(f"step {step} has no token to train on: every row is masked")
+    loaded.model.train()
+    sums = _accumulate(loaded, objective, batches, tokens)
+    loaded.model.eval()
+    norm = float(torch.nn.utils.clip_grad_norm_(params.values(), settings.max_grad_norm))
+    if not math.isfinite(norm):
+        raise RecoveryError(f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept")
+    rate = learning_rate(step, settings)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["scale"]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    state.trained_tokens += tokens
+    seconds = time.perf_counter() - started
+    return metrics | sums | {
+        "grad_norm": norm,
+        "lr": rate,
+        "tokens/trained": float(tokens),
+        "seconds/training": seconds,
+        "tokens_per_second": tokens / (time.perf_counter() - made_at),
+    }
+
+
+def _accumulate(loaded: Loaded, objective: Objective, batches: list[Batch], tokens: int) -> dict[str, float]:
+    """Gradients of the mean loss over all tokens of the step; returns the means by name, in nats a token."""
+    totals: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for batch in batches:
+        if batch.tokens == 0:
+            continue
+        output = objective(loaded, batch)
+        (output.loss / tokens).backward()
+        counts[batch.teacher] = counts.get(batch.teacher, 0) + output.tokens
+        for name, value in output.sums.items():
+            totals[name] = totals.get(name, 0.0) + float(value)
+    means = {name: total / counts[name.rsplit("/", 1)[1]] for name, total in totals.items()}
+    loss = sum(value for name, value in totals.items() if name.startswith("loss/")) / tokens
+    if not math.isfinite(loss):
+        raise RecoveryError("the loss is not finite: lower --lr, or use --precision float32; the last saved state is kept")
+    return {"loss": loss} | means
+
+
+def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """AdamW for everything; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024)."""
+    matrices = [p for name, p in params.items() if p.ndim == 2 and _inside_layers(name)]
+    muon = matrices if settings.optimizer == "muon" else []
+    chosen = {id(p) for p in muon}
+    rest = [p for p in params.values() if id(p) not in chosen]
+    groups = [
+        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": settings.weight_decay, "scale": 1.0},
+        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0, "scale": 1.0},
+    ]
+    made: list[torch.optim.Optimizer] = []
+    if rest:
+        groups = [group for group in groups if group["params"]]
+        made.append(torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True))
+    if muon:
+        group = {"params": muon, "weight_decay": settings.weight_decay, "scale": 1.0}
+        made.append(torch.optim.Muon([group], lr=settings.lr, adjust_lr_fn="match_rms_adamw"))
+    return made
+
+
+def _inside_layers(name: str) -> bool:
+    return "embed" not in name and "lm_head" not in name
+
+
+def _save(
+    state_dir: Path | None,
+    params: dict[str, torch.nn.Parameter],
+    optimizers: Iterable[torch.optim.Optimizer],
+    state: _State,
+    keep: int,
+) -> None:
+    """Write step-000040/ whole or not at all: into a folder of another name first, then renamed."""
+    if state_dir is None:
+        return
+    final = state_dir / f"step-{state.step:06d}"
+    if final.exists():
+        return
+    writing = state_dir / f".writing-{state.step:06d}"
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    tensors = {f"param/{name}": p.detach().cpu() for name, p in params.items()}
+    names = {id(p): name for name, p in params.items()}
+    for optimizer in optimizers:
+        for p, entries in optimizer.state.items():
+            tensors |= {f"optimizer/{key}/{names[id(p)]}": v.detach().cpu() for key, v in entries.items()}
+    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, writing / "state.safetensors")
+    meta = {"step": state.step, "trained_tokens": state.trained_tokens, "stopped": state.stopped}
+    (writing / "state.json").write_text(json.dumps(meta | {"memory": state.memory}))
+    for path in writing.iterdir():
+        _sync(path)
+    writing.rename(final)
+    _sync(state_dir)
+    for _, old in sorted(_states(state_dir))[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _restore(
+    state_dir: Path,
+    params: dict[str, torch.nn.Parameter],
+    optimizers: Iterable[torch.optim.Optimizer],
+    state: _State,
+) -> None:
+    """Load the newest state that reads; an unreadable one is passed over for the one before it."""
+    for _, folder in sorted(_states(state_dir), reverse=True):
+        try:
+            tensors = load_file(folder / "state.safetensors")
+            meta = json.loads((folder / "state.json").read_text())
+        except (OSError, ValueError, SafetensorError):
+            continue
+        break
+    else:
+        return
+    with torch.no_grad():
+        for name, p in params.items():
+            p.copy_(tensors[f"param/{name}"])
+    owners = {name: p for name, p in params.items()}
+    chosen = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    for key, tensor in tensors.items():
+        if key.startswith("optimizer/"):
+            _, entry, name = key.split("/", 2)
+            p = owners[name]
+            # AdamW counts its steps in a tensor that stays on the CPU unless fused on a GPU.
+            chosen[id(p)].state[p][entry] = tensor.clone() if tensor.ndim == 0 else tensor.to(p.device).clone()
+    state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
+    state.stopped = meta["stopped"]
+    state.memory.update(meta["memory"])
+
+
+def _states(state_dir: Path) -> list[tuple[int, Path]]:
+    return [(int(path.name.removeprefix("step-")), path) for path in state_dir.glob("step-*") if path.is_dir()]
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
