@@ -1,0 +1,73 @@
+# Everything a person does in this folder. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+LOCK := requirements/lock.txt
+READY := $(VENV)/.ready
+# Tests run one thread a process: two processes with one thread each finish first, and a second thread is far
+# slower than one as soon as anything else runs on the machine.
+JOBS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# A CPU build of torch instead of the registry's default one (gigabytes of GPU libraries):
+# make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-browser check format lock bench chromium clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
+
+demo: $(READY)  ## Set everything up and watch three cycles on the built-in miniature
+	$(BIN)/recover demo
+
+test: $(READY)  ## The fast suite
+	$(PYTEST) -n $(JOBS) --dist loadfile
+
+test-slow: $(READY)  ## The long tests, one after another
+	$(PYTEST) -m slow --timeout 3600
+
+test-browser: $(READY) chromium  ## The dashboard in a real browser
+	$(PYTEST) -m browser
+
+check: $(READY)  ## Lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## Put the code into its standard form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Resolve pyproject.toml into pinned versions, keeping what is pinned already; UPGRADE=1 takes the newest.
+# The local label of a CPU build of torch (2.13.0+cpu) is cut off, so that the lock holds for every build.
+lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile pyproject.toml \
+		--extra docs --extra postgres --extra dev --output-file $(LOCK) \
+		--strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+		--unsafe-package pip --unsafe-package setuptools --unsafe-package wheel \
+		$(if $(UPGRADE),--upgrade) --quiet
+	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
+
+bench: $(READY)  ## Every benchmark; each prints its ratio
+	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; } \
+		|| { echo "Chromium is missing: install it (Debian: apt-get install chromium) and try again"; exit 1; }
+	@command -v chromium >/dev/null || { apt-get update -q && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; }
+
+clean:  ## Remove the environment and everything built
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# torch first and alone: with it installed, nothing that follows can pull another build of it.
+$(READY): pyproject.toml $(LOCK)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Recovery needs Python 3.11 or later; say which with: make PYTHON=python3.12 ..."; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(LOCK))
+	$(BIN)/python -m pip install --quiet -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $@
