@@ -149,22 +149,19 @@ def look_at_torch(cores: int, memory: int) -> list[Finding]:
         return [Finding("torch", "failed", f"cannot be imported: {error}", "pip install torch==2.13.0")]
     device = pick_device("auto")
     precision = str(pick_precision("auto", device)).removeprefix("torch.")
-    gpus = [
+    gpus: list[dict[str, Any]] = [
         {"name": properties.name, "memory_bytes": properties.total_memory}
         for properties in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     ]
     room = gpus[0]["memory_bytes"] if gpus else memory
-    named = (
-        "; ".join(f"{gpu['name']}, {gpu['memory_bytes'] / GIB:.0f} GiB" for gpu in gpus) or "no GPU: the CPU"
-    )
+    named = "; ".join(f"{gpu['name']}, {gpu['memory_bytes'] / GIB:.0f} GiB" for gpu in gpus) or "no GPU"
     facts: dict[str, Any] = {"device": str(device), "precision": precision, "gpus": gpus}
+    line = f"{named}; auto precision on {device.type} is {precision}"
     if device.type == "cpu":
         facts["bfloat16_speed"] = bfloat16_speed(torch)
-    times = f" ({facts['bfloat16_speed']:.1f}x the speed of float32)" if "bfloat16_speed" in facts else ""
+        line += f"; bfloat16 products run at {facts['bfloat16_speed']:.1f}x the speed of float32"
     return [
-        Finding(
-            "device", "ok", f"{named}; --precision auto means {precision}; bfloat16 works{times}", facts=facts
-        ),
+        Finding("device", "ok", line, facts=facts),
         look_at_threads(torch.get_num_threads(), cores),
         look_at_sizes(room, precision),
     ]
