@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
@@ -40,7 +41,11 @@ class LoraSettings:
         """The same as peft's configuration."""
         targets = self.targets if isinstance(self.targets, str) else list(self.targets)
         return LoraConfig(
-            r=self.rank, lora_alpha=self.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=targets,
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
         )
 
 
@@ -114,7 +119,9 @@ class Loaded:
     def adapter_off(self) -> Iterator[None]:
         """The clean model under the adapter. Raises ModelError where there is no adapter to switch off."""
         if not isinstance(self.model, PeftModel):
-            raise ModelError(f"{self.path} carries no adapter to switch off: load the teacher as a model of its own")
+            raise ModelError(
+                f"{self.path} carries no adapter to switch off: load the teacher as a model of its own"
+            )
         with self.model.disable_adapter():
             yield
 
@@ -151,7 +158,9 @@ def load_model(
     place = pick_device(device)
     compute = pick_precision(precision, place)
     if tuning == "full" and adapter is not None:
-        raise UsageError(f"{path} is an adapter: train it with --tuning lora, or merge it first (recover export --merge)")
+        raise UsageError(
+            f"{path} is an adapter: train it with --tuning lora, or merge it first (recover export --merge)"
+        )
     model = _load_weights(base, torch.float32 if tuning == "full" else compute, trust_remote_code)
     tokenizer = _load_tokenizer(base, trust_remote_code)
     if adapter is not None:
@@ -197,7 +206,9 @@ def pick_device(device: str) -> torch.device:
 def pick_precision(precision: str, device: torch.device) -> torch.dtype:
     """ "auto" takes bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
     if precision == "auto":
-        native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        native = (
+            torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        )
         return torch.bfloat16 if native else torch.float32
     if precision not in ("float32", "bfloat16"):
         raise UsageError(f"--precision {precision!r} is not known: use auto, float32 or bfloat16")
@@ -209,7 +220,7 @@ def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool) -> Any
         model = AutoModelForCausalLM.from_pretrained(
             base, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load the model in {base}: {_first_line(error)}") from error
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # SDPA leaves the cap on attention scores out (Gemma 2)
@@ -221,7 +232,7 @@ def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool) -> Any
 def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load the tokenizer in {base}: {_first_line(error)}") from error
     size = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).get_text_config().vocab_size
     if len(tokenizer) > size:
@@ -242,7 +253,9 @@ def _download(name: str) -> str:
     try:
         patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "suites/*", "recovery.toml"]
         return str(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises a dozen unrelated types: no network, no such repository ...
+    except (
+        Exception
+    ) as error:  # the hub client raises a dozen unrelated types: no network, no such repository ...
         raise ModelError(
             f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {_first_line(error)}"
         ) from error

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from recovery.batches import Row, micro_batches
 from recovery.loading import Loaded
 from recovery.objectives.fused import fused_loss
@@ -31,9 +29,7 @@ def continuation_logprobs(
     with loaded.inference():
         for batch in micro_batches(ranked, token_budget, loaded.chat.pad_id, loaded.device):
             hidden_ND = batch.gather(loaded.hidden(batch))
-            output = fused_loss(
-                hidden_ND, loaded.head, divergence="cross_entropy", targets_N=batch.targets_N
-            )
+            output = fused_loss(hidden_ND, loaded.head, divergence="cross_entropy", targets_N=batch.targets_N)
             owners, values = batch.rows_N.tolist(), (-output.per_token_N).tolist()
             for owner, value in zip(owners, values, strict=True):
                 results[order[done + owner]].append(value)

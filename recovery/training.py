@@ -175,7 +175,9 @@ def _one_step(
     loaded.model.eval()
     norm = float(torch.nn.utils.clip_grad_norm_(params.values(), settings.max_grad_norm))
     if not math.isfinite(norm):
-        raise RecoveryError(f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept")
+        raise RecoveryError(
+            f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept"
+        )
     rate = learning_rate(step, settings)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -184,13 +186,17 @@ def _one_step(
         optimizer.zero_grad(set_to_none=True)
     state.trained_tokens += tokens
     seconds = time.perf_counter() - started
-    return metrics | sums | {
-        "grad_norm": norm,
-        "lr": rate,
-        "tokens/trained": float(tokens),
-        "seconds/training": seconds,
-        "tokens_per_second": tokens / (time.perf_counter() - made_at),
-    }
+    return (
+        metrics
+        | sums
+        | {
+            "grad_norm": norm,
+            "lr": rate,
+            "tokens/trained": float(tokens),
+            "seconds/training": seconds,
+            "tokens_per_second": tokens / (time.perf_counter() - made_at),
+        }
+    )
 
 
 def _accumulate(loaded: Loaded, objective: Objective, batches: list[Batch], tokens: int) -> dict[str, float]:
@@ -208,11 +214,15 @@ def _accumulate(loaded: Loaded, objective: Objective, batches: list[Batch], toke
     means = {name: total / counts[name.rsplit("/", 1)[1]] for name, total in totals.items()}
     loss = sum(value for name, value in totals.items() if name.startswith("loss/")) / tokens
     if not math.isfinite(loss):
-        raise RecoveryError("the loss is not finite: lower --lr, or use --precision float32; the last saved state is kept")
+        raise RecoveryError(
+            "the loss is not finite: lower --lr, or use --precision float32; the last saved state is kept"
+        )
     return {"loss": loss} | means
 
 
-def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
+def _optimizers(
+    params: dict[str, torch.nn.Parameter], settings: TrainSettings
+) -> list[torch.optim.Optimizer]:
     """AdamW for everything; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024)."""
     matrices = [p for name, p in params.items() if p.ndim == 2 and _inside_layers(name)]
     muon = matrices if settings.optimizer == "muon" else []
@@ -288,20 +298,29 @@ def _restore(
         for name, p in params.items():
             p.copy_(tensors[f"param/{name}"])
     owners = {name: p for name, p in params.items()}
-    chosen = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    chosen = {
+        id(p): optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
     for key, tensor in tensors.items():
         if key.startswith("optimizer/"):
             _, entry, name = key.split("/", 2)
             p = owners[name]
             # AdamW counts its steps in a tensor that stays on the CPU unless fused on a GPU.
-            chosen[id(p)].state[p][entry] = tensor.clone() if tensor.ndim == 0 else tensor.to(p.device).clone()
+            chosen[id(p)].state[p][entry] = (
+                tensor.clone() if tensor.ndim == 0 else tensor.to(p.device).clone()
+            )
     state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
     state.stopped = meta["stopped"]
     state.memory.update(meta["memory"])
 
 
 def _states(state_dir: Path) -> list[tuple[int, Path]]:
-    return [(int(path.name.removeprefix("step-")), path) for path in state_dir.glob("step-*") if path.is_dir()]
+    return [
+        (int(path.name.removeprefix("step-")), path) for path in state_dir.glob("step-*") if path.is_dir()
+    ]
 
 
 def _sync(path: Path) -> None:

@@ -40,7 +40,11 @@ class _Live:
         keep = (~self.done_B).nonzero().squeeze(-1)
         self.cache.batch_select_indices(keep)
         self.owners, self.mask_BT = self.owners[keep], self.mask_BT[keep]
-        self.positions_B, self.tokens_B, self.done_B = self.positions_B[keep], self.tokens_B[keep], self.done_B[keep]
+        self.positions_B, self.tokens_B, self.done_B = (
+            self.positions_B[keep],
+            self.tokens_B[keep],
+            self.done_B[keep],
+        )
 
 
 class TransformersEngine:
@@ -52,7 +56,9 @@ class TransformersEngine:
 
     def __init__(self, loaded: Loaded, token_budget: int = 32768) -> None:
         self.source = loaded
-        self.loaded = _lower_copy(loaded) if loaded.tuning == "full" and loaded.precision != torch.float32 else loaded
+        self.loaded = (
+            _lower_copy(loaded) if loaded.tuning == "full" and loaded.precision != torch.float32 else loaded
+        )
         self.token_budget = token_budget
 
     def sync(self) -> None:
@@ -60,7 +66,9 @@ class TransformersEngine:
         if self.loaded is self.source:
             return
         with torch.no_grad():
-            for ours, theirs in zip(self.loaded.model.parameters(), self.source.model.parameters(), strict=True):
+            for ours, theirs in zip(
+                self.loaded.model.parameters(), self.source.model.parameters(), strict=True
+            ):
                 ours.copy_(theirs)
 
     def generate(
@@ -107,7 +115,9 @@ class TransformersEngine:
         tokens_BT = torch.full((len(prompts), steps), -1, device=self.loaded.device)
         logprobs_BT = torch.zeros((len(prompts), steps), device=self.loaded.device)
         for t in range(steps):
-            live.tokens_B, logprobs_B = draw(head.logits(hidden_BD.to(self.loaded.precision)), sampling, generator)
+            live.tokens_B, logprobs_B = draw(
+                head.logits(hidden_BD.to(self.loaded.precision)), sampling, generator
+            )
             alive = ~live.done_B
             rows = live.owners[alive]
             tokens_BT[rows, t] = live.tokens_B[alive]
@@ -132,10 +142,18 @@ class TransformersEngine:
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         cache = DynamicCache(config=self.loaded.core.config)
         output = self.loaded.decoder(
-            input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True
+            input_ids=ids_BT,
+            attention_mask=mask_BT,
+            position_ids=positions_BT,
+            past_key_values=cache,
+            use_cache=True,
         )
         live = _Live(
-            torch.arange(len(prompts), device=device), cache, mask_BT, positions_BT[:, -1], ids_BT[:, -1].clone()
+            torch.arange(len(prompts), device=device),
+            cache,
+            mask_BT,
+            positions_BT[:, -1],
+            ids_BT[:, -1].clone(),
         )
         return live, output.last_hidden_state[:, -1]
 
@@ -157,7 +175,9 @@ def _lower_copy(loaded: Loaded) -> Loaded:
     return dataclasses.replace(loaded, model=model, tuning="frozen")
 
 
-def draw(logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(
+    logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row: (tokens_B, log-probabilities_B under the tempered distribution).
 
     One uniform number a row is looked up in the cumulated probabilities, in float64 so that rare tokens keep
@@ -187,7 +207,9 @@ def _nucleus(probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
     return probs_BV.masked_fill(outside.gather(-1, order.argsort(-1)), 0.0)
 
 
-def _completions(tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor, ends: frozenset[int]) -> list[Completion]:
+def _completions(
+    tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor, ends: frozenset[int]
+) -> list[Completion]:
     completions = []
     for tokens, logprobs in zip(tokens_BT.tolist(), logprobs_BT.tolist(), strict=True):
         length = tokens.index(-1) if -1 in tokens else len(tokens)

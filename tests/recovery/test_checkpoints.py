@@ -1,0 +1,111 @@
+"""Checkpoints and loading: whole or not at all, known by content, one way in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from recovery.batches import Row, collate
+from recovery.checkpoints import content_hash, read_checkpoint, save_checkpoint, verify
+from recovery.errors import CheckpointError, ModelError, UsageError
+from recovery.loading import load_model
+
+
+def disturb(loaded: object) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in loaded.trainable().values():  # type: ignore[attr-defined]
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_saved_checkpoint_loads_as_the_same_model(tiny_family: Path, tmp_path: Path, tuning: str) -> None:
+    loaded = load_model(tiny_family, tuning=tuning, precision="float32")  # type: ignore[arg-type]
+    disturb(loaded)
+    info = save_checkpoint(
+        loaded, tmp_path / "c", name="cycle-1/midtrained", kind="midtrained", parent="abc", stage="7"
+    )
+    assert read_checkpoint(tmp_path / "c") == info
+    verify(tmp_path / "c", info.hash)
+    again = load_model(tmp_path / "c", precision="float32")
+    batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
+    with torch.no_grad():
+        torch.testing.assert_close(again.hidden(batch), loaded.hidden(batch), atol=1e-5, rtol=1e-4)
+    if tuning == "lora":
+        assert not list((tmp_path / "c").glob("model*.safetensors")), "an adapter is saved alone"
+
+
+def test_adapter_off_is_the_clean_base(tiny_family: Path) -> None:
+    base, student = (load_model(tiny_family, tuning=t, precision="float32") for t in ("frozen", "lora"))  # type: ignore[arg-type]
+    disturb(student)
+    batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
+    with torch.no_grad():
+        assert not torch.allclose(student.hidden(batch), base.hidden(batch), atol=1e-3)
+        with student.adapter_off():
+            torch.testing.assert_close(student.hidden(batch), base.hidden(batch))
+
+
+def test_training_goes_on_with_the_adapter_found(tiny_model: Path, tmp_path: Path) -> None:
+    first = load_model(tiny_model, tuning="lora", precision="float32")
+    disturb(first)
+    save_checkpoint(first, tmp_path / "c", name="a", kind="midtrained", parent=None)
+    second = load_model(tmp_path / "c", tuning="lora", precision="float32")
+    assert second.trainable().keys() == first.trainable().keys()
+    assert all(torch.equal(value, first.trainable()[name]) for name, value in second.trainable().items())
+    with pytest.raises(UsageError, match="is an adapter"):
+        load_model(tmp_path / "c", tuning="full")
+
+
+def test_the_hash_follows_the_content_alone(tiny_model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny_model, copy)
+    assert content_hash(copy) == content_hash(tiny_model)
+    (copy / "README.md").write_text("a note")
+    assert content_hash(copy) == content_hash(tiny_model)
+    weights = copy / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-1] ^= 1
+    weights.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match="has changed since it was registered"):
+        verify(copy, content_hash(tiny_model))
+
+
+def test_saving_again_replaces_the_folder_and_leaves_nothing_half(tiny_model: Path, tmp_path: Path) -> None:
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    first = save_checkpoint(loaded, tmp_path / "c", name="a", kind="k", parent=None)
+    disturb(loaded)
+    (tmp_path / ".writing-c").mkdir()
+    (tmp_path / ".writing-c" / "torn").write_text("left by a crash")
+    second = save_checkpoint(loaded, tmp_path / "c", name="a", kind="k", parent=first.hash)
+    assert first.hash != second.hash
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_bad_folders_cost_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="holds no model"):
+        load_model(tmp_path / "empty")
+    with pytest.raises(ModelError, match="neither a folder with a model nor a hub id"):
+        load_model("no-such-org/no-such-model")
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors"):
+        content_hash(tmp_path / "empty")
+    with pytest.raises(CheckpointError, match="is not a checkpoint of this tool"):
+        read_checkpoint(tiny_model)
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    (broken / "model.safetensors").write_bytes(b"not tensors")
+    with pytest.raises(ModelError) as error:
+        load_model(broken)
+    assert "\n" not in str(error.value)
+    (broken / "checkpoint.json").write_text(json.dumps({"surprise": 1}))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_checkpoint(broken)
+
+
+def test_unknown_precision_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(UsageError, match="--precision"):
+        load_model(tiny_model, precision="int3")

@@ -1,0 +1,92 @@
+"""The transformers engine: same draws as the model's distribution, same answers as transformers' own generate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recovery.errors import UsageError
+from recovery.loading import load_model
+from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.transformers_engine import draw
+from recovery.scoring import continuation_logprobs
+
+PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [3, 3, 3]]
+
+
+def test_greedy_answers_equal_transformers_generate(tiny_family: Path) -> None:
+    loaded = load_model(tiny_family, precision="float32")
+    ours = TransformersEngine(loaded).generate(PROMPTS, Sampling(12, temperature=0))
+    for prompt, completion in zip(PROMPTS, ours, strict=True):
+        theirs = loaded.model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=sorted(loaded.chat.end_ids),
+            pad_token_id=loaded.chat.pad_id,
+        )
+        assert completion.ids == theirs[0, len(prompt) :].tolist()
+
+
+def test_logprobs_of_a_rollout_are_those_the_scorer_gives(tiny_family: Path) -> None:
+    loaded = load_model(tiny_family, precision="float32")
+    rollouts = TransformersEngine(loaded).generate(PROMPTS, Sampling(10, seed=3))
+    scored = continuation_logprobs(loaded, [(p, c.ids) for p, c in zip(PROMPTS, rollouts, strict=True)])
+    for completion, logprobs in zip(rollouts, scored, strict=True):
+        assert completion.logprobs == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_same_seed_same_rollouts_and_another_seed_others(tiny_model: Path) -> None:
+    engine = TransformersEngine(load_model(tiny_model, precision="float32"))
+    first, again, other = (engine.generate(PROMPTS, Sampling(10, seed=s)) for s in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_response_ends_at_its_first_end_token(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    rollouts = TransformersEngine(loaded).generate(PROMPTS * 64, Sampling(40, seed=5))
+    finished = [c for c in rollouts if c.finished]
+    assert finished, "with 256 draws of 40 tokens some must hit an end token"
+    for completion in finished:
+        assert completion.ids[-1] in loaded.chat.end_ids
+        assert not set(completion.ids[:-1]) & loaded.chat.end_ids
+
+
+def test_a_small_token_budget_changes_no_greedy_answer(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    whole, split = (
+        TransformersEngine(loaded, token_budget=budget).generate(PROMPTS, Sampling(8, temperature=0))
+        for budget in (10_000, 20)
+    )
+    assert [c.ids for c in whole] == [c.ids for c in split]
+
+
+def test_draws_follow_the_distribution() -> None:
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    logits = probabilities.log().expand(40_000, -1)
+    tokens, logprobs = draw(logits, Sampling(1), torch.Generator().manual_seed(0))
+    shares = torch.bincount(tokens, minlength=5) / len(tokens)
+    torch.testing.assert_close(shares, probabilities, atol=0.01, rtol=0)
+    torch.testing.assert_close(logprobs, probabilities.log()[tokens])
+    nucleus, _ = draw(logits, Sampling(1, top_p=0.7), torch.Generator().manual_seed(0))
+    assert set(nucleus.tolist()) == {0, 1}
+
+
+def test_a_prompt_as_long_as_the_window_is_refused(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    with pytest.raises(UsageError, match="prompt 0 has"):
+        TransformersEngine(loaded).generate([[5] * loaded.max_length], Sampling(4))
+
+
+def test_a_copy_in_lower_precision_follows_the_trained_weights(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, tuning="full", precision="bfloat16")
+    engine = TransformersEngine(loaded)
+    before = engine.generate(PROMPTS, Sampling(8, temperature=0))
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
+    assert engine.generate(PROMPTS, Sampling(8, temperature=0)) != before

@@ -1,0 +1,205 @@
+"""The training loop: one trajectory however the work is cut, and whenever it is stopped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recovery.batches import Row
+from recovery.errors import RecoveryError, UsageError
+from recovery.loading import Loaded, load_model
+from recovery.objectives.estimator import Estimator
+from recovery.teachers import AdapterOff, Frozen
+from recovery.training import StepBatch, TrainSettings, derive_seed, learning_rate, resume_step, train
+
+
+def random_rows(step: int, teacher: str = "label", count: int = 6) -> StepBatch:
+    generator = torch.Generator().manual_seed(derive_seed(0, step))
+    lengths = torch.randint(3, 24, (count,), generator=generator).tolist()
+    ids = [torch.randint(3, 200, (n,), generator=generator).tolist() for n in lengths]
+    return StepBatch([Row(row, [False] + [True] * (len(row) - 1), teacher=teacher) for row in ids])
+
+
+def weights(loaded: Loaded) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in loaded.trainable().items()}
+
+
+def run(model: Path, tuning: str = "full", **changes: Any) -> tuple[Loaded, list[dict[str, float]]]:
+    loaded = load_model(model, tuning=tuning, precision="float32")  # type: ignore[arg-type]
+    log: list[dict[str, float]] = []
+    settings = TrainSettings(**({"steps": 6, "lr": 1e-3, "checkpoint_every": 2} | changes))
+    train(loaded, random_rows, Estimator(), settings, log=lambda _, metrics: log.append(metrics))
+    return loaded, log
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_micro_batch_size_does_not_change_the_trajectory(tiny_model: Path, tuning: str) -> None:
+    torch.manual_seed(0)
+    whole, log = run(tiny_model, tuning, token_budget=10_000)
+    torch.manual_seed(0)
+    split, log_split = run(tiny_model, tuning, token_budget=30)
+    assert [m["loss"] for m in log] == pytest.approx([m["loss"] for m in log_split], rel=1e-5)
+    # Adam divides by the gradient's size, so rounding shows where a gradient is nearly 0: 1% of the 6 steps' way.
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(value, weights(split)[name], atol=6e-5, rtol=1e-4)
+
+
+def test_loss_is_the_models_own_cross_entropy(tiny_family: Path) -> None:
+    loaded = load_model(tiny_family, precision="float32")
+    rows = random_rows(1).rows
+    expected = 0.0
+    for row in rows:
+        logits = loaded.model(torch.tensor([row.ids])).logits[0, :-1]
+        expected += float(
+            torch.nn.functional.cross_entropy(logits, torch.tensor(row.ids[1:]), reduction="sum")
+        )
+    full = load_model(tiny_family, tuning="full", precision="float32")
+    log: list[dict[str, float]] = []
+    train(full, random_rows, Estimator(), TrainSettings(steps=1, lr=1e-9), log=lambda _, m: log.append(m))
+    assert log[0]["loss"] == pytest.approx(expected / sum(len(r.ids) - 1 for r in rows), rel=1e-4)
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_stopped_run_goes_on_to_the_same_weights(
+    tiny_model: Path, tmp_path: Path, tuning: str, optimizer: str
+) -> None:
+    def go(state_dir: Path, stop_at: int | None) -> tuple[Loaded, str]:
+        torch.manual_seed(0)  # a new adapter starts from the same draw
+        loaded = load_model(tiny_model, tuning=tuning, precision="float32")  # type: ignore[arg-type]
+        settings = TrainSettings(steps=9, lr=1e-3, warmup_steps=2, checkpoint_every=4, optimizer=optimizer)  # type: ignore[arg-type]
+        done: list[int] = []
+        result = train(
+            loaded,
+            random_rows,
+            Estimator(),
+            settings,
+            log=lambda step, _: done.append(step),
+            state_dir=state_dir,
+            should_stop=lambda: stop_at is not None and bool(done) and done[-1] >= stop_at,
+        )
+        return loaded, result.stopped
+
+    straight, _ = go(tmp_path / "straight", None)
+    assert go(tmp_path / "stopped", 3)[1] == "interrupted"
+    assert resume_step(tmp_path / "stopped") == 3
+    resumed, stopped = go(tmp_path / "stopped", None)
+    assert stopped == "finished"
+    for name, value in weights(straight).items():
+        assert torch.equal(value, weights(resumed)[name]), name
+
+
+def test_a_damaged_state_is_passed_over_for_the_one_before(tiny_model: Path, tmp_path: Path) -> None:
+    def go(state_dir: Path) -> Loaded:
+        loaded = load_model(tiny_model, tuning="full", precision="float32")
+        train(
+            loaded,
+            random_rows,
+            Estimator(),
+            TrainSettings(steps=6, lr=1e-3, checkpoint_every=3),
+            state_dir=state_dir,
+        )
+        return loaded
+
+    straight = weights(go(tmp_path / "a"))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "step-000006" / "state.safetensors").write_bytes(b"torn")
+    again = weights(go(tmp_path / "b"))
+    assert all(torch.equal(straight[name], again[name]) for name in straight)
+
+
+def test_a_finished_stage_is_not_trained_again(tiny_model: Path, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    def go() -> str:
+        loaded = load_model(tiny_model, tuning="full", precision="float32")
+        return train(
+            loaded,
+            random_rows,
+            Estimator(),
+            TrainSettings(steps=8, lr=1e-3),
+            log=lambda step, _: steps.append(step),
+            state_dir=tmp_path,
+            after_step=lambda step: "recovered" if step == 3 else None,
+        ).stopped
+
+    assert (go(), go()) == ("recovered", "recovered")
+    assert steps == [1, 2, 3]
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_distilling_from_itself_changes_nothing(tiny_family: Path, tuning: str) -> None:
+    loaded = load_model(tiny_family, tuning=tuning, precision="float32")  # type: ignore[arg-type]
+    teacher = AdapterOff(loaded) if tuning == "lora" else Frozen(load_model(tiny_family, precision="float32"))
+    before = weights(loaded)
+    log: list[dict[str, float]] = []
+    train(
+        loaded,
+        lambda step: random_rows(step, "base"),
+        Estimator({"base": teacher}),
+        TrainSettings(steps=1, lr=1e-4),
+        log=lambda _, m: log.append(m),
+    )
+    assert log[0]["loss"] == pytest.approx(0, abs=1e-6)
+    assert log[0]["grad_norm"] == pytest.approx(0, abs=1e-4)
+    assert set(before) == set(weights(loaded))
+
+
+def test_reverse_kl_falls_towards_the_teacher(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
+    student = load_model(make_tiny("qwen3", tmp_path / "s", seed=1), tuning="full", precision="float32")
+    teacher = Frozen(load_model(make_tiny("qwen3", tmp_path / "t", seed=2), precision="float32"))
+    log: list[dict[str, float]] = []
+    train(
+        student,
+        lambda step: random_rows(1, "base"),
+        Estimator({"base": teacher}),
+        TrainSettings(steps=20, lr=3e-3),
+        log=lambda _, m: log.append(m),
+    )
+    assert log[-1]["loss/base"] < 0.5 * log[0]["loss/base"]
+
+
+def test_gradient_checkpointing_gives_the_same_step(tiny_model: Path) -> None:
+    results = []
+    for checkpointing in (False, True):
+        loaded = load_model(
+            tiny_model, tuning="full", precision="float32", gradient_checkpointing=checkpointing
+        )
+        train(loaded, random_rows, Estimator(), TrainSettings(steps=2, lr=1e-3))
+        results.append(weights(loaded))
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name], atol=1e-6, rtol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_stops_with_a_reason(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    assert loaded.head.vocabulary > 0  # the head is checked against the model once, while it is sound
+    with torch.no_grad():
+        next(iter(loaded.trainable().values())).fill_(float("nan"))
+    with pytest.raises(RecoveryError, match="not finite"):
+        train(loaded, random_rows, Estimator(), TrainSettings(steps=1, lr=1e-3))
+
+
+def test_a_row_with_an_unknown_teacher_is_refused(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    with pytest.raises(UsageError, match="'professor'"):
+        train(loaded, lambda s: random_rows(s, "professor"), Estimator(), TrainSettings(steps=1, lr=1e-3))
+
+
+def test_learning_rate_warms_up_and_decays() -> None:
+    settings = TrainSettings(steps=100, lr=1.0, warmup_steps=10, schedule="linear", min_lr_ratio=0.1)
+    rates = [learning_rate(step, settings) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(0.1)
+    assert max(rates) == rates[9] == 1.0
+    assert 0.1 < rates[-1] < 0.12
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_seeds_of_steps_and_streams_differ() -> None:
+    seeds = {derive_seed(s, t, k) for s in range(4) for t in range(50) for k in range(3)}
+    assert len(seeds) == 600
