@@ -1,0 +1,86 @@
+"""Bringing a database to the schema this code knows, with a copy of the file made first."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
+
+from db.errors import MissingDatabaseError, SchemaError
+
+FOLDER = Path(__file__).parent / "migrations"
+_LOCK_KEY = 7236831  # any number: it names the lock that serialises upgrades under PostgreSQL
+
+
+def config() -> Config:
+    """Alembic's settings, made here so that no ini file is needed."""
+    settings = Config()
+    settings.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
+    settings.set_main_option("path_separator", "os")
+    return settings
+
+
+def newest() -> str:
+    """The revision this code works with."""
+    return str(ScriptDirectory.from_config(config()).get_current_head())
+
+
+def upgrade(engine: Engine, shown: str) -> None:
+    """Make the tables, or change older ones, in one transaction that holds off every other writer.
+
+    ``shown`` is the address for messages. Raises SchemaError if the database is newer than this code.
+    """
+    with engine.connect() as connection:
+        if _known_revision(connection, shown) == newest():
+            return
+    with engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
+        revision = _known_revision(connection, shown)
+        if revision == newest():
+            return
+        if revision is not None and connection.dialect.name == "sqlite":
+            _copy(Path(shown), revision)
+        settings = config()
+        settings.attributes["connection"] = connection
+        command.upgrade(settings, "head")
+
+
+def require_current(engine: Engine, shown: str) -> None:
+    """For readers. Raises MissingDatabaseError or SchemaError unless the schema is this code's."""
+    with engine.connect() as connection:
+        revision = _known_revision(connection, shown)
+    if revision is None:
+        raise MissingDatabaseError(f"{shown} holds no tracker yet: run `recover demo` or any stage first")
+    if revision != newest():
+        raise SchemaError(
+            f"{shown} has the older schema {revision}, not {newest()}: `recover status` upgrades it"
+        )
+
+
+def _known_revision(connection: Connection, shown: str) -> str | None:
+    """The database's revision, None if it is empty. Raises SchemaError if this code does not know it."""
+    revision = MigrationContext.configure(connection).get_current_revision()
+    known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise SchemaError(
+            f"{shown} was written by a newer version (schema {revision}, this one knows {newest()}): "
+            "update this installation, or use another workspace"
+        )
+    return revision
+
+
+def _copy(path: Path, revision: str) -> Path:
+    """A consistent copy of a SQLite file beside it, named after its schema and the time."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    target = path.with_name(f"{path.name}.schema-{revision}.{stamp}.bak")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
+        source.backup(copy)
+    return target

@@ -1,0 +1,65 @@
+"""Is the process that runs a stage still alive? Asked without storing which machine it is on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+STALE_SECONDS = 60.0
+"""A running stage that gave no sign of life for this long is taken for dead."""
+
+
+@functools.cache
+def place() -> str:
+    """An opaque word for "here": the same for processes that can see each other's process ids."""
+    parts = [_read("/proc/sys/kernel/random/boot_id") or str(uuid.getnode())]
+    try:
+        parts.append(str(Path("/proc/self/ns/pid").readlink()))
+    except OSError:
+        parts.append(sys.platform)
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:32]
+
+
+def started(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty where the system does not tell or it is gone."""
+    fields = _stat_fields(pid)
+    return fields[19] if len(fields) > 19 else ""
+
+
+def is_dead(row: Any, now: float) -> bool:
+    """Whether the process of a stage's row is gone: known to have ended here, or silent for too long."""
+    return now - row.heartbeat_at > STALE_SECONDS or has_ended(row.place, row.pid, row.pid_started)
+
+
+def has_ended(where: str, pid: int | None, pid_started: str) -> bool:
+    """True only if the process is known to be gone: it lived here, and no such process lives here now."""
+    if pid is None or where != place() or sys.platform == "win32":
+        return False
+    fields = _stat_fields(pid)
+    if fields:
+        ended = fields[0] in "ZX"
+        return ended or bool(pid_started and len(fields) > 19 and fields[19] != pid_started)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the process name, which may itself hold spaces and brackets."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""

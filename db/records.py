@@ -1,0 +1,308 @@
+"""What the queries return: plain frozen records. Times are unix seconds, scores as their suite gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+BY_CORPUS = "_by_corpus"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A base model and its line of cycles."""
+
+    id: int
+    name: str
+    base_model: str
+    config: Mapping[str, Any]
+    created_at: float
+    cycles: int = 0
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One folder of documents taken up; ``decision`` is the newest one, None while undecided."""
+
+    id: int
+    experiment_id: int
+    number: int
+    documents: str
+    corpus_hash: str
+    details: Mapping[str, Any]
+    created_at: float
+    decision: str | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One piece of work. ``status`` is the true one: a stage whose process is gone reads "interrupted"."""
+
+    id: int
+    experiment_id: int
+    cycle_id: int | None
+    cycle: int | None
+    kind: str
+    status: str
+    student_id: int | None
+    folder: str
+    config: Mapping[str, Any]
+    versions: Mapping[str, Any]
+    details: Mapping[str, Any]
+    seed: int | None
+    attempts: int
+    pid: int | None
+    heartbeat_at: float
+    started_at: float
+    finished_at: float | None
+    wall_seconds: float
+    seconds_used: float
+    steps_done: int
+    steps_total: int | None
+    tokens_sampled: int
+    tokens_scored: int
+    tokens_trained: int
+    peak_memory_bytes: int
+    stopped: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights on disk. ``parent`` is the name of what they were made from, ``cycle`` a cycle's number."""
+
+    id: int
+    experiment_id: int
+    name: str
+    kind: str
+    path: str
+    content_hash: str
+    parent_id: int | None
+    parent: str | None
+    cycle_id: int | None
+    cycle: int | None
+    stage_id: int | None
+    tuning: str
+    details: Mapping[str, Any]
+    created_at: float
+    superseded_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """A mean over ``n`` items with its standard error; None where the number was not finite."""
+
+    value: float
+    stderr: float | None
+    n: int
+
+    def to_json(self) -> dict[str, Any]:
+        """The score as ``recover status --json`` prints it."""
+        return {"value": self.value, "stderr": self.stderr, "n": self.n}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The newest score of a checkpoint in every suite; None where it was not measured."""
+
+    instruction_following: Score | None = None
+    domain_knowledge: Score | None = None
+    domain_knowledge_stored: Score | None = None
+    general: Score | None = None
+    bits_per_byte: Score | None = None
+    domain_knowledge_by_corpus: Mapping[int, Score] = field(default_factory=dict)
+    domain_knowledge_stored_by_corpus: Mapping[int, Score] = field(default_factory=dict)
+    bits_per_byte_by_corpus: Mapping[int, Score] = field(default_factory=dict)
+    others: Mapping[str, Score] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Every score by name; corpora by their number as text."""
+        names = (
+            "instruction_following",
+            "domain_knowledge",
+            "domain_knowledge_stored",
+            "general",
+            "bits_per_byte",
+        )
+        single = {name: getattr(self, name) for name in names}
+        shown: dict[str, Any] = {name: score.to_json() if score else None for name, score in single.items()}
+        for name in ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte"):
+            corpora = getattr(self, name + BY_CORPUS)
+            shown[name + BY_CORPUS] = {str(number): score.to_json() for number, score in corpora.items()}
+        return shown | {name: score.to_json() for name, score in self.others.items()}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A checkpoint with its scores."""
+
+    checkpoint: Checkpoint
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class CycleRow:
+    """A cycle's path: from ``before`` through ``midtrained`` to ``recovered``; ``base`` is what to match."""
+
+    cycle: Cycle
+    base: Measured | None
+    before: Measured | None
+    midtrained: Measured | None
+    recovered: Measured | None
+
+    @property
+    def learnt(self) -> float | None:
+        """The gain in questions about this cycle's own documents, from before it to its end so far."""
+        after = self.recovered or self.midtrained
+        return _difference(self._knowledge(after), self._knowledge(self.before))
+
+    @property
+    def lost(self) -> float | None:
+        """How much instruction following mid-training cost (positive: lost)."""
+        return _difference(_following(self.before), _following(self.midtrained))
+
+    @property
+    def back(self) -> float | None:
+        """Instruction following at the cycle's end, as a share of the base's."""
+        end, base = _following(self.recovered), _following(self.base)
+        return end / base if end is not None and base else None
+
+    @property
+    def summary(self) -> str:
+        """The cycle in one sentence, from what was measured."""
+        parts = []
+        if self.learnt is not None:
+            parts.append(f"learnt {100 * self.learnt:.0f} points")
+        if self.lost is not None:
+            parts.append(f"lost {100 * self.lost:.0f}" if self.lost >= 0.005 else "lost nothing")
+        if self.back is not None:
+            parts.append(f"back at {100 * self.back:.0f}% of base")
+        elif self.midtrained is not None:
+            parts.append("not recovered yet")
+        return f"cycle {self.cycle.number}: " + (", ".join(parts) or "not measured yet")
+
+    def _knowledge(self, measured: Measured | None) -> float | None:
+        """Knowledge of this cycle's corpus, asked as questions; base's where ``before`` was not asked."""
+        for candidate in (measured, self.base if measured is self.before else None):
+            score = candidate.scores.domain_knowledge_by_corpus.get(self.cycle.number) if candidate else None
+            if score is not None:
+                return score.value
+        return None
+
+
+@dataclass(frozen=True)
+class Overview:
+    """An experiment at a glance; ``path`` is every measured checkpoint in the order of time."""
+
+    experiment: Experiment
+    base: Measured | None
+    cycles: tuple[CycleRow, ...]
+    latest: Checkpoint | None
+    running: Stage | None
+
+    @property
+    def path(self) -> tuple[Measured, ...]:
+        """Base, then each cycle's mid-trained and recovered checkpoint."""
+        steps = [self.base] + [step for row in self.cycles for step in (row.midtrained, row.recovered)]
+        return tuple(step for step in steps if step is not None)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a curve: a value, or the mean, lowest and highest of the steps it stands for."""
+
+    step: int
+    value: float | None
+    low: float | None
+    high: float | None
+    time: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A suite's result on a checkpoint."""
+
+    id: int
+    checkpoint_id: int
+    stage_id: int | None
+    suite: str
+    name: str
+    corpus: int | None
+    value: float | None
+    stderr: float | None
+    n: int
+    details: Mapping[str, Any]
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One item of an evaluation."""
+
+    id: int
+    item: str
+    group: str
+    prompt: str
+    response: str
+    score: float | None
+    verdicts: Mapping[str, Any]
+    extra: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SamplePage:
+    """Some samples of an evaluation, and how many match in all."""
+
+    samples: tuple[Sample, ...]
+    total: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A judgement on a cycle."""
+
+    id: int
+    cycle_id: int
+    decision: str
+    who: str
+    why: str
+    evidence: Mapping[str, Any]
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened, in words."""
+
+    id: int
+    cycle_id: int | None
+    stage_id: int | None
+    level: str
+    kind: str
+    message: str
+    data: Mapping[str, Any]
+    created_at: float
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """A rollout with numbers a token."""
+
+    id: int
+    stage_id: int
+    step: int
+    item: str
+    prompt: str
+    tokens: tuple[Any, ...]
+    values: Mapping[str, Any]
+
+
+def _following(measured: Measured | None) -> float | None:
+    score = measured.scores.instruction_following if measured else None
+    return score.value if score else None
+
+
+def _difference(after: float | None, before: float | None) -> float | None:
+    return None if after is None or before is None else after - before

@@ -1,0 +1,393 @@
+"""The tracker's writes. Every call is one short transaction; metric points are batched by a thread."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import URL, Connection, delete, func, insert, select, update
+
+from db import process
+from db.errors import DatabaseError, StageBusyError
+from db.recorder import StageRecorder
+from db.schema import (
+    CHECKPOINT_KINDS,
+    DECISIONS,
+    STAGE_KINDS,
+    Checkpoint,
+    Cycle,
+    Decision,
+    Evaluation,
+    Event,
+    Experiment,
+    Latest,
+    MetricPoint,
+    MetricSeries,
+    Sample,
+    Stage,
+    TokenScores,
+)
+from db.session import open_database
+from db.values import finite, json_safe, text
+from db.writer import Held, Writer
+
+_SAMPLES_AT_ONCE = 500
+
+
+class Tracker:
+    """Records experiments in a database, safely beside other processes that do the same.
+
+    ``url`` is a file path or a database URL. The database is made, or brought up to date, first.
+    Raises DatabaseError where that is not possible.
+    """
+
+    def __init__(
+        self, url: str | Path | URL, *, flush_seconds: float = 0.5, heartbeat_seconds: float = 5.0
+    ) -> None:
+        self.database = open_database(url)
+        self.url = self.database.url
+        self._writer = Writer(self.database, flush_seconds, heartbeat_seconds)
+        self._closed = False
+        atexit.register(self.close)
+
+    def flush(self) -> None:
+        """Write every metric point that waits. Raises DatabaseError where that fails."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write what waits and give the database back. Runs at exit too."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        try:
+            self._writer.close()
+        finally:
+            self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def experiment(self, name: str, *, base_model: str = "", config: Any = None) -> int:
+        """The id of the experiment of this name, made if there is none."""
+        with self.database.writing() as connection:
+            known = connection.scalar(select(Experiment.id).where(Experiment.name == name))
+            if known is not None:
+                return known
+            values = {"name": text(name), "base_model": text(base_model), "config": json_safe(config or {})}
+            return _insert(connection, Experiment, values | {"created_at": time.time()})
+
+    def cycle(
+        self,
+        experiment_id: int,
+        number: int | None = None,
+        *,
+        documents: str | Path = "",
+        corpus_hash: str = "",
+        details: Any = None,
+    ) -> int:
+        """The id of a cycle by its number, made if there is none; without a number, the next one.
+
+        Documents, hash and details that are given replace what was recorded before.
+        """
+        given: dict[str, Any] = {"documents": text(documents)} if documents else {}
+        given |= {"corpus_hash": corpus_hash} if corpus_hash else {}
+        given |= {"details": json_safe(details)} if details is not None else {}
+        with self.database.writing() as connection:
+            if number is None:
+                newest = select(func.max(Cycle.number)).where(Cycle.experiment_id == experiment_id)
+                number = (connection.scalar(newest) or 0) + 1
+            known = connection.scalar(
+                select(Cycle.id).where(Cycle.experiment_id == experiment_id, Cycle.number == number)
+            )
+            if known is None:
+                values = {"experiment_id": experiment_id, "number": number, "created_at": time.time()}
+                return _insert(connection, Cycle, values | given)
+            if given:
+                connection.execute(update(Cycle).where(Cycle.id == known).values(given))
+            return known
+
+    def start_stage(
+        self,
+        experiment_id: int,
+        kind: str,
+        *,
+        cycle_id: int | None = None,
+        config: Any = None,
+        seed: int | None = None,
+        versions: Any = None,
+        steps_total: int | None = None,
+        student_id: int | None = None,
+        folder: str | Path | None = None,
+    ) -> StageRecorder:
+        """Begin a stage; it is shown as running while the recorder is open and this process lives."""
+        _require(kind, STAGE_KINDS, "a kind of stage")
+        now = time.time()
+        held = Held(stage_id=0, steps_total=steps_total)
+        values = _who_runs(held, now) | {
+            "experiment_id": experiment_id,
+            "cycle_id": cycle_id,
+            "kind": kind,
+            "student_id": student_id,
+            "folder": text(folder or ""),
+            "config": json_safe(config or {}),
+            "versions": json_safe(versions or {}),
+            "seed": seed,
+            "started_at": now,
+            "steps_total": steps_total,
+        }
+        with self.database.writing() as connection:
+            held.stage_id = _insert(connection, Stage, values)
+        return StageRecorder(self.database, self._writer, held, kind)
+
+    def resume_stage(self, stage_id: int, *, from_step: int, steps_total: int | None = None) -> StageRecorder:
+        """Go on with a stage from a step; what was recorded beyond it is deleted, as it will be made again.
+
+        Raises StageBusyError while a live process runs it, DatabaseError if there is none or it is finished.
+        """
+        now = time.time()
+        with self.database.writing() as connection:
+            row = connection.execute(select(Stage.__table__).where(Stage.id == stage_id)).one_or_none()
+            if row is None:
+                raise DatabaseError(f"there is no stage {stage_id}: `recover status` lists them")
+            if row.status == "finished":
+                raise DatabaseError(f"stage {stage_id} is finished: there is nothing to resume")
+            if row.status == "running" and not process.is_dead(row, now):
+                ago = max(0.0, now - row.heartbeat_at)
+                raise StageBusyError(
+                    f"stage {stage_id} is run by process {row.pid}, alive {ago:.0f} s ago: stop it first, "
+                    f"or wait {process.STALE_SECONDS:.0f} s if it was killed on another machine"
+                )
+            total = row.steps_total if steps_total is None else steps_total
+            held = Held(stage_id, wall_before=row.wall_seconds, steps_done=from_step, steps_total=total)
+            _forget_after(connection, stage_id, from_step)
+            values = _who_runs(held, now) | {"attempts": row.attempts + 1, "steps_done": from_step}
+            values |= {"steps_total": total, "finished_at": None, "stopped": "", "error": ""}
+            connection.execute(update(Stage).where(Stage.id == stage_id).values(values))
+        return StageRecorder(self.database, self._writer, held, row.kind)
+
+    def reap_dead_stages(self) -> list[int]:
+        """Mark running stages whose process is gone as interrupted. Returns their ids."""
+        now = time.time()
+        with self.database.writing() as connection:
+            rows = connection.execute(select(Stage.__table__).where(Stage.status == "running"))
+            dead = {row.id: row.heartbeat_at for row in rows if process.is_dead(row, now)}
+            for stage_id, seen in dead.items():
+                values = {"status": "interrupted", "stopped": "process ended", "finished_at": seen}
+                connection.execute(update(Stage).where(Stage.id == stage_id).values(values))
+        return list(dead)
+
+    def add_checkpoint(
+        self,
+        experiment_id: int,
+        name: str,
+        kind: str,
+        *,
+        path: str | Path,
+        content_hash: str = "",
+        parent_id: int | None = None,
+        cycle_id: int | None = None,
+        stage_id: int | None = None,
+        tuning: str = "",
+        details: Any = None,
+    ) -> int:
+        """Record weights under a name and return their id.
+
+        The same weights recorded again keep their id. Other weights under a name in use take it over; if the
+        former ones were evaluated, these stay in the history as NAME@HASH-ID.
+        """
+        _require(kind, CHECKPOINT_KINDS, "a kind of checkpoint")
+        values = {
+            "kind": kind,
+            "path": text(path),
+            "content_hash": content_hash,
+            "parent_id": parent_id,
+            "cycle_id": cycle_id,
+            "stage_id": stage_id,
+            "tuning": tuning,
+            "details": json_safe(details or {}),
+            "created_at": time.time(),
+        }
+        with self.database.writing() as connection:
+            known = connection.execute(
+                select(Checkpoint.id, Checkpoint.name, Checkpoint.content_hash).where(
+                    Checkpoint.experiment_id == experiment_id, Checkpoint.name == name
+                )
+            ).one_or_none()
+            if known is not None and not _superseded(connection, known, content_hash):
+                connection.execute(update(Checkpoint).where(Checkpoint.id == known.id).values(values))
+                return int(known.id)
+            values |= {"experiment_id": experiment_id, "name": text(name)}
+            return _insert(connection, Checkpoint, values)
+
+    def set_latest(self, experiment_id: int, checkpoint_id: int) -> None:
+        """Point ``latest`` at a checkpoint: what the next stage works on."""
+        values = {"checkpoint_id": checkpoint_id, "updated_at": time.time()}
+        with self.database.writing() as connection:
+            moved = connection.execute(
+                update(Latest).where(Latest.experiment_id == experiment_id).values(values)
+            )
+            if not moved.rowcount:
+                connection.execute(insert(Latest).values(values | {"experiment_id": experiment_id}))
+
+    def add_evaluation(
+        self,
+        checkpoint_id: int,
+        suite: str,
+        *,
+        value: float,
+        stderr: float,
+        n: int,
+        name: str = "score",
+        corpus: int | None = None,
+        details: Any = None,
+        items: Iterable[Any] = (),
+        stage_id: int | None = None,
+    ) -> int:
+        """Record a suite's result with its items, as a whole or not at all. Returns the evaluation's id.
+
+        ``items`` have the attributes, or keys, id, prompt, response, score, verdicts, group, extra. In
+        overviews the newest evaluation of a checkpoint, suite and corpus counts; all are kept.
+        """
+        values = {
+            "checkpoint_id": checkpoint_id,
+            "stage_id": stage_id,
+            "suite": suite,
+            "name": name,
+            "corpus": corpus,
+            "value": finite(value),
+            "stderr": finite(stderr),
+            "n": int(n),
+            "details": json_safe(details or {}),
+            "created_at": time.time(),
+        }
+        rows = [_sample(item) for item in items]
+        with self.database.writing() as connection:
+            evaluation = _insert(connection, Evaluation, values)
+            for start in range(0, len(rows), _SAMPLES_AT_ONCE):
+                chunk = rows[start : start + _SAMPLES_AT_ONCE]
+                connection.execute(insert(Sample), [row | {"evaluation_id": evaluation} for row in chunk])
+        return evaluation
+
+    def add_token_scores(self, stage_id: int, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Record rollouts with numbers a token: rows of {"item", "prompt", "tokens": [], "values": {}}."""
+        values = [
+            {
+                "stage_id": stage_id,
+                "step": int(step),
+                "item": text(row.get("item", "")),
+                "prompt": text(row.get("prompt", "")),
+                "tokens": json_safe(row["tokens"]),
+                "values": json_safe(row.get("values", {})),
+            }
+            for row in rows
+        ]
+        if values:
+            with self.database.writing() as connection:
+                connection.execute(insert(TokenScores), values)
+
+    def decide(self, cycle_id: int, decision: str, *, who: str, why: str = "", evidence: Any = None) -> int:
+        """Add a decision about a cycle: "accepted", "rejected" or "rolled_back". Earlier ones stay."""
+        _require(decision, DECISIONS, "a decision")
+        values = {"cycle_id": cycle_id, "decision": decision, "who": text(who), "why": text(why)}
+        values |= {"evidence": json_safe(evidence or {}), "created_at": time.time()}
+        with self.database.writing() as connection:
+            return _insert(connection, Decision, values)
+
+    def event(
+        self,
+        experiment_id: int,
+        message: str,
+        *,
+        kind: str = "note",
+        level: str = "info",
+        cycle_id: int | None = None,
+        stage_id: int | None = None,
+        data: Any = None,
+    ) -> int:
+        """Record something worth telling, in words."""
+        values = {"experiment_id": experiment_id, "message": text(message), "kind": kind, "level": level}
+        values |= {"cycle_id": cycle_id, "stage_id": stage_id, "data": json_safe(data or {})}
+        with self.database.writing() as connection:
+            return _insert(connection, Event, values | {"created_at": time.time()})
+
+
+def _insert(connection: Connection, table: Any, values: Mapping[str, Any]) -> int:
+    key = connection.execute(insert(table).values(**values)).inserted_primary_key
+    assert key is not None  # every table here has one
+    return int(key[0])
+
+
+def _require(word: str, known: tuple[str, ...], what: str) -> None:
+    if word not in known:
+        raise DatabaseError(f"{word!r} is not {what}: use one of {', '.join(known)}")
+
+
+def _who_runs(held: Held, now: float) -> dict[str, Any]:
+    """The columns that say that this process runs a stage from now on."""
+    return {
+        "status": "running",
+        "lease": held.lease,
+        "place": process.place(),
+        "pid": os.getpid(),
+        "pid_started": process.started(os.getpid()),
+        "heartbeat_at": now,
+    }
+
+
+def _forget_after(connection: Connection, stage_id: int, step: int) -> None:
+    """Delete what a stage recorded after a step, and let each series end where it now ends."""
+    series = select(MetricSeries.id).where(MetricSeries.stage_id == stage_id)
+    connection.execute(delete(MetricPoint).where(MetricPoint.series_id.in_(series), MetricPoint.step > step))
+    connection.execute(delete(TokenScores).where(TokenScores.stage_id == stage_id, TokenScores.step > step))
+    for series_id in list(connection.scalars(series.where(MetricSeries.last_step > step))):
+        last = connection.execute(
+            select(MetricPoint.step, MetricPoint.value, MetricPoint.time)
+            .where(MetricPoint.series_id == series_id)
+            .order_by(MetricPoint.step.desc())
+            .limit(1)
+        ).one_or_none()
+        if last is None:
+            connection.execute(delete(MetricSeries).where(MetricSeries.id == series_id))
+        else:
+            values = {"last_step": last.step, "last_value": last.value, "last_time": last.time}
+            connection.execute(update(MetricSeries).where(MetricSeries.id == series_id).values(values))
+
+
+def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:
+    """Move evaluated weights out of the way of others with the same name. False if the row can be reused."""
+    evaluated = connection.scalar(select(Evaluation.id).where(Evaluation.checkpoint_id == known.id).limit(1))
+    if known.content_hash == new_hash or evaluated is None:
+        return False
+    kept = f"{known.name}@{known.content_hash[:12]}-{known.id}"
+    connection.execute(
+        update(Checkpoint).where(Checkpoint.id == known.id).values(name=kept, superseded_at=time.time())
+    )
+    return True
+
+
+def _sample(item: Any) -> dict[str, Any]:
+    """A sample's columns from an object's attributes or a mapping's keys."""
+
+    def get(name: str, default: Any = None) -> Any:
+        return item.get(name, default) if isinstance(item, Mapping) else getattr(item, name, default)
+
+    return {
+        "item": text(get("id")),
+        "group": text(get("group", "")),
+        "prompt": text(get("prompt", "")),
+        "response": text(get("response", "")),
+        "score": finite(get("score")),
+        "verdicts": json_safe(get("verdicts") or {}),
+        "extra": json_safe(get("extra") or {}),
+    }

@@ -1,0 +1,40 @@
+"""Making values fit for the database."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def json_safe(value: Any) -> Any:
+    """The same value in JSON's own types: numbers that are not finite become null, other objects text."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: json_safe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(entry) for entry in value]
+    if isinstance(value, (set, frozenset)):
+        return [json_safe(entry) for entry in sorted(value, key=str)]
+    if hasattr(value, "tolist"):  # arrays and their scalars, without importing any array library
+        return json_safe(value.tolist())
+    return str(value)
+
+
+def finite(value: Any) -> float | None:
+    """A number for a score or metric column; null where it is missing or not finite."""
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def text(value: Any) -> str:
+    """Text for a column: PostgreSQL refuses the null character, and UTF-8 lone surrogates."""
+    return str(value).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,239 @@
+"""One thread that writes metric points in batches and shows that the stages held here are alive."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, case, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from db.errors import DatabaseError, StageBusyError
+from db.schema import MetricPoint, MetricSeries, Stage
+from db.session import Database
+from db.values import finite
+
+USAGE = ("tokens_sampled", "tokens_scored", "tokens_trained", "seconds_used")
+_FAILURES_TOLERATED = 3
+
+Point = tuple[str, int, float | None, float]  # name, step, value, time
+
+
+@dataclass
+class Batch:
+    """What a stage has to say since the last write."""
+
+    points: list[Point] = field(default_factory=list)
+    usage: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Held:
+    """A stage that this process runs: its lease, and what is not written yet."""
+
+    stage_id: int
+    lease: str = field(default_factory=lambda: uuid.uuid4().hex)
+    wall_before: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    steps_done: int = 0
+    steps_total: int | None = None
+    peak_memory_bytes: int = 0
+    lost: bool = False
+    pending: Batch = field(default_factory=Batch)
+    series: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds spent on the stage over all attempts."""
+        return self.wall_before + time.monotonic() - self.began
+
+
+class Writer:
+    """Buffers what the held stages log; writes it every ``flush_seconds``, and a sign of life more seldom."""
+
+    def __init__(self, database: Database, flush_seconds: float, heartbeat_seconds: float) -> None:
+        self._database = database
+        self._flush_seconds = flush_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._held: dict[int, Held] = {}
+        self._buffer = threading.Lock()  # guards _held and every Held.pending; never held while writing
+        self._io = threading.Lock()  # one write at a time, so that points stay in order
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._beat_at = 0.0
+        self._failures = 0
+        self._error: DatabaseError | None = None
+
+    def hold(self, held: Held) -> None:
+        """Begin to keep a stage alive."""
+        with self._buffer:
+            self._held[held.stage_id] = held
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tracker-writer", daemon=True)
+            self._thread.start()
+
+    def release(self, held: Held) -> None:
+        """Write what is left of a stage and keep it alive no longer."""
+        self.flush()
+        with self._buffer:
+            self._held.pop(held.stage_id, None)
+        self._check(held)
+
+    def log(self, held: Held, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take points in. Raises DatabaseError if they cannot be written, StageBusyError if taken over."""
+        self._check(held)
+        if self._failures >= _FAILURES_TOLERATED and self._error is not None:
+            raise self._error
+        now = time.time()
+        points = [(name, int(step), finite(value), now) for name, value in metrics.items()]
+        with self._buffer:
+            held.pending.points.extend(points)
+            held.steps_done = int(step)
+
+    def use(self, held: Held, usage: Mapping[str, float]) -> None:
+        """Add to what a stage has consumed."""
+        with self._buffer:
+            for name, amount in usage.items():
+                held.pending.usage[name] = held.pending.usage.get(name, 0) + amount
+
+    def flush(self, *, beat: bool = True) -> None:
+        """Write everything that waits. Raises DatabaseError, with the points kept for the next try."""
+        with self._io:
+            with self._buffer:
+                batches = [(held, held.pending) for held in self._held.values() if not held.lost]
+                for held, _ in batches:
+                    held.pending = Batch()
+            if not batches or not (beat or any(batch.points or batch.usage for _, batch in batches)):
+                return
+            try:
+                self._write(batches)
+            except DatabaseError as error:
+                self._put_back(batches)
+                self._failures, self._error = self._failures + 1, error
+                raise
+            self._failures, self._error, self._beat_at = 0, None, time.monotonic()
+
+    def close(self) -> None:
+        """Stop the thread, then write what is left."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._flush_seconds):
+            try:
+                self.flush(beat=time.monotonic() - self._beat_at >= self._heartbeat_seconds)
+            except DatabaseError:
+                continue  # kept in _error: log() and flush() tell the caller
+
+    def _check(self, held: Held) -> None:
+        if held.lost:
+            raise StageBusyError(
+                f"stage {held.stage_id} was taken over by another process: this one must stop"
+            )
+
+    def _put_back(self, batches: list[tuple[Held, Batch]]) -> None:
+        with self._buffer:
+            for held, batch in batches:
+                held.pending.points[:0] = batch.points
+                for name, amount in batch.usage.items():
+                    held.pending.usage[name] = held.pending.usage.get(name, 0) + amount
+
+    def _write(self, batches: list[tuple[Held, Batch]]) -> None:
+        """One transaction for all stages; whoever lost its lease meanwhile writes nothing."""
+        found: dict[int, dict[str, int]] = {}
+        with self._database.writing() as connection:
+            leases = [held.lease for held, _ in batches]
+            ours = set(connection.scalars(select(Stage.id).where(Stage.lease.in_(leases))))
+            for held, batch in batches:
+                held.lost = held.stage_id not in ours
+                if not held.lost:
+                    found[held.stage_id] = _write_points(connection, held, batch.points)
+                    _write_stage(connection, held, batch.usage)
+        for held, _ in batches:
+            held.series.update(found.get(held.stage_id, {}))
+
+
+def _write_points(connection: Connection, held: Held, points: list[Point]) -> dict[str, int]:
+    """Insert points, newer values over older ones of the same step. Returns the ids of series new to us."""
+    if not points:
+        return {}
+    newest: dict[str, Point] = {}
+    for point in points:
+        if point[0] not in newest or point[1] >= newest[point[0]][1]:
+            newest[point[0]] = point
+    found = _find_series(connection, held, newest)
+    ids = held.series | found
+    rows = {(ids[name], step): (value, at) for name, step, value, at in points}
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement: Any = dialect.insert(MetricPoint)
+    statement = statement.on_conflict_do_update(
+        index_elements=["series_id", "step"],
+        set_={"value": statement.excluded.value, "time": statement.excluded.time},
+    )
+    connection.execute(
+        statement,
+        [
+            {"series_id": key[0], "step": key[1], "value": value, "time": at}
+            for key, (value, at) in rows.items()
+        ],
+    )
+    connection.execute(
+        update(MetricSeries)
+        .where(MetricSeries.id == bindparam("series"), MetricSeries.last_step <= bindparam("step"))
+        .values(last_step=bindparam("step"), last_value=bindparam("value"), last_time=bindparam("at")),
+        [
+            {"series": ids[name], "step": step, "value": value, "at": at}
+            for name, step, value, at in newest.values()
+        ],
+    )
+    return found
+
+
+def _find_series(connection: Connection, held: Held, newest: Mapping[str, Point]) -> dict[str, int]:
+    """Ids of the named series that ``held`` does not know, made where they do not exist."""
+    wanted = [name for name in newest if name not in held.series]
+    if not wanted:
+        return {}
+    known = connection.execute(
+        select(MetricSeries.name, MetricSeries.id).where(
+            MetricSeries.stage_id == held.stage_id, MetricSeries.name.in_(wanted)
+        )
+    )
+    found = {str(name): int(number) for name, number in known}
+    for name in wanted:
+        if name not in found:
+            _, step, value, at = newest[name]
+            row = {"last_step": step, "last_value": value, "last_time": at}
+            made = connection.execute(
+                insert(MetricSeries).values(row | {"stage_id": held.stage_id, "name": name})
+            )
+            key = made.inserted_primary_key
+            assert key is not None  # the table has one
+            found[name] = int(key[0])
+    return found
+
+
+def _write_stage(connection: Connection, held: Held, usage: Mapping[str, float]) -> None:
+    """The sign of life, with progress and what was used since the last one.
+
+    The status is set too: a stage taken for dead while the machine slept is running again.
+    """
+    peak = held.peak_memory_bytes
+    values: dict[str, Any] = {
+        "status": "running",
+        "finished_at": None,
+        "heartbeat_at": time.time(),
+        "wall_seconds": held.wall_seconds,
+        "steps_done": held.steps_done,
+        "peak_memory_bytes": case((Stage.peak_memory_bytes < peak, peak), else_=Stage.peak_memory_bytes),
+    }
+    if held.steps_total is not None:
+        values["steps_total"] = held.steps_total
+    values |= {name: getattr(Stage, name) + amount for name, amount in usage.items()}
+    connection.execute(update(Stage).where(Stage.id == held.stage_id).values(values))
