@@ -1,3 +1,3 @@
-"""What is measured."""
+"""What is measured: instruction following, knowledge, retention, and the statistics that compare them."""
 
 PART_OF = "recovery"

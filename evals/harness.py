@@ -1,0 +1,234 @@
+"""lm-eval over our own engine: the model in memory is the model evaluated.
+
+lm-eval's own backends load a model from a path and start an engine of their own. Here its three kinds of
+request go to the rollout engine and the scorer that training uses, on the weights as they are now.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from evals.asking import generate
+from evals.likelihood import likelihoods
+from recovery.errors import UsageError
+from recovery.loading import Loaded
+from recovery.rollouts import Engine, Sampling
+from recovery.types import Message
+
+TaskSpec = str | Path | Mapping[str, Any]
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class _Generation:
+    """A generation request of lm-eval, in our terms."""
+
+    prompt: list[int]
+    chat: bool
+    sampling: Sampling
+    stops: tuple[str, ...]
+
+
+class EngineLM(TemplateLM):
+    """One lm-eval model over ``engine`` (generation) and ``loaded`` (log-likelihoods), of the same weights.
+
+    ``token_budget`` bounds the tokens scored at once, ``max_gen_toks`` is for tasks that name no limit of
+    their own. Chat requests are written by the model's :class:`~recovery.chat.ChatFormat`, the same tokens as
+    everywhere else.
+    """
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        engine: Engine,
+        *,
+        token_budget: int = 16384,
+        max_gen_toks: int = 256,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> None:
+        super().__init__()
+        self.loaded, self.engine, self.tokenizer = loaded, engine, loaded.tokenizer
+        self.token_budget, self.max_gen_toks, self.seed = token_budget, max_gen_toks, seed
+        self.progress = progress
+        self._chat_ids: dict[str, list[int]] = {}
+
+    @property
+    def eot_token_id(self) -> int:
+        """The token that ends a text: the tokenizer's own, else any that ends a response."""
+        eos = self.tokenizer.eos_token_id
+        return int(eos) if eos is not None else min(self.loaded.chat.end_ids)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What stands before a text that has no context: the beginning-of-text token where there is one."""
+        bos = self.tokenizer.bos_token_id
+        return int(bos) if bos is not None else self.eot_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Fingerprint of lm-eval's request caches."""
+        return self.loaded.path.replace("/", "__")
+
+    @property
+    def max_length(self) -> int:
+        """The model's window, in tokens."""
+        return self.loaded.max_length
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """Whose template is used: the model's, by :meth:`apply_chat_template`."""
+        return "" if chat_template is False else str(self.tokenizer.chat_template or "plain")
+
+    def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The conversation as text; its exact tokens are remembered for when lm-eval sends the text back."""
+        messages = list(chat_history)
+        if add_generation_prompt:
+            text = self.loaded.chat.render(messages, generation_prompt=True)
+            self._chat_ids[text] = self.loaded.chat.prompt_ids(messages)
+            return text
+        opening = self.loaded.chat.render(messages[:-1], generation_prompt=True)
+        text = opening + messages[-1]["content"]  # lm-eval begins the answer itself
+        self._chat_ids[text] = self.loaded.chat.encode(text)
+        return text
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Token ids; what the tokenizer puts before every text is added once, and never to a chat prompt."""
+        if string in self._chat_ids:
+            return list(self._chat_ids[string])
+        bos = self.tokenizer.bos_token
+        if add_special_tokens is None:
+            add_special_tokens = not (bos and string.startswith(bos))
+        return list(self.tokenizer(string, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Answers to (text, generation arguments) requests, cut at the first stop string of each."""
+        wanted = [self._generation(*request.args) for request in requests]
+        kinds: dict[Sampling, list[int]] = {}
+        for index, request in enumerate(wanted):
+            kinds.setdefault(request.sampling, []).append(index)
+        results = [""] * len(wanted)
+        for sampling, members in kinds.items():
+            prompts = [wanted[index].prompt for index in members]
+            said = generate(self.engine, prompts, sampling, window=self.max_length, progress=self.progress)
+            for index, completion in zip(members, said, strict=True):
+                results[index] = "" if completion is None else self._text(completion.ids, wanted[index])
+        return results
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability (nats) of whole texts, in disjoint windows of the model's length."""
+        pieces, owners = [], []
+        for index, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
+            windows = get_rolling_token_windows(
+                token_list=tokens,
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            for context, continuation in map(make_disjoint_window, windows):
+                pieces.append((context, [continuation]))
+                owners.append(index)
+        totals = [0.0] * len(requests)
+        for owner, scored in zip(owners, likelihoods(self.loaded, pieces, token_budget=self.token_budget), strict=True):
+            totals[owner] += scored[0].total
+        return totals
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if context in self._chat_ids:
+            return list(self._chat_ids[context]), self.loaded.chat.encode(continuation)
+        ids, rest = super()._encode_pair(context, continuation)
+        return list(ids), list(rest)
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
+    ) -> list[tuple[float, bool]]:
+        pairs = [(context, [continuation]) for _, context, continuation in requests]
+        scored = likelihoods(self.loaded, pairs, token_budget=self.token_budget, progress=self.progress)
+        return [(likelihood.total, likelihood.greedy) for (likelihood,) in scored]
+
+    def _generation(self, text: str, arguments: Mapping[str, Any]) -> _Generation:
+        until = arguments.get("until") or ()
+        limit = int(arguments.get("max_gen_toks") or arguments.get("max_new_tokens") or self.max_gen_toks)
+        sampled = bool(arguments.get("do_sample"))
+        sampling = Sampling(
+            max_new_tokens=limit,
+            temperature=float(arguments.get("temperature", 1.0)) if sampled else 0.0,
+            top_p=float(arguments.get("top_p", 1.0)) if sampled else 1.0,
+            seed=self.seed,
+        )
+        chat, prompt = text in self._chat_ids, self.tok_encode(text)
+        if not chat:  # a chat prompt cannot be cut without breaking its turns; plain text keeps its right end
+            prompt = prompt[-max(self.max_length - limit, self.max_length // 2) :]
+        return _Generation(prompt, chat, sampling, (until,) if isinstance(until, str) else tuple(until))
+
+    def _text(self, ids: Sequence[int], request: _Generation) -> str:
+        if request.chat:
+            text = self.loaded.chat.text(ids)
+        else:
+            ends = self.loaded.chat.end_ids
+            length = next((i for i, token in enumerate(ids) if token in ends), len(ids))
+            text = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+        for stop in request.stops:
+            if stop:
+                text = text.split(stop, 1)[0]
+        return text
+
+
+def run_lm_eval(
+    lm: EngineLM,
+    tasks: Sequence[TaskSpec],
+    *,
+    include_path: str | Path | None = None,
+    limit: int | None = None,
+    chat: bool = False,
+) -> dict[str, Any]:
+    """lm-eval's own evaluation loop on task names, YAML files or whole configurations; samples are kept.
+
+    lm-eval's index of its own tasks takes seconds to read, so it is left out unless a name needs it.
+    Raises UsageError for a task that is not known or cannot be loaded.
+    """
+    specs = [str(task) if isinstance(task, str | Path) else dict(task) for task in tasks]
+    manager = TaskManager(include_path=include_path, include_defaults=False)
+    names = [spec for spec in specs if isinstance(spec, str)]
+    if any(name not in manager.task_index and not Path(name).is_file() for name in names):
+        manager = TaskManager(include_path=include_path, include_defaults=True)
+    with _quiet():
+        try:
+            loaded_tasks = manager.load(specs)
+        except (KeyError, ValueError, OSError, ConnectionError) as error:
+            said = (str(error).strip("'\" \n") or type(error).__name__).splitlines()[0][:200]
+            raise UsageError(f"cannot load the lm-eval tasks {', '.join(map(_name, specs))}: {said}") from error
+        results = evaluate(lm, loaded_tasks, limit=limit, bootstrap_iters=0, log_samples=True, apply_chat_template=chat)
+    assert results is not None  # None is for the other ranks of a distributed run; there is one
+    return dict(results)
+
+
+def _name(spec: str | Mapping[str, Any]) -> str:
+    return spec if isinstance(spec, str) else str(spec.get("task", "of an unnamed configuration"))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Progress is ours to show: lm-eval and datasets write bars and notes of their own to the terminal."""
+    logger = logging.getLogger("lm_eval")
+    level, bars = logger.level, datasets.are_progress_bars_disabled()
+    logger.setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if not bars:
+            datasets.enable_progress_bars()

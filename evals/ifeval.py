@@ -1,0 +1,336 @@
+"""Instruction following, judged by IFEval's own checkers as lm-eval ships them.
+
+Prompts in IFEval's format carry verifiable instructions (arXiv 2311.07911). A response is judged strictly
+as it stands, and loosely with the first or last line or the asterisks left out; a prompt counts when all its
+instructions hold, an instruction for itself. Where lm-eval's checkers draw at random (a language detector,
+two of the published prompts that name no usable letter), the draw is fixed by the prompt's id.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import langdetect
+import lm_eval.tasks
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from evals.asking import Answer, answer
+from evals.harness import EngineLM, run_lm_eval
+from evals.knowledge import contains, exact_match
+from evals.nltk_data import prepare
+from evals.statistics import score_of
+from recovery.chat import ChatFormat
+from recovery.errors import UsageError
+from recovery.loading import Loaded
+from recovery.rollouts import Engine
+from recovery.types import Check, Item, Message, Prompt, Score, SuiteResult
+
+# IFEval's packaged limit on generated tokens.
+IFEVAL_TOKENS = 1280
+
+_REFUSAL = re.compile(
+    r"\b(?:can ?not|can['’]t|could not|couldn['’]t|(?:am|['’]m) (?:unable|not able)|will not|won['’]t"
+    r"|(?:must|have to) (?:decline|refuse)|refuse to|decline to|not allowed to|not something i can)\b",
+    re.IGNORECASE,
+)
+_REFUSAL_WITHIN = 200  # characters: a refusal says so at once
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one response met one prompt's instructions, in their order."""
+
+    strict: tuple[bool, ...]
+    loose: tuple[bool, ...]
+
+
+def evaluate_instructions(
+    chat: ChatFormat,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int = 256,
+    window: int | None = None,
+    seed: int = 0,
+    suite: str = "instruction_following",
+    progress: Callable[[int], None] | None = None,
+) -> SuiteResult:
+    """Ask ``prompts`` greedily and judge the answers; see :func:`judge_responses` for what is reported.
+
+    Everything that judging needs is checked before anything is generated. In a conversation of several
+    requests the model answers each in turn, and the checks apply to its last answer.
+    """
+    check_prompts(prompts)
+    conversations = [prompt.messages for prompt in prompts]
+    answers = answer(
+        chat,
+        engine,
+        conversations,
+        max_new_tokens=max_new_tokens,
+        window=window,
+        seed=seed,
+        progress=progress,
+    )
+    return _result(prompts, answers, suite)
+
+
+def judge_responses(
+    prompts: Sequence[Prompt], responses: Sequence[str], *, suite: str = "instruction_following"
+) -> SuiteResult:
+    """Judge responses made elsewhere, one for each prompt, in order.
+
+    The headline is strict accuracy over the prompts with checks. Details: "prompt_loose",
+    "instruction_strict", "instruction_loose" (standard errors clustered by prompt), "id/<instruction id>"
+    (strict). Prompts without checks are judged by a simple rule and reported apart: "refusal" (tagged so: the
+    answer declines), "answer" (a reference answer: whole-answer match, and "answer_contains"). Prompts with
+    neither are not judged. When no prompt has checks, those judged by the simple rules make the headline.
+    """
+    if len(prompts) != len(responses):
+        raise UsageError(f"{len(responses)} responses were given for {len(prompts)} prompts: give one for each")
+    check_prompts(prompts)
+    return _result(prompts, [Answer(response, 0, True) for response in responses], suite)
+
+
+def satisfies(prompt: Prompt, response: str, *, loose: bool = False) -> bool:
+    """Does ``response`` meet every instruction of ``prompt``? True where it has none."""
+    verdict = judge(prompt, response)
+    return all(verdict.loose if loose else verdict.strict)
+
+
+def judge(prompt: Prompt, response: str) -> Verdict:
+    """The verdict of lm-eval's unmodified checkers, strict and loose, for every instruction."""
+    utils = _checkers()
+    example = utils.InputExample(
+        key=0,
+        instruction_id_list=[check.instruction for check in prompt.checks],
+        prompt=prompt.text,
+        kwargs=[dict(check.kwargs) for check in prompt.checks],
+    )
+    with _fixed_draws(prompt.id):
+        strict = utils.test_instruction_following_strict(example, response).follow_instruction_list
+    with _fixed_draws(prompt.id):
+        loose = utils.test_instruction_following_loose(example, response).follow_instruction_list
+    return Verdict(tuple(map(bool, strict)), tuple(map(bool, loose)))
+
+
+def check_prompts(prompts: Sequence[Prompt]) -> None:
+    """Make sure every check can be judged: sentence data is there, ids are known, arguments are accepted.
+
+    Raises UsageError naming the first prompt that could not be judged.
+    """
+    registry = _checkers().instructions_registry.INSTRUCTION_DICT
+    for prompt in prompts:
+        for check in prompt.checks:
+            if check.instruction not in registry:
+                raise UsageError(f"prompt {prompt.id!r}: {check.instruction!r} is not an instruction that IFEval knows")
+            kwargs = {name: value for name, value in check.kwargs.items() if value}
+            try:
+                with _fixed_draws(prompt.id):
+                    registry[check.instruction](check.instruction).build_description(**kwargs)
+            except (TypeError, ValueError, AttributeError) as error:
+                raise UsageError(f"prompt {prompt.id!r}: bad arguments for {check.instruction}: {error}") from error
+
+
+def read_ifeval(path: str | Path) -> list[Prompt]:
+    """Prompts from a file in IFEval's format: key, prompt, instruction_id_list, kwargs; one object a line."""
+    prompts = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read IFEval prompts from {path}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            prompts.append(_prompt(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"{path}, line {number}: not an IFEval prompt ({type(error).__name__}: {error})"
+            ) from error
+    if not prompts:
+        raise UsageError(f"{path} holds no IFEval prompts")
+    return prompts
+
+
+def evaluate_ifeval(
+    loaded: Loaded,
+    engine: Engine,
+    path: str | Path | None = None,
+    *,
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> SuiteResult:
+    """IFEval through lm-eval's own task, chat template on, over the model in memory; the suite is "ifeval".
+
+    ``path`` is a local file of its prompts; without one lm-eval takes them from the hub. Answers may take
+    1,280 tokens as in the packaged task, or what the model's window leaves.
+    """
+    prepare()
+    config = load_yaml(Path(lm_eval.tasks.__file__).parent / "ifeval" / "ifeval.yaml")
+    if path is not None:
+        read_ifeval(path)
+        config |= {
+            "dataset_path": "json",
+            "dataset_kwargs": {"data_files": {"train": str(Path(path).resolve())}},
+        }
+    limit_tokens = min(max_new_tokens or IFEVAL_TOKENS, loaded.max_length)
+    config["generation_kwargs"] = {**config["generation_kwargs"], "max_gen_toks": limit_tokens}
+    config["process_results"] = _process_results
+    lm = EngineLM(loaded, engine, max_gen_toks=limit_tokens, seed=seed, progress=progress)
+    run = run_lm_eval(lm, [config], limit=limit, chat=True)
+    samples = run["samples"]["ifeval"]
+    result = judge_responses(
+        [_prompt(sample["doc"]) for sample in samples],
+        [str(s["filtered_resps"][0]) for s in samples],
+        suite="ifeval",
+    )
+    theirs = float(run["results"]["ifeval"]["prompt_level_strict_acc,none"])
+    if abs(theirs - result.score.value) > 1e-9:
+        raise UsageError(f"lm-eval's IFEval accuracy is {theirs}, ours {result.score.value}: its task has changed")
+    return result
+
+
+def refuses(response: str) -> bool:
+    """Does the answer open by declining? A rule of thumb over the common phrases, not a judge."""
+    return bool(_REFUSAL.search(response[:_REFUSAL_WITHIN]))
+
+
+@functools.cache
+def _checkers() -> ModuleType:
+    """lm-eval's IFEval module, imported late: its import asks nltk for data, which must be settled by then."""
+    prepare()
+    return importlib.import_module("lm_eval.tasks.ifeval.utils")
+
+
+@contextmanager
+def _fixed_draws(key: str) -> Iterator[None]:
+    """Checkers draw from global generators: fix them by the prompt's id, and leave no trace behind."""
+    langdetect.DetectorFactory.seed = 0
+    state = random.getstate()
+    random.seed(f"ifeval {key}")
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+def _process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
+    """What the packaged task does with an answer, its draws fixed as in :func:`judge`."""
+    with _fixed_draws(str(doc["key"])):
+        judged: dict[str, Any] = _checkers().process_results(doc, results)
+    return judged
+
+
+def _prompt(record: Mapping[str, Any]) -> Prompt:
+    ids, kwargs = record["instruction_id_list"], record["kwargs"]
+    if len(ids) != len(kwargs):
+        raise ValueError(f"{len(ids)} instructions but {len(kwargs)} kwargs")
+    checks = tuple(
+        Check(instruction, {name: value for name, value in arguments.items() if value is not None})
+        for instruction, arguments in zip(ids, kwargs, strict=True)
+    )
+    return Prompt(str(record["key"]), (Message(role="user", content=record["prompt"]),), checks=checks)
+
+
+def _result(prompts: Sequence[Prompt], answers: Sequence[Answer], suite: str) -> SuiteResult:
+    items = [_item(prompt, said) for prompt, said in zip(prompts, answers, strict=True)]
+    judged = [item for item in items if item is not None]
+    if not judged:
+        raise UsageError(f"suite {suite!r}: no prompt has instructions, a reference answer or the tag 'refusal'")
+    checked = [item for item in judged if item.extra["rule"] == "checks"]
+    if not checked:  # only simple rules: then they are the headline
+        judged = [_as_headline(item) for item in judged]
+    score = score_of([item.score for item in checked or judged], [item.group for item in checked or judged])
+    return SuiteResult(suite, score, tuple(judged), {**_check_details(checked), **_rule_details(judged)})
+
+
+def _item(prompt: Prompt, said: Answer) -> Item | None:
+    extra: dict[str, Any] = {"tokens": said.tokens, "finished": said.finished}
+    if not said.fits:
+        extra["too_long"] = True
+    if len(prompt.messages) > 1:
+        extra["messages"] = [dict(message) for message in prompt.messages]
+    if prompt.tags:
+        extra["tags"] = list(prompt.tags)
+    if prompt.checks:
+        verdict = judge(prompt, said.text)
+        names = _names(prompt.checks)
+        extra |= {
+            "rule": "checks",
+            "loose": all(verdict.loose),
+            "loose_verdicts": dict(zip(names, verdict.loose, strict=True)),
+            "instructions": [check.instruction for check in prompt.checks],
+        }
+        verdicts, score = dict(zip(names, verdict.strict, strict=True)), float(all(verdict.strict))
+    elif "refusal" in prompt.tags:
+        score = float(refuses(said.text))
+        verdicts = {"refusal": bool(score)}
+        extra |= {"rule": "refusal", "headline": False}
+    elif prompt.answer is not None:
+        score = float(exact_match(said.text, (prompt.answer,)))
+        verdicts = {"correct": bool(score), "contains": contains(said.text, (prompt.answer,))}
+        extra |= {"rule": "answer", "headline": False, "answer": prompt.answer}
+    else:
+        return None
+    return Item(prompt.id, prompt.text, said.text, score, verdicts, extra=extra)
+
+
+def _names(checks: Sequence[Check]) -> list[str]:
+    """Instruction ids, a repeated one numbered."""
+    names: list[str] = []
+    for check in checks:
+        before = sum(name.split(" (")[0] == check.instruction for name in names)
+        names.append(check.instruction if not before else f"{check.instruction} ({before + 1})")
+    return names
+
+
+def _as_headline(item: Item) -> Item:
+    extra = {name: value for name, value in item.extra.items() if name != "headline"}
+    return Item(item.id, item.prompt, item.response, item.score, item.verdicts, item.group, extra)
+
+
+def _check_details(items: Sequence[Item]) -> dict[str, Score]:
+    if not items:
+        return {}
+    rows = [
+        (str(number), instruction, strict, loose)
+        for number, item in enumerate(items)
+        for instruction, strict, loose in zip(
+            item.extra["instructions"],
+            item.verdicts.values(),
+            item.extra["loose_verdicts"].values(),
+            strict=True,
+        )
+    ]
+    groups = [row[0] for row in rows]
+    details = {
+        "prompt_loose": score_of([float(item.extra["loose"]) for item in items], [item.group for item in items]),
+        "instruction_strict": score_of([float(row[2]) for row in rows], groups),
+        "instruction_loose": score_of([float(row[3]) for row in rows], groups),
+    }
+    for instruction in sorted({row[1] for row in rows}):
+        of_kind = [row for row in rows if row[1] == instruction]
+        details[f"id/{instruction}"] = score_of([float(row[2]) for row in of_kind], [row[0] for row in of_kind])
+    return details
+
+
+def _rule_details(items: Sequence[Item]) -> dict[str, Score]:
+    details = {}
+    for rule in ("refusal", "answer"):
+        if scores := [item.score for item in items if item.extra["rule"] == rule]:
+            details[rule] = score_of(scores)
+    if answered := [item for item in items if item.extra["rule"] == "answer"]:
+        details["answer_contains"] = score_of([float(item.verdicts["contains"]) for item in answered])
+    return details

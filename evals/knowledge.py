@@ -1,0 +1,344 @@
+"""Knowledge in two forms: reachable (asked as a question) and stored (the document's form, by likelihood).
+
+After mid-training a fact may be stored and yet unreachable, because answering was lost; recovery then seems
+to add knowledge. So both are measured, with control probes about entities that no corpus teaches, and bits
+per byte on held-out documents beside them (never alone: low perplexity does not mean that questions are
+answered, arXiv 2402.12847).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from evals.asking import Answer, answer
+from evals.likelihood import Likelihood, Request, likelihoods
+from evals.statistics import ratio_of, score_of
+from recovery.chat import ChatFormat
+from recovery.errors import UsageError
+from recovery.loading import Loaded
+from recovery.rollouts import Engine
+from recovery.types import Item, Message, Probe, Score, SuiteResult
+
+Progress = Callable[[int], None]
+
+# Held-out documents are read in windows of at most this many tokens, whatever the model's own window.
+LONGEST_WINDOW = 4096
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’«»…–—·")
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def ask(
+    chat: ChatFormat,
+    engine: Engine,
+    probes: Sequence[Probe],
+    *,
+    suite: str = "domain_knowledge",
+    max_new_tokens: int = 48,
+    window: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SuiteResult:
+    """Probes of form "question", asked as chat and answered greedily.
+
+    The headline is whole-answer match after normalisation with any accepted answer; details: "contains" (an
+    accepted answer occurs in the response as whole words), "f1" (over words, the best of the accepted
+    answers) and "control" (whole-answer match on control probes, which count nowhere else). Errors are
+    clustered by a probe's source.
+    """
+    asked = _of_form(probes, "question", suite)
+    conversations = [(Message(role="user", content=probe.question),) for probe in asked]
+    answers = answer(
+        chat,
+        engine,
+        conversations,
+        max_new_tokens=max_new_tokens,
+        window=window,
+        seed=seed,
+        progress=progress,
+    )
+    items = [_question_item(probe, said) for probe, said in zip(asked, answers, strict=True)]
+    main = [item for item in items if not item.extra.get("control")]
+    details = {
+        "contains": _score([float(item.verdicts["contains"]) for item in main], main),
+        "f1": _score([float(item.extra["f1"]) for item in main], main),
+    }
+    return _result(suite, items, details)
+
+
+def choose(
+    loaded: Loaded,
+    probes: Sequence[Probe],
+    *,
+    suite: str = "domain_knowledge_stored",
+    token_budget: int = 16384,
+    progress: Progress | None = None,
+) -> SuiteResult:
+    """Probes of form "choice": the candidate with the highest log-likelihood per UTF-8 byte is the answer.
+
+    Per byte, so that long candidates are not at a disadvantage and tokenizers compare (lm-eval's
+    ``acc_norm``). Details: "unnormalised" (by plain log-likelihood), "chance" (1 / number of candidates) and
+    "control".
+    """
+    asked = _of_form(probes, "choice", suite)
+    for probe in asked:
+        if len(probe.choices) < 2 or probe.answers[0] not in probe.choices:
+            raise UsageError(f"probe {probe.id!r}: a choice needs two candidates or more, one of them its first answer")
+    prefix = document_prefix(loaded)
+    requests: list[Request] = []
+    places: list[list[int]] = []
+    for probe in asked:
+        place = []
+        for context, continuation in _encode_choices(loaded, prefix, probe):
+            place.append(len(requests))
+            requests.append((context, [continuation]))
+        places.append(place)
+    told = _per_probe(places, progress)
+    scored = likelihoods(loaded, requests, token_budget=token_budget, progress=told)
+    items = [
+        _choice_item(probe, [scored[index][0] for index in place]) for probe, place in zip(asked, places, strict=True)
+    ]
+    main = [item for item in items if not item.extra.get("control")]
+    chances = [1 / len(probe.choices) for probe in asked if not probe.control] or [0.0]
+    details = {
+        "unnormalised": _score([float(item.verdicts["unnormalised"]) for item in main], main),
+        "chance": Score(math.fsum(chances) / len(chances), 0.0, len(main)),
+    }
+    return _result(suite, items, details)
+
+
+def bits_per_byte(
+    loaded: Loaded,
+    texts: Sequence[str],
+    *,
+    suite: str = "bits_per_byte",
+    window: int | None = None,
+    token_budget: int = 16384,
+    progress: Progress | None = None,
+) -> SuiteResult:
+    """Bits the model needs for a byte (UTF-8) of held-out documents: Σ −log2 p / Σ bytes; lower is better.
+
+    A document longer than ``window`` tokens (default: the model's, at most 4,096) is read in windows that
+    overlap by half: every token is scored once, after the first window with at least half a window before it.
+    Items are documents; the standard error is that of a ratio over documents.
+    """
+    kept = [text for text in texts if text.strip()]
+    if not kept:
+        raise UsageError(f"suite {suite!r}: there is no held-out text to read")
+    size = min(window or LONGEST_WINDOW, loaded.max_length)
+    prefix = document_prefix(loaded) or [start_token(loaded)]
+    requests: list[Request] = []
+    owners: list[int] = []
+    for index, text in enumerate(kept):
+        for context, continuation in text_windows(prefix, loaded.chat.encode(text), size):
+            requests.append((context, [continuation]))
+            owners.append(index)
+    members: list[list[int]] = [[] for _ in kept]
+    for number, owner in enumerate(owners):
+        members[owner].append(number)
+    scored = likelihoods(loaded, requests, token_budget=token_budget, progress=_per_probe(members, progress))
+    bits = [-sum(scored[number][0].total for number in place) / math.log(2) for place in members]
+    sizes = [len(text.encode("utf-8")) for text in kept]
+    items = tuple(
+        Item(str(index), text[:200], "", bit / size, extra={"bits": bit, "bytes": size})
+        for index, (text, bit, size) in enumerate(zip(kept, bits, sizes, strict=True))
+    )
+    return SuiteResult(suite, ratio_of(bits, sizes), items)
+
+
+def general(
+    loaded: Loaded,
+    engine: Engine,
+    probes: Sequence[Probe],
+    *,
+    suite: str = "general",
+    max_new_tokens: int = 48,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> SuiteResult:
+    """General knowledge: probes of both forms in one suite; details "question" and "choice" give each apart."""
+    parts: dict[str, SuiteResult] = {}
+    if any(probe.form == "question" for probe in probes):
+        parts["question"] = ask(
+            loaded.chat,
+            engine,
+            probes,
+            suite=suite,
+            max_new_tokens=max_new_tokens,
+            window=loaded.max_length,
+            seed=seed,
+            progress=progress,
+        )
+    if any(probe.form == "choice" for probe in probes):
+        parts["choice"] = choose(loaded, probes, suite=suite, progress=progress)
+    if not parts:
+        raise UsageError(f"suite {suite!r}: there is no probe of form 'question' or 'choice'")
+    items = [item for part in parts.values() for item in part.items]
+    details = {form: part.score for form, part in parts.items()}
+    details |= {f"{form}/{name}": score for form, part in parts.items() for name, score in part.details.items()}
+    return _result(suite, items, details)
+
+
+def normalise(text: str) -> str:
+    """SQuAD's normalisation (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(response: str, answers: Sequence[str]) -> bool:
+    """Is the whole response, normalised, one of the accepted answers?"""
+    said = normalise(response)
+    return bool(said) and any(said == normalise(accepted) for accepted in answers)
+
+
+def contains(response: str, answers: Sequence[str]) -> bool:
+    """Does an accepted answer occur in the response as whole words, both normalised?"""
+    said = f" {normalise(response)} "
+    return any(bool(wanted) and f" {wanted} " in said for wanted in map(normalise, answers))
+
+
+def token_f1(response: str, answers: Sequence[str]) -> float:
+    """Best F1 over words between the response and an accepted answer, both normalised (SQuAD)."""
+    said = Counter(normalise(response).split())
+    best = 0.0
+    for accepted in answers:
+        wanted = Counter(normalise(accepted).split())
+        common = (said & wanted).total()
+        if common:
+            best = max(best, 2 * common / (said.total() + wanted.total()))
+    return best
+
+
+def document_prefix(loaded: Loaded) -> list[int]:
+    """The tokens this tokenizer puts before every text (a beginning-of-text token, or nothing)."""
+    with_special = list(loaded.tokenizer("a")["input_ids"])
+    plain = loaded.chat.encode("a")
+    starts = range(len(with_special) - len(plain) + 1)
+    at = next((i for i in starts if with_special[i : i + len(plain)] == plain), 0)
+    return [int(token) for token in with_special[:at]]
+
+
+def start_token(loaded: Loaded) -> int:
+    """What stands in for a beginning where a tokenizer adds none: its BOS token, else its end-of-text token."""
+    for token in (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id):
+        if token is not None:
+            return int(token)
+    return min(loaded.chat.end_ids)
+
+
+def text_windows(prefix: Sequence[int], tokens: Sequence[int], size: int) -> list[tuple[list[int], list[int]]]:
+    """(context, continuation) pairs of at most ``size`` tokens read at once; every token is scored once."""
+    first = size - len(prefix)
+    pieces = [(list(prefix), list(tokens[:first]))] if tokens else []
+    step = max(1, size // 2)
+    for start in range(first, len(tokens), step):
+        pieces.append((list(tokens[max(0, start - (size - step)) : start]), list(tokens[start : start + step])))
+    return pieces
+
+
+def _encode_choices(loaded: Loaded, prefix: list[int], probe: Probe) -> list[tuple[list[int], list[int]]]:
+    """Every candidate as (context ids, continuation ids), cut where the tokens of the joined text allow it.
+
+    Spaces before the gap go with the candidate, and the cut falls before a token that spans the gap: the ids
+    are then those of the text as it stands in a document.
+    """
+    stem = probe.question.rstrip()
+    space = probe.question[len(stem) :]
+    context = prefix + loaded.chat.encode(stem)
+    pairs = []
+    for choice in probe.choices:
+        whole = prefix + loaded.chat.encode(stem + space + choice)
+        same = next((i for i, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(context))
+        cut = min(same, len(whole) - 1)
+        head = whole[:cut] if cut else [start_token(loaded)]
+        pairs.append((head, whole[cut:]))
+    return pairs
+
+
+def _per_probe(places: Sequence[Sequence[int]], progress: Progress | None) -> Progress | None:
+    """Turn progress in requests into progress in probes, near enough for a bar that ends where it should."""
+    if progress is None:
+        return None
+    total, wanted = sum(map(len, places)), len(places)
+    state = {"requests": 0, "probes": 0}
+
+    def told(count: int) -> None:
+        state["requests"] += count
+        probes = wanted * state["requests"] // max(1, total)
+        progress(probes - state["probes"])
+        state["probes"] = probes
+
+    return told
+
+
+def _question_item(probe: Probe, said: Answer) -> Item:
+    right = exact_match(said.text, probe.answers)
+    extra: dict[str, Any] = {
+        "answers": list(probe.answers),
+        "f1": token_f1(said.text, probe.answers),
+        "tokens": said.tokens,
+        "finished": said.finished,
+    }
+    verdicts = {"correct": right, "contains": contains(said.text, probe.answers)}
+    return _marked(Item(probe.id, probe.question, said.text, float(right), verdicts, probe.source, extra), probe)
+
+
+def _choice_item(probe: Probe, scored: Sequence[Likelihood]) -> Item:
+    sizes = [len(choice.encode("utf-8")) for choice in probe.choices]
+    per_byte = [likelihood.total / size for likelihood, size in zip(scored, sizes, strict=True)]
+    chosen = max(range(len(per_byte)), key=per_byte.__getitem__)
+    plain = max(range(len(scored)), key=lambda i: scored[i].total)
+    wanted = probe.choices.index(probe.answers[0])
+    extra = {
+        "answers": list(probe.answers[:1]),
+        "choices": len(probe.choices),
+        "logprob_per_byte": per_byte[wanted],
+        "margin_per_byte": per_byte[wanted] - max(v for i, v in enumerate(per_byte) if i != wanted),
+    }
+    verdicts = {"correct": chosen == wanted, "unnormalised": plain == wanted}
+    item = Item(
+        probe.id,
+        probe.question,
+        probe.choices[chosen],
+        float(chosen == wanted),
+        verdicts,
+        probe.source,
+        extra,
+    )
+    return _marked(item, probe)
+
+
+def _marked(item: Item, probe: Probe) -> Item:
+    extra = dict(item.extra)
+    if probe.tags:
+        extra["tags"] = list(probe.tags)
+    if probe.control:
+        extra |= {"control": True, "headline": False}
+    return replace(item, extra=extra)
+
+
+def _of_form(probes: Sequence[Probe], form: str, suite: str) -> list[Probe]:
+    kept = [probe for probe in probes if probe.form == form]
+    if not any(not probe.control for probe in kept):
+        raise UsageError(f"suite {suite!r}: there is no probe of form {form!r} to put (control probes do not count)")
+    for probe in kept:
+        if not probe.answers:
+            raise UsageError(f"probe {probe.id!r} has no accepted answer")
+    return kept
+
+
+def _result(suite: str, items: Sequence[Item], details: dict[str, Score]) -> SuiteResult:
+    main = [item for item in items if not item.extra.get("control")]
+    control = [item for item in items if item.extra.get("control")]
+    if control:
+        details = {**details, "control": _score([item.score for item in control], control)}
+    return SuiteResult(suite, _score([item.score for item in main], main), tuple(items), details)
+
+
+def _score(values: Sequence[float], items: Sequence[Item]) -> Score:
+    return score_of(values, [item.group for item in items])

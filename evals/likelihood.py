@@ -1,0 +1,227 @@
+"""Log-likelihood of continuations, with the work on a shared context done once.
+
+A choice probe puts twenty candidates after one text. Scoring each pair from its first token would read that
+text twenty times; here it is read once into a key-value cache, its last hidden state scores every first
+token, and only the tokens in between are run behind it. No padding ever precedes a real token (contexts are
+batched by exact length, continuations padded on the right), so that the figures are those of plain scoring.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import DynamicCache
+
+from recovery.errors import UsageError
+from recovery.loading import Loaded
+from recovery.objectives.heads import Head
+
+# Logits held at once, in numbers: 64 MB of float32 whatever the vocabulary.
+LOGITS_AT_ONCE = 2**24
+
+Request = tuple[Sequence[int], Sequence[Sequence[int]]]
+Tokens = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Natural log-probability of every token of a continuation; ``greedy``: each was the likeliest."""
+
+    logprobs: tuple[float, ...]
+    greedy: bool
+
+    @property
+    def total(self) -> float:
+        """Log-probability of the whole continuation, in nats."""
+        return sum(self.logprobs)
+
+
+def likelihoods(
+    loaded: Loaded,
+    requests: Sequence[Request],
+    *,
+    token_budget: int = 16384,
+    progress: Callable[[int], None] | None = None,
+) -> list[list[Likelihood]]:
+    """Score ``requests``, (context ids, [continuation ids, ...]) each: a list of likelihoods a request, in
+    order.
+
+    Contexts need at least one token (a document starts behind a beginning-of-text token) and continuations
+    too. A pair longer than the model's window loses the left end of its context. ``token_budget`` bounds the
+    tokens run at once; it does not change the scores. ``progress`` is told how many requests were finished.
+    """
+    wanted, places = _by_context(requests, loaded.max_length)
+    scores: dict[tuple[Tokens, Tokens], Likelihood] = {}
+    open_pairs = [len(pairs) for pairs in places]
+    asked: dict[tuple[Tokens, Tokens], list[int]] = {}
+    for index, pairs in enumerate(places):
+        for pair in pairs:
+            asked.setdefault(pair, []).append(index)
+    with loaded.inference(), loaded.autocast():
+        for group in _groups(wanted, token_budget):
+            fresh = _score_group(loaded, group, token_budget)
+            scores.update(fresh)
+            finished = 0
+            for pair in fresh:
+                for index in asked[pair]:
+                    open_pairs[index] -= 1
+                    finished += open_pairs[index] == 0
+            if progress is not None and finished:
+                progress(finished)
+    return [[scores[pair] for pair in pairs] for pairs in places]
+
+
+def _by_context(
+    requests: Sequence[Request], window: int
+) -> tuple[dict[Tokens, dict[Tokens, None]], list[list[tuple[Tokens, Tokens]]]]:
+    """What to score, each pair once: context -> continuations; and for every request its pairs."""
+    wanted: dict[Tokens, dict[Tokens, None]] = {}
+    places: list[list[tuple[Tokens, Tokens]]] = []
+    for index, (context, continuations) in enumerate(requests):
+        pairs = []
+        for continuation in continuations:
+            if not context or not continuation:
+                raise UsageError(f"request {index} has an empty context or continuation: there is nothing to score")
+            if len(continuation) > window:
+                raise UsageError(
+                    f"request {index} has a continuation of {len(continuation)} tokens; the model's window is {window}"
+                )
+            cut = tuple(context)[-(window - len(continuation) + 1) :]  # the last token is never read
+            pair = (cut, tuple(continuation))
+            wanted.setdefault(pair[0], {})[pair[1]] = None
+            pairs.append(pair)
+        places.append(pairs)
+    return wanted, places
+
+
+def _groups(wanted: dict[Tokens, dict[Tokens, None]], token_budget: int) -> Iterator[list[tuple[Tokens, list[Tokens]]]]:
+    """Contexts of one length together, as many as the budget takes with all their continuations."""
+    by_length: dict[int, list[Tokens]] = {}
+    for context in wanted:
+        by_length.setdefault(len(context), []).append(context)
+    for length, contexts in sorted(by_length.items(), reverse=True):
+        group: list[tuple[Tokens, list[Tokens]]] = []
+        cost = 0
+        for context in contexts:
+            continuations = list(wanted[context])
+            # Every row behind the cache holds a copy of the context's keys: count it as if it were read.
+            price = length + sum(len(c) - 1 for c in continuations) + length * len(continuations) // 4
+            if group and cost + price > token_budget:
+                yield group
+                group, cost = [], 0
+            group.append((context, continuations))
+            cost += price
+        yield group
+
+
+def _score_group(
+    loaded: Loaded, group: list[tuple[Tokens, list[Tokens]]], token_budget: int
+) -> dict[tuple[Tokens, Tokens], Likelihood]:
+    contexts_BT = torch.tensor([context for context, _ in group], device=loaded.device)
+    length = contexts_BT.shape[1]
+    cache = DynamicCache(config=loaded.core.config)
+    hidden_BD = _hidden(loaded, contexts_BT, 0, cache)[:, -1]
+    rows = [(b, continuation) for b, (_, continuations) in enumerate(group) for continuation in continuations]
+    owners = torch.tensor([b for b, _ in rows], device=loaded.device)
+    firsts = torch.tensor([continuation[0] for _, continuation in rows], device=loaded.device)
+    logprobs, greedy = _first_tokens(loaded, hidden_BD, owners, firsts)
+    values = [[value] for value in logprobs]
+    longer = sorted((i for i, (_, c) in enumerate(rows) if len(c) > 1), key=lambda i: len(rows[i][1]), reverse=True)
+    chunks = list(_chunks(longer, [len(c) - 1 + length // 4 for _, c in rows], token_budget))
+    for number, chunk in enumerate(chunks):
+        last = number == len(chunks) - 1
+        behind = cache if last else copy.deepcopy(cache)
+        behind.batch_select_indices(owners[chunk])
+        later = _later_tokens(loaded, [rows[i][1] for i in chunk], length, behind)
+        for i, (row_values, row_greedy) in zip(chunk, later, strict=True):
+            values[i] += row_values
+            greedy[i] = greedy[i] and row_greedy
+    return {
+        (group[b][0], continuation): Likelihood(tuple(values[i]), greedy[i]) for i, (b, continuation) in enumerate(rows)
+    }
+
+
+def _first_tokens(
+    loaded: Loaded, hidden_BD: torch.Tensor, owners: torch.Tensor, firsts: torch.Tensor
+) -> tuple[list[float], list[bool]]:
+    """Every continuation's first token, scored by its context's last hidden state."""
+    normaliser, best, picked = [], [], torch.empty(len(owners), device=loaded.device)
+    head = _sharp_head(loaded)
+    step = max(1, LOGITS_AT_ONCE // head.vocabulary)
+    for start in range(0, len(hidden_BD), step):
+        logits_BV = _logits(head, hidden_BD[start : start + step])
+        normaliser.append(logits_BV.logsumexp(-1))
+        best.append(logits_BV.argmax(-1))
+        here = (owners >= start) & (owners < start + step)
+        picked[here] = logits_BV[owners[here] - start, firsts[here]]
+    logprobs = picked - torch.cat(normaliser)[owners]
+    return logprobs.tolist(), (torch.cat(best)[owners] == firsts).tolist()
+
+
+def _later_tokens(
+    loaded: Loaded, continuations: list[Tokens], length: int, cache: DynamicCache
+) -> list[tuple[list[float], bool]]:
+    """The tokens after the first, run behind the cached context; no real token attends right padding."""
+    width = max(len(c) for c in continuations) - 1
+    ids_BT = torch.full((len(continuations), width), loaded.chat.pad_id)
+    targets_BT = torch.full((len(continuations), width), -1)
+    for b, continuation in enumerate(continuations):
+        ids_BT[b, : len(continuation) - 1] = torch.tensor(continuation[:-1])
+        targets_BT[b, : len(continuation) - 1] = torch.tensor(continuation[1:])
+    ids_BT, targets_BT = ids_BT.to(loaded.device), targets_BT.to(loaded.device)
+    hidden_BTD = _hidden(loaded, ids_BT, length, cache)
+    real_BT = targets_BT >= 0
+    hidden_ND, targets_N = hidden_BTD[real_BT], targets_BT[real_BT]
+    values, hits = [], []
+    head = _sharp_head(loaded)
+    step = max(1, LOGITS_AT_ONCE // head.vocabulary)
+    for start in range(0, len(targets_N), step):
+        logits_NV = _logits(head, hidden_ND[start : start + step])
+        targets = targets_N[start : start + step]
+        values += (logits_NV.gather(-1, targets[:, None]).squeeze(-1) - logits_NV.logsumexp(-1)).tolist()
+        hits += (logits_NV.argmax(-1) == targets).tolist()
+    results, start = [], 0
+    for continuation in continuations:
+        end = start + len(continuation) - 1
+        results.append((values[start:end], all(hits[start:end])))
+        start = end
+    return results
+
+
+def _sharp_head(loaded: Loaded) -> Head:
+    """The head in float32 where its copy is small: bfloat16 would round the logits to steps of 0.06 at 12."""
+    head = loaded.head
+    if head.weight_VD.numel() > LOGITS_AT_ONCE:
+        return head
+    bias = None if head.bias_V is None else head.bias_V.float()
+    return dataclasses.replace(head, weight_VD=head.weight_VD.float(), bias_V=bias)
+
+
+def _logits(head: Head, hidden_ND: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        return head.logits(hidden_ND.to(head.weight_VD.dtype)).float()
+
+
+def _hidden(loaded: Loaded, ids_BT: torch.Tensor, offset: int, cache: DynamicCache) -> torch.Tensor:
+    """Final hidden states [B, T, D] of tokens at positions ``offset`` and on; the cache grows by them."""
+    positions_BT = torch.arange(offset, offset + ids_BT.shape[1], device=ids_BT.device).expand_as(ids_BT)
+    output = loaded.decoder(input_ids=ids_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True)
+    hidden_BTD: torch.Tensor = output.last_hidden_state.to(loaded.precision)
+    return hidden_BTD
+
+
+def _chunks(order: list[int], prices: list[int], budget: int) -> Iterator[list[int]]:
+    chunk: list[int] = []
+    cost = 0
+    for index in order:
+        if chunk and cost + prices[index] > budget:
+            yield chunk
+            chunk, cost = [], 0
+        chunk.append(index)
+        cost += prices[index]
+    if chunk:
+        yield chunk

@@ -1,0 +1,201 @@
+"""Everything that is measured at a checkpoint, in one call, and its summary as the SCORES object."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+from evals import ifeval, knowledge
+from evals.nltk_data import prepare
+from recovery.loading import Loaded
+from recovery.rollouts import Engine
+from recovery.types import Probe, Prompt, Score, SuiteResult
+
+# progress(suite, items done, items in all)
+Progress = Callable[[str, int, int], None]
+Asked = TypeVar("Asked", Prompt, Probe)
+
+QUESTION_TOKENS = 64
+_BY_CORPUS = {
+    "domain_knowledge": "domain_knowledge_by_corpus",
+    "domain_knowledge_stored": "domain_knowledge_stored_by_corpus",
+    "bits_per_byte": "bits_per_byte",
+}
+
+
+def evaluate(
+    loaded: Loaded,
+    engine: Engine,
+    *,
+    instruction: Sequence[Prompt] = (),
+    probes_by_corpus: Mapping[int, Sequence[Probe]] | None = None,
+    held_out: Mapping[int, Sequence[str]] | None = None,
+    general: Sequence[Probe] = (),
+    max_new_tokens: int = 256,
+    question_tokens: int | None = None,
+    seed: int = 0,
+    limit: int | None = None,
+    progress: Progress | None = None,
+) -> list[SuiteResult]:
+    """Measure the model in memory; ``engine`` must sample from the same weights as ``loaded`` holds.
+
+    Suites: "instruction_following"; for every corpus k that has them "domain_knowledge/k" (questions),
+    "domain_knowledge_stored/k" (choices) and "bits_per_byte/k" (held-out texts); "general". The highest
+    corpus is the current one, and its two knowledge scores are given once more without the number (and
+    without items, which would only be stored twice). A suite with nothing to ask is left out. ``limit`` keeps
+    as many items of each suite, the same ones for every checkpoint. ``question_tokens`` bounds answers to
+    questions (default: 64 at most).
+    """
+    probes, texts = probes_by_corpus or {}, held_out or {}
+    tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
+    results: list[SuiteResult] = []
+    if instruction:
+        prompts = sample(instruction, limit)
+        results.append(_instructions(loaded, engine, prompts, max_new_tokens, seed, progress))
+    for corpus, asked in sorted(probes.items()):
+        results += _corpus(loaded, engine, corpus, asked, tokens, seed, limit, progress)
+    for corpus, documents in sorted(texts.items()):
+        if kept := [text for text in documents if text.strip()][:limit]:
+            suite = f"bits_per_byte/{corpus}"
+            told = _told(progress, suite, len(kept))
+            results.append(knowledge.bits_per_byte(loaded, kept, suite=suite, progress=told))
+    if general:
+        asked = sample(general, limit)
+        told = _told(progress, "general", len(asked))
+        results.append(knowledge.general(loaded, engine, asked, max_new_tokens=tokens, seed=seed, progress=told))
+    return results + _current(results, max(probes, default=0))
+
+
+def sample(items: Sequence[Asked], limit: int | None) -> list[Asked]:
+    """At most ``limit`` items, in their order: the same ones every time, spread over the whole list.
+
+    Chosen by a hash of the id, so that a larger limit only adds to a smaller one's.
+    """
+    if limit is None or len(items) <= limit:
+        return list(items)
+    ranked = sorted(range(len(items)), key=lambda i: hashlib.sha256(items[i].id.encode()).digest())
+    return [items[index] for index in sorted(ranked[:limit])]
+
+
+def recorded(
+    engine: Engine, *, max_new_tokens: int, question_tokens: int | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """What has to be kept beside the scores, since it can change them: limits, batch budget, versions."""
+    return {
+        "decoding": "greedy",
+        "max_new_tokens": max_new_tokens,
+        "question_tokens": question_tokens or min(max_new_tokens, QUESTION_TOKENS),
+        "seed": seed,
+        "engine": type(engine).__name__,
+        "token_budget": getattr(engine, "token_budget", None),
+        "sentence_data": "nltk" if prepare().real else "stand-in",
+        "lm_eval": version("lm_eval"),
+        "nltk": version("nltk"),
+    }
+
+
+def score_json(score: Score) -> dict[str, float | int]:
+    """A score as {"value", "stderr", "n"}."""
+    return {"value": score.value, "stderr": score.stderr, "n": score.n}
+
+
+def scores_json(results: Iterable[SuiteResult]) -> dict[str, Any]:
+    """The SCORES object of ``recover status --json``; suites that were not measured are left out."""
+    return scores_json_from((result.suite, result.score) for result in results)
+
+
+def scores_json_from(rows: Iterable[tuple[str, Score]]) -> dict[str, Any]:
+    """The same from (suite name, score) pairs, as they come back from the tracker.
+
+    {"instruction_following": {"value", "stderr", "n"}, "domain_knowledge": {...}, "domain_knowledge_stored":
+    {...}, "domain_knowledge_by_corpus": {"1": {...}}, "domain_knowledge_stored_by_corpus": {...},
+    "bits_per_byte": {"1": {...}}, "general": {...}}
+    """
+    scores: dict[str, Any] = {}
+    for suite, score in rows:
+        name, _, corpus = suite.partition("/")
+        if corpus and name in _BY_CORPUS:
+            scores.setdefault(_BY_CORPUS[name], {})[corpus] = score_json(score)
+        else:
+            scores[suite] = score_json(score)
+    return scores
+
+
+def _instructions(
+    loaded: Loaded,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    tokens: int,
+    seed: int,
+    progress: Progress | None,
+) -> SuiteResult:
+    suite = "instruction_following"
+    return ifeval.evaluate_instructions(
+        loaded.chat,
+        engine,
+        prompts,
+        max_new_tokens=tokens,
+        window=loaded.max_length,
+        seed=seed,
+        suite=suite,
+        progress=_told(progress, suite, len(prompts)),
+    )
+
+
+def _corpus(
+    loaded: Loaded,
+    engine: Engine,
+    corpus: int,
+    probes: Sequence[Probe],
+    tokens: int,
+    seed: int,
+    limit: int | None,
+    progress: Progress | None,
+) -> list[SuiteResult]:
+    """Both forms of knowledge of one corpus, whichever it has probes for."""
+    results = []
+    questions = sample([probe for probe in probes if probe.form == "question"], limit)
+    if any(not probe.control for probe in questions):
+        suite = f"domain_knowledge/{corpus}"
+        told = _told(progress, suite, len(questions))
+        window = loaded.max_length
+        results.append(
+            knowledge.ask(
+                loaded.chat,
+                engine,
+                questions,
+                suite=suite,
+                max_new_tokens=tokens,
+                window=window,
+                seed=seed,
+                progress=told,
+            )
+        )
+    choices = sample([probe for probe in probes if probe.form == "choice"], limit)
+    if any(not probe.control for probe in choices):
+        suite = f"domain_knowledge_stored/{corpus}"
+        told = _told(progress, suite, len(choices))
+        results.append(knowledge.choose(loaded, choices, suite=suite, progress=told))
+    return results
+
+
+def _current(results: Sequence[SuiteResult], corpus: int) -> list[SuiteResult]:
+    names = {f"{name}/{corpus}": name for name in ("domain_knowledge", "domain_knowledge_stored")}
+    return [replace(result, suite=names[result.suite], items=()) for result in results if result.suite in names]
+
+
+def _told(progress: Progress | None, suite: str, total: int) -> Callable[[int], None] | None:
+    """Counts what engines report in steps into "this many of so many"."""
+    if progress is None:
+        return None
+    done = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(suite, done, total)
+
+    return told
