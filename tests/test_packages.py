@@ -1,0 +1,144 @@
+"""`db`, `evals`, `pipelines`, `dashboard` are ours, wherever the user stands, whatever else is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recovery import _packages
+from recovery._packages import (
+    OWN_PACKAGES,
+    OwnPackageFinder,
+    PackageCollisionError,
+    claim_packages,
+    leave_current_folder,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+FOREIGN = "raise SystemExit('a trap was imported')\n"
+
+
+@pytest.fixture(params=["recover", "python -m recovery"])
+def launcher(request: pytest.FixtureRequest, require_component: Callable[[bool, str], None]) -> list[str]:
+    """The two ways to start the command line."""
+    if request.param == "recover":
+        script = Path(sys.executable).parent / "recover"
+        require_component(script.is_file(), "the installed `recover` script")
+        return [str(script)]
+    return [sys.executable, "-m", "recovery"]
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Path:
+    """A folder as a user may have it: packages of the same names as ours, all of them traps."""
+    for name in OWN_PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(FOREIGN)
+    return tmp_path
+
+
+def start(launcher: list[str], *arguments: str, cwd: Path, path: list[Path]) -> subprocess.CompletedProcess[str]:
+    """Run the command line in ``cwd`` with ``path`` as PYTHONPATH."""
+    return subprocess.run(
+        [*launcher, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def folders(finished: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Where ``recover doctor --json`` imported the project's packages from."""
+    assert "trap" not in finished.stdout + finished.stderr
+    findings = {finding["name"]: finding for finding in json.loads(finished.stdout)["findings"]}
+    return findings["packages"]["facts"]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["in the folder", "in PYTHONPATH too"])
+def test_packages_of_the_users_folder_are_not_imported(launcher: list[str], crowded: Path, named: bool) -> None:
+    finished = start(launcher, "doctor", "--json", cwd=crowded, path=[crowded, ROOT] if named else [ROOT])
+    assert folders(finished) == {name: str(ROOT / name) for name in OWN_PACKAGES}
+
+
+def test_a_foreign_package_imported_before_us_is_refused(launcher: list[str], tmp_path: Path) -> None:
+    foreign = tmp_path / "elsewhere"
+    (foreign / "evals").mkdir(parents=True)
+    (foreign / "evals" / "__init__.py").touch()
+    (foreign / "sitecustomize.py").write_text("import evals\n")
+    finished = start(launcher, "--version", cwd=tmp_path, path=[foreign, ROOT])
+    assert finished.returncode == 1
+    (line,) = finished.stderr.splitlines()
+    assert line.startswith("recover: error: ")
+    assert str(foreign / "evals") in line
+    assert "sitecustomize" in line
+
+
+def test_a_distribution_installed_over_ours_is_refused_by_name(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    shutil.copytree(ROOT / "recovery", site / "recovery", ignore=shutil.ignore_patterns("miniature", "__pycache__"))
+    for name in OWN_PACKAGES:
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text((ROOT / name / "__init__.py").read_text())
+    (site / "evals" / "__init__.py").write_text('"""Somebody else\'s evals."""\n')
+    (site / "other_evals-9.9.dist-info").mkdir()
+    (site / "other_evals-9.9.dist-info" / "METADATA").write_text("Name: other-evals\nVersion: 9.9\n")
+    (site / "other_evals-9.9.dist-info" / "top_level.txt").write_text("evals\n")
+    finished = start([sys.executable, "-m", "recovery"], "--version", cwd=site, path=[])
+    assert finished.returncode == 1
+    (line,) = finished.stderr.splitlines()
+    assert f"'evals' at {site / 'evals'} is not Recovery's package" in line
+    assert "other-evals" in line
+    assert "python -m venv" in line
+
+
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PackageCollisionError, match=r"own package 'db' is missing .*reinstall"):
+        claim_packages(tmp_path)
+
+
+def test_every_package_carries_the_marker() -> None:
+    for name in OWN_PACKAGES:
+        assert _packages.MARKER in (ROOT / name / "__init__.py").read_text().splitlines(), name
+
+
+def test_the_finder_answers_for_our_names_only() -> None:
+    finder = OwnPackageFinder(ROOT)
+    assert finder.find_spec("json") is None
+    assert finder.find_spec("db.schema") is None
+    spec = finder.find_spec("db")
+    assert spec is not None
+    assert spec.origin == str(ROOT / "db" / "__init__.py")
+
+
+def test_claiming_twice_adds_one_finder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    claim_packages()
+    claim_packages()
+    ours = [finder for finder in sys.meta_path if isinstance(finder, OwnPackageFinder)]
+    assert len(ours) == 1
+
+
+def test_the_users_folder_leaves_the_import_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "/elsewhere"])
+    leave_current_folder()
+    assert sys.path == ["/elsewhere"]
+    leave_current_folder()
+    assert sys.path == ["/elsewhere"], "what PYTHONPATH names stays"
+
+
+def test_the_projects_own_folder_stays_on_the_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [str(ROOT), "/elsewhere"])
+    leave_current_folder()
+    assert sys.path == [str(ROOT), "/elsewhere"]
