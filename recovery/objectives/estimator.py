@@ -60,9 +60,7 @@ class Estimator:
             return fused_loss(hidden_ND, student.head, divergence="cross_entropy", targets_N=batch.targets_N)
         if batch.teacher not in self.teachers:
             known = ", ".join(sorted(self.teachers)) or "none"
-            raise UsageError(
-                f"a row asks for the teacher {batch.teacher!r}, which was not given (given: {known})"
-            )
+            raise UsageError(f"a row asks for the teacher {batch.teacher!r}, which was not given (given: {known})")
         teacher = self.teachers[batch.teacher]
         return fused_loss(
             hidden_ND,

@@ -25,6 +25,7 @@ from torch import Tensor
 from recovery.errors import ModelError, UsageError
 from recovery.objectives.divergences import divergence_, resolve_divergence
 from recovery.objectives.heads import Head
+from recovery.objectives.products import linear
 
 Divergence = Literal["reverse_kl", "forward_kl", "jsd", "cross_entropy"]
 
@@ -66,12 +67,9 @@ class _Side:
     scale: float
     softcap: float | None
 
-    def project(self, rows: slice, out_NV: Tensor) -> Tensor:
-        """The head's matrix product for some tokens, before scale and cap."""
-        hidden_ND = self.hidden_ND[rows]
-        if self.bias_V is None:
-            return torch.mm(hidden_ND, self.weight_VD.t(), out=out_NV)
-        return torch.addmm(self.bias_V, hidden_ND, self.weight_VD.t(), out=out_NV)
+    def project(self, rows: slice, buffer_NV: Tensor) -> Tensor:
+        """The head's product for some tokens, before scale and cap, in the buffer where the library can."""
+        return linear(self.hidden_ND[rows], self.weight_VD, self.bias_V, buffer_NV)
 
     def shape_(self, logits_NV: Tensor, temperature: float, keep_slope: bool) -> Tensor | None:
         """Apply scale, soft cap and temperature in place; return the cap's slope 1 - tanh^2 where asked."""
@@ -236,7 +234,7 @@ def _chunk(student: _Side, plan: _Plan, totals: _Totals, rows: slice) -> None:
         _block(student, plan, totals, logits_NV[part], None if teacher_NV is None else teacher_NV[part],
                slice(rows.start + part.start, rows.start + part.stop))  # fmt: skip
     factor = plan.scale / plan.temperature
-    grad_ND = torch.mm(logits_NV, student.weight_VD).to(plan.wide).mul_(factor)
+    grad_ND = linear(logits_NV, student.weight_VD.t(), None).to(plan.wide).mul_(factor)
     torch.linalg.vector_norm(grad_ND, dim=-1, out=totals.norm_N[rows])
     weights_N1 = plan.weights_N[rows].unsqueeze(-1)
     torch.mul(grad_ND, weights_N1, out=totals.hidden_ND[rows])
@@ -273,12 +271,9 @@ def _block(
 
 
 def _accumulate(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
-    """Add grad^T hidden to a head's gradient, in tiles of rows where the total is kept in a wider type."""
-    if total_VD.dtype == grad_NV.dtype:
-        total_VD.addmm_(grad_NV.t(), hidden_ND)
-        return
+    """Add grad^T hidden to a head's gradient, some rows at a time: the product is never held whole."""
     for rows in _slices(total_VD.shape[0], _HEAD_TILE):
-        total_VD[rows] += torch.mm(grad_NV[:, rows].t(), hidden_ND)
+        total_VD[rows] += linear(grad_NV[:, rows].t(), hidden_ND.t(), None)
 
 
 def _side(hidden_ND: Tensor, head: Head, dtype: torch.dtype) -> _Side:
@@ -350,5 +345,5 @@ def _check_shapes(
     if teacher_head.vocabulary != head.vocabulary:
         raise ModelError(
             f"student and teacher heads give {head.vocabulary} and {teacher_head.vocabulary} logits: cut the "
-            "larger with Head.first where its extra entries are padding, or take a teacher of the same tokenizer"
+            "larger with Head.first where its extra entries are padding, or take a teacher of its tokenizer"
         )
