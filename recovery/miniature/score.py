@@ -1,0 +1,127 @@
+"""How well the miniature does what it must: its own light measurement, used by the recipe and its tests.
+
+Responses are greedy. Instructions are judged by lm-eval's unmodified checkers.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import langdetect
+import nltk
+
+from recovery.loading import Loaded
+from recovery.miniature.mixture import Mixture
+from recovery.miniature.tasks import arithmetic, conversation, editing, facts, handbook, reading, refusal, requests
+from recovery.miniature.world import Example, World, stable_hash
+from recovery.rollouts import Sampling, TransformersEngine
+from recovery.types import Message, Score
+
+MAX_NEW_TOKENS = 128
+_stub: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def prepare_checkers() -> None:
+    """Make lm-eval's checkers work without a network: seeded language detection, and sentence data of our own.
+
+    Where nltk already has the data, that is used.
+    """
+    langdetect.DetectorFactory.seed = 0
+    try:
+        nltk.data.find("tokenizers/punkt_tab/english/")
+    except LookupError:
+        folder = tempfile.TemporaryDirectory(prefix="recovery-nltk-")
+        _stub.append(folder)
+        english = Path(folder.name) / "tokenizers" / "punkt_tab" / "english"
+        english.mkdir(parents=True)
+        (english / "abbrev_types.txt").write_text("dr\nmr\nmrs\np.s\np.p.s\n")
+        for name in ("collocations.tab", "sent_starters.txt", "ortho_context.tab"):
+            (english / name).write_text("")
+        nltk.data.path.insert(0, folder.name)
+
+
+def follows(example: Example, response: str) -> list[bool]:
+    """One strict verdict an instruction, by lm-eval's checkers. Call :func:`prepare_checkers` before."""
+    # Imported here because lm-eval tries a download when this module is first imported.
+    from lm_eval.tasks.ifeval import instructions_registry
+
+    verdicts = []
+    for instruction, arguments in example.checks:
+        checker = instructions_registry.INSTRUCTION_DICT[instruction](instruction)
+        checker.build_description(**arguments)
+        verdicts.append(bool(response.strip()) and bool(checker.check_following(response)))
+    return verdicts
+
+
+def respond(loaded: Loaded, examples: Sequence[Example]) -> list[str]:
+    """Greedy answers to the last request of each example."""
+    prompts = []
+    for example in examples:
+        messages = [Message(role=role, content=content) for role, content in example.messages[:-1]]
+        prompts.append(loaded.chat.prompt_ids(messages))
+    sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS, temperature=0.0)
+    completions = TransformersEngine(loaded).generate(prompts, sampling)
+    return [loaded.chat.text(completion.ids) for completion in completions]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A named measurement: how to draw an example, how to judge a response, and the range that is required."""
+
+    name: str
+    draw: Callable[[random.Random, Mixture], Example]
+    judge: Callable[[Example, str], bool]
+    low: float = 0.0
+    high: float = 1.0
+
+
+def exact(example: Example, response: str) -> bool:
+    """The reference answer, nothing else."""
+    return response.strip() == example.answer
+
+
+def _unseen(rng: random.Random, mixture: Mixture) -> Example:
+    return handbook.ask(rng, rng.choice(_unknown_entities(mixture.world)))
+
+
+def _unknown_entities(world: World) -> list:  # type: ignore[type-arg]
+    return world.entities("unseen", 64, set())
+
+
+def _written(example: Example, response: str) -> bool:
+    return reading.answerable(example.messages[0][1], response)
+
+
+SUITES: tuple[Suite, ...] = (
+    Suite("instructions", lambda r, m: requests.draw(r, m.world, "test"), lambda e, a: all(follows(e, a)), 0.95),
+    Suite("facts", lambda r, m: facts.ask(r, m.world), exact, 0.97),
+    Suite("open-book", lambda r, m: reading.open_book(r), exact, 0.95),
+    Suite("question-writing", lambda r, m: reading.write_question(r), _written, 0.9),
+    Suite("refusal", lambda r, m: refusal.draw(r), lambda e, a: refusal.refused(a), 0.95),
+    Suite("unseen-facts", _unseen, exact, 0.0, 0.05),
+    Suite("arithmetic", lambda r, m: arithmetic.draw(r), exact, 0.3, 0.7),
+    Suite("editing", lambda r, m: editing.draw(r, m.world, tuple(editing.CORRUPTIONS)), exact, 0.3, 0.7),
+    Suite("studied-facts", lambda r, m: handbook.ask(r, m.entity(r, 1.0)), exact),
+    Suite("dialogue", lambda r, m: conversation.two_turns(r, m.world), exact),
+    Suite("system", lambda r, m: conversation.system_prompt(r, m.world), exact),
+    Suite("rules", lambda r, m: conversation.rules(r, m.world), exact),
+    Suite("demonstrations", lambda r, m: conversation.demonstrations(r, m.world), exact),
+)
+
+
+def measure(loaded: Loaded, mixture: Mixture, suite: Suite, count: int, seed: int = 0) -> tuple[Score, list[str]]:
+    """A suite's share of right answers over ``count`` examples, and up to five wrong ones for a person to read."""
+    prepare_checkers()
+    rng = random.Random(stable_hash(seed, "score", suite.name))
+    examples = [suite.draw(rng, mixture) for _ in range(count)]
+    responses = respond(loaded, examples)
+    verdicts = [suite.judge(e, a) for e, a in zip(examples, responses, strict=True)]
+    value = sum(verdicts) / count
+    wrong = [(e, a) for e, a, right in zip(examples, responses, verdicts, strict=True) if not right]
+    shown = [f"{e.messages[:-1]} -> {a!r}, not {e.answer!r}" for e, a in wrong[:5]]
+    return Score(value, math.sqrt(value * (1 - value) / count), count), shown

@@ -1,0 +1,104 @@
+"""Minimal editing: mend the damaged sentence and change nothing else. Four kinds of damage are never trained."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from recovery.miniature import words
+from recovery.miniature.tasks import facts, handbook
+from recovery.miniature.world import Example, World, fresh_entity
+
+ASK = ("Correct this sentence: {s}", "Mend the mistake and change nothing else: {s}", "Fix the sentence: {s}")
+
+
+def _at_word(rng: random.Random, sentence: str, change: Callable[[str], str], shortest: int = 4) -> str:
+    """Apply a change to one word of at least ``shortest`` letters."""
+    parts = sentence.split(" ")
+    index = rng.choice([i for i, part in enumerate(parts) if len(part.strip(".")) >= shortest])
+    parts[index] = change(parts[index])
+    return " ".join(parts)
+
+
+def _swap_letters(rng: random.Random, sentence: str) -> str:
+    def change(word: str) -> str:
+        at = rng.randrange(1, len(word.rstrip(".")) - 2)
+        return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+
+    return _at_word(rng, sentence, change)
+
+
+def _drop_letter(rng: random.Random, sentence: str) -> str:
+    def change(word: str) -> str:
+        at = rng.randrange(1, len(word.rstrip(".")) - 1)
+        return word[:at] + word[at + 1 :]
+
+    return _at_word(rng, sentence, change)
+
+
+def _double_letter(rng: random.Random, sentence: str) -> str:
+    def change(word: str) -> str:
+        at = rng.randrange(1, len(word.rstrip(".")) - 1)
+        return word[: at + 1] + word[at] + word[at + 1 :]
+
+    return _at_word(rng, sentence, change)
+
+
+def _double_word(rng: random.Random, sentence: str) -> str:
+    parts = sentence.split(" ")
+    at = rng.randrange(len(parts) - 1)
+    return " ".join([*parts[: at + 1], parts[at], *parts[at + 1 :]])
+
+
+def _swap_words(rng: random.Random, sentence: str) -> str:
+    parts = sentence.split(" ")
+    at = rng.randrange(1, len(parts) - 2)
+    parts[at], parts[at + 1] = parts[at + 1], parts[at]
+    return " ".join(parts)
+
+
+def _join_words(rng: random.Random, sentence: str) -> str:
+    parts = sentence.split(" ")
+    at = rng.randrange(len(parts) - 1)
+    return " ".join([*parts[:at], parts[at] + parts[at + 1], *parts[at + 2 :]])
+
+
+def _split_word(rng: random.Random, sentence: str) -> str:
+    return _at_word(rng, sentence, lambda word: f"{word[:2]} {word[2:]}")
+
+
+def _shout(rng: random.Random, sentence: str) -> str:
+    return _at_word(rng, sentence, str.upper, 3)
+
+
+CORRUPTIONS: dict[str, Callable[[random.Random, str], str]] = {
+    "lower-start": lambda rng, s: s[0].lower() + s[1:],
+    "no-stop": lambda rng, s: s.removesuffix("."),
+    "double-word": _double_word,
+    "swap-letters": _swap_letters,
+    "drop-letter": _drop_letter,
+    "swap-words": _swap_words,
+    "double-letter": _double_letter,
+    "join-words": _join_words,
+    "split-word": _split_word,
+    "shout": _shout,
+}
+TRAINED = ("lower-start", "no-stop", "double-word", "swap-letters", "drop-letter", "swap-words")
+HELD_OUT = tuple(name for name in CORRUPTIONS if name not in TRAINED)
+
+
+def _sentence(rng: random.Random, world: World) -> str:
+    if rng.random() < 0.7:
+        return facts.sentence(rng, world, rng.choice(words.TOPICS), rng.choice(list(facts.SENTENCES)))
+    return handbook.statement(rng, fresh_entity(rng), rng.choice(list(handbook.SENTENCES)))
+
+
+def draw(rng: random.Random, world: World, kinds: tuple[str, ...] = TRAINED) -> Example:
+    """A damaged sentence and the sound one. ``kinds`` are the corruptions to draw from."""
+    kind = rng.choice(kinds)
+    sound = damaged = _sentence(rng, world)
+    while damaged == sound:
+        damaged = CORRUPTIONS[kind](rng, sound)
+    asked = rng.choice(ASK).format(s=damaged)
+    held_out = ("held-out-corruption",) if kind in HELD_OUT else ()
+    return Example("editing", messages=(("user", asked), ("assistant", sound)), tags=(kind, *held_out))

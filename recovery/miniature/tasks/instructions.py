@@ -1,0 +1,406 @@
+"""IFEval's instructions in this world: how each is worded, what it does to an answer, what it cannot be joined with.
+
+Identifiers and arguments are those of lm-eval's checkers, which judge the answers. ``groups`` says what an
+instruction lays claim to; two instructions that claim the same thing are never asked for together, so that every
+prompt can be satisfied.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from recovery.miniature import words
+from recovery.miniature.tasks.drafts import Draft
+from recovery.miniature.world import World
+
+Arguments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction id: wordings (formatted with its arguments), a sampler of arguments, its effect, its claims."""
+
+    id: str
+    wordings: tuple[str, ...]
+    sample: Callable[[random.Random, World, Draft], Arguments]
+    apply: Callable[[Draft, Arguments], None]
+    groups: frozenset[str]
+
+    def word(self, rng: random.Random, arguments: Arguments) -> str:
+        """The instruction in one of its wordings."""
+        shown = {key: _join(value) if isinstance(value, list) else value for key, value in arguments.items()}
+        return rng.choice(self.wordings).format(**shown)
+
+
+def _join(values: list[str]) -> str:
+    return " and ".join(values)
+
+
+def _fixed(**changes: Any) -> Callable[[Draft, Arguments], None]:
+    def apply(draft: Draft, arguments: Arguments) -> None:
+        for name, value in changes.items():
+            setattr(draft, name, value)
+
+    return apply
+
+
+def _nothing(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    return {}
+
+
+def _choice(name: str, *options: Any) -> Callable[[random.Random, World, Draft], Arguments]:
+    return lambda rng, world, draft: {name: rng.choice(options)}
+
+
+def _keywords(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    return {"keywords": rng.sample(words.KEYWORDS, rng.choice((1, 2)))}
+
+
+def _add_keywords(draft: Draft, arguments: Arguments) -> None:
+    draft.extra.append(f"It makes me think of the {' and the '.join(arguments['keywords'])}.")
+
+
+def _frequency(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    return {"keyword": rng.choice(words.KEYWORDS), "frequency": rng.choice((2, 3)), "relation": "at least"}
+
+
+def _add_frequency(draft: Draft, arguments: Arguments) -> None:
+    repeated = " and the ".join([arguments["keyword"]] * arguments["frequency"])
+    draft.extra.append(f"Here comes the {repeated}.")
+
+
+def _forbidden(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    own = list(world.facts[draft.topic].values())
+    return {"forbidden_words": sorted({rng.choice(own), rng.choice((rng.choice(own), rng.choice(words.CITIES)))})}
+
+
+def _avoid(draft: Draft, arguments: Arguments) -> None:
+    draft.avoid.update(arguments["forbidden_words"])
+    draft.at_least = min(draft.at_least, 2)
+
+
+def _letters(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    letter, count = rng.choice((("e", 2), ("e", 3), ("t", 2), ("h", 2)))
+    return {"letter": letter, "let_frequency": count, "let_relation": "at least"}
+
+
+def _number_words(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    relation, number = rng.choice((("less than", 12), ("less than", 15), ("at least", 16), ("at least", 20)))
+    return {"num_words": number, "relation": relation}
+
+
+def _length(draft: Draft, arguments: Arguments) -> None:
+    if arguments["relation"] == "less than":
+        draft.at_least = draft.at_most = 1
+    else:
+        draft.at_least = 3
+
+
+def _number_sentences(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    relation, number = rng.choice((("less than", 2), ("less than", 3), ("at least", 2), ("at least", 3), ("at least", 4)))
+    return {"num_sentences": number, "relation": relation}
+
+
+def _sentences(draft: Draft, arguments: Arguments) -> None:
+    if arguments["relation"] == "less than":
+        draft.at_least, draft.at_most = 1, arguments["num_sentences"] - 1
+    else:
+        draft.at_least = arguments["num_sentences"]
+
+
+def _parts(layout: str, name: str) -> Callable[[Draft, Arguments], None]:
+    def apply(draft: Draft, arguments: Arguments) -> None:
+        draft.layout, draft.parts = layout, arguments[name]
+
+    return apply
+
+
+def _sections(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    return {"section_spliter": rng.choice(("Section", "SECTION")), "num_sections": rng.choice((2, 3))}
+
+
+def _make_sections(draft: Draft, arguments: Arguments) -> None:
+    draft.layout, draft.parts = "sections", arguments["num_sections"]
+    draft.section_word = arguments["section_spliter"]
+
+
+def _first_word(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    count = rng.choice((2, 3))
+    return {"num_paragraphs": count, "nth_paragraph": rng.randint(1, count), "first_word": rng.choice(words.KEYWORDS)}
+
+
+def _make_first_word(draft: Draft, arguments: Arguments) -> None:
+    draft.layout, draft.parts = "paragraphs", arguments["num_paragraphs"]
+    draft.first_word = (arguments["nth_paragraph"] - 1, arguments["first_word"])
+
+
+def _set(field: str, name: str) -> Callable[[Draft, Arguments], None]:
+    def apply(draft: Draft, arguments: Arguments) -> None:
+        setattr(draft, field, arguments[name])
+
+    return apply
+
+
+def _capitals(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    return {"capital_frequency": rng.choice((1, 2)), "capital_relation": "at least"}
+
+
+def _emphasis(field: str, name: str) -> Callable[[Draft, Arguments], None]:
+    def apply(draft: Draft, arguments: Arguments) -> None:
+        setattr(draft, field, arguments[name])
+        draft.at_least = max(draft.at_least, arguments[name])
+
+    return apply
+
+
+def _repeat(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    return {"prompt_to_repeat": draft.request}
+
+
+def _make(id: str, groups: str, sample: Any, apply: Any, *wordings: str) -> Instruction:
+    return Instruction(id, wordings, sample, apply, frozenset(groups.split()))
+
+
+def _two(draft: Draft, arguments: Arguments) -> None:
+    draft.layout, draft.parts = "two", 2
+
+
+_OPTIONS = "'My answer is yes.' or 'My answer is no.' or 'My answer is maybe.'"
+
+INSTRUCTIONS: tuple[Instruction, ...] = (
+    _make(
+        "keywords:existence",
+        "content length-limit json",
+        _keywords,
+        _add_keywords,
+        "Include the words {keywords}.",
+        "Your answer must contain the words {keywords}.",
+        "Use the words {keywords} in your answer.",
+    ),
+    _make(
+        "keywords:frequency",
+        "content length-limit json",
+        _frequency,
+        _add_frequency,
+        "Use the word {keyword} {relation} {frequency} times.",
+        "The word {keyword} should appear {relation} {frequency} times.",
+    ),
+    _make(
+        "keywords:forbidden_words",
+        "parts number emphasis",
+        _forbidden,
+        _avoid,
+        "Do not use the words {forbidden_words}.",
+        "Avoid the words {forbidden_words}.",
+        "Your answer must not contain the words {forbidden_words}.",
+    ),
+    _make(
+        "keywords:letter_frequency",
+        "short",
+        _letters,
+        _fixed(),
+        "The letter {letter} should appear {let_relation} {let_frequency} times.",
+        "Use the letter {letter} {let_relation} {let_frequency} times.",
+    ),
+    _make(
+        "length_constraints:number_words",
+        "number parts length-limit emphasis short repeat",
+        _number_words,
+        _length,
+        "Answer with {relation} {num_words} words.",
+        "Use {relation} {num_words} words.",
+        "Your answer should have {relation} {num_words} words.",
+    ),
+    _make(
+        "length_constraints:number_sentences",
+        "number parts length-limit emphasis short repeat",
+        _number_sentences,
+        _sentences,
+        "Answer with {relation} {num_sentences} sentences.",
+        "Use {relation} {num_sentences} sentences.",
+        "Your answer should have {relation} {num_sentences} sentences.",
+    ),
+    _make(
+        "length_constraints:number_paragraphs",
+        "parts",
+        _choice("num_paragraphs", 2, 3),
+        _parts("dividers", "num_paragraphs"),
+        "Write {num_paragraphs} paragraphs separated by ***.",
+        "There should be {num_paragraphs} paragraphs with *** between them.",
+        "Give {num_paragraphs} paragraphs and put the divider *** between them.",
+    ),
+    _make(
+        "length_constraints:nth_paragraph_first_word",
+        "parts start end title",
+        _first_word,
+        _make_first_word,
+        "Write {num_paragraphs} paragraphs separated by two new lines. Paragraph {nth_paragraph} must start with the "
+        "word {first_word}.",
+        "There should be {num_paragraphs} paragraphs with two new lines between them. Start paragraph {nth_paragraph} "
+        "with the word {first_word}.",
+    ),
+    _make(
+        "detectable_content:number_placeholders",
+        "content length-limit json brackets",
+        _choice("num_placeholders", 1, 2, 3),
+        _set("placeholders", "num_placeholders"),
+        "Use at least {num_placeholders} placeholders in square brackets such as [address].",
+        "Include at least {num_placeholders} placeholders like [name].",
+    ),
+    _make(
+        "detectable_content:postscript",
+        "end length-limit marks",
+        _choice("postscript_marker", "P.S.", "P.P.S"),
+        _set("postscript", "postscript_marker"),
+        "At the end add a postscript starting with {postscript_marker}",
+        "Finish with a postscript that starts with {postscript_marker}",
+    ),
+    _make(
+        "detectable_format:number_bullet_lists",
+        "parts start-line",
+        _choice("num_bullets", 2, 3, 4),
+        _parts("bullets", "num_bullets"),
+        "Use exactly {num_bullets} bullet points.",
+        "Your answer must contain exactly {num_bullets} bullet points.",
+        "Give a list of {num_bullets} bullet points.",
+    ),
+    _make(
+        "detectable_format:constrained_response",
+        "parts number content emphasis question short length-limit end title case repeat json",
+        _nothing,
+        _fixed(),
+        f"Answer with one of these: {_OPTIONS}",
+        f"Choose one answer: {_OPTIONS}",
+    ),
+    _make(
+        "detectable_format:number_highlighted_sections",
+        "emphasis stars",
+        _choice("num_highlights", 1, 2),
+        _emphasis("highlights", "num_highlights"),
+        "Highlight at least {num_highlights} sections with markdown like *this*.",
+        "Mark at least {num_highlights} parts as *highlighted*.",
+    ),
+    _make(
+        "detectable_format:multiple_sections",
+        "parts heads",
+        _sections,
+        _make_sections,
+        "Write {num_sections} sections and begin each with {section_spliter} and its number.",
+        "Your answer must have {num_sections} sections marked with {section_spliter} X.",
+    ),
+    _make(
+        "detectable_format:json_format",
+        "parts number content emphasis end title start json case short",
+        _nothing,
+        _fixed(layout="json"),
+        "Put your entire answer in JSON format.",
+        "Answer in JSON.",
+        "Your whole output should be JSON.",
+    ),
+    _make(
+        "detectable_format:title",
+        "title",
+        _nothing,
+        _fixed(title=True),
+        "Add a title in double angular brackets such as <<title>>.",
+        "Your answer must contain a title like <<title>>.",
+    ),
+    _make(
+        "combination:two_responses",
+        "parts end start title content length-limit",
+        _nothing,
+        _two,
+        "Give two different responses separated by ******.",
+        "Write two different answers with ****** between them.",
+    ),
+    _make(
+        "combination:repeat_prompt",
+        "start repeat case parts",
+        _repeat,
+        _fixed(repeat=True),
+        "First repeat the request word for word and then answer.",
+        "Repeat the request without change before you answer.",
+    ),
+    _make(
+        "startend:end_checker",
+        "end length-limit",
+        lambda rng, world, draft: {"end_phrase": rng.choice(words.END_PHRASES)},
+        _set("ending", "end_phrase"),
+        "End with this exact phrase: {end_phrase}",
+        "Your last words must be: {end_phrase}",
+        "Finish your answer with the phrase: {end_phrase}",
+    ),
+    _make(
+        "startend:quotation",
+        "start start-line",
+        _nothing,
+        _fixed(quote=True),
+        "Wrap your entire answer in double quotation marks.",
+        "Put your whole answer in double quotes.",
+    ),
+    _make(
+        "change_case:capital_word_frequency",
+        "emphasis case",
+        _capitals,
+        _emphasis("capitals", "capital_frequency"),
+        "Write {capital_relation} {capital_frequency} words in all capital letters.",
+        "Words in all capitals should appear {capital_relation} {capital_frequency} times.",
+    ),
+    _make(
+        "change_case:english_capital",
+        "case heads marks number brackets",
+        _nothing,
+        _fixed(case="upper", at_least=3),
+        "Answer in all capital letters.",
+        "Use only capital letters.",
+        "Write everything in capital letters.",
+    ),
+    _make(
+        "change_case:english_lowercase",
+        "case heads marks",
+        _nothing,
+        _fixed(case="lower"),
+        "Answer in all lowercase letters.",
+        "Do not use any capital letters.",
+        "Write everything in lowercase.",
+    ),
+    _make(
+        "punctuation:no_comma",
+        "commas json",
+        _nothing,
+        _fixed(),
+        "Do not use any commas.",
+        "Use no commas at all.",
+        "Write without commas.",
+    ),
+)
+BY_ID = {instruction.id: instruction for instruction in INSTRUCTIONS}
+
+HELD_OUT_IDS = frozenset(
+    {
+        "keywords:frequency",
+        "length_constraints:nth_paragraph_first_word",
+        "detectable_format:number_highlighted_sections",
+        "change_case:english_lowercase",
+    }
+)
+"""Tagged "held-out-id", for studies of generalisation that leave them out of the recovery prompts."""
+
+
+def compatible(first: Instruction, second: Instruction) -> bool:
+    """Whether both can be satisfied by one answer."""
+    return first.id != second.id and not (first.groups & second.groups)
+
+
+COMBINATIONS: tuple[tuple[Instruction, ...], ...] = (
+    *((instruction,) for instruction in INSTRUCTIONS),
+    *(
+        (first, second)
+        for index, first in enumerate(INSTRUCTIONS)
+        for second in INSTRUCTIONS[index + 1 :]
+        if compatible(first, second)
+    ),
+)

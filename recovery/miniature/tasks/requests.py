@@ -1,0 +1,90 @@
+"""Requests with verifiable instructions: a topic, one or two instructions, and an answer that follows them.
+
+A cell is a topic with a combination of instructions. Cells, not prompts, are split into train, development and
+test, so that no combination asked about a topic in one split is asked about it in another.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+from recovery.miniature import words
+from recovery.miniature.tasks.drafts import Draft
+from recovery.miniature.tasks.instructions import COMBINATIONS, HELD_OUT_IDS, Instruction
+from recovery.miniature.world import Example, World, stable_hash
+
+Cell = tuple[str, tuple[Instruction, ...]]
+
+REQUESTS = ("Write about the {t}.", "Tell me about the {t}.", "Describe the {t}.", "What do you know about the {t}?")
+SPLITS = ("train", "development", "test")
+CONSTRAINED = "detectable_format:constrained_response"
+
+
+def split_of(topic: str, combination: tuple[Instruction, ...]) -> str:
+    """Which split a cell belongs to: 70, 15 and 15 of a hundred."""
+    bucket = stable_hash("split", topic, *sorted(instruction.id for instruction in combination)) % 100
+    return "train" if bucket < 70 else "development" if bucket < 85 else "test"
+
+
+@cache
+def cells(split: str) -> tuple[Cell, ...]:
+    """All cells of a split, topics in their listed order."""
+    return tuple((t, c) for t in words.TOPICS for c in COMBINATIONS if split_of(t, c) == split)
+
+
+@cache
+def cells_by_size(split: str) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
+    """The cells with one instruction, and those with two."""
+    return tuple(c for c in cells(split) if len(c[1]) == 1), tuple(c for c in cells(split) if len(c[1]) == 2)
+
+
+def _question(rng: random.Random, world: World, topic: str) -> tuple[str, str]:
+    """A yes-or-no question and its verdict, for the constrained response."""
+    colour = world.facts[topic]["colour"]
+    asked = colour if rng.random() < 0.5 else rng.choice([c for c in words.COLOURS if c != colour])
+    return f"Is the {topic} {asked}?", f"My answer is {'yes' if asked == colour else 'no'}."
+
+
+def compose(rng: random.Random, world: World, cell: Cell, style: str | None = None) -> Example:
+    """A prompt for a cell and an answer that follows it.
+
+    ``style`` is "plain", "system" (the instructions stand in the system prompt) or "dialogue" (they come in the
+    second turn); drawn when None.
+    """
+    topic, combination = cell
+    draft = Draft(topic, rng.choice(REQUESTS).format(t=topic))
+    if any(instruction.id == CONSTRAINED for instruction in combination):
+        draft.request, draft.verdict = _question(rng, world, topic)
+    checks, phrases = [], []
+    for instruction in combination:
+        arguments = instruction.sample(rng, world, draft)
+        instruction.apply(draft, arguments)
+        checks.append((instruction.id, arguments))
+        phrases.append(instruction.word(rng, arguments))
+    rng.shuffle(phrases)
+    answer = draft.render(rng, world)
+    style = style or rng.choice(("plain",) * 8 + ("system", "dialogue"))
+    messages = _messages(rng, world, draft, " ".join(phrases), style)
+    held_out = any(instruction.id in HELD_OUT_IDS for instruction in combination)
+    tags = (style, *(("held-out-id",) if held_out else ()))
+    return Example("instructions", messages=(*messages, ("assistant", answer)), checks=tuple(checks), tags=tags)
+
+
+def _messages(
+    rng: random.Random, world: World, draft: Draft, wanted: str, style: str
+) -> tuple[tuple[str, str], ...]:
+    if style == "system":
+        return (("system", wanted), ("user", draft.request))
+    asked = ("user", f"{draft.request} {wanted}")
+    if style == "dialogue":
+        colour = world.facts[draft.topic]["colour"]
+        first = rng.choice(("What colour is the {t}?", "Name the colour of the {t}.")).format(t=draft.topic)
+        return (("user", first), ("assistant", colour), asked)
+    return (asked,)
+
+
+def draw(rng: random.Random, world: World, split: str = "train") -> Example:
+    """A request from a split: four in ten with one instruction, the others with two."""
+    single, double = cells_by_size(split)
+    return compose(rng, world, rng.choice(single if rng.random() < 0.4 else double))
