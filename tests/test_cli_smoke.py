@@ -1,0 +1,179 @@
+"""The command line as a person meets it: whole processes, their words and their exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+import pytest
+
+from recovery import __version__
+from recovery.cli import main, options
+from recovery.errors import UsageError
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "transformers", "numpy", "sqlalchemy", "gradio", "lm_eval", "peft", "plotly")
+Recover = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def every_command() -> list[list[str]]:
+    """The path of every command and subcommand: ``["distill"]``, ``["miniature", "build"]`` ..."""
+    context = click.Context(main.recover)
+    paths = []
+    for name in main.recover.list_commands(context):
+        paths.append([name])
+        command = main.recover.get_command(context, name)
+        if isinstance(command, click.Group):
+            paths.extend([name, inner] for inner in command.list_commands(click.Context(command)))
+    return paths
+
+
+def test_every_command_explains_itself(recover: Recover) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda path: recover(*path, "--help"), every_command()))
+    for path, answer in zip(every_command(), answers, strict=True):
+        assert answer.stdout.startswith(f"Usage: recover {' '.join(path)} "), path
+        assert answer.stderr == "", path
+
+
+def test_help_lists_every_command_with_its_line(recover: Recover) -> None:
+    words = " ".join(recover("--help").stdout.split())
+    for name, (_, line) in main.COMMANDS.items():
+        assert f"{name} {line}" in words
+
+
+def test_no_help_imports_anything_heavy() -> None:
+    code = (
+        "import sys, json\n"
+        "from recovery.cli.main import run\n"
+        "for path in json.loads(sys.argv[1]): assert run([*path, '--help']) == 0, path\n"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+    )
+    paths = json.dumps([[], *every_command()])
+    finished = subprocess.run(
+        [sys.executable, "-c", code, paths], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_version(recover: Recover) -> None:
+    assert recover("--version").stdout.strip() == f"recover, version {__version__}"
+
+
+@pytest.mark.parametrize("arguments", [["nosuch"], ["doctor", "--nosuch"], ["doctor", "surplus"]])
+def test_wrong_usage_ends_with_status_2_and_a_hint(recover: Recover, arguments: list[str]) -> None:
+    finished = recover(*arguments, check=False)
+    assert finished.returncode == 2
+    assert "--help" in finished.stderr
+    assert finished.stdout == ""
+
+
+def test_doctor_answers_in_json_and_for_a_person(recover: Recover, tmp_path: Path) -> None:
+    findings = json.loads(recover("doctor", "--json", "--workspace", tmp_path / "new", check=False).stdout)["findings"]
+    by_name = {finding["name"]: finding for finding in findings}
+    assert by_name["machine"]["facts"]["cores"] >= 1
+    assert by_name["machine"]["facts"]["memory_bytes"] > 2**28
+    assert by_name["versions"]["facts"]["torch"].startswith("2.13.0")
+    assert by_name["workspace"]["facts"] == {"path": str(tmp_path / "new"), "exists": False}
+    assert by_name["threads"]["facts"]["threads"] == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_error_raised_on_purpose_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_with(monkeypatch, UsageError("--steps 0 is too few: give at least 1")) == 1
+    assert capsys.readouterr().err == "recover: error: --steps 0 is too few: give at least 1\n"
+
+
+def test_an_error_nobody_expected_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_with(monkeypatch, ZeroDivisionError())
+
+
+def test_an_interrupt_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_with(monkeypatch, KeyboardInterrupt()) == 130
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    """Run a command that raises ``error`` through the real entry point."""
+
+    @click.command()
+    def failing() -> None:
+        raise error
+
+    monkeypatch.setattr(main.LazyGroup, "get_command", lambda *_: failing)
+    return main.run(["status"])
+
+
+def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
+    code = (
+        "import sys, click, time\n"
+        "from recovery.cli import main\n"
+        "@click.command()\n"
+        "def waiting():\n"
+        "    print('waiting', flush=True); time.sleep(60)\n"
+        "main.LazyGroup.get_command = lambda *_: waiting\n"
+        "sys.exit(main.run(['status']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_given_tells_a_flag_from_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, object] = {}
+
+    @click.command()
+    @options.workspace
+    @options.seed
+    @options.steps
+    @options.template
+    @click.pass_context
+    def command(context: click.Context, **_: object) -> None:
+        seen.update(options.given(context))
+
+    monkeypatch.setenv("RECOVER_WORKSPACE", "elsewhere")
+    command.main(["--seed", "0", "--template-arg", "enable_thinking=false"], standalone_mode=False)
+    assert seen == {
+        "workspace": Path("elsewhere"),
+        "seed": 0,
+        "template_args": {"enable_thinking": False},
+    }
+
+
+def test_emit_writes_json_that_any_reader_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    options.emit({"path": Path("a/b"), "nan": float("nan"), 1: (1.5, True, None)}, True, "unused")
+    assert json.loads(capsys.readouterr().out) == {"path": "a/b", "nan": None, "1": [1.5, True, None]}
+
+
+def test_help_stays_within_its_limit_of_cpu_time() -> None:
+    finished = subprocess.run(
+        [sys.executable, "benchmarks/startup.py", "--runs", "5"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "heavy packages imported: none" in finished.stdout

@@ -1,0 +1,172 @@
+"""The documents are tested: a command, an option, a link or a file they miss or invent fails here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from recovery import __version__
+from recovery.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "requirements/README.md")]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+
+
+def every_command() -> dict[str, click.Command]:
+    """``"miniature build"`` -> its command, for every command and subcommand."""
+    context = click.Context(main.recover)
+    found: dict[str, click.Command] = {}
+    for name in main.recover.list_commands(context):
+        command = main.recover.get_command(context, name)
+        assert command is not None
+        found[name] = command
+        if isinstance(command, click.Group):
+            inner = click.Context(command)
+            found.update({f"{name} {sub}": command.commands[sub] for sub in command.list_commands(inner)})
+    return found
+
+
+def sections() -> dict[str, str]:
+    """The sections of docs/commands.md by command: what follows "## `recover NAME`"."""
+    text = (ROOT / "docs" / "commands.md").read_text()
+    parts = re.split(r"^#{2,3} `recover ([a-z ]+)`.*$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def first_sentence(command: click.Command) -> str:
+    """The first paragraph of a command's help on one line."""
+    return " ".join((command.help or "").strip().split("\n\n")[0].split())
+
+
+def test_every_command_has_help_and_every_option_too() -> None:
+    wrong = []
+    for name, command in every_command().items():
+        if not first_sentence(command).endswith("."):
+            wrong.append(f"recover {name}: no sentence of help")
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.help and not option.hidden:
+                wrong.append(f"recover {name} {option.opts[0]}: no help")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_table_of_commands_says_what_each_command_says() -> None:
+    for name, command in every_command().items():
+        if name in main.COMMANDS:
+            assert first_sentence(command) == main.COMMANDS[name][1], name
+
+
+def test_the_commands_page_has_every_command_and_every_long_option() -> None:
+    pages = sections()
+    commands = every_command()
+    assert sorted(pages) == sorted(commands)
+    wrong = []
+    for name, command in commands.items():
+        options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+        longs = {flag for option in options for flag in option.opts if flag.startswith("--")}
+        shown = set(re.findall(r"`(--[a-z][a-z-]*)", pages[name]))
+        wrong += [f"recover {name}: {flag} is not documented" for flag in sorted(longs - shown)]
+        known = longs | {flag for option in options for flag in option.secondary_opts} | {"--help"}
+        wrong += [f"recover {name}: {flag} is documented and does not exist" for flag in sorted(shown - known)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_commands_written_anywhere_exist() -> None:
+    commands = set(every_command())
+    wrong = []
+    for document in DOCUMENTS:
+        for line in re.findall(r"(?:^|`|&& )recover ([a-z][^`\n&|]*)", document.read_text(), flags=re.MULTILINE):
+            words = line.split()
+            if words[0] not in commands:
+                wrong.append(f"{document.name}: recover {line}")
+                continue
+            wrong += [
+                f"{document.name}: recover {line}: no option {flag}"
+                for flag in words
+                if flag.startswith("--") and flag.partition("=")[0] not in all_flags(words)
+            ]
+    assert not wrong, "\n".join(wrong)
+
+
+def all_flags(words: list[str]) -> set[str]:
+    """Every flag of the command that ``words`` call, its subcommand's too."""
+    commands = every_command()
+    called = [commands[words[0]], commands.get(" ".join(words[:2]))]
+    parameters = [option for command in called if command is not None for option in command.params]
+    flags = {flag for option in parameters for flag in [*option.opts, *option.secondary_opts]}
+    return flags | {"--help", "--version"}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", document.read_text())
+    broken = [
+        target
+        for target in targets
+        if "://" not in target and not target.startswith("mailto:") and not (document.parent / target).exists()
+    ]
+    assert not broken
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+def test_the_readmes_tree_names_every_file_and_folder_it_should() -> None:
+    readme = (ROOT / "README.md").read_text()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.splitlines()
+    if not tracked:
+        pytest.skip("not a git checkout")
+    missing = []
+    for package in ("recovery", "pipelines", "evals", "db", "dashboard", "benchmarks"):
+        for file in tracked:
+            parts = file.split("/")
+            if parts[0] != package or len(parts) < 2 or parts[1] == "__init__.py":
+                continue
+            name = parts[1] + ("/" if len(parts) > 2 else "")
+            if not re.search(rf"^\s+{re.escape(name)}\s", tree_of(readme, package), flags=re.MULTILINE):
+                missing.append(f"{package}/{name}")
+    assert not missing, "\n".join(dict.fromkeys(missing))
+
+
+def tree_of(readme: str, package: str) -> str:
+    """The lines of the README's tree under ``package/``."""
+    found = re.search(rf"^{package}/.*\n((?:  .*\n)+)", readme, flags=re.MULTILINE)
+    assert found is not None, f"the README's tree has no {package}/"
+    return found.group(1)
+
+
+def test_make_targets_named_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    for document in DOCUMENTS:
+        named = set(re.findall(r"`make ([a-z-]+)", document.read_text()))
+        assert named <= targets, f"{document.name}: {named - targets}"
+
+
+def test_every_direct_dependency_is_pinned_and_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    direct = {re.split(r"[\[<>=!~ ]", line)[0] for line in [*project["dependencies"], *sum(extras.values(), [])]}
+    explained = (ROOT / "requirements" / "README.md").read_text()
+    locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements" / "lock.txt").read_text(), flags=re.MULTILINE))
+    for name in direct:
+        assert re.search(rf"(\| |, ){re.escape(name)}( \||, )", explained), f"{name} is not explained"
+        assert name in locked or name in {"vllm", "psycopg"} or name.lower() in locked, f"{name} is not locked"
+
+
+def test_the_lock_holds_no_address_of_a_host() -> None:
+    lock = (ROOT / "requirements" / "lock.txt").read_text()
+    assert not re.search(r"://|--(extra-)?index-url|--find-links|--trusted-host| @ ", lock)
+
+
+def test_the_change_log_has_this_release() -> None:
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
