@@ -1,0 +1,247 @@
+"""Fills a database through the real tracker with numbers as a run on the miniature gives them."""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from db import StageRecorder, Tracker
+
+BASE = 0.957
+CHECKS = ("keywords:existence", "change_case:english_capital", "punctuation:no_comma", "startend:quotation")
+
+
+@dataclass
+class Seeded:
+    """Where things are in a seeded database."""
+
+    path: Path
+    experiment: int
+    cycles: list[int]
+    distill: list[int]
+    running: StageRecorder | None = None
+    tracker: Tracker | None = None
+
+
+def seed(
+    path: Path, *, cycles: int = 3, items: int = 30, steps: int = 60, running: bool = False, noise: int = 0
+) -> Seeded:
+    """An experiment of ``cycles`` cycles. With ``running``, one more cycle's distillation is under way and the
+    tracker stays open (``Seeded.tracker``), so that the stage counts as alive."""
+    tracker = Tracker(path)
+    dice = random.Random(noise)
+    name = "default"
+    experiment = tracker.experiment(name, base_model="miniature")
+    seeded = Seeded(path, experiment, [], [])
+    with tracker.start_stage(experiment, "register", config={"model": "miniature"}):
+        base = tracker.add_checkpoint(experiment, "base", "base", path="base", content_hash="b" * 64)
+    _evaluate(tracker, base, dice, items, following=BASE, known={}, corpora=cycles + 1)
+    latest = base
+    for number in range(1, cycles + 1):
+        latest = _cycle(tracker, seeded, dice, number, latest, items, steps)
+        tracker.set_latest(experiment, latest)
+    if cycles > 1:
+        tracker.decide(seeded.cycles[0], "accepted", who="Ada", why="knowledge kept, behaviour back")
+    tracker.event(experiment, f"{cycles} cycles finished")
+    if running:
+        seeded.running = _running(tracker, experiment, dice, cycles + 1, latest, items)
+        seeded.tracker = tracker
+        tracker.flush()
+    else:
+        tracker.close()
+    _spread_in_time(path)
+    return seeded
+
+
+def _cycle(
+    tracker: Tracker, seeded: Seeded, dice: random.Random, number: int, parent: int, items: int, steps: int
+) -> int:
+    experiment = seeded.experiment
+    cycle = tracker.cycle(experiment, number, documents=f"./corpora/q{number}", corpus_hash=f"{number:064d}")
+    seeded.cycles.append(cycle)
+    midtrained = _midtrain(tracker, experiment, cycle, number, parent, steps, dice)
+    fallen = BASE * (0.80 - 0.05 * number + dice.uniform(-0.03, 0.03))
+    _evaluate(tracker, midtrained, dice, items, following=fallen, known=_known(number, 0.10, dice), corpora=number)
+    recovered = _distill(tracker, seeded, cycle, number, midtrained, steps, dice)
+    back = BASE * (0.995 - 0.004 * number)
+    _evaluate(tracker, recovered, dice, items, following=back, known=_known(number, 0.0, dice), corpora=number)
+    return recovered
+
+
+def _known(number: int, hidden: float, dice: random.Random) -> dict[int, float]:
+    """Questions answered about each corpus so far; mid-training hides some until behaviour is back."""
+    return {k: 0.97 - 0.015 * (number - k) - hidden * dice.uniform(0.6, 1.4) for k in range(1, number + 1)}
+
+
+def _midtrain(
+    tracker: Tracker, experiment: int, cycle: int, number: int, parent: int, steps: int, dice: random.Random
+) -> int:
+    config = {"docs": f"./corpora/q{number}", "lr": 1e-3, "replay": 0.0, "steps": steps}
+    with tracker.start_stage(
+        experiment, "midtrain", cycle_id=cycle, config=config, seed=0, steps_total=steps, student_id=parent
+    ) as stage:
+        for step in range(1, steps + 1):
+            loss = 0.35 + 2.4 * math.exp(-step / (steps / 5)) + dice.gauss(0, 0.03)
+            stage.log(step, {"loss": loss, "lr": 1e-3, "gradient_norm": 1 + dice.random(), "memory_gib": 0.9})
+        stage.usage(tokens_trained=180_000, peak_memory_bytes=950_000_000)
+        return tracker.add_checkpoint(
+            experiment,
+            f"cycle-{number}/midtrained",
+            "midtrained",
+            path=f"checkpoints/cycle-{number}/midtrained",
+            content_hash=f"{number}" * 64,
+            parent_id=parent,
+            cycle_id=cycle,
+            stage_id=stage.id,
+            tuning="full",
+        )
+
+
+def _distill(
+    tracker: Tracker, seeded: Seeded, cycle: int, number: int, parent: int, steps: int, dice: random.Random
+) -> int:
+    experiment = seeded.experiment
+    config = {"teacher": "base", "knowledge_teacher": "midtrained", "lr": 3e-4, "steps": steps}
+    with tracker.start_stage(
+        experiment, "distill", cycle_id=cycle, config=config, seed=0, steps_total=steps, student_id=parent
+    ) as stage:
+        seeded.distill.append(stage.id)
+        for step in range(1, steps + 1):
+            stage.log(step, distill_metrics(step, steps, dice))
+        stage.usage(tokens_sampled=400_000, tokens_scored=400_000, tokens_trained=380_000)
+        stage.usage(peak_memory_bytes=1_400_000_000)
+        stage.finish("recovered")
+        return tracker.add_checkpoint(
+            experiment,
+            f"cycle-{number}/recovered",
+            "recovered",
+            path=f"checkpoints/cycle-{number}/recovered",
+            content_hash=f"{number}f" * 32,
+            parent_id=parent,
+            cycle_id=cycle,
+            stage_id=stage.id,
+            tuning="full",
+        )
+
+
+def distill_metrics(step: int, steps: int, dice: random.Random) -> dict[str, float]:
+    """What a distillation logs at a step."""
+    progress = step / steps
+    return {
+        "reverse_kl": 0.02 + 0.9 * math.exp(-7 * progress) * dice.uniform(0.85, 1.15),
+        "knowledge_kl": 0.01 + 0.25 * math.exp(-5 * progress) * dice.uniform(0.8, 1.2),
+        "entropy": 0.42 - 0.12 * progress + dice.gauss(0, 0.012),
+        "response_length": 31 + 9 * math.exp(-6 * progress) + dice.gauss(0, 0.9),
+        "end_rate": min(1.0, 0.93 + 0.06 * progress + dice.gauss(0, 0.006)),
+        "gradient_norm": 0.2 + 1.6 * math.exp(-5 * progress) * dice.uniform(0.7, 1.4),
+        "lr": 3e-4 * (1 - 0.9 * progress),
+        "tokens_per_second": 5200 + dice.gauss(0, 160),
+        "seconds_generating": 0.74 + dice.gauss(0, 0.03),
+        "seconds_scoring": 0.21 + dice.gauss(0, 0.01),
+        "seconds_training": 0.62 + dice.gauss(0, 0.03),
+        "memory_gib": 1.31 + dice.gauss(0, 0.004),
+    }
+
+
+def _running(
+    tracker: Tracker, experiment: int, dice: random.Random, number: int, parent: int, items: int
+) -> StageRecorder:
+    cycle = tracker.cycle(experiment, number, documents=f"./corpora/q{number}")
+    midtrained = _midtrain(tracker, experiment, cycle, number, parent, 40, dice)
+    known = _known(number, 0.10, dice)
+    _evaluate(tracker, midtrained, dice, items, following=BASE * 0.6, known=known, corpora=number)
+    tracker.set_latest(experiment, midtrained)
+    stage = tracker.start_stage(
+        experiment, "distill", cycle_id=cycle, config={"teacher": "base"}, seed=0, steps_total=80
+    )
+    for step in range(1, 35):
+        stage.log(step, distill_metrics(step, 80, dice))
+    return stage
+
+
+def _evaluate(
+    tracker: Tracker,
+    checkpoint: int,
+    dice: random.Random,
+    items: int,
+    *,
+    following: float,
+    known: dict[int, float],
+    corpora: int,
+) -> None:
+    n = 1000
+
+    def error(value: float) -> float:
+        return math.sqrt(max(value * (1 - value), 1e-4) / n)
+
+    types: dict[str, Any] = {f"type:{check}": _score(following - dice.uniform(-0.03, 0.1), n) for check in CHECKS}
+    tracker.add_evaluation(
+        checkpoint,
+        "instruction_following",
+        value=following,
+        stderr=error(following),
+        n=n,
+        name="strict",
+        details={"loose": _score(following + 0.01, n), **types},
+        items=[_item(index, dice.random() < following) for index in range(items)],
+    )
+    for corpus in range(1, corpora + 1):
+        asked, stored = known.get(corpus, 0.024), min(0.99, known.get(corpus, 0.03) + 0.05)
+        for suite, value in (("domain_knowledge", asked), ("domain_knowledge_stored", stored)):
+            tracker.add_evaluation(checkpoint, suite, corpus=corpus, value=value, stderr=error(value), n=n)
+        bits = 0.9 if corpus in known else 2.6
+        tracker.add_evaluation(checkpoint, "bits_per_byte", corpus=corpus, value=bits, stderr=0.03, n=12)
+    general = 0.981 - (0.05 if following < 0.9 else 0)
+    tracker.add_evaluation(checkpoint, "general", value=general, stderr=error(general), n=n)
+
+
+def _score(value: float, n: int) -> dict[str, float]:
+    value = min(1.0, max(0.0, value))
+    return {"value": value, "stderr": math.sqrt(value * (1 - value) / n), "n": n}
+
+
+def _item(index: int, passed: bool) -> dict[str, Any]:
+    return {
+        "id": f"item-{index}",
+        "prompt": f"What colour is the fox number {index}? Answer in capitals.",
+        "response": "THE FOX IS RED." if passed else "The fox is red.",
+        "score": float(passed),
+        "verdicts": {CHECKS[index % len(CHECKS)]: passed},
+        "group": CHECKS[index % len(CHECKS)],
+    }
+
+
+def _spread_in_time(path: Path) -> None:
+    """Let stages have taken the time they would have: everything was written within a second."""
+    took = {"register": 2.0, "midtrain": 24.0, "distill": 98.0, "evaluate": 31.0}
+    with closing(sqlite3.connect(path)) as connection, connection:
+        rows = connection.execute("SELECT id, kind, status, finished_at FROM stage ORDER BY id DESC").fetchall()
+        at: float | None = None
+        for number, kind, status, finished in rows:
+            if status == "running":
+                _pace(connection, number, 1.7)
+                continue
+            end = finished if at is None else at
+            begin = end - took[kind]
+            connection.execute(
+                "UPDATE stage SET started_at = ?, finished_at = ?, wall_seconds = ? WHERE id = ?",
+                (begin, end, took[kind], number),
+            )
+            at = begin - 30
+
+
+def _pace(connection: sqlite3.Connection, stage_id: int, seconds: float) -> None:
+    """Let the running stage's steps lie ``seconds`` apart, the last one now."""
+    done = connection.execute("SELECT steps_done, heartbeat_at FROM stage WHERE id = ?", (stage_id,)).fetchone()
+    connection.execute(
+        "UPDATE metric_point SET time = time - (? - step) * ? "
+        "WHERE series_id IN (SELECT id FROM metric_series WHERE stage_id = ?)",
+        (done[0], seconds, stage_id),
+    )
+    begin = done[1] - done[0] * seconds
+    connection.execute("UPDATE stage SET started_at = ? WHERE id = ?", (begin, stage_id))

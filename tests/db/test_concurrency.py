@@ -1,0 +1,89 @@
+"""A training process, an evaluation process and a dashboard at once: nothing locked, nothing lost."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from db import Tracker, open_readonly, queries
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 400
+TRAIN = f"""
+import sys
+from db import Tracker
+with Tracker(sys.argv[1], flush_seconds=0.01, heartbeat_seconds=0.02) as tracker:
+    with tracker.start_stage(tracker.experiment("shared"), "distill", steps_total={STEPS}) as stage:
+        for step in range(1, {STEPS} + 1):
+            stage.log(step, {{"loss": float(step), "entropy": 0.5, "lr": 0.1}})
+            if step % 10 == 0:
+                tracker.flush()
+"""
+EVALUATE = """
+import sys
+from db import Tracker
+with Tracker(sys.argv[1], flush_seconds=0.01, heartbeat_seconds=0.02) as tracker:
+    experiment = tracker.experiment("shared")
+    with tracker.start_stage(experiment, "evaluate") as stage:
+        for number in range(20):
+            checkpoint = tracker.add_checkpoint(experiment, f"c{number}", "external", path="x", stage_id=stage.id)
+            items = [{"id": n, "prompt": "p" * 200, "response": "r" * 200, "score": 1.0} for n in range(200)]
+            tracker.add_evaluation(checkpoint, "general", value=1.0, stderr=0.0, n=200, items=items)
+            tracker.set_latest(experiment, checkpoint)
+            tracker.event(experiment, "evaluated")
+"""
+
+
+def test_two_writers_and_a_reader(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.db"
+    Tracker(path).close()
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for code in (TRAIN, EVALUATE)
+    ]
+    database = open_readonly(path)
+    reads = 0
+    while any(writer.poll() is None for writer in writers):
+        for experiment in queries.experiments(database):
+            queries.overview(database, experiment.id)
+            for stage in queries.stages(database, experiment.id):
+                queries.series(database, stage.id)
+            reads += 1
+    assert [(writer.communicate()[1], writer.returncode) for writer in writers] == [("", 0), ("", 0)]
+    assert reads > 0
+    (experiment,) = queries.experiments(database)
+    stages = {stage.kind: stage for stage in queries.stages(database, experiment.id)}
+    curves = queries.series(database, stages["distill"].id, max_points=None)
+    assert {name: len(points) for name, points in curves.items()} == dict.fromkeys(("loss", "entropy", "lr"), STEPS)
+    assert [stage.status for stage in stages.values()] == ["finished", "finished"]
+    found = queries.checkpoints(database, experiment.id)
+    assert [queries.samples(database, queries.evaluations(database, c.id)[0].id).total for c in found] == [200] * 20
+
+
+def test_several_processes_make_the_same_new_database(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.db"
+    code = "import sys; from db import Tracker; Tracker(sys.argv[1]).experiment('one')"
+    makers = [
+        subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    assert [maker.communicate()[1] for maker in makers] == [""] * 4
+    assert len(queries.experiments(open_readonly(path))) == 1
+
+
+def test_threads_may_log_to_one_stage(tmp_path: Path) -> None:
+    with Tracker(tmp_path / "tracker.db", flush_seconds=0.01) as tracker:
+        stage = tracker.start_stage(tracker.experiment("x"), "distill")
+        threads = [
+            threading.Thread(target=lambda n=n: [stage.log(step, {f"m{n}": 1.0}) for step in range(200)])
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        stage.finish()
+        curves = queries.series(tracker.database, stage.id, max_points=None)
+    assert [len(points) for points in curves.values()] == [200] * 4

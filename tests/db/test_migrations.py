@@ -1,0 +1,116 @@
+"""Migrations: from the first schema to this code's models, with a copy made first, refusing what is newer."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.operations import Operations
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from db import SchemaError, Tracker, migrate, open_database, open_readonly
+from db.schema import Base
+
+NEXT = """
+import sqlalchemy as sa
+from alembic import op
+revision = "9999"
+down_revision = "{head}"
+branch_labels = None
+depends_on = None
+def upgrade() -> None:
+    op.add_column("experiment", sa.Column("mood", sa.String(), nullable=False, server_default="calm"))
+    {extra}
+def downgrade() -> None:
+    op.drop_column("experiment", "mood")
+"""
+
+
+@pytest.fixture
+def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """Let the code know one revision more than it does."""
+
+    def add(extra: str = "pass") -> None:
+        head = migrate.newest()
+        folder = tmp_path / "migrations"
+        shutil.copytree(migrate.FOLDER, folder)
+        (folder / "versions" / "9999_mood.py").write_text(NEXT.format(head=head, extra=extra))
+        monkeypatch.setattr(migrate, "FOLDER", folder)
+
+    return add
+
+
+def test_the_migrations_make_exactly_the_models(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "tracker.db")
+    with database.reading() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_revisions_form_one_line_that_starts_at_the_first_schema() -> None:
+    script = ScriptDirectory.from_config(migrate.config())
+    revisions = list(script.walk_revisions())
+    assert revisions[-1].revision == "0001"
+    assert len(script.get_heads()) == 1
+
+
+def test_every_revision_is_valid_postgresql() -> None:
+    statements: list[str] = []
+    context = MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True})
+    context.impl.static_output = statements.append  # type: ignore[method-assign]
+    script = ScriptDirectory.from_config(migrate.config())
+    with Operations.context(context):
+        for revision in reversed(list(script.walk_revisions())):
+            revision.module.upgrade()
+    written = "\n".join(statements)
+    assert all(f"CREATE TABLE {name}" in written for name in ("experiment", "metric_point", "sample"))
+    assert "ROWID" not in written
+
+
+def test_an_older_file_is_copied_then_upgraded(tmp_path: Path, add_revision: object) -> None:
+    path = tmp_path / "tracker.db"
+    first = migrate.newest()
+    with Tracker(path) as tracker:
+        tracker.experiment("kept")
+    add_revision()  # type: ignore[operator]
+    with pytest.raises(SchemaError, match="older schema"):
+        open_readonly(path)
+    open_database(path).close()
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("SELECT name, mood FROM experiment").fetchall() == [("kept", "calm")]
+    (copy,) = tmp_path.glob("tracker.db.schema-*.bak")
+    with sqlite3.connect(copy) as raw:
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [(first,)]
+        assert raw.execute("SELECT name FROM experiment").fetchall() == [("kept",)]
+
+
+def test_a_failed_upgrade_changes_nothing(tmp_path: Path, add_revision: object) -> None:
+    path = tmp_path / "tracker.db"
+    open_database(path).close()
+    add_revision('raise RuntimeError("broken halfway")')  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match="halfway"):
+        open_database(path)
+    with sqlite3.connect(path) as raw:
+        columns = [row[1] for row in raw.execute("PRAGMA table_info(experiment)")]
+        assert "mood" not in columns
+        assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+
+
+def test_a_new_file_needs_no_copy(tmp_path: Path) -> None:
+    open_database(tmp_path / "tracker.db").close()
+    open_database(tmp_path / "tracker.db").close()
+    assert not list(tmp_path.glob("*.bak"))
+
+
+def test_a_newer_schema_is_refused_untouched(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.db"
+    open_database(path).close()
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE alembic_version SET version_num = '7777'")
+    for opener in (open_database, open_readonly):
+        with pytest.raises(SchemaError, match=r"newer version \(schema 7777"):
+            opener(path)

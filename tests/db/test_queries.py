@@ -1,0 +1,144 @@
+"""The reads: scores in their places, cycles in words, curves in increments."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from db import Database, Tracker, queries, records
+
+
+@pytest.fixture(scope="session")
+def overview(readable: Database, seeded: Any) -> records.Overview:
+    found = queries.overview(readable, seeded.experiment)
+    assert found is not None
+    return found
+
+
+def test_the_path_goes_base_midtrained_recovered(overview: records.Overview) -> None:
+    kinds = [step.checkpoint.kind for step in overview.path]
+    assert kinds == ["base"] + ["midtrained", "recovered"] * 3
+    assert overview.latest is not None and overview.latest.name == "cycle-3/recovered"
+    assert overview.running is None
+
+
+def test_a_cycle_in_words(overview: records.Overview) -> None:
+    first, _, third = overview.cycles
+    assert first.learnt == pytest.approx(0.97 - 0.024)
+    assert first.lost is not None and 0.15 < first.lost < 0.30
+    assert first.back == pytest.approx(0.991)
+    assert first.summary == f"cycle 1: learnt 95 points, lost {100 * first.lost:.0f}, back at 99% of base"
+    assert third.before is not None and third.before.checkpoint.name == "cycle-2/recovered"
+    assert third.learnt == pytest.approx(0.97 - 0.024)  # base's own score: cycle 2 was not asked about corpus 3
+
+
+def test_knowledge_is_kept_by_corpus_and_pooled(overview: records.Overview) -> None:
+    recovered = overview.cycles[2].recovered
+    assert recovered is not None
+    corpora = recovered.scores.domain_knowledge_by_corpus
+    assert list(corpora) == [1, 2, 3]
+    pooled = recovered.scores.domain_knowledge
+    assert pooled is not None
+    assert pooled.n == 3000
+    assert pooled.value == pytest.approx(sum(score.value for score in corpora.values()) / 3)
+    assert pooled.stderr == pytest.approx(sum((score.stderr or 0) ** 2 for score in corpora.values()) ** 0.5 / 3)
+
+
+def test_an_overall_score_goes_before_the_pooled_one_and_new_before_old(tracker: Tracker, experiment: int) -> None:
+    checkpoint = tracker.add_checkpoint(experiment, "base", "base", path="a")
+    for value, corpus in ((0.1, 1), (0.2, 1), (0.9, None)):
+        tracker.add_evaluation(checkpoint, "domain_knowledge", value=value, stderr=0.0, n=10, corpus=corpus)
+    tracker.add_evaluation(checkpoint, "drift", value=2.0, stderr=0.0, n=10)
+    found = queries.scores(tracker.database, checkpoint)
+    assert found.domain_knowledge_by_corpus[1].value == 0.2
+    assert found.domain_knowledge is not None and found.domain_knowledge.value == 0.9
+    assert found.others["drift"].value == 2.0
+    assert found.instruction_following is None
+
+
+def test_a_rejected_cycle_is_not_where_the_next_begins(tracker: Tracker, experiment: int) -> None:
+    base = tracker.add_checkpoint(experiment, "base", "base", path="a")
+    one, two = tracker.cycle(experiment, 1), tracker.cycle(experiment, 2)
+    tracker.add_checkpoint(experiment, "cycle-1/recovered", "recovered", path="b", cycle_id=one, parent_id=base)
+    tracker.decide(one, "rejected", who="Ada")
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None and found.cycles[1].before is not None
+    assert found.cycles[1].before.checkpoint.name == "base"
+    assert found.cycles[1].summary == "cycle 2: not measured yet"
+    tracker.add_checkpoint(
+        experiment, "cycle-2/midtrained", "midtrained", path="c", cycle_id=two,
+        parent_id=tracker.add_checkpoint(experiment, "mine", "external", path="d"),
+    )  # fmt: skip
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None and found.cycles[1].before is not None
+    assert found.cycles[1].before.checkpoint.name == "mine"
+
+
+def test_status_json_has_the_documented_shape(readable: Database, seeded: Any) -> None:
+    status = json.loads(json.dumps(queries.status_json(readable, seeded.experiment)))
+    score = status["cycles"][1]["recovered"]
+    assert set(score["instruction_following"]) == {"value", "stderr", "n"}
+    assert set(score["domain_knowledge_by_corpus"]) == {"1", "2"}
+    assert set(score) >= {"domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte"}
+    assert [cycle["decision"] for cycle in status["cycles"]] == ["accepted", None, None]
+    assert status["base"]["instruction_following"]["value"] == pytest.approx(0.957)
+
+
+def test_nothing_yet(tracker: Tracker, experiment: int) -> None:
+    assert queries.overview(tracker.database, 99) is None
+    empty = queries.overview(tracker.database, experiment)
+    assert empty is not None and empty.path == () and empty.cycles == ()
+    assert queries.status_json(tracker.database, experiment)["cycles"] == []
+
+
+def test_a_curve_is_fetched_in_increments(readable: Database, seeded: Any) -> None:
+    stage = seeded.distill[0]
+    whole = queries.series(readable, stage, ["reverse_kl"])["reverse_kl"]
+    assert [point.step for point in whole] == list(range(1, 61))
+    assert queries.series(readable, stage, since=57)["reverse_kl"] == whole[57:]
+    assert queries.series(readable, stage, since=60)["reverse_kl"] == []
+    assert queries.series(readable, stage, ["nothing"]) == {}
+
+
+def test_the_database_thins_a_long_curve_and_keeps_its_extremes(tracker: Tracker, experiment: int) -> None:
+    stage = tracker.start_stage(experiment, "midtrain")
+    for step in range(1, 5001):
+        stage.log(step, {"loss": 1000.0 if step == 2477 else float(step % 7)})
+    stage.finish()
+    thin = queries.series(tracker.database, stage.id, max_points=320)["loss"]
+    assert 300 <= len(thin) <= 322
+    assert max(point.high or 0 for point in thin) == 1000.0
+    assert min(point.low if point.low is not None else 9 for point in thin) == 0.0
+    assert thin[-1].step == 5000
+    assert len(queries.series(tracker.database, stage.id, max_points=None)["loss"]) == 5000
+
+
+def test_samples_are_paged_filtered_and_searched(readable: Database, seeded: Any) -> None:
+    base = queries.checkpoint(readable, seeded.experiment, "base")
+    assert base is not None
+    evaluation = next(e for e in queries.evaluations(readable, base.id) if e.suite == "instruction_following")
+    every = queries.samples(readable, evaluation.id, limit=10, offset=10)
+    assert (every.total, len(every.samples), every.samples[0].item) == (30, 10, "item-10")
+    passed = queries.samples(readable, evaluation.id, passed=True).total
+    assert passed + queries.samples(readable, evaluation.id, passed=False).total == 30
+    group = queries.samples(readable, evaluation.id, group="punctuation:no_comma")
+    assert {sample.group for sample in group.samples} == {"punctuation:no_comma"}
+    assert queries.samples(readable, evaluation.id, search="NUMBER 7?").total == 1
+    assert queries.samples(readable, evaluation.id, search="100%").total == 0  # % is no wildcard
+    assert queries.sample_scores(readable, evaluation.id).keys() == {f"item-{n}" for n in range(30)}
+
+
+def test_lists(readable: Database, seeded: Any) -> None:
+    (experiment,) = queries.experiments(readable)
+    assert (experiment.name, experiment.cycles) == ("default", 3)
+    stages = queries.stages(readable, experiment.id, kind="distill")
+    assert [stage.cycle for stage in stages] == [3, 2, 1]
+    assert [s.kind for s in queries.stages(readable, experiment.id, cycle_id=seeded.cycles[0])] == [
+        "distill",
+        "midtrain",
+    ]
+    parents = {c.name: c.parent for c in queries.checkpoints(readable, experiment.id)}
+    assert parents["cycle-2/midtrained"] == "cycle-1/recovered"
+    assert queries.events(readable, experiment.id)[0].message == "3 cycles finished"

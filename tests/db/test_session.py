@@ -1,0 +1,92 @@
+"""Opening a database: addresses, pragmas, and errors in words."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from db import Database, DatabaseError, MissingDatabaseError, Tracker, database_url, open_database, open_readonly
+from db.session import describe
+
+
+def test_a_path_is_a_sqlite_file_and_a_url_stays_one(tmp_path: Path) -> None:
+    assert database_url(tmp_path / "a b.db").database == str(tmp_path / "a b.db")
+    assert database_url("postgresql+psycopg://ada:secret@host/runs").get_backend_name() == "postgresql"
+
+
+def test_a_password_is_never_shown() -> None:
+    assert "secret" not in describe(database_url("postgresql+psycopg://ada:secret@host/runs"))
+
+
+def test_the_pragmas_that_concurrency_rests_on(tmp_path: Path) -> None:
+    database = open_database(tmp_path / "tracker.db")
+    with database.reading() as connection:
+        values = [
+            connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+            for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
+        ]
+    assert values == ["wal", 1, 1, 30_000]
+
+
+def test_a_reader_cannot_write(tracker: Tracker, experiment: int) -> None:
+    database = open_readonly(tracker.url)
+    with pytest.raises(DatabaseError, match="reading only"), database.writing():
+        pass
+    with pytest.raises(DatabaseError, match="readonly"), database.reading() as connection:
+        connection.exec_driver_sql("DELETE FROM experiment")
+
+
+def test_a_missing_database_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(MissingDatabaseError, match="recover demo"):
+        open_readonly(tmp_path / "none.db")
+    with pytest.raises(DatabaseError, match="no folder"):
+        open_database(tmp_path / "none" / "tracker.db")
+
+
+def test_an_empty_file_is_no_database_for_a_reader_and_is_filled_by_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.db"
+    path.touch()
+    with pytest.raises(MissingDatabaseError):
+        open_readonly(path)
+    open_database(path).close()
+    open_readonly(path).close()
+
+
+@pytest.mark.parametrize("opener", [open_database, open_readonly])
+def test_another_kind_of_file_is_named(tmp_path: Path, opener: type[Database]) -> None:
+    path = tmp_path / "tracker.db"
+    path.write_text("This is a diary, and a long enough one to have a header. " * 10)
+    with pytest.raises(DatabaseError, match="another kind of file") as caught:
+        opener(path)
+    assert "\n" not in str(caught.value)
+    assert path.read_text().startswith("This is a diary")
+
+
+def test_a_file_system_that_refuses_write_ahead_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("db.session._write_ahead", lambda cursor: "delete")
+    with pytest.raises(DatabaseError, match="network drive"):
+        open_database(tmp_path / "tracker.db")
+
+
+def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'psycopg'")
+
+    monkeypatch.setattr("db.session.create_engine", missing)
+    with pytest.raises(DatabaseError, match="postgres"):
+        open_database("postgresql+psycopg://host/runs")
+
+
+def test_a_failed_write_leaves_nothing(tracker: Tracker, experiment: int) -> None:
+    with pytest.raises(DatabaseError, match="no such table"), tracker.database.writing() as connection:  # noqa: PT012
+        connection.exec_driver_sql("DELETE FROM experiment")
+        connection.exec_driver_sql("DELETE FROM nothing")
+    with sqlite3.connect(str(tracker.url.database)) as raw:
+        assert raw.execute("SELECT count(*) FROM experiment").fetchone() == (1,)
+
+
+def test_references_are_kept(tracker: Tracker) -> None:
+    with pytest.raises(DatabaseError, match="FOREIGN KEY"):
+        tracker.cycle(12345, 1)
