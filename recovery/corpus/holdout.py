@@ -12,9 +12,7 @@ _ENOUGH_PARAGRAPHS = 40
 _LEAST_WORDS = 8
 
 
-def hold_out(
-    documents: list[Document], fraction: float, seed: int
-) -> tuple[list[Document], list[Document], list[str]]:
+def hold_out(documents: list[Document], fraction: float, seed: int) -> tuple[list[Document], list[Document], list[str]]:
     """(documents to train on, held-out documents, remarks).
 
     What is held out depends on the wording of each text and on ``seed``, not on names or order, so a document
@@ -28,9 +26,7 @@ def hold_out(
     return _by_paragraph(documents, fraction, str(seed))
 
 
-def _whole(
-    documents: list[Document], fraction: float, salt: str
-) -> tuple[list[Document], list[Document], list[str]]:
+def _whole(documents: list[Document], fraction: float, salt: str) -> tuple[list[Document], list[Document], list[str]]:
     ranked = sorted(documents, key=lambda d: share(d.text, salt))
     chosen = {d.id for d in ranked if share(d.text, salt) < fraction} or {ranked[0].id}
     chosen = {d.id for d in ranked[: len(documents) // 2] if d.id in chosen}

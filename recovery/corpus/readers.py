@@ -15,7 +15,7 @@ from lxml import etree, html
 
 from recovery.corpus.encodings import NotText, decode
 from recovery.corpus.records import parse_json_lines
-from recovery.corpus.text import tidy
+from recovery.corpus.text import tidy, words
 
 _TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
@@ -82,9 +82,7 @@ def _markdown(name: str, data: bytes) -> Read:
         text = text[front.end() :].strip()
         named = re.search(r"^title:\s*(.+)$", front[1], flags=re.MULTILINE)
         title = named[1].strip().strip("\"'") if named else None
-    heading = re.search(r"^#\s+(.+?)\s*#*$", text, flags=re.MULTILINE) or re.match(
-        r"(\S.*)\n=+(?:\n|$)", text
-    )
+    heading = re.search(r"^#\s+(.+?)\s*#*$", text, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
     if title and not heading and text:
         text = f"# {title}\n\n{text}"
     title = title or (re.sub(r"[*`]", "", heading[1]).strip() if heading else None)
@@ -99,12 +97,12 @@ def _restructured(name: str, data: bytes) -> Read:
     return Read([Piece(heading[1].strip() if heading else _stem(name), text)], notes)
 
 
-_BLOCKS = frozenset(
+_BLOCKS = words(
     "address article aside blockquote body caption dd details div dl dt fieldset figcaption figure footer form h1 h2 "
-    "h3 h4 h5 h6 header hr li main ol p pre section summary table tbody td tfoot th thead tr ul".split()
+    "h3 h4 h5 h6 header hr li main ol p pre section summary table tbody td tfoot th thead tr ul"
 )
-_UNSEEN = frozenset("script style noscript template head nav svg button select option iframe object".split())
-_APART = frozenset("article blockquote div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table ul".split())
+_UNSEEN = words("script style noscript template head nav svg button select option iframe object")
+_APART = words("article blockquote div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table ul")
 
 
 def _html(name: str, data: bytes) -> Read:
@@ -158,9 +156,7 @@ def _json(name: str, data: bytes) -> Read:
     try:
         value = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        reason = (
-            f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep"
-        )
+        reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep"
         raise Unreadable(f"not valid JSON ({reason})") from error
     values = value if isinstance(value, list) else [value]
     single = not isinstance(value, list)
@@ -213,9 +209,7 @@ def _flat(value: Any) -> str:
     while stack:
         path, item = stack.pop()
         if isinstance(item, dict):
-            stack.extend(
-                (f"{path}.{key}" if path else str(key), v) for key, v in reversed(list(item.items()))
-            )
+            stack.extend((f"{path}.{key}" if path else str(key), v) for key, v in reversed(list(item.items())))
         elif isinstance(item, list):
             stack.extend((path, v) for v in reversed(item))
         elif item is not None and str(item).strip():

@@ -52,9 +52,7 @@ def _as_list(value: Any) -> list[Any]:
     if isinstance(value, list):
         return value
     if isinstance(value, dict):
-        lists = [
-            v for v in value.values() if isinstance(v, list) and v and all(isinstance(x, dict) for x in v)
-        ]
+        lists = [v for v in value.values() if isinstance(v, list) and v and all(isinstance(x, dict) for x in v)]
         if len(lists) == 1 and not {"messages", "conversations", "prompt"} & value.keys():
             return lists[0]
     return [value]

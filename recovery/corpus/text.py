@@ -21,6 +21,11 @@ def normalise(text: str) -> str:
     return _SPACE.sub(" ", _DROPPED.sub(" ", text)).strip()
 
 
+def words(text: str) -> frozenset[str]:
+    """A set of words, written as running text."""
+    return frozenset(text.split())
+
+
 def text_hash(text: str) -> str:
     """Hexadecimal SHA-256 of the normal form of ``text``."""
     return hashlib.sha256(normalise(text).encode()).hexdigest()

@@ -1,0 +1,65 @@
+"""A gap as a question in words: a wh-question where the sentence has a simple shape, else "fill the gap"."""
+
+from __future__ import annotations
+
+import re
+
+from recovery.corpus.gaps import Gap
+from recovery.corpus.sentences import plain_text
+from recovery.corpus.text import words
+
+BLANK = "____"
+_MARK = "\u241f"  # underscores could pass for emphasis while markup is taken off
+_SORT = {"number": "number", "name": "name", "term": "word"}
+_BE = r"(is|are|was|were)"
+_SUBJECT = r"((?:The|A|An|Its|This|Each|Every|[A-Z][\w-]*)(?: [\w'’-]+){0,7}?)"
+_PRONOUNS = words("it they he she we you i this that these those there here what which who")
+_IRREGULAR = words("built made held kept sent set written run led known given sold bought found taught")
+_COPULA = re.compile(rf"{_SUBJECT} {_BE} $")
+_PASSIVE = re.compile(rf"{_SUBJECT} {_BE} ([a-z]+)((?: [a-z]+)?) (in|on|at|from|by|for|to|with|after) $")
+
+
+def cloze(gap: Gap) -> str:
+    """The sentence on one line, without markup, the answer blanked."""
+    return plain_text(f"{gap.before}{_MARK}{gap.after}").replace(_MARK, BLANK)
+
+
+def missing(gap: Gap) -> str:
+    """What is missing, in words: "number", "name", "word" or "words"."""
+    return "words" if " " in gap.answer else _SORT[gap.kind]
+
+
+def title_of(gap: Gap) -> str:
+    """Where the sentence stands: the title, and the heading where that says more."""
+    title, heading = (t.replace('"', "") for t in (gap.sentence.title, gap.sentence.heading))
+    if heading and heading.casefold() not in title.casefold() and title.casefold() not in heading.casefold():
+        return f"{title}, {heading}"
+    return title
+
+
+def wh_question(gap: Gap) -> str | None:
+    """The sentence turned round ("The port is 8443." -> "what is the port?"), or None where it is not so simple."""
+    before, after = plain_text(gap.before) + " ", plain_text(gap.after)
+    if after not in (".", "!") or re.search(r"\b(?:not|no|never)\b", before):
+        return None
+    if match := _COPULA.fullmatch(before):
+        subject = _subject(match[1])
+        return f"what {match[2]} {subject}?" if subject else None
+    if (match := _PASSIVE.fullmatch(before)) and (match[3].endswith("ed") or match[3] in _IRREGULAR):
+        subject = _subject(match[1])
+        year = gap.kind == "number" and re.fullmatch(r"1[5-9]\d\d|20\d\d", gap.answer) and match[5] == "in"
+        what = "what year" if year else "what"
+        return f"{match[5]} {what} {match[2]} {subject} {match[3]}{match[4]}?" if subject else None
+    return None
+
+
+def _subject(text: str) -> str | None:
+    """A subject that stands on its own, its article in lower case; None for pronouns and clauses."""
+    words = text.split()
+    if words[0].lower() in _PRONOUNS or words[0].lower() in {"its", "each", "every"} and len(words) < 2:
+        return None
+    if set(text.lower().split()) & {"if", "when", "that", "which", "who", "because", "while", "then", "there"}:
+        return None
+    if words[0] in {"The", "A", "An", "Its", "This", "Each", "Every"}:
+        words[0] = words[0].lower()
+    return " ".join(words)

@@ -1,0 +1,304 @@
+"""Behaviour prompts: where they come from, and how they are split so that no split ever sees another's wording."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recovery.composer import compose
+from recovery.corpus.records import read_records
+from recovery.corpus.text import normalise, share
+from recovery.errors import UsageError
+from recovery.types import Check, Message, Prompt
+
+logger = logging.getLogger(__name__)
+
+SPLITS = ("train", "development", "test")
+SHARES = (0.6, 0.2, 0.2)
+_FEW = 60
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "prompter": "user"}
+_QUESTION_KEYS = ("prompt", "question", "instruction", "query", "input")
+_ANSWER_KEYS = ("answer", "output", "response", "completion")
+
+
+@dataclass(frozen=True)
+class PromptSplits:
+    """Prompts to train on, to stop by, and to report on. ``source`` says in words where they came from."""
+
+    train: tuple[Prompt, ...]
+    development: tuple[Prompt, ...]
+    test: tuple[Prompt, ...]
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hash(self) -> str:
+        """Hexadecimal SHA-256 of the three splits."""
+        digest = hashlib.sha256()
+        for name in SPLITS:
+            digest.update(f"{name}\x1d{prompts_hash(getattr(self, name))}".encode())
+        return digest.hexdigest()
+
+
+def prompts_hash(prompts: Sequence[Prompt]) -> str:
+    """Hexadecimal SHA-256 of the prompts' content and order."""
+    text = "\n".join(json.dumps(to_record(p), sort_keys=True, ensure_ascii=False) for p in prompts)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def wording(prompt: Prompt) -> str:
+    """The normal form of a whole conversation: two prompts with the same one are the same prompt."""
+    return "\x1f".join(f"{m['role']}:{normalise(m['content'])}" for m in prompt.messages)
+
+
+def overlap(a: Iterable[Prompt], b: Iterable[Prompt]) -> list[tuple[Prompt, Prompt]]:
+    """Pairs, one of ``a`` and one of ``b``, that ask the same in the same words."""
+    known = {wording(p): p for p in a}
+    return [(known[w], p) for p in b if (w := wording(p)) in known]
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def load_prompts(path: Path, *, kind: str = "behaviour", problems: list[str] | None = None) -> list[Prompt]:
+    """Prompts of a JSONL or JSON file: IFEval's format, chat (``messages``, ShareGPT), or a plain question.
+
+    A record that cannot be used is reported by its line, in ``problems`` where a list is given, else as a
+    warning; the rest is used. Raises UsageError where nothing can be.
+    """
+    path = Path(path)
+    records, found = read_records(path)
+    word = "record" if path.suffix.lower() == ".json" else "line"
+    prompts: list[Prompt] = []
+    seen: set[str] = set()
+    for number, record in records:
+        try:
+            prompt = from_record(record, kind)
+        except ValueError as error:
+            found.append(f"{word} {number}: {error}")
+            continue
+        if (words := wording(prompt)) in seen:
+            found.append(f"{word} {number}: the same prompt as an earlier one")
+            continue
+        seen.add(words)
+        prompts.append(prompt)
+    if not prompts:
+        first = f" ({found[0]})" if found else ""
+        raise UsageError(f"no usable prompt in {path}{first}: give JSON Lines with a prompt or messages on each")
+    for problem in found:
+        _report(f"{path.name} {problem}", problems)
+    return prompts
+
+
+def _report(problem: str, problems: list[str] | None) -> None:
+    if problems is None:
+        logger.warning("%s", problem)
+    else:
+        problems.append(problem)
+
+
+def from_record(record: Any, kind: str = "behaviour") -> Prompt:
+    """One JSON value as a Prompt; raises ValueError with the reason where it is none."""
+    if isinstance(record, str):
+        record = {"prompt": record}
+    if not isinstance(record, dict):
+        raise ValueError("neither an object nor a string")
+    messages = _messages(record)
+    answer = next((str(record[k]) for k in _ANSWER_KEYS if isinstance(record.get(k), (str, int, float))), None)
+    tags = record.get("tags") or ()
+    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+        raise ValueError("tags is not a list of strings")
+    kind = record.get("kind") or kind
+    if kind not in ("behaviour", "knowledge"):
+        raise ValueError(f'kind is "{kind}"; it is "behaviour" or "knowledge"')
+    key = record.get("key", record.get("id"))
+    return Prompt(
+        id=str(key) if key is not None else prompt_id(messages),
+        messages=messages,
+        kind=kind,
+        checks=_checks(record),
+        answer=answer,
+        tags=tuple(tags),
+    )
+
+
+def to_record(prompt: Prompt) -> dict[str, Any]:
+    """The JSON object of a prompt, in IFEval's format where it is a single user turn."""
+    record: dict[str, Any] = {"key": prompt.id}
+    if len(prompt.messages) == 1 and prompt.messages[0]["role"] == "user":
+        record["prompt"] = prompt.messages[0]["content"]
+    else:
+        record["messages"] = [dict(m) for m in prompt.messages]
+    record["instruction_id_list"] = [c.instruction for c in prompt.checks]
+    record["kwargs"] = [dict(c.kwargs) for c in prompt.checks]
+    record["kind"] = prompt.kind
+    if prompt.answer is not None:
+        record["answer"] = prompt.answer
+    if prompt.tags:
+        record["tags"] = list(prompt.tags)
+    return record
+
+
+def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
+    """Write prompts as JSON Lines that load_prompts reads back unchanged."""
+    lines = (json.dumps(to_record(p), ensure_ascii=False) for p in prompts)
+    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def prompt_id(messages: Sequence[Message]) -> str:
+    """A short id from the wording, for prompts that come without one."""
+    text = "\x1f".join(f"{m['role']}\x1e{m['content']}" for m in messages)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _messages(record: dict[str, Any]) -> tuple[Message, ...]:
+    turns = record.get("messages") or record.get("conversations") or record.get("conversation")
+    if turns is None and isinstance(record.get("prompt"), list):
+        turns = record["prompt"]
+    if turns is None:
+        return _question(record)
+    if not isinstance(turns, list):
+        raise ValueError("messages is not a list")
+    messages = [_message(turn) for turn in turns]
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages or messages[-1]["role"] != "user":
+        raise ValueError("no user turn to answer")
+    return tuple(messages)
+
+
+def _message(turn: Any) -> Message:
+    if not isinstance(turn, dict):
+        raise ValueError("a message is not an object")
+    role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+    if isinstance(content, list):  # the multi-part form: only its text can be used
+        parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
+        content = "\n".join(str(p.get("text", "")) for p in parts) if len(parts) == len(content) else None
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise ValueError("a message lacks a role or a text content")
+    role = _ROLES.get(role, role)
+    if role not in ("system", "user", "assistant"):
+        raise ValueError(f'a message has the role "{role}"; system, user and assistant can be used')
+    if role == "user" and not content.strip():
+        raise ValueError("an empty user turn")
+    return Message(role=role, content=content)
+
+
+def _question(record: dict[str, Any]) -> tuple[Message, ...]:
+    text = next((record[k] for k in _QUESTION_KEYS if isinstance(record.get(k), str)), None)
+    if text is None:
+        raise ValueError("no prompt, messages, conversations or question in it")
+    if not text.strip():
+        raise ValueError("an empty prompt")
+    extra = record.get("input")
+    if isinstance(record.get("instruction"), str) and isinstance(extra, str) and extra.strip():
+        text = f"{text}\n\n{extra}"
+    messages = [Message(role="user", content=text)]
+    if isinstance(system := record.get("system"), str) and system.strip():
+        messages.insert(0, Message(role="system", content=system))
+    return tuple(messages)
+
+
+def _checks(record: dict[str, Any]) -> tuple[Check, ...]:
+    ids = record.get("instruction_id_list") or []
+    kwargs = record.get("kwargs") or [{} for _ in ids]
+    if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
+        raise ValueError("instruction_id_list is not a list of strings")
+    if not isinstance(kwargs, list) or len(kwargs) != len(ids) or not all(isinstance(k, dict) for k in kwargs):
+        raise ValueError(f"{len(ids)} instruction ids need {len(ids)} kwargs objects")
+    return tuple(  # data sets carry every argument of every checker, null where it does not apply
+        Check(i, {key: v for key, v in k.items() if v is not None}) for i, k in zip(ids, kwargs, strict=True)
+    )
+
+
+# --- splitting -----------------------------------------------------------------------------------------------
+
+
+def split_prompts(prompts: Sequence[Prompt], *, source: str = "", notes: Sequence[str] = ()) -> PromptSplits:
+    """Train, development and test by a hash of the wording: a prompt is on the same side in every run.
+
+    The same wording can never be on two sides, whatever its id. Below 60 prompts the sides are filled by rank of
+    the hash, so that none is empty where there are three prompts or more.
+    """
+    unique = list({wording(p): p for p in reversed(prompts)}.values())[::-1]
+    sides: dict[str, list[Prompt]] = {name: [] for name in SPLITS}
+    if len(unique) >= _FEW:
+        for prompt in unique:
+            sides[_side(share(wording(prompt), "split"))].append(prompt)
+    else:
+        ranked = sorted(unique, key=lambda p: share(wording(p), "split"))
+        held = min(max(1, round(SHARES[1] * len(ranked))), len(ranked) // 3)
+        sides["development"], sides["test"] = ranked[:held], ranked[held : 2 * held]
+        sides["train"] = ranked[2 * held :]
+    train, development, test = (tuple(sides[name]) for name in SPLITS)
+    return PromptSplits(train, development, test, source, tuple(notes))
+
+
+def _side(position: float) -> str:
+    return SPLITS[0] if position < SHARES[0] else SPLITS[1] if position < SHARES[0] + SHARES[1] else SPLITS[2]
+
+
+# --- choosing ------------------------------------------------------------------------------------------------
+
+
+def behaviour_prompts(
+    model_folder: Path | None = None, user_file: Path | None = None, seed: int = 0, *, count: int = 8000
+) -> PromptSplits:
+    """The behaviour prompts of a run, from the first of: the user's file (or a folder of train.jsonl,
+    development.jsonl, test.jsonl), the model folder's ``suites/``, the built-in composer (``count`` prompts by
+    ``seed``)."""
+    if user_file is not None:
+        user_file = Path(user_file)
+        if user_file.is_dir():
+            splits = _from_folder(user_file, str(user_file))
+            if splits is None:
+                raise UsageError(f"no train.jsonl in {user_file}: give a file of prompts or a folder that has it")
+            return splits
+        if not user_file.exists():
+            raise UsageError(f"no file {user_file}: give JSON Lines with a prompt or messages on each line")
+        problems: list[str] = []
+        prompts = load_prompts(user_file, problems=problems)
+        return split_prompts(prompts, source=str(user_file), notes=problems)
+    if model_folder is not None:
+        splits = _from_folder(Path(model_folder) / "suites", "the model's own suites")
+        if splits is not None:
+            return splits
+    return split_prompts(compose(count, seed), source=f"the built-in composer, seed {seed}")
+
+
+def _from_folder(folder: Path, source: str) -> PromptSplits | None:
+    """The splits of a folder; a split it lacks is taken from its train.jsonl, and no wording is in two."""
+    if not (folder / "train.jsonl").is_file():
+        return None
+    notes: list[str] = []
+    given: dict[str, list[Prompt]] = {
+        name: load_prompts(folder / f"{name}.jsonl", problems=notes)
+        for name in SPLITS
+        if (folder / f"{name}.jsonl").is_file()
+    }
+    if len(given) < len(SPLITS):
+        split = split_prompts(given["train"])
+        missing = [name for name in SPLITS if name not in given]
+        moved = {wording(p) for name in missing for p in getattr(split, name)}
+        given.update({name: list(getattr(split, name)) for name in missing})
+        given["train"] = [p for p in given["train"] if wording(p) not in moved]
+        notes.append(f"no {' or '.join(missing)}.jsonl: taken from train.jsonl")
+    return _disjoint(given, source, notes)
+
+
+def _disjoint(given: dict[str, list[Prompt]], source: str, notes: list[str]) -> PromptSplits:
+    """Test prompts win over development prompts, and those over training prompts."""
+    seen: set[str] = set()
+    kept: dict[str, tuple[Prompt, ...]] = {}
+    for name in reversed(SPLITS):
+        words = [(wording(p), p) for p in given[name]]
+        kept[name] = tuple(p for w, p in words if w not in seen)
+        if dropped := len(words) - len(kept[name]):
+            notes.append(f"{dropped} {name} prompts left out: they are in a split that must not be seen")
+        seen.update(w for w, _ in words)
+    return PromptSplits(kept["train"], kept["development"], kept["test"], source, tuple(notes))

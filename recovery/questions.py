@@ -1,0 +1,110 @@
+"""Questions about the documents, for the teacher that knows them. Never the ones that measure."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from recovery.corpus.asking import BLANK, cloze, missing, title_of, wh_question
+from recovery.corpus.documents import Corpus
+from recovery.corpus.gaps import Gap, Vocabulary, pick_gaps
+from recovery.corpus.sentences import sentences, side
+from recovery.corpus.text import normalise
+from recovery.prompts import load_prompts, prompt_id
+from recovery.types import Message, Probe, Prompt
+
+QUESTIONS_FILE = "questions.jsonl"
+_CLOZE_FORMS = (
+    'According to "{title}", complete: "{sentence}"',
+    'Which {missing} is missing in this passage of "{title}"? "{sentence}"',
+    '"{sentence}" What goes into the blank? The sentence stands in "{title}".',
+    'Complete the following statement from "{title}" and give only the missing {missing}: "{sentence}"',
+)
+_WH_FORMS = (
+    'In "{title}", {question}',
+    '{Question} The answer is in "{title}".',
+    'As stated in "{title}", {question} Reply briefly.',
+)
+_CONTINUE_FORM = 'Continue this sentence from "{title}" with its next few words: "{before} ..."'
+
+
+def document_questions(
+    folder: Path,
+    corpus: Corpus,
+    *,
+    exclude: Sequence[Probe] = (),
+    seed: int = 0,
+    count: int = 2000,
+    problems: list[str] | None = None,
+) -> list[Prompt]:
+    """Prompts of kind "knowledge" about the documents of ``folder``.
+
+    They come from its ``questions.jsonl`` where there is one, else they are made from the sentences of ``corpus``
+    that may not become probes. A question whose wording is that of a probe in ``exclude``, or that asks for the
+    same answer with the same words, is left out. Broken lines of the file go to ``problems`` or to the log.
+    """
+    path = Path(folder) / QUESTIONS_FILE
+    guard = ProbeGuard(exclude)
+    if path.is_file():
+        found = load_prompts(path, kind="knowledge", problems=problems)
+        return [p for p in found if not guard.asks_the_same(p.text, p.answer)]
+    return _made(corpus, guard, seed, count)
+
+
+class ProbeGuard:
+    """Tells whether a question gives away a probe: the same wording, or the same answer from the same words."""
+
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self._wordings = {normalise(p.question) for p in probes}
+        self._by_answer: dict[str, list[frozenset[str]]] = {}
+        for probe in probes:
+            for answer in probe.answers:
+                self._by_answer.setdefault(normalise(answer), []).append(_content(probe.question))
+
+    def asks_the_same(self, question: str, answer: str | None) -> bool:
+        """Whether the words of a probe with this answer are all among the question's."""
+        if normalise(question) in self._wordings:
+            return True
+        asked = _content(question)
+        return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))
+
+
+def _content(text: str) -> frozenset[str]:
+    """The words that carry a question's matter."""
+    frame = {"what", "which", "when", "where", "according", "complete", "fill", "answer", "sentence", "missing"}
+    return frozenset(w for w in re.findall(r"[\w-]+", normalise(text)) if len(w) > 3 and w not in frame)
+
+
+def _made(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list[Prompt]:
+    everything = sentences(corpus.documents)
+    vocabulary = Vocabulary(everything)
+    mine = [s for s in everything if side(s) == "question"]
+    prompts: dict[str, Prompt] = {}
+    for gap in pick_gaps(mine, vocabulary, count, seed):
+        text = _ask(gap, random.Random(f"{seed}:{gap.key}"))
+        if not guard.asks_the_same(text, gap.answer):
+            prompts.setdefault(normalise(text), _prompt(text, gap))
+    return list(prompts.values())
+
+
+def _ask(gap: Gap, rng: random.Random) -> str:
+    title = title_of(gap)
+    question = wh_question(gap)
+    if question:
+        return rng.choice(_WH_FORMS).format(title=title, question=question, Question=question[0].upper() + question[1:])
+    if gap.after.strip(" .!)\"'") == "" and rng.random() < 0.5:
+        return _CONTINUE_FORM.format(title=title, before=cloze(gap).split(BLANK)[0].rstrip(" \"'("))
+    return rng.choice(_CLOZE_FORMS).format(title=title, sentence=cloze(gap), missing=missing(gap))
+
+
+def _prompt(text: str, gap: Gap) -> Prompt:
+    messages = (Message(role="user", content=text),)
+    return Prompt(
+        id=f"question-{prompt_id(messages)}",
+        messages=messages,
+        kind="knowledge",
+        answer=gap.answer,
+        tags=(gap.kind, f"document:{gap.sentence.document}"),
+    )
