@@ -98,7 +98,7 @@ def _restate(rng: random.Random, topic: Topic) -> Prompt | None:
     return _made(_turns(first, answer, text), topic, checks)
 
 
-def _sums(rng: random.Random, topic: Topic) -> Prompt:
+def _sums(rng: random.Random, _: Topic) -> Prompt:
     text, value = arithmetic(rng)
     step = rng.randint(2, 9)
     second, result = rng.choice((

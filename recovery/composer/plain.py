@@ -27,33 +27,61 @@ OPEN = (
     "What surprised you most about {t}?",
     "How would you teach {t} in ten minutes?",
 )
-_PLACES = """Portugal Lisbon; Kenya Nairobi; Peru Lima; Norway Oslo; Japan Tokyo; Egypt Cairo; Chile Santiago; Hungary Budapest;
-Finland Helsinki; Cuba Havana; Greece Athens; Poland Warsaw; Ireland Dublin; Thailand Bangkok; Austria Vienna; Denmark Copenhagen;
-Ecuador Quito; Ghana Accra; Iceland Reykjavik; Italy Rome; Spain Madrid; Sweden Stockholm; Uruguay Montevideo; Senegal Dakar;
-Bulgaria Sofia; Latvia Riga; Canada Ottawa; Colombia Bogota; Croatia Zagreb; Nepal Kathmandu; Ethiopia Addis Ababa; Jordan Amman"""
+_PLACES = """
+Portugal Lisbon; Kenya Nairobi; Peru Lima; Norway Oslo; Japan Tokyo; Egypt Cairo; Chile Santiago; Hungary
+Budapest; Finland Helsinki; Cuba Havana; Greece Athens; Poland Warsaw; Ireland Dublin; Thailand Bangkok;
+Austria Vienna; Denmark Copenhagen; Ecuador Quito; Ghana Accra; Iceland Reykjavik; Italy Rome; Spain Madrid;
+Sweden Stockholm; Uruguay Montevideo; Senegal Dakar; Bulgaria Sofia; Latvia Riga; Canada Ottawa; Colombia
+Bogota; Croatia Zagreb; Nepal Kathmandu; Ethiopia Addis Ababa; Jordan Amman
+"""
 _CAPITALS = tuple((c, p) for c, p in (entry.strip().split(" ", 1) for entry in _PLACES.split(";")))
 _UNITS = (
-    ("minutes", "hour", 60), ("seconds", "minute", 60), ("hours", "day", 24), ("days", "week", 7), ("months", "year", 12),
-    ("grams", "kilogram", 1000), ("metres", "kilometre", 1000), ("centimetres", "metre", 100), ("eggs", "dozen", 12),
-    ("millimetres", "centimetre", 10), ("years", "century", 100), ("years", "decade", 10), ("sheets", "pack of 500", 500),
-)  # fmt: skip
+    ("minutes", "hour", 60),
+    ("seconds", "minute", 60),
+    ("hours", "day", 24),
+    ("days", "week", 7),
+    ("months", "year", 12),
+    ("grams", "kilogram", 1000),
+    ("metres", "kilometre", 1000),
+    ("centimetres", "metre", 100),
+    ("eggs", "dozen", 12),
+    ("millimetres", "centimetre", 10),
+    ("years", "century", 100),
+    ("years", "decade", 10),
+    ("sheets", "pack of 500", 500),
+)
 _FACTS = (
-    ("How many legs does a spider have?", "8"), ("How many sides has a hexagon?", "6"),
-    ("Which planet is closest to the sun?", "Mercury"), ("What do bees make from nectar?", "honey"),
-    ("What gas do plants take in from the air to grow?", "carbon dioxide"), ("How many days are in a leap year?", "366"),
-    ("What is frozen water called?", "ice"), ("Which animal is known for building dams?", "beaver"),
-    ("What colour do you get when you mix blue and yellow paint?", "green"), ("How many strings does a violin have?", "4"),
-    ("Which ocean lies between Africa and Australia?", "Indian Ocean"), ("What is the young of a cow called?", "calf"),
-    ("Which metal is liquid at room temperature?", "mercury"), ("How many letters are in the English alphabet?", "26"),
-    ("What is the opposite of north?", "south"), ("Which season follows spring?", "summer"),
-    ("What force pulls things towards the ground?", "gravity"), ("What do you call a shape with three sides?", "triangle"),
-    ("Which organ pumps blood through the body?", "heart"), ("What is the largest mammal on earth?", "blue whale"),
-    ("Which star is nearest to the earth?", "the sun"), ("What is the hardest natural material?", "diamond"),
-    ("How many players of one team are on a football pitch at the start?", "11"), ("What is the plural of mouse?", "mice"),
-    ("In which direction does the sun rise?", "east"), ("What is the past tense of go?", "went"),
-    ("What is half of a hundred?", "50"), ("Which bird is a symbol of peace?", "dove"),
-    ("How many cents make a euro?", "100"), ("What language is mostly spoken in Brazil?", "Portuguese"),
-)  # fmt: skip
+    ("How many legs does a spider have?", "8"),
+    ("How many sides has a hexagon?", "6"),
+    ("Which planet is closest to the sun?", "Mercury"),
+    ("What do bees make from nectar?", "honey"),
+    ("What gas do plants take in from the air to grow?", "carbon dioxide"),
+    ("How many days are in a leap year?", "366"),
+    ("What is frozen water called?", "ice"),
+    ("Which animal is known for building dams?", "beaver"),
+    ("What colour do you get when you mix blue and yellow paint?", "green"),
+    ("How many strings does a violin have?", "4"),
+    ("Which ocean lies between Africa and Australia?", "Indian Ocean"),
+    ("What is the young of a cow called?", "calf"),
+    ("Which metal is liquid at room temperature?", "mercury"),
+    ("How many letters are in the English alphabet?", "26"),
+    ("What is the opposite of north?", "south"),
+    ("Which season follows spring?", "summer"),
+    ("What force pulls things towards the ground?", "gravity"),
+    ("What do you call a shape with three sides?", "triangle"),
+    ("Which organ pumps blood through the body?", "heart"),
+    ("What is the largest mammal on earth?", "blue whale"),
+    ("Which star is nearest to the earth?", "the sun"),
+    ("What is the hardest natural material?", "diamond"),
+    ("How many players of one team are on a football pitch at the start?", "11"),
+    ("What is the plural of mouse?", "mice"),
+    ("In which direction does the sun rise?", "east"),
+    ("What is the past tense of go?", "went"),
+    ("What is half of a hundred?", "50"),
+    ("Which bird is a symbol of peace?", "dove"),
+    ("How many cents make a euro?", "100"),
+    ("What language is mostly spoken in Brazil?", "Portuguese"),
+)
 _STYLES = (
     "{q}",
     "{q} Answer in one sentence.",
@@ -95,7 +123,7 @@ def _sum(rng: random.Random) -> Prompt:
 
 
 def _words(rng: random.Random) -> Prompt:
-    words = rng.sample(rng.choice(TOPICS).words, 3) + [rng.choice(rng.choice(TOPICS).words)]
+    words = [*rng.sample(rng.choice(TOPICS).words, 3), rng.choice(rng.choice(TOPICS).words)]
     task = rng.randrange(5)
     if task == 0 and len(set(words)) == 4:
         return _prompt(f"Put these words in alphabetical order: {', '.join(words)}.", "order", ", ".join(sorted(words)))

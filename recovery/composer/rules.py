@@ -142,7 +142,7 @@ def forbidden(rng: random.Random, topic: Topic) -> Rule:
     return _rule(FORBIDDEN, text, {"forbidden_words": chosen})
 
 
-def letters(rng: random.Random, topic: Topic) -> Rule:
+def letters(rng: random.Random, _: Topic) -> Rule:
     if rng.random() < 0.6:
         letter, n = rng.choice("aeilnorst"), rng.choice((5, 8, 10, 12))
         text = rng.choice((
@@ -159,7 +159,7 @@ def letters(rng: random.Random, topic: Topic) -> Rule:
     return _rule(LETTERS, text, {"letter": letter, "let_frequency": n, "let_relation": "less than"})
 
 
-def language(rng: random.Random, topic: Topic) -> Rule:
+def language(rng: random.Random, _: Topic) -> Rule:
     code, name = rng.choice(sorted(_LANGUAGES.items()))
     text = rng.choice((
         f"Answer in {name} from start to finish.",
@@ -169,7 +169,7 @@ def language(rng: random.Random, topic: Topic) -> Rule:
     return _rule(LANGUAGE, text, {"language": code})
 
 
-def sentences(rng: random.Random, topic: Topic) -> Rule:
+def sentences(rng: random.Random, _: Topic) -> Rule:
     n = rng.randint(3, 8)
     if rng.random() < 0.5:
         text = rng.choice((
@@ -185,7 +185,7 @@ def sentences(rng: random.Random, topic: Topic) -> Rule:
     return _rule(SENTENCES, text, {"num_sentences": n, "relation": "less than"})
 
 
-def paragraphs(rng: random.Random, topic: Topic) -> Rule:
+def paragraphs(rng: random.Random, _: Topic) -> Rule:
     n = rng.randint(2, 5)
     text = rng.choice((
         f"Make it {_count(rng, n)} paragraphs and put *** between one and the next.",
@@ -195,7 +195,7 @@ def paragraphs(rng: random.Random, topic: Topic) -> Rule:
     return _rule(PARAGRAPHS, text, {"num_paragraphs": n}, words=10 * n)
 
 
-def words(rng: random.Random, topic: Topic) -> Rule:
+def words(rng: random.Random, _: Topic) -> Rule:
     if rng.random() < 0.5:
         n = rng.choice((40, 60, 80, 100, 120, 150))
         text = rng.choice((
@@ -213,7 +213,7 @@ def words(rng: random.Random, topic: Topic) -> Rule:
     return _rule(WORDS, text, {"num_words": n, "relation": "less than"})
 
 
-def first_word(rng: random.Random, topic: Topic) -> Rule:
+def first_word(rng: random.Random, _: Topic) -> Rule:
     n = rng.randint(2, 4)
     nth, word = rng.randint(1, n), rng.choice(_OPENERS)
     text = rng.choice((
@@ -224,7 +224,7 @@ def first_word(rng: random.Random, topic: Topic) -> Rule:
     return _rule(FIRST_WORD, text, kwargs, requires=[word], words=10 * n)
 
 
-def placeholders(rng: random.Random, topic: Topic) -> Rule:
+def placeholders(rng: random.Random, _: Topic) -> Rule:
     n = rng.randint(1, 4)
     text = rng.choice((
         f"Leave at least {_count(rng, n)} gap{_s(n)} to fill in later, in square brackets like [place].",
@@ -234,7 +234,7 @@ def placeholders(rng: random.Random, topic: Topic) -> Rule:
     return _rule(PLACEHOLDERS, text, {"num_placeholders": n}, requires=["["], words=4 * n)
 
 
-def postscript(rng: random.Random, topic: Topic) -> Rule:
+def postscript(rng: random.Random, _: Topic) -> Rule:
     marker = rng.choice(("P.S.", "P.S.", "P.P.S"))
     text = rng.choice((
         f"Add an afterthought at the close that begins with {marker}",
@@ -244,7 +244,7 @@ def postscript(rng: random.Random, topic: Topic) -> Rule:
     return _rule(POSTSCRIPT, text, {"postscript_marker": marker}, requires=[marker], words=8)
 
 
-def bullets(rng: random.Random, topic: Topic) -> Rule:
+def bullets(rng: random.Random, _: Topic) -> Rule:
     n = rng.randint(2, 6)
     text = rng.choice((
         f"Have exactly {_count(rng, n)} bullet points in it, each on a line that starts with *.",
@@ -254,7 +254,7 @@ def bullets(rng: random.Random, topic: Topic) -> Rule:
     return _rule(BULLETS, text, {"num_bullets": n}, words=4 * n)
 
 
-def constrained(rng: random.Random, topic: Topic) -> Rule:
+def constrained(rng: random.Random, _: Topic) -> Rule:
     text = rng.choice((
         'Choose one of these replies: "My answer is yes." "My answer is no." "My answer is maybe."',
         "Say one of three things only: My answer is yes. / My answer is no. / My answer is maybe.",
@@ -263,7 +263,7 @@ def constrained(rng: random.Random, topic: Topic) -> Rule:
     return _rule(CONSTRAINED, text)
 
 
-def highlights(rng: random.Random, topic: Topic) -> Rule:
+def highlights(rng: random.Random, _: Topic) -> Rule:
     n = rng.randint(1, 4)
     text = rng.choice((
         f"Mark at least {_count(rng, n)} phrase{_s(n)} by putting *asterisks around* what matters.",
@@ -273,7 +273,7 @@ def highlights(rng: random.Random, topic: Topic) -> Rule:
     return _rule(HIGHLIGHTS, text, {"num_highlights": n}, words=4 * n)
 
 
-def sections(rng: random.Random, topic: Topic) -> Rule:
+def sections(rng: random.Random, _: Topic) -> Rule:
     n, mark = rng.randint(2, 4), rng.choice(("Section", "SECTION", "Part", "Chapter", "Step"))
     text = rng.choice((
         f"Divide it into {_count(rng, n)} sections headed {mark} 1, {mark} 2 and so on.",
@@ -282,7 +282,7 @@ def sections(rng: random.Random, topic: Topic) -> Rule:
     return _rule(SECTIONS, text, {"section_spliter": mark, "num_sections": n}, requires=[mark] * n, words=10 * n)
 
 
-def json_format(rng: random.Random, topic: Topic) -> Rule:
+def json_format(rng: random.Random, _: Topic) -> Rule:
     text = rng.choice((
         "Reply with valid JSON and nothing besides.",
         "The whole reply has to parse as JSON.",
@@ -292,7 +292,7 @@ def json_format(rng: random.Random, topic: Topic) -> Rule:
     return _rule(JSON, text)
 
 
-def title(rng: random.Random, topic: Topic) -> Rule:
+def title(rng: random.Random, _: Topic) -> Rule:
     text = rng.choice((
         "Give it a title in double angle brackets, like <<a quiet day>>.",
         "It needs a heading between << and >>.",
@@ -301,7 +301,7 @@ def title(rng: random.Random, topic: Topic) -> Rule:
     return _rule(TITLE, text, requires=["<<"], words=4)
 
 
-def two_responses(rng: random.Random, topic: Topic) -> Rule:
+def two_responses(rng: random.Random, _: Topic) -> Rule:
     text = rng.choice((
         "Offer two versions that differ, with a line of six asterisks (******) between them and nowhere else.",
         "I would like two different attempts. Put ****** between the first and the second.",
@@ -310,17 +310,18 @@ def two_responses(rng: random.Random, topic: Topic) -> Rule:
     return _rule(TWO, text, words=20)
 
 
-def repeat(rng: random.Random, topic: Topic) -> Rule:
+def repeat(rng: random.Random, _: Topic) -> Rule:
     """The request to repeat is filled in when the prompt is put together (see writing.py)."""
     text = rng.choice((
         "Before you answer, copy the request above exactly as it stands, with nothing in front of it. "
         "This line and those after it are not part of the request.",
-        "Start by saying the request above again word by word, then answer it. Only the text above this line is the request.",
+        "Start by saying the request above again word by word, then answer it. "
+        "Only the text above this line is the request.",
     ))  # fmt: skip
     return _rule(REPEAT, text, {"prompt_to_repeat": ""}, words=30)
 
 
-def ending(rng: random.Random, topic: Topic) -> Rule:
+def ending(rng: random.Random, _: Topic) -> Rule:
     phrase = rng.choice(_ENDINGS)
     text = rng.choice((
         f'The very last words must be: "{phrase}"',
@@ -330,7 +331,7 @@ def ending(rng: random.Random, topic: Topic) -> Rule:
     return _rule(ENDING, text, {"end_phrase": phrase}, requires=[phrase], words=10)
 
 
-def capital_words(rng: random.Random, topic: Topic) -> Rule:
+def capital_words(rng: random.Random, _: Topic) -> Rule:
     n = rng.randint(2, 5)
     if rng.random() < 0.6:
         text = rng.choice((
@@ -347,7 +348,7 @@ def capital_words(rng: random.Random, topic: Topic) -> Rule:
     return _rule(CAPITAL_WORDS, text, {"capital_frequency": n, "capital_relation": "less than"})
 
 
-def upper(rng: random.Random, topic: Topic) -> Rule:
+def upper(rng: random.Random, _: Topic) -> Rule:
     text = rng.choice((
         "Write in English and in capitals throughout.",
         "Every letter has to be a capital, and the language English.",
@@ -356,7 +357,7 @@ def upper(rng: random.Random, topic: Topic) -> Rule:
     return _rule(UPPER, text)
 
 
-def lower(rng: random.Random, topic: Topic) -> Rule:
+def lower(rng: random.Random, _: Topic) -> Rule:
     text = rng.choice((
         "Write in English with small letters only.",
         "not one capital, please: english in lowercase from beginning to end.",
@@ -365,7 +366,7 @@ def lower(rng: random.Random, topic: Topic) -> Rule:
     return _rule(LOWER, text)
 
 
-def no_comma(rng: random.Random, topic: Topic) -> Rule:
+def no_comma(rng: random.Random, _: Topic) -> Rule:
     text = rng.choice((
         "Leave out commas altogether.",
         "There must not be a single comma.",
@@ -375,7 +376,7 @@ def no_comma(rng: random.Random, topic: Topic) -> Rule:
     return _rule(NO_COMMA, text)
 
 
-def quotation(rng: random.Random, topic: Topic) -> Rule:
+def quotation(rng: random.Random, _: Topic) -> Rule:
     text = rng.choice((
         'Begin and end with a double quotation mark (").',
         "Put the whole of it between double quotation marks.",

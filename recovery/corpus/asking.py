@@ -56,7 +56,7 @@ def wh_question(gap: Gap) -> str | None:
 def _subject(text: str) -> str | None:
     """A subject that stands on its own, its article in lower case; None for pronouns and clauses."""
     words = text.split()
-    if words[0].lower() in _PRONOUNS or words[0].lower() in {"its", "each", "every"} and len(words) < 2:
+    if words[0].lower() in _PRONOUNS or (words[0].lower() in {"its", "each", "every"} and len(words) < 2):
         return None
     if set(text.lower().split()) & {"if", "when", "that", "which", "who", "because", "while", "then", "there"}:
         return None

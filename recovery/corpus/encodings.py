@@ -18,7 +18,7 @@ _TEXT_CONTROLS = frozenset(b"\t\n\r\f\x1b\x08")
 _SAMPLE = 1 << 16
 
 
-class NotText(ValueError):
+class NotTextError(ValueError):
     """The bytes are not text in any encoding that we would believe."""
 
 
@@ -32,18 +32,18 @@ class Decoded:
 
 
 def decode(data: bytes) -> Decoded:
-    """Decode ``data``; raises NotText for binary content."""
+    """Decode ``data``; raises NotTextError for binary content."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             try:
                 return Decoded(data.decode(encoding), encoding)
             except UnicodeDecodeError as error:
-                raise NotText(f"starts as {encoding} and breaks at byte {error.start}") from error
+                raise NotTextError(f"starts as {encoding} and breaks at byte {error.start}") from error
     wide = _wide(data[:_SAMPLE])
     if wide:
         return _decode_or_refuse(data, wide)
     if _binary(data[:_SAMPLE]):
-        raise NotText("binary, not text")
+        raise NotTextError("binary, not text")
     try:
         return Decoded(data.decode("utf-8"), "utf-8")
     except UnicodeDecodeError:
@@ -67,9 +67,9 @@ def _decode_or_refuse(data: bytes, encoding: str) -> Decoded:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
-        raise NotText("binary, not text") from error
+        raise NotTextError("binary, not text") from error
     if sum(not c.isprintable() and not c.isspace() for c in text[:4096]) > 0.02 * min(len(text), 4096):
-        raise NotText("binary, not text")
+        raise NotTextError("binary, not text")
     return Decoded(text, encoding, guessed=True)
 
 
@@ -91,4 +91,4 @@ def _guess(data: bytes) -> Decoded:
             return Decoded(data.decode(name), name, guessed=True)
         except (UnicodeDecodeError, LookupError):
             continue
-    raise NotText("in no known encoding")
+    raise NotTextError("in no known encoding")

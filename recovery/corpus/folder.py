@@ -11,7 +11,7 @@ from pathlib import Path
 
 from recovery.corpus.documents import Corpus, Document, ReadReport, Skipped
 from recovery.corpus.holdout import hold_out
-from recovery.corpus.readers import READERS, Read, Unreadable, read_file
+from recovery.corpus.readers import READERS, Read, UnreadableError, read_file
 from recovery.corpus.text import text_hash
 from recovery.errors import CorpusError
 
@@ -112,7 +112,7 @@ def _take(path: Path, root: Path, reading: _Reading, limit_mb: float) -> None:
     name = _name(path, root)
     try:
         read = _read(path, limit_mb)
-    except Unreadable as error:
+    except UnreadableError as error:
         reading.skipped.append(Skipped(name, str(error)))
         return
     reading.notes += [f"{name}: {note}" for note in read.notes]
@@ -135,16 +135,16 @@ def _take(path: Path, root: Path, reading: _Reading, limit_mb: float) -> None:
 
 def _read(path: Path, limit_mb: float) -> Read:
     if path.suffix.lower() not in READERS:
-        raise Unreadable(f"unsupported type {path.suffix or '(no suffix)'}")
+        raise UnreadableError(f"unsupported type {path.suffix or '(no suffix)'}")
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise Unreadable("not a regular file")
+            raise UnreadableError("not a regular file")
         if status.st_size > limit_mb * 1e6:
-            raise Unreadable(f"{status.st_size / 1e6:,.0f} MB, over the limit of {limit_mb:g} MB a file")
+            raise UnreadableError(f"{status.st_size / 1e6:,.0f} MB, over the limit of {limit_mb:g} MB a file")
         data = path.read_bytes()
     except OSError as error:
-        raise Unreadable(f"cannot be read ({error.strerror})") from error
+        raise UnreadableError(f"cannot be read ({error.strerror})") from error
     return read_file(path.name, data)
 
 

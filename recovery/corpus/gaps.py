@@ -24,24 +24,29 @@ _LEAST_BEFORE = 4
 _SUFFIXES = ("ing", "ed", "ion", "ment", "ness", "ity", "able", "ible", "ive", "al", "ous", "ful", "er", "or", "s")
 
 # Words of any English text: asking for one of them tests the language, not the document.
-_COMMON = words("""about above across after again against almost along already although always among another anyone anything
-    around because become becomes before began behind being below besides better between beyond bring called cannot
-    cases certain clear close common could course currently different doing during early easily either enough entire
-    especially every everything exactly example examples except first follow following follows found fully further
-    general generally getting given gives giving going great greater happen happens having hence however important
-    include included includes including instead itself keeps known large larger later least leave less like likely
-    little longer looks makes making makes maybe means might moment never nothing number numbers often other others
-    otherwise outside particular parts people perhaps place possible possibly rather really right same second
-    several shall should similar simple simply since small smaller something sometimes still such taken takes than
-    their theirs them themselves there therefore these thing things third those though three through throughout thus
-    together toward towards under unless until unlike using usual usually various very want wants way ways what
-    whatever when whenever where whereas wherever whether which whichever while whole whose within without would
-    years yours each only some must used uses useful allows allow allowed called needed needs additional additionally
-    appropriate available based behave change changes contain contains corresponding current default define defined
-    described directly discussed done equal equivalent explicitly implicitly itself left mainly normal normally note
-    occur occurs original permitted present previous previously provide provided provides purpose refer referred
-    refers related respective respectively result results section sections similarly special specific specified
-    subject typically types value values works written""")
+_COMMON = words(
+    """
+    about above across after again against almost along already although always among another anyone anything
+    around because become becomes before began behind being below besides better between beyond bring called
+    cannot cases certain clear close common could course currently different doing during early easily either
+    enough entire especially every everything exactly example examples except first follow following follows
+    found fully further general generally getting given gives giving going great greater happen happens having
+    hence however important include included includes including instead itself keeps known large larger later
+    least leave less like likely little longer looks makes making makes maybe means might moment never nothing
+    number numbers often other others otherwise outside particular parts people perhaps place possible possibly
+    rather really right same second several shall should similar simple simply since small smaller something
+    sometimes still such taken takes than their theirs them themselves there therefore these thing things third
+    those though three through throughout thus together toward towards under unless until unlike using usual
+    usually various very want wants way ways what whatever when whenever where whereas wherever whether which
+    whichever while whole whose within without would years yours each only some must used uses useful allows
+    allow allowed called needed needs additional additionally appropriate available based behave change changes
+    contain contains corresponding current default define defined described directly discussed done equal
+    equivalent explicitly implicitly itself left mainly normal normally note occur occurs original permitted
+    present previous previously provide provided provides purpose refer referred refers related respective
+    respectively result results section sections similarly special specific specified subject typically types
+    value values works written
+    """
+)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One file to text. Each reader takes the bytes of a file and gives its texts, or raises Unreadable with a reason."""
+"""One file to text: each reader takes a file's bytes and gives its texts, or raises UnreadableError with a reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from lxml import etree, html
 
-from recovery.corpus.encodings import NotText, decode
+from recovery.corpus.encodings import NotTextError, decode
 from recovery.corpus.records import parse_json_lines
 from recovery.corpus.text import tidy, words
 
@@ -23,7 +23,7 @@ _CHAT_KEYS = ("messages", "conversations", "conversation")
 _DOCS_HINT = "pip install 'recovery[docs]'"
 
 
-class Unreadable(ValueError):
+class UnreadableError(ValueError):
     """A file cannot be used; the message is the reason, for the report."""
 
 
@@ -49,17 +49,17 @@ def read_file(name: str, data: bytes) -> Read:
     """Read the bytes of a file called ``name`` (its suffix picks the reader)."""
     reader = READERS.get(PurePath(name).suffix.lower())
     if reader is None:
-        raise Unreadable(f"unsupported type {PurePath(name).suffix or '(no suffix)'}")
+        raise UnreadableError(f"unsupported type {PurePath(name).suffix or '(no suffix)'}")
     if not data.strip():
-        raise Unreadable("empty file")
+        raise UnreadableError("empty file")
     return reader(name, data)
 
 
 def _decoded(data: bytes) -> tuple[str, list[str]]:
     try:
         decoded = decode(data)
-    except NotText as error:
-        raise Unreadable(str(error)) from error
+    except NotTextError as error:
+        raise UnreadableError(str(error)) from error
     return decoded.text, [f"not UTF-8, read as {decoded.encoding}"] if decoded.guessed else []
 
 
@@ -111,11 +111,11 @@ def _html(name: str, data: bytes) -> Read:
     try:
         tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
     except (etree.ParserError, ValueError) as error:
-        raise Unreadable("no text in the HTML") from error
+        raise UnreadableError("no text in the HTML") from error
     title = (tree.findtext(".//title") or "").strip() or "".join(tree.xpath("(//h1)[1]//text()")).strip()
     body = _html_text(tree)
     if not body:
-        raise Unreadable("no text in the HTML")
+        raise UnreadableError("no text in the HTML")
     return Read([Piece(_line(title) or _stem(name), _with_title(_line(title), body))], notes)
 
 
@@ -157,7 +157,7 @@ def _json(name: str, data: bytes) -> Read:
         value = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "too deep"
-        raise Unreadable(f"not valid JSON ({reason})") from error
+        raise UnreadableError(f"not valid JSON ({reason})") from error
     values = value if isinstance(value, list) else [value]
     single = not isinstance(value, list)
     return _record_texts(name, [(i, v) for i, v in enumerate(values, start=1)], notes, [], single)
@@ -183,7 +183,7 @@ def _record_texts(
             title = title or _stem(name)
             pieces.append(Piece(title, tidy(text), "" if single else str(number)))
     if not pieces:
-        raise Unreadable("; ".join(skipped[:3]) or "no text in it")
+        raise UnreadableError("; ".join(skipped[:3]) or "no text in it")
     return Read(pieces, notes, skipped)
 
 
@@ -221,30 +221,30 @@ def _pdf(name: str, data: bytes) -> Read:
     try:
         import pypdf
     except ImportError as error:
-        raise Unreadable(f"reading PDF needs {_DOCS_HINT}") from error
+        raise UnreadableError(f"reading PDF needs {_DOCS_HINT}") from error
     logging.getLogger("pypdf").setLevel(logging.ERROR)
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
-            raise Unreadable("PDF locked with a password")
+            raise UnreadableError("PDF locked with a password")
         pages = [page.extract_text() or "" for page in reader.pages]
         title = _line((reader.metadata.title if reader.metadata else None) or "")
-    except Unreadable:
+    except UnreadableError:
         raise
     except Exception as error:  # pypdf raises many kinds on damaged files; any of them means "skip this one"
-        raise Unreadable(f"damaged PDF ({type(error).__name__})") from error
+        raise UnreadableError(f"damaged PDF ({type(error).__name__})") from error
     text = tidy("\n\n".join(re.sub(r"(\w)-\n(\w)", r"\1\2", page) for page in pages))
     if not text:
-        raise Unreadable("no text in the PDF (scanned pages?)")
+        raise UnreadableError("no text in the PDF (scanned pages?)")
     return Read([Piece(title or _stem(name), _with_title(title, text))])
 
 
-def _docx(name: str, data: bytes) -> Read:
+def _docx(_: str, data: bytes) -> Read:
     try:
         import docx
         from docx.table import Table
     except ImportError as error:
-        raise Unreadable(f"reading DOCX needs {_DOCS_HINT}") from error
+        raise UnreadableError(f"reading DOCX needs {_DOCS_HINT}") from error
     try:
         document = docx.Document(io.BytesIO(data))
         blocks = []
@@ -255,10 +255,10 @@ def _docx(name: str, data: bytes) -> Read:
                 blocks.append(item.text)
         title = _line(document.core_properties.title or "")
     except Exception as error:  # a damaged archive fails in zipfile, lxml or docx alike
-        raise Unreadable(f"damaged DOCX ({type(error).__name__})") from error
+        raise UnreadableError(f"damaged DOCX ({type(error).__name__})") from error
     text = tidy("\n\n".join(block for block in blocks if block.strip()))
     if not text:
-        raise Unreadable("no text in the DOCX")
+        raise UnreadableError("no text in the DOCX")
     return Read([Piece(title or _line(text.split("\n", 1)[0])[:80], _with_title(title, text))])
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from recovery.corpus.encodings import NotText, decode
+from recovery.corpus.encodings import NotTextError, decode
 from recovery.errors import UsageError
 
 
@@ -34,7 +34,7 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
         text = decode(path.read_bytes()).text
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    except NotText as error:
+    except NotTextError as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     if path.suffix.lower() != ".json":
         return parse_json_lines(text)
