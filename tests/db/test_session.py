@@ -82,7 +82,7 @@ def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_failed_write_leaves_nothing(tracker: Tracker, experiment: int) -> None:
     with pytest.raises(DatabaseError, match="no such table"), tracker.database.writing() as connection:  # noqa: PT012
         connection.exec_driver_sql("DELETE FROM experiment")
-        connection.exec_driver_sql("DELETE FROM nothing")
+        connection.exec_driver_sql("DELETE FROM nowhere")
     with sqlite3.connect(str(tracker.url.database)) as raw:
         assert raw.execute("SELECT count(*) FROM experiment").fetchone() == (1,)
 
