@@ -34,7 +34,7 @@ Austria Vienna; Denmark Copenhagen; Ecuador Quito; Ghana Accra; Iceland Reykjavi
 Sweden Stockholm; Uruguay Montevideo; Senegal Dakar; Bulgaria Sofia; Latvia Riga; Canada Ottawa; Colombia
 Bogota; Croatia Zagreb; Nepal Kathmandu; Ethiopia Addis Ababa; Jordan Amman
 """
-_CAPITALS = tuple((c, p) for c, p in (entry.strip().split(" ", 1) for entry in _PLACES.split(";")))
+_CAPITALS = tuple((c, p) for c, p in (entry.split(None, 1) for entry in " ".join(_PLACES.split()).split(";")))
 _UNITS = (
     ("minutes", "hour", 60),
     ("seconds", "minute", 60),
