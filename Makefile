@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser check format lock bench chromium clean
+.PHONY: help demo test test-slow test-browser check format docs lock bench chromium clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -39,6 +39,9 @@ check: $(READY)  ## Lint, format and types
 format: $(READY)  ## Put the code into its standard form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY)  ## Write the option tables of docs/commands.md
+	$(BIN)/python docs/write_options.py
 
 # Resolve pyproject.toml into pinned versions, keeping what is pinned already; UPGRADE=1 takes the newest.
 # The local label of a CPU build of torch (2.13.0+cpu) is cut off, so that the lock holds for every build.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -155,7 +156,8 @@ def test_make_targets_named_in_the_documents_exist() -> None:
 def test_every_direct_dependency_is_pinned_and_explained() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    direct = {re.split(r"[\[<>=!~ ]", line)[0] for line in [*project["dependencies"], *sum(extras.values(), [])]}
+    lines = [*project["dependencies"], *(line for extra in extras.values() for line in extra)]
+    direct = {re.split(r"[\[<>=!~ ]", line)[0] for line in lines}
     explained = (ROOT / "requirements" / "README.md").read_text()
     locked = set(re.findall(r"^([a-z0-9-]+)==", (ROOT / "requirements" / "lock.txt").read_text(), flags=re.MULTILINE))
     for name in direct:
@@ -170,3 +172,15 @@ def test_the_lock_holds_no_address_of_a_host() -> None:
 
 def test_the_change_log_has_this_release() -> None:
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_option_tables_are_what_the_commands_say() -> None:
+    finished = subprocess.run(
+        [sys.executable, "docs/write_options.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
