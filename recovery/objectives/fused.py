@@ -29,8 +29,9 @@ from recovery.objectives.products import linear
 
 Divergence = Literal["reverse_kl", "forward_kl", "jsd", "cross_entropy"]
 
-# One buffer of logits: small enough to be a detail beside the model, large enough for efficient products.
-_CHUNK_BYTES = 32 << 20
+# One buffer of logits: some of the outer cache of a processor where the vocabulary is small, and never fewer tokens
+# than matrix products need to be efficient (narrower types need more of them).
+_CHUNK_BYTES = 8 << 20
 _MIN_CHUNK = 128
 # One block of rows on a CPU: with its two companions it fits in the cache of a core or two.
 _BLOCK_BYTES = 2 << 20
@@ -163,9 +164,7 @@ class _Fused(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         with torch.autocast(hidden_ND.device.type, enabled=False):
             student = _side(hidden_ND, Head(weight_VD, bias_V, plan.scale, plan.softcap), plan.dtype)
-            totals = _Totals(
-                student, plan, weight_VD if needs_weight else None, bias_V if needs_bias else None
-            )
+            totals = _Totals(student, plan, weight_VD if needs_weight else None, bias_V if needs_bias else None)
             for rows in _slices(hidden_ND.shape[0], plan.chunk):
                 _chunk(student, plan, totals, rows)
         ctx.hidden_grad = totals.hidden_ND.to(hidden_ND.dtype) if needs_hidden else None
@@ -184,9 +183,7 @@ class _Fused(torch.autograd.Function):
         weight_grad, bias_grad = (None if g is None else g.mul_(grad_loss) for g in ctx.head_grads)
         if weight_grad is not None or bias_grad is not None:
             ctx.head_grads = None
-        hidden_grad = (
-            None if ctx.hidden_grad is None else ctx.hidden_grad * grad_loss.to(ctx.hidden_grad.dtype)
-        )
+        hidden_grad = None if ctx.hidden_grad is None else ctx.hidden_grad * grad_loss.to(ctx.hidden_grad.dtype)
         return hidden_grad, weight_grad, bias_grad, None
 
 
@@ -293,15 +290,14 @@ def _working_dtype(hidden_ND: Tensor, head: Head) -> torch.dtype:
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
     if dtype not in (torch.float64, torch.float32, torch.bfloat16):
-        raise UsageError(
-            f"the fused loss runs in float32 or bfloat16, not {dtype}: load the model in one of those"
-        )
+        raise UsageError(f"the fused loss runs in float32 or bfloat16, not {dtype}: load the model in one of those")
     return dtype
 
 
 def _chunk_size(vocabulary: int, dtype: torch.dtype) -> int:
-    """Tokens a chunk: multiples of the smallest chunk, one buffer of logits near its budget."""
-    return max(1, _CHUNK_BYTES // (vocabulary * dtype.itemsize * _MIN_CHUNK)) * _MIN_CHUNK
+    """Tokens a chunk: multiples of the smallest efficient chunk, one buffer of logits within its budget."""
+    smallest = _MIN_CHUNK * 4 // min(dtype.itemsize, 4)
+    return max(1, _CHUNK_BYTES // (vocabulary * dtype.itemsize * smallest)) * smallest
 
 
 def _block_rows(chunk: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:
@@ -322,9 +318,7 @@ def _check_shapes(
 ) -> None:
     """Refuse in one line what would otherwise fail, or broadcast, deep inside."""
     if hidden_ND.dim() != 2 or hidden_ND.shape[1] != head.width:
-        raise UsageError(
-            f"hidden states of shape {tuple(hidden_ND.shape)} do not fit a head of width {head.width}"
-        )
+        raise UsageError(f"hidden states of shape {tuple(hidden_ND.shape)} do not fit a head of width {head.width}")
     tokens = hidden_ND.shape[0]
     for name, per_token in (("targets_N", targets_N), ("weights_N", weights_N)):
         if per_token is not None and per_token.shape != (tokens,):

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from recovery.errors import ModelError
 
 # Configuration entries of transformers models that change the logits after the matrix product.
-_MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
-_DIVISORS = ("logits_scaling",)
+_MULTIPLIERS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+_DIVISOR = "logits_scaling"
+_DIVISOR_MULTIPLIES = ("hyperclovax",)
 _SOFTCAP = "final_logit_softcapping"
 
 # The probe stretches its hidden states until the raw logits span this range: a cap or scale that is missing
@@ -88,9 +89,7 @@ class Head:
         never produced, and two heads can only be compared over the entries that both have.
         """
         if vocabulary > self.vocabulary:
-            raise ModelError(
-                f"cannot cut a head of {self.vocabulary} logits to {vocabulary}: give a smaller size"
-            )
+            raise ModelError(f"cannot cut a head of {self.vocabulary} logits to {vocabulary}: give a smaller size")
         bias_V = None if self.bias_V is None else self.bias_V[:vocabulary]
         return replace(self, weight_VD=self.weight_VD[:vocabulary], bias_V=bias_V)
 
@@ -141,9 +140,7 @@ def _output_layer(base: Any) -> nn.Linear:
             "target_modules, or train it whole by naming it in modules_to_save"
         )
     if not isinstance(layer, nn.Linear):
-        raise ModelError(
-            f"the output head of {name} is {type(layer).__name__}, not a linear layer: unsupported"
-        )
+        raise ModelError(f"the output head of {name} is {type(layer).__name__}, not a linear layer: unsupported")
     if not layer.weight.is_floating_point() or layer.weight.dim() != 2:
         raise ModelError(f"the output head of {name} is quantised: load the model with an unquantised head")
     return layer
@@ -166,8 +163,8 @@ def _scale_and_cap(config: Any) -> tuple[float, float | None]:
     scale = 1.0
     for key in _MULTIPLIERS:
         scale *= float(getattr(text, key, None) or 1.0)
-    for key in _DIVISORS:
-        scale /= float(getattr(text, key, None) or 1.0)
+    divisor = float(getattr(text, _DIVISOR, None) or 1.0)
+    scale = scale * divisor if text.model_type in _DIVISOR_MULTIPLIES else scale / divisor
     cap = getattr(text, _SOFTCAP, None)
     return scale, float(cap) if cap else None
 
@@ -191,7 +188,5 @@ def _probe(model: nn.Module, head: Head) -> tuple[Tensor, Tensor]:
     finally:
         handle.remove()
     if not seen:
-        raise ModelError(
-            f"{type(_base(model)).__name__} does not run its own decoder: its head cannot be checked"
-        )
+        raise ModelError(f"{type(_base(model)).__name__} does not run its own decoder: its head cannot be checked")
     return seen[0][0], logits[0]
