@@ -57,7 +57,7 @@ def reverse_kl_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
 def forward_kl_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
     """KL(q | p) in nats; ``log_p_NV`` becomes the gradient, ``log_q_NV`` the teacher's probabilities."""
     torch.sub(log_q_NV, log_p_NV, out=log_p_NV)
-    q_NV = log_q_NV.exp_()
+    q_NV = torch.softmax(log_q_NV, -1, out=log_q_NV)
     value_N = torch.linalg.vecdot(q_NV, log_p_NV)
     torch.sub(p_NV, q_NV, out=log_p_NV)
     return value_N
@@ -69,7 +69,7 @@ def jsd_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, beta: float) -> Tenso
     With u = log(q/p) the mixture is m = p (1 + beta (e^u - 1)), so that log(m/p) = log1p(beta expm1(u)) is
     exactly zero where student and teacher agree, and never the logarithm of a sum that has underflowed.
     """
-    q_NV = log_q_NV.exp()
+    q_NV = log_q_NV.softmax(-1)
     u_NV = log_q_NV.sub_(log_p_NV).clamp_(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     log_m_over_p_NV = torch.expm1(u_NV, out=log_p_NV).mul_(beta).log1p_()
     u_NV -= log_m_over_p_NV
@@ -107,9 +107,10 @@ def divergence_(
         work_NV: a buffer of the student's shape; becomes the student's probabilities.
         beta: the mixture of the Jensen-Shannon divergence.
     """
-    # softmax and log_softmax are single passes in the library; exp of a stored log-probability is slower.
-    p_NV = torch.softmax(student_NV, -1, out=work_NV)
     log_p_NV = torch.log_softmax(student_NV, -1, out=student_NV)
+    # The library's softmax is faster than its exponential. Both sides take the same steps, so that equal logits give
+    # exactly equal distributions.
+    p_NV = torch.softmax(log_p_NV, -1, out=work_NV)
     entropy_N = -torch.linalg.vecdot(p_NV, log_p_NV)
     if name == "cross_entropy":
         return cross_entropy_(p_NV, log_p_NV, other), entropy_N

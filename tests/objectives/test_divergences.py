@@ -39,9 +39,7 @@ def test_golden_values(name: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize(
-    ("name", "beta"), [(n, 0.5) for n in DIVERGENCES if n != "jsd"] + [("jsd", b) for b in BETAS]
-)
+@pytest.mark.parametrize(("name", "beta"), [(n, 0.5) for n in DIVERGENCES if n != "jsd"] + [("jsd", b) for b in BETAS])
 def test_value_and_gradient_equal_autograd(name: str, beta: float, tau: float) -> None:
     torch.manual_seed(0)
     student = (torch.randn(11, 23, dtype=torch.float64) * 4).requires_grad_()
