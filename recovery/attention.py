@@ -1,7 +1,8 @@
-"""Attention for the decoding step, through transformers' own interface for attention functions.
+"""Attention through transformers' own interface for attention functions: SDPA, or two plain products.
 
-With a single query a row, the fused kernels spend most of their time on set-up (on a CPU, over half of a small
-model's decoding); two batched products over the cache do the same. Everything else goes to SDPA as before.
+A fused kernel saves memory where rows are long. Where they are short it loses on a CPU: with one query a row
+most of its time is set-up, and its backward pass takes a third of a small model's training. There the scores
+are formed whole.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-NAME = "sdpa_or_decode"
+NAME = "sdpa_or_plain"
+# Up to this many scores (rows x heads x queries x keys) are formed whole on a CPU: 64 MB in float32.
+PLAIN_SCORES = 1 << 24
 
 
 def attention(
@@ -26,25 +29,43 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """SDPA, but for one query a row. query [B, heads, Q, d]; key and value [B, groups, T, d]; mask True = seen.
+    """Grouped-query attention. query [B, heads, Q, d]; key and value [B, groups, T, d]; mask True where seen.
 
-    Returns [B, Q, heads, d] and no weights. Any option it does not know falls back to SDPA.
+    Returns [B, Q, heads, d] and no weights. A mask that is not boolean, dropout and position biases go to SDPA.
     """
-    single = query.shape[2] == 1 and not torch.is_grad_enabled() and kwargs.get("position_bias") is None
-    if not single or (attention_mask is not None and attention_mask.dtype != torch.bool):
+    known = attention_mask is None or attention_mask.dtype == torch.bool
+    plain = known and dropout == 0 and kwargs.get("position_bias") is None and _plain_pays(query, key)
+    if not plain:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    batch, heads, _, width = query.shape
+    if attention_mask is None and query.shape[2] > 1:
+        causal = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
+        attention_mask = causal.tril(key.shape[2] - query.shape[2])
+    return _plain(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling), None
+
+
+def _plain_pays(query: torch.Tensor, key: torch.Tensor) -> bool:
+    scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
+    return query.shape[2] == 1 or (query.device.type == "cpu" and scores <= PLAIN_SCORES)
+
+
+def _plain(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    batch, heads, length, width = query.shape
     groups = key.shape[1]
-    scale = width**-0.5 if scaling is None else scaling
-    # The heads of a group share keys and values: they take the place of the query axis.
-    grouped = (query * scale).view(batch, groups, heads // groups, width).to(key.dtype)
-    scores = torch.matmul(grouped, key.transpose(2, 3)).float()
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask[:, :, :, : key.shape[2]], float("-inf"))
-    weights = scores.softmax(-1).to(value.dtype)
-    return torch.matmul(weights, value).view(batch, 1, heads, width), None
+    # The heads of a group share keys and values: they are laid along the query axis.
+    grouped = (query * scale).to(value.dtype).reshape(batch, groups, (heads // groups) * length, width)
+    scores = torch.matmul(grouped, key.to(value.dtype).transpose(2, 3))
+    if mask is not None:
+        # Added, not filled in: an addition costs nothing on the way back.
+        unseen = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+        scores = scores.view(batch, groups, heads // groups, length, -1) + unseen[..., : key.shape[2]].unsqueeze(-3)
+        scores = scores.view(batch, groups, -1, key.shape[2])
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    mixed = torch.matmul(weights, value).view(batch, heads, length, width)
+    return mixed.transpose(1, 2).contiguous()
 
 
 AttentionInterface.register(NAME, attention)

@@ -55,9 +55,7 @@ class ChatFormat:
 
         Raises ModelError when no token can end a response.
         """
-        ends = set(_as_ids(getattr(generation_config, "eos_token_id", None))) | set(
-            _as_ids(tokenizer.eos_token_id)
-        )
+        ends = set(_as_ids(getattr(generation_config, "eos_token_id", None))) | set(_as_ids(tokenizer.eos_token_id))
         vocabulary = tokenizer.get_vocab()
         ends |= {vocabulary[token] for token in TURN_ENDS if token in vocabulary}
         if not ends:

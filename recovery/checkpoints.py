@@ -55,9 +55,7 @@ def content_hash(folder: Path) -> str:
     """
     files = sorted({path for pattern in CONTENT for path in folder.glob(pattern) if path.is_file()})
     if not any(path.suffix == ".safetensors" for path in files):
-        raise CheckpointError(
-            f"{folder} holds no *.safetensors: a checkpoint needs its weights in that format"
-        )
+        raise CheckpointError(f"{folder} holds no *.safetensors: a checkpoint needs its weights in that format")
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
@@ -112,9 +110,7 @@ def read_checkpoint(folder: Path) -> CheckpointInfo:
     except FileNotFoundError as error:
         raise CheckpointError(f"{folder} is not a checkpoint of this tool: it has no {INFO_FILE}") from error
     except (ValueError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / INFO_FILE} cannot be read ({error}): make the checkpoint again"
-        ) from error
+        raise CheckpointError(f"{folder / INFO_FILE} cannot be read ({error}): make the checkpoint again") from error
 
 
 def verify(folder: Path, expected: str) -> None:

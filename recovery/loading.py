@@ -91,7 +91,7 @@ class Loaded:
     def max_length(self) -> int:
         """How many tokens the model's positions reach."""
         config = self.core.config.get_text_config()
-        return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 2048))
+        return int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048))
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Final hidden states of a batch, [B, T, D], in the precision of matrix products."""
@@ -119,9 +119,7 @@ class Loaded:
     def adapter_off(self) -> Iterator[None]:
         """The clean model under the adapter. Raises ModelError where there is no adapter to switch off."""
         if not isinstance(self.model, PeftModel):
-            raise ModelError(
-                f"{self.path} carries no adapter to switch off: load the teacher as a model of its own"
-            )
+            raise ModelError(f"{self.path} carries no adapter to switch off: load the teacher as a model of its own")
         with self.model.disable_adapter():
             yield
 
@@ -206,9 +204,7 @@ def pick_device(device: str) -> torch.device:
 def pick_precision(precision: str, device: torch.device) -> torch.dtype:
     """ "auto" takes bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
     if precision == "auto":
-        native = (
-            torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
-        )
+        native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
         return torch.bfloat16 if native else torch.float32
     if precision not in ("float32", "bfloat16"):
         raise UsageError(f"--precision {precision!r} is not known: use auto, float32 or bfloat16")
@@ -253,9 +249,7 @@ def _download(name: str) -> str:
     try:
         patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "suites/*", "recovery.toml"]
         return str(snapshot_download(name, allow_patterns=patterns))
-    except (
-        Exception
-    ) as error:  # the hub client raises a dozen unrelated types: no network, no such repository ...
+    except Exception as error:  # the hub client raises a dozen unrelated types: no network, no such repository ...
         raise ModelError(
             f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {_first_line(error)}"
         ) from error

@@ -12,9 +12,10 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -60,7 +61,7 @@ class StepBatch(NamedTuple):
     """What one step trains on, and what was measured while it was made."""
 
     rows: list[Row]
-    metrics: dict[str, float] = {}
+    metrics: Mapping[str, float] = MappingProxyType({})
 
 
 class Objective(Protocol):
@@ -92,10 +93,10 @@ def train(
     objective: Objective,
     settings: TrainSettings,
     *,
-    log: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+    log: Callable[[int, dict[str, float]], None] = lambda _step, _metrics: None,
     state_dir: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    after_step: Callable[[int], str | None] = lambda step: None,
+    after_step: Callable[[int], str | None] = lambda _step: None,
     memory: dict[str, Any] | None = None,
 ) -> TrainResult:
     """Train until ``settings.steps``, until ``should_stop``, or until ``after_step`` gives a reason.
@@ -175,9 +176,7 @@ def _one_step(
     loaded.model.eval()
     norm = float(torch.nn.utils.clip_grad_norm_(params.values(), settings.max_grad_norm))
     if not math.isfinite(norm):
-        raise RecoveryError(
-            f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept"
-        )
+        raise RecoveryError(f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept")
     rate = learning_rate(step, settings)
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -220,9 +219,7 @@ def _accumulate(loaded: Loaded, objective: Objective, batches: list[Batch], toke
     return {"loss": loss} | means
 
 
-def _optimizers(
-    params: dict[str, torch.nn.Parameter], settings: TrainSettings
-) -> list[torch.optim.Optimizer]:
+def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """AdamW for everything; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024)."""
     matrices = [p for name, p in params.items() if p.ndim == 2 and _inside_layers(name)]
     muon = matrices if settings.optimizer == "muon" else []
@@ -297,30 +294,20 @@ def _restore(
     with torch.no_grad():
         for name, p in params.items():
             p.copy_(tensors[f"param/{name}"])
-    owners = {name: p for name, p in params.items()}
-    chosen = {
-        id(p): optimizer
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-    }
+    chosen = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     for key, tensor in tensors.items():
         if key.startswith("optimizer/"):
             _, entry, name = key.split("/", 2)
-            p = owners[name]
+            p = params[name]
             # AdamW counts its steps in a tensor that stays on the CPU unless fused on a GPU.
-            chosen[id(p)].state[p][entry] = (
-                tensor.clone() if tensor.ndim == 0 else tensor.to(p.device).clone()
-            )
+            chosen[id(p)].state[p][entry] = tensor.clone() if tensor.ndim == 0 else tensor.to(p.device).clone()
     state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
     state.stopped = meta["stopped"]
     state.memory.update(meta["memory"])
 
 
 def _states(state_dir: Path) -> list[tuple[int, Path]]:
-    return [
-        (int(path.name.removeprefix("step-")), path) for path in state_dir.glob("step-*") if path.is_dir()
-    ]
+    return [(int(path.name.removeprefix("step-")), path) for path in state_dir.glob("step-*") if path.is_dir()]
 
 
 def _sync(path: Path) -> None:

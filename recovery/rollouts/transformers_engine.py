@@ -56,9 +56,7 @@ class TransformersEngine:
 
     def __init__(self, loaded: Loaded, token_budget: int = 32768) -> None:
         self.source = loaded
-        self.loaded = (
-            _lower_copy(loaded) if loaded.tuning == "full" and loaded.precision != torch.float32 else loaded
-        )
+        self.loaded = _lower_copy(loaded) if loaded.tuning == "full" and loaded.precision != torch.float32 else loaded
         self.token_budget = token_budget
 
     def sync(self) -> None:
@@ -66,9 +64,7 @@ class TransformersEngine:
         if self.loaded is self.source:
             return
         with torch.no_grad():
-            for ours, theirs in zip(
-                self.loaded.model.parameters(), self.source.model.parameters(), strict=True
-            ):
+            for ours, theirs in zip(self.loaded.model.parameters(), self.source.model.parameters(), strict=True):
                 ours.copy_(theirs)
 
     def generate(
@@ -115,9 +111,7 @@ class TransformersEngine:
         tokens_BT = torch.full((len(prompts), steps), -1, device=self.loaded.device)
         logprobs_BT = torch.zeros((len(prompts), steps), device=self.loaded.device)
         for t in range(steps):
-            live.tokens_B, logprobs_B = draw(
-                head.logits(hidden_BD.to(self.loaded.precision)), sampling, generator
-            )
+            live.tokens_B, logprobs_B = draw(head.logits(hidden_BD.to(self.loaded.precision)), sampling, generator)
             alive = ~live.done_B
             rows = live.owners[alive]
             tokens_BT[rows, t] = live.tokens_B[alive]
@@ -175,9 +169,7 @@ def _lower_copy(loaded: Loaded) -> Loaded:
     return dataclasses.replace(loaded, model=model, tuning="frozen")
 
 
-def draw(
-    logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row: (tokens_B, log-probabilities_B under the tempered distribution).
 
     One uniform number a row is looked up in the cumulated probabilities, in float64 so that rare tokens keep
@@ -192,9 +184,7 @@ def draw(
     if sampling.top_p < 1:
         probs_BV = _nucleus(probs_BV, sampling.top_p)
     cumulated_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-    uniform_B1 = torch.rand(
-        len(probs_BV), 1, generator=generator, device=probs_BV.device, dtype=torch.float64
-    )
+    uniform_B1 = torch.rand(len(probs_BV), 1, generator=generator, device=probs_BV.device, dtype=torch.float64)
     # Strictly inside (0, total): a token of probability 0 spans nothing and is never hit.
     tokens_B = torch.searchsorted(cumulated_BV, uniform_B1 * cumulated_BV[:, -1:], right=True)
     tokens_B = tokens_B.squeeze(-1).clamp_(max=probs_BV.shape[-1] - 1)
@@ -207,9 +197,7 @@ def _nucleus(probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
     return probs_BV.masked_fill(outside.gather(-1, order.argsort(-1)), 0.0)
 
 
-def _completions(
-    tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor, ends: frozenset[int]
-) -> list[Completion]:
+def _completions(tokens_BT: torch.Tensor, logprobs_BT: torch.Tensor, ends: frozenset[int]) -> list[Completion]:
     completions = []
     for tokens, logprobs in zip(tokens_BT.tolist(), logprobs_BT.tolist(), strict=True):
         length = tokens.index(-1) if -1 in tokens else len(tokens)

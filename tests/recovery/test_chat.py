@@ -55,9 +55,7 @@ def test_last_turn_of_a_dialogue_is_always_marked(chat: ChatFormat) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
-def test_every_turn_is_marked_where_history_is_kept_as_it_was(
-    kind: str, make_tokenizer: Callable[[str], Any]
-) -> None:
+def test_every_turn_is_marked_where_history_is_kept_as_it_was(kind: str, make_tokenizer: Callable[[str], Any]) -> None:
     assert spoken(ChatFormat.of(make_tokenizer(kind)), TURNS) == ["Blue.", "Red."]
 
 

@@ -55,9 +55,7 @@ def test_loss_is_the_models_own_cross_entropy(tiny_family: Path) -> None:
     expected = 0.0
     for row in rows:
         logits = loaded.model(torch.tensor([row.ids])).logits[0, :-1]
-        expected += float(
-            torch.nn.functional.cross_entropy(logits, torch.tensor(row.ids[1:]), reduction="sum")
-        )
+        expected += float(torch.nn.functional.cross_entropy(logits, torch.tensor(row.ids[1:]), reduction="sum"))
     full = load_model(tiny_family, tuning="full", precision="float32")
     log: list[dict[str, float]] = []
     train(full, random_rows, Estimator(), TrainSettings(steps=1, lr=1e-9), log=lambda _, m: log.append(m))
@@ -167,9 +165,7 @@ def test_reverse_kl_falls_towards_the_teacher(make_tiny: Callable[..., Path], tm
 def test_gradient_checkpointing_gives_the_same_step(tiny_model: Path) -> None:
     results = []
     for checkpointing in (False, True):
-        loaded = load_model(
-            tiny_model, tuning="full", precision="float32", gradient_checkpointing=checkpointing
-        )
+        loaded = load_model(tiny_model, tuning="full", precision="float32", gradient_checkpointing=checkpointing)
         train(loaded, random_rows, Estimator(), TrainSettings(steps=2, lr=1e-3))
         results.append(weights(loaded))
     for name, value in results[0].items():
