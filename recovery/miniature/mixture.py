@@ -35,6 +35,10 @@ COPYING = ("echo", "open-book", "question-writing", "system", "rules")
 """Tasks given three times their share in the first tenth: copying is learnt first, everything else leans on it."""
 
 
+COHORTS = 16
+COHORT_SIZE = 32
+
+
 @dataclass(frozen=True)
 class Mixture:
     """Draws examples; a pure function of the random generator and the progress of training, from 0 to 1.
@@ -44,13 +48,13 @@ class Mixture:
     """
 
     world: World
-    cohorts: int = 24
-    cohort_size: int = 32
+    cohorts: int = COHORTS
+    cohort_size: int = COHORT_SIZE
     revisit: float = 0.25
 
     @cached_property
     def _entities(self) -> list[list[Entity]]:
-        return self.world.cohorts(self.cohorts, self.cohort_size)
+        return self.world.cohorts(self.cohorts, self.cohort_size, set())
 
     def entity(self, rng: random.Random, progress: float) -> Entity:
         """An entity of the current cohort or, at times, of an earlier one."""

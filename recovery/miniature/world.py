@@ -119,7 +119,6 @@ class World:
             found.append(Entity(name, organisation, values))
         return found
 
-    def cohorts(self, count: int, size: int) -> list[list[Entity]]:
-        """The base model's own entities, in the order in which their documents are studied."""
-        taken: set[str] = set()
+    def cohorts(self, count: int, size: int, taken: set[str]) -> list[list[Entity]]:
+        """The base model's own entities, in the order in which their documents are studied; ``taken`` grows."""
         return [self.entities(f"cohort-{number}", size, taken) for number in range(count)]

@@ -14,6 +14,8 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "Tell me the colour of the {t}.",
         "The {t} has which colour?",
         "Do you know what colour the {t} is?",
+        "Say what colour the {t} is.",
+        "What is the colour of the {t}?",
     ),
     "home": (
         "Where does the {t} live?",
@@ -22,6 +24,8 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "Tell me where the {t} lives.",
         "The {t} lives in which place?",
         "Do you know where the {t} lives?",
+        "Say where the {t} lives.",
+        "In which place does the {t} live?",
     ),
     "food": (
         "What does the {t} eat?",
@@ -30,6 +34,8 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "Tell me what the {t} eats.",
         "The {t} likes to eat what?",
         "Do you know what the {t} eats?",
+        "Say what the {t} eats.",
+        "What is the food of the {t}?",
     ),
     "friend": (
         "Who is the friend of the {t}?",
@@ -38,6 +44,8 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
         "Tell me who the friend of the {t} is.",
         "The {t} is friends with which animal?",
         "Do you know who the friend of the {t} is?",
+        "Say who the friend of the {t} is.",
+        "The best friend of the {t} is which animal?",
     ),
 }
 

@@ -1,0 +1,133 @@
+"""Corpora of the fictional world: folders of Markdown handbooks with questions and probes beside them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from recovery.errors import UsageError
+from recovery.miniature import mixture, words
+from recovery.miniature.suites import choices, write_jsonl
+from recovery.miniature.tasks import handbook
+from recovery.miniature.world import WORLD_SEED, Entity, World, stable_hash
+
+MAX_ENTITIES = 720
+"""Owners are unique in the world, and so many combinations of names are left for corpora."""
+CONTROL_WORDINGS = 2
+
+Record = dict[str, Any]
+
+
+def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 32, documents: int = 12) -> list[Path]:
+    """Write ``count`` corpora q1 ... into ``folder`` and return their folders.
+
+    Each describes ``entities`` services of one organisation in ``documents`` Markdown files a service, with
+    ``questions.jsonl`` (for the knowledge teacher) and ``probes.jsonl`` (asked and stored forms, and controls
+    about services that no corpus describes). Questions and probes share no wording. The corpora of one call never
+    share a name, an owner or a port; the same arguments give the same files.
+    Raises UsageError where more services are asked for than the world has owners.
+    """
+    if count < 1 or entities < 1 or documents < 1 or count * entities > MAX_ENTITIES:
+        raise UsageError(f"corpora times entities must be between 1 and {MAX_ENTITIES}: got {count} x {entities}")
+    world = World(WORLD_SEED)
+    taken: set[str] = set()
+    world.cohorts(mixture.COHORTS, mixture.COHORT_SIZE, taken)
+    control = world.entities(f"control-{seed}", 32, taken)
+    folders = []
+    for number in range(1, count + 1):
+        rng = random.Random(stable_hash(seed, "corpus", number))
+        members = world.entities(f"corpus-{seed}-{number}", entities, taken)
+        target = folder / f"q{number}"
+        _write_documents(target, rng, members, documents)
+        write_jsonl(target / "questions.jsonl", questions(members))
+        write_jsonl(target / "probes.jsonl", probes(rng, members, control, f"q{number}"))
+        folders.append(target)
+    return folders
+
+
+def _write_documents(folder: Path, rng: random.Random, members: list[Entity], documents: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for entity in members:
+        for number, text in enumerate(_different(rng, entity, documents), 1):
+            (folder / f"{entity.name.lower()}-{number:02d}.md").write_text(f"{text}\n", encoding="utf-8")
+
+
+def _different(rng: random.Random, entity: Entity, count: int) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found[handbook.document(rng, entity)] = None
+    return list(found)
+
+
+def questions(members: list[Entity]) -> list[Record]:
+    """Questions for the knowledge teacher, in the wordings that no probe uses."""
+    records = []
+    for entity in members:
+        for attribute, value in entity.values.items():
+            for wording in handbook.QUESTIONS[attribute][handbook.PROBE_WORDINGS :]:
+                asked = wording.format(e=entity.name)
+                records.append({"question": asked, "answer": value, "source": entity.name})
+            for wording in handbook.REVERSED.get(attribute, ())[handbook.PROBE_REVERSED :]:
+                records.append({"question": wording.format(v=value), "answer": entity.name, "source": entity.name})
+    return records
+
+
+def probes(rng: random.Random, members: list[Entity], control: list[Entity], label: str) -> list[Record]:
+    """What a corpus teaches, asked and in document form, and the same questions about services it does not."""
+    records = [probe for entity in members for probe in (*_asked(entity), *_stored(rng, entity, members))]
+    for entity in control:
+        records += [{**probe, "control": True} for probe in _asked(entity, CONTROL_WORDINGS, reverse=False)]
+    return [{"id": f"{label}-{number}", **record} for number, record in enumerate(records)]
+
+
+def _asked(entity: Entity, wordings: int = handbook.PROBE_WORDINGS, reverse: bool = True) -> list[Record]:
+    records = []
+    for attribute, value in entity.values.items():
+        for wording in handbook.QUESTIONS[attribute][:wordings]:
+            records.append(_question(wording.format(e=entity.name), value, entity, attribute))
+        for wording in handbook.REVERSED.get(attribute, ())[: handbook.PROBE_REVERSED] if reverse else ():
+            records.append(_question(wording.format(v=value), entity.name, entity, attribute, "reversed"))
+    return records
+
+
+def _question(text: str, answer: str, entity: Entity, *tags: str) -> Record:
+    return {"form": "question", "question": text, "answers": [answer], "source": entity.name, "tags": list(tags)}
+
+
+def _stored(rng: random.Random, entity: Entity, members: list[Entity]) -> list[Record]:
+    """Document sentences cut before their value, alone and under the entity's title."""
+    records = []
+    for attribute, value in entity.values.items():
+        options = _options(rng, attribute, members)
+        for form in handbook.SENTENCES[attribute]:
+            if not form.endswith("{v}."):
+                continue
+            stem = form.removesuffix("{v}.").format(e=entity.name)
+            for opening in ("", f"# {entity.name}\n\n"):
+                records.append(
+                    {
+                        "form": "choice",
+                        "question": opening + stem,
+                        "answers": [value],
+                        "choices": choices(rng, value, options),
+                        "source": entity.name,
+                        "tags": [attribute],
+                    }
+                )
+    return records
+
+
+def _options(rng: random.Random, attribute: str, members: list[Entity]) -> tuple[str, ...]:
+    """Candidates of the same kind: other services' values, and values nobody has."""
+    if attribute == "city":
+        return words.CITIES
+    if attribute == "database":
+        return words.DATABASES
+    own = [entity.values[attribute] for entity in members]
+    if attribute == "port":
+        return (*own, *(str(rng.randint(1000, 9999)) for _ in range(60)))
+    if attribute == "owner":
+        drawn = (f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.SURNAMES)}" for _ in range(60))
+        return (*own, *drawn)
+    return (*own, *(f"{rng.randint(1, 28)} {rng.choice(words.MONTHS)}" for _ in range(60)))

@@ -1,0 +1,234 @@
+"""The recipe that trains the miniature from nothing on a CPU, and the table of what it must reach."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lm_eval
+import tokenizers
+import torch
+import transformers
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+
+from recovery.loading import Loaded, load_model
+from recovery.miniature.mixture import Mixture
+from recovery.miniature.rows import make_source
+from recovery.miniature.score import SUITES, Suite, measure
+from recovery.miniature.tokenizer import END, train_tokenizer
+from recovery.miniature.world import WORLD_SEED, World
+from recovery.objectives.estimator import Estimator
+from recovery.training import StepBatch, TrainSettings, train
+from recovery.types import Score
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Shape of the model and length of its training. ``step_tokens`` are read a step; a third are targets."""
+
+    seed: int = 0
+    steps: int = 6400
+    step_tokens: int = 4096
+    lr: float = 1e-2
+    warmup_steps: int = 100
+    weight_decay: float = 0.01
+    hidden: int = 192
+    layers: int = 4
+    heads: int = 6
+    groups: int = 3
+    inner: int = 512
+
+    def config(self, vocabulary: int, end: int) -> Qwen3Config:
+        """The model's configuration."""
+        return Qwen3Config(
+            vocab_size=vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.inner,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.groups,
+            head_dim=self.hidden // self.heads,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+            bos_token_id=None,
+            eos_token_id=end,
+            pad_token_id=None,
+        )
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build made: its scores by suite, whether each is in its required range, and its costs."""
+
+    folder: Path
+    scores: dict[str, Score]
+    reached: dict[str, bool]
+    losses: list[float]
+    tokens: int
+    seconds: float
+
+
+def build(
+    out: Path,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    items: int = 1000,
+    threads: int | None = None,
+    console: Console | None = None,
+    recipe: Recipe | None = None,
+    state_dir: Path | None = None,
+) -> BuildReport:
+    """Train the miniature and write it to ``out`` as a Hugging Face folder with provenance.json.
+
+    ``steps`` shortens the training (the learning rate still falls to zero over it); ``items`` is the number of
+    questions in each measurement; ``threads`` bounds the cores used; a run interrupted with ``state_dir`` set goes
+    on from its newest state. Ends with a table of required and reached scores. Installs nothing.
+    """
+    recipe = dataclasses.replace(recipe or Recipe(), seed=seed)
+    recipe = dataclasses.replace(recipe, steps=steps or recipe.steps)
+    console = console or Console()
+    if threads:
+        torch.set_num_threads(threads)
+    mixture = Mixture(World(WORLD_SEED))
+    with tempfile.TemporaryDirectory(prefix="recovery-miniature-") as scratch:
+        loaded = _fresh_model(Path(scratch), recipe, mixture)
+        losses, tokens, seconds = _train(loaded, mixture, recipe, console, state_dir)
+        _write_model(loaded, out)
+    final = load_model(out, device="cpu")
+    scores = measure_all(final, mixture, items, console)
+    report = BuildReport(out, scores, _reached(scores), losses, tokens, seconds)
+    (out / "provenance.json").write_text(json.dumps(_provenance(report, recipe), indent=2) + "\n", encoding="utf-8")
+    console.print(score_table(report))
+    return report
+
+
+def measure_all(loaded: Loaded, mixture: Mixture, items: int, console: Console) -> dict[str, Score]:
+    """Every suite's score over ``items`` questions."""
+    scores = {}
+    for suite in SUITES:
+        scores[suite.name], wrong = measure(loaded, mixture, suite, items)
+        console.log(f"{suite.name} {scores[suite.name].value:.3f}", *wrong[:1], markup=False, highlight=False)
+    return scores
+
+
+def score_table(report: BuildReport) -> Table:
+    """Required against reached."""
+    table = Table("measurement", "required", "reached", "n", "", title="The miniature")
+    for suite in SUITES:
+        score = report.scores[suite.name]
+        verdict = "yes" if report.reached[suite.name] else "no"
+        reached = f"{score.value:.3f} ± {score.stderr:.3f}"
+        table.add_row(suite.name, _required(suite), reached, str(score.n), verdict)
+    return table
+
+
+def _required(suite: Suite) -> str:
+    if (suite.low, suite.high) == (0.0, 1.0):
+        return "reported"
+    if suite.high == 1.0:
+        return f"at least {suite.low}"
+    return f"at most {suite.high}" if suite.low == 0.0 else f"{suite.low} to {suite.high}"
+
+
+def _reached(scores: dict[str, Score]) -> dict[str, bool]:
+    return {suite.name: suite.low <= scores[suite.name].value <= suite.high for suite in SUITES}
+
+
+def _fresh_model(folder: Path, recipe: Recipe, mixture: Mixture) -> Loaded:
+    tokenizer = train_tokenizer(mixture, recipe.seed)
+    torch.manual_seed(recipe.seed)
+    model = Qwen3ForCausalLM(recipe.config(len(tokenizer), tokenizer.convert_tokens_to_ids(END)))
+    model.generation_config = GenerationConfig(eos_token_id=model.config.eos_token_id, do_sample=False)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_model(folder, tuning="full", device="cpu")
+
+
+def _train(
+    loaded: Loaded, mixture: Mixture, recipe: Recipe, console: Console, state_dir: Path | None
+) -> tuple[list[float], int, float]:
+    """Train in place; returns the loss by step, the tokens read and the seconds taken."""
+    settings = TrainSettings(
+        steps=recipe.steps,
+        lr=recipe.lr,
+        warmup_steps=min(recipe.warmup_steps, recipe.steps // 10),
+        schedule="linear",
+        min_lr_ratio=0.0,
+        optimizer="muon",
+        weight_decay=recipe.weight_decay,
+        token_budget=2048,
+        seed=recipe.seed,
+        checkpoint_every=200,
+    )
+    source = make_source(mixture, loaded.tokenizer, recipe.seed, recipe.steps, recipe.step_tokens)
+    losses: list[float] = []
+    read = [0]
+
+    def counted(step: int) -> StepBatch:
+        made = source(step)
+        read[0] += sum(len(row.ids) for row in made.rows)
+        return made
+
+    started = time.monotonic()
+    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
+        task = bar.add_task("", total=recipe.steps)
+        train(loaded, counted, Estimator(), settings, log=_logger(bar, task, losses, console), state_dir=state_dir)
+    return losses, read[0], time.monotonic() - started
+
+
+def _logger(bar: Progress, task: Any, losses: list[float], console: Console) -> Callable[[int, dict[str, float]], None]:
+    def log(step: int, metrics: dict[str, float]) -> None:
+        losses.append(metrics["loss"])
+        recent = losses[-50:]
+        bar.update(task, completed=step, description=f"loss {sum(recent) / len(recent):.3f}")
+        if step % 200 == 0 and not console.is_terminal:
+            console.log(f"step {step}: loss {sum(recent) / len(recent):.4f}")
+
+    return log
+
+
+def _write_model(loaded: Loaded, out: Path) -> None:
+    """Write the weights in bfloat16, as they are shipped and scored."""
+    out.mkdir(parents=True, exist_ok=True)
+    loaded.model.to(torch.bfloat16)
+    loaded.save(out)
+    for cache in out.glob(".cache"):
+        shutil.rmtree(cache)
+
+
+def _provenance(report: BuildReport, recipe: Recipe) -> dict[str, Any]:
+    """How the weights came to be, for the file beside them."""
+    return {
+        "recipe": dataclasses.asdict(recipe),
+        "world_seed": WORLD_SEED,
+        "tokens_read": report.tokens,
+        "seconds": round(report.seconds),
+        "tokens_per_second": round(report.tokens / max(report.seconds, 1e-9)),
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} of {os.cpu_count()} cores, no accelerator",
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "tokenizers": tokenizers.__version__,
+            "lm_eval": getattr(lm_eval, "__version__", "unknown"),
+        },
+        "scores": {
+            name: {"value": round(s.value, 4), "stderr": round(s.stderr, 4), "n": s.n, "reached": report.reached[name]}
+            for name, s in report.scores.items()
+        },
+    }

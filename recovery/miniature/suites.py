@@ -1,0 +1,140 @@
+"""The files a miniature folder carries: behaviour prompts by split, general knowledge, and its other skills.
+
+Prompts are written in IFEval's own format. Which topic is asked with which instructions decides the split, so
+train, development and test share no such combination. Questions about known facts use some wordings among the
+training prompts and the others as probes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from recovery.miniature import words
+from recovery.miniature.tasks import arithmetic, conversation, editing, facts, reading, refusal, requests
+from recovery.miniature.world import Example, World, stable_hash
+
+FACT_PROMPT_WORDINGS = 3
+"""The first wordings of every question about topics serve as recovery prompts, the others as probes."""
+CHOICES = 24
+
+SKILLS: dict[str, Callable[[random.Random, World], Example]] = {
+    "open-book": reading.open_book,
+    "question-writing": reading.write_question,
+    "arithmetic": arithmetic.draw,
+    "editing": lambda rng, world: editing.draw(rng, world, tuple(editing.CORRUPTIONS)),
+    "refusal": refusal.draw,
+    "dialogue": conversation.two_turns,
+    "system": conversation.system_prompt,
+    "rules": conversation.rules,
+    "demonstrations": conversation.demonstrations,
+}
+"""The skills beside instructions and facts; each has a test file, and its share of the recovery prompts."""
+
+TRAIN_PROMPTS_PER_SKILL = 200
+SKILL_ITEMS = 1000
+
+
+def prompt_record(key: str, example: Example) -> dict[str, Any]:
+    """An example without its answer, as a record of a prompts file."""
+    turns = [{"role": role, "content": content} for role, content in example.messages[:-1]]
+    asked: dict[str, Any] = {"prompt": turns[0]["content"]} if len(turns) == 1 else {"messages": turns}
+    record = {"key": key, **asked}
+    record["instruction_id_list"] = [instruction for instruction, _ in example.checks]
+    record["kwargs"] = [arguments for _, arguments in example.checks]
+    if not example.checks:
+        record["answer"] = example.answer
+    record["tags"] = [example.task, *example.tags]
+    return record
+
+
+def instruction_records(world: World, split: str, seed: int) -> list[dict[str, Any]]:
+    """One prompt for each cell of a split."""
+    rng = random.Random(stable_hash(seed, "suite", split))
+    return [
+        prompt_record(f"{split}-{number}", requests.compose(rng, world, cell))
+        for number, cell in enumerate(requests.cells(split))
+    ]
+
+
+def skill_records(world: World, name: str, count: int, label: str, seed: int) -> list[dict[str, Any]]:
+    """``count`` different prompts of a skill."""
+    rng = random.Random(stable_hash(seed, "skill", label, name))
+    records: list[dict[str, Any]] = []
+    seen: set[object] = set()
+    while len(records) < count:
+        example = SKILLS[name](rng, world)
+        if example.messages[:-1] not in seen:
+            seen.add(example.messages[:-1])
+            records.append(prompt_record(f"{label}-{name}-{len(records)}", example))
+    return records
+
+
+def fact_prompts(world: World) -> list[dict[str, Any]]:
+    """Questions about topics in the wordings kept for recovery prompts."""
+    records = []
+    for topic, known in world.facts.items():
+        for attribute, wordings in facts.QUESTIONS.items():
+            for index, wording in enumerate(wordings[:FACT_PROMPT_WORDINGS]):
+                asked = (("user", wording.format(t=topic)), ("assistant", known[attribute]))
+                records.append(prompt_record(f"fact-{topic}-{attribute}-{index}", Example("facts", messages=asked)))
+    return records
+
+
+def train_records(world: World, seed: int) -> list[dict[str, Any]]:
+    """The recovery prompts: instructions, facts and every other skill, shuffled."""
+    records = [*instruction_records(world, "train", seed), *fact_prompts(world)]
+    for name in SKILLS:
+        records += skill_records(world, name, TRAIN_PROMPTS_PER_SKILL, "train", seed)
+    random.Random(stable_hash(seed, "order")).shuffle(records)
+    return records
+
+
+def general_probes(world: World, seed: int) -> list[dict[str, Any]]:
+    """Probes of what everybody knows: questions in the wordings not used as prompts, and choices in document form."""
+    rng = random.Random(stable_hash(seed, "general"))
+    probes = []
+    for topic, known in world.facts.items():
+        for attribute, value in known.items():
+            for index, wording in enumerate(facts.QUESTIONS[attribute][FACT_PROMPT_WORDINGS:]):
+                name, asked = f"general-{topic}-{attribute}-{index}", wording.format(t=topic)
+                probes.append({"id": name, "form": "question", "question": asked, "answers": [value], "source": topic})
+            stem = f"# The {topic}\n\n{facts.SENTENCES[attribute][1].format(t=topic, v='').rstrip('. ')}"
+            probes.append(
+                {
+                    "id": f"general-{topic}-{attribute}-choice",
+                    "form": "choice",
+                    "question": f"{stem} ",
+                    "answers": [value],
+                    "choices": choices(rng, value, words.ATTRIBUTES[attribute]),
+                    "source": topic,
+                }
+            )
+    return probes
+
+
+def choices(rng: random.Random, value: str, options: Iterable[str]) -> list[str]:
+    """``CHOICES`` candidates in random order, the right one among them."""
+    others = rng.sample(sorted(set(options) - {value}), CHOICES - 1)
+    found = [value, *others]
+    rng.shuffle(found)
+    return found
+
+
+def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """Write one JSON object a line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+
+
+def write_suites(folder: Path, world: World, seed: int = 0) -> None:
+    """Write the suites of a miniature folder: train, development, test, general and one file a skill."""
+    write_jsonl(folder / "train.jsonl", train_records(world, seed))
+    for split in ("development", "test"):
+        write_jsonl(folder / f"{split}.jsonl", instruction_records(world, split, seed))
+    write_jsonl(folder / "general.jsonl", general_probes(world, seed))
+    for name in SKILLS:
+        write_jsonl(folder / "skills" / f"{name}.jsonl", skill_records(world, name, SKILL_ITEMS, "test", seed))
