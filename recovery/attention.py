@@ -59,8 +59,10 @@ def _plain(
     grouped = (query * scale).to(value.dtype).reshape(batch, groups, (heads // groups) * length, width)
     scores = torch.matmul(grouped, key.to(value.dtype).transpose(2, 3))
     if mask is not None:
-        # Added, not filled in: an addition costs nothing on the way back.
-        unseen = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+        # Added, not filled in: an addition costs nothing on the way back. Finite, so that a padding position,
+        # which sees nothing, has no undefined weights.
+        least = torch.finfo(scores.dtype).min / 2
+        unseen = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill_(~mask, least)
         scores = scores.view(batch, groups, heads // groups, length, -1) + unseen[..., : key.shape[2]].unsqueeze(-3)
         scores = scores.view(batch, groups, -1, key.shape[2])
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)

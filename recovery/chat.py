@@ -60,7 +60,7 @@ class ChatFormat:
         ends |= {vocabulary[token] for token in TURN_ENDS if token in vocabulary}
         if not ends:
             raise ModelError(
-                "the tokenizer names no end token, so no response could ever end: set eos_token in its tokenizer_config.json"
+                "the tokenizer names no end token, so no response could end: set eos_token in tokenizer_config.json"
             )
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends)
         plain = not getattr(tokenizer, "chat_template", None)
