@@ -1,0 +1,301 @@
+"""Figures from records. Pure: the same records give the same figure, and nothing is read or written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import plotly.graph_objects as go
+
+from dashboard import theme
+from dashboard.words import interval, percent
+from db.records import Measured, Overview, Point, Score
+
+SHAPES = {"base": "circle", "midtrained": "triangle-down", "recovered": "square", "external": "diamond"}
+COLOURS = {
+    "base": theme.BASE,
+    "midtrained": theme.MIDTRAINED,
+    "recovered": theme.RECOVERED,
+    "external": theme.BASE,
+}
+KINDS = {"base": "base", "midtrained": "mid-trained", "recovered": "recovered", "external": "external"}
+FEW_CYCLES = 6
+"""Up to here every point has a label of its own; beyond, only the first and the last cycle's have."""
+
+_FONT = "IBM Plex Sans, system-ui, sans-serif"
+
+
+def tradeoff(overview: Overview) -> go.Figure:
+    """Knowledge against instruction following: one point a checkpoint, joined in the order of time."""
+    steps = [step for step in overview.path if _both(overview, step)]
+    figure = _figure(height=400)
+    base = overview.base.scores.instruction_following if overview.base else None
+    if base is not None:
+        _level(figure, base.value, f"base {percent(base.value)}")
+    for row in overview.cycles:
+        path = [step for step in (row.before, row.midtrained, row.recovered) if step and _both(overview, step)]
+        for before, after in pairwise(path):
+            _arrow(figure, _place(overview, before), _place(overview, after), COLOURS[after.checkpoint.kind])
+    for kind in ("base", "midtrained", "recovered"):
+        _checkpoints(figure, overview, [step for step in steps if step.checkpoint.kind == kind], kind)
+    corpora = len(overview.corpora)
+    over = f" over all {corpora} corpora" if corpora > 1 else ""
+    figure.update_xaxes(title=f"questions about the documents answered{over}", range=_shares(_xs(overview, steps)))
+    figure.update_yaxes(title="instructions followed", range=_shares(_ys(steps)))
+    return figure
+
+
+def trajectory(overview: Overview) -> go.Figure:
+    """Both scores from checkpoint to checkpoint, with the phases of each cycle shaded."""
+    steps = overview.path
+    figure = _figure(height=400)
+    for index, step in enumerate(steps[1:], start=1):
+        if step.checkpoint.kind in ("midtrained", "recovered"):
+            _phase(figure, index, step.checkpoint.kind, label=len(overview.cycles) <= FEW_CYCLES)
+    following = [step.scores.instruction_following for step in steps]
+    knowledge = [overview.knowledge(step) for step in steps]
+    names = [_title(step) for step in steps]
+    _line(figure, names, following, "instruction following", theme.FOLLOWING, "circle", "solid")
+    _line(figure, names, knowledge, "domain knowledge", theme.KNOWLEDGE, "diamond", "dash")
+    figure.update_xaxes(
+        tickvals=list(range(len(steps))),
+        ticktext=_ticks(steps, overview),
+        range=[-0.35, max(len(steps) - 1, 1) + 0.35],
+        showgrid=False,
+    )
+    low = min((score.value for score in (*following, *knowledge) if score), default=0.0)
+    figure.update_yaxes(title="share of items right", range=[min(0.0, low) - 0.03, 1.12])
+    figure.update_layout(
+        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
+        showlegend=True,
+        margin={"t": 34},
+    )
+    return figure
+
+
+def curve(
+    series: Mapping[str, Sequence[Point]],
+    labels: Mapping[str, str],
+    *,
+    total: int | None = None,
+    log: bool = False,
+) -> go.Figure:
+    """Curves of a stage over its steps; a band shows the range where several steps were averaged."""
+    figure = _figure(height=210)
+    drawn = [(name, points) for name, points in series.items() if points]
+    for index, (name, points) in enumerate(drawn):
+        colour = theme.SERIES[index % len(theme.SERIES)]
+        dash = ("solid", "dash", "dot", "dashdot")[index % 4]
+        _band(figure, points, colour)
+        figure.add_scatter(
+            x=[point.step for point in points],
+            y=[point.value for point in points],
+            name=labels.get(name, name),
+            mode="lines" if len(points) > 1 else "markers",
+            line={"color": colour, "width": 2, "dash": dash},
+            hovertemplate=f"step %{{x:,}} · {_plain(labels.get(name, name))} <b>%{{y:.4g}}</b><extra></extra>",
+        )
+    figure.update_layout(
+        showlegend=len(drawn) > 1,
+        legend={"orientation": "h", "x": 1, "xanchor": "right", "y": 1.02, "yanchor": "bottom"},
+        margin={"l": 46, "r": 10, "t": 22 if len(drawn) > 1 else 8, "b": 26},
+    )
+    figure.update_xaxes(range=[0, total] if total else None, nticks=6)
+    figure.update_yaxes(nticks=5)
+    if log and all(point.value is None or point.value > 0 for _, points in drawn for point in points):
+        figure.update_yaxes(type="log", dtick=1, exponentformat="power")
+    return figure
+
+
+def _figure(height: int) -> go.Figure:
+    figure = go.Figure()
+    figure.update_layout(
+        height=height,
+        margin={"l": 54, "r": 16, "t": 14, "b": 48},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": _FONT, "size": 12.5, "color": theme.INK},
+        hoverlabel={"bgcolor": "#1c2430", "bordercolor": "#1c2430", "font": {"color": "#ffffff", "family": _FONT}},
+        hovermode="closest",
+        showlegend=False,
+        dragmode=False,
+    )
+    axis = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "automargin": True}
+    figure.update_xaxes(**axis, title_standoff=10)
+    figure.update_yaxes(**axis, title_standoff=8)
+    return figure
+
+
+def _both(overview: Overview, step: Measured) -> bool:
+    return step.scores.instruction_following is not None and overview.knowledge(step) is not None
+
+
+def _place(overview: Overview, step: Measured) -> tuple[float, float]:
+    knowledge, following = overview.knowledge(step), step.scores.instruction_following
+    assert knowledge is not None and following is not None  # _both() was asked first
+    return knowledge.value, following.value
+
+
+def _xs(overview: Overview, steps: Sequence[Measured]) -> list[float]:
+    return [_place(overview, step)[0] for step in steps]
+
+
+def _ys(steps: Sequence[Measured]) -> list[float]:
+    return [step.scores.instruction_following.value for step in steps if step.scores.instruction_following]
+
+
+def _shares(values: Sequence[float]) -> list[float]:
+    """An axis that holds all values with room for labels, and never pretends a small change to be a large one."""
+    if not values:
+        return [0.0, 1.05]
+    low, high = min(values), max(values)
+    room = max(0.1, 0.14 * (high - low))
+    return [max(low - room, -0.09), min(high + room, 1.09)]
+
+
+def _checkpoints(figure: go.Figure, overview: Overview, steps: Sequence[Measured], kind: str) -> None:
+    knowledge = [overview.knowledge(step) for step in steps]
+    following = [step.scores.instruction_following for step in steps]
+    colour = COLOURS[kind]
+    figure.add_scatter(
+        x=[score.value for score in knowledge if score],
+        y=[score.value for score in following if score],
+        error_x=_errors(knowledge, colour),
+        error_y=_errors(following, colour),
+        mode="markers+text",
+        name=KINDS[kind],
+        text=[_short(step, overview) for step in steps],
+        textposition="top center" if kind != "midtrained" else "bottom center",
+        marker={"symbol": SHAPES[kind], "size": 12, "color": colour, "line": {"width": 1.5, "color": "#ffffff"}},
+        customdata=[
+            [_title(step), percent(k.value if k else None), interval(k), percent(f.value if f else None), interval(f)]
+            for step, k, f in zip(steps, knowledge, following, strict=True)
+        ],
+        hovertemplate="<b>%{customdata[0]}</b><br>instructions followed %{customdata[3]} (%{customdata[4]})"
+        "<br>questions answered %{customdata[1]} (%{customdata[2]})<extra></extra>",
+        cliponaxis=False,
+    )
+
+
+def _errors(scores: Sequence[Score | None], colour: str) -> dict[str, Any]:
+    """95% intervals as error bars."""
+    sizes = [1.96 * (score.stderr or 0.0) for score in scores if score]
+    return {"type": "data", "array": sizes, "color": colour, "thickness": 1.2, "width": 3}
+
+
+def _arrow(figure: go.Figure, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    figure.add_annotation(
+        x=end[0],
+        y=end[1],
+        ax=start[0],
+        ay=start[1],
+        xref="x",
+        yref="y",
+        axref="x",
+        ayref="y",
+        showarrow=True,
+        arrowhead=2,
+        arrowsize=1.1,
+        arrowwidth=1.8,
+        arrowcolor=colour,
+        standoff=9,
+        startstandoff=8,
+        opacity=0.75,
+        text="",
+    )
+
+
+def _level(figure: go.Figure, value: float, label: str) -> None:
+    figure.add_hline(y=value, line={"color": theme.BASE, "width": 1, "dash": "dot"})
+    figure.add_annotation(
+        x=1, xref="paper", y=value, text=label, showarrow=False, xanchor="right", yanchor="bottom", font={"size": 11}
+    )
+
+
+def _phase(figure: go.Figure, index: int, kind: str, *, label: bool) -> None:
+    colour = COLOURS[kind]
+    figure.add_vrect(x0=index - 1, x1=index, fillcolor=colour, opacity=0.10, line_width=0, layer="below")
+    if label:
+        words = "mid-training" if kind == "midtrained" else "recovery"
+        figure.add_annotation(
+            x=index - 0.5, y=1.115, text=words, showarrow=False, yanchor="top", font={"size": 10.5, "color": colour}
+        )
+
+
+def _line(
+    figure: go.Figure,
+    names: Sequence[str],
+    scores: Sequence[Score | None],
+    name: str,
+    colour: str,
+    symbol: str,
+    dash: str,
+) -> None:
+    found = [(index, score) for index, score in enumerate(scores) if score]
+    figure.add_scatter(
+        x=[index for index, _ in found],
+        y=[score.value for _, score in found],
+        error_y=_errors([score for _, score in found], colour),
+        mode="lines+markers",
+        name=name,
+        line={"color": colour, "width": 2.4, "dash": dash},
+        marker={"symbol": symbol, "size": 9, "color": colour},
+        customdata=[[_plain(names[index]), percent(score.value), interval(score)] for index, score in found],
+        hovertemplate=f"<b>%{{customdata[0]}}</b><br>{name} %{{customdata[1]}} (%{{customdata[2]}})<extra></extra>",
+        cliponaxis=False,
+    )
+
+
+def _band(figure: go.Figure, points: Sequence[Point], colour: str) -> None:
+    """The range of the steps that each point stands for, where it stands for several."""
+    if all(point.low == point.high for point in points):
+        return
+    there = [point for point in points if point.low is not None]
+    figure.add_scatter(
+        x=[point.step for point in there] + [point.step for point in reversed(there)],
+        y=[point.high for point in there] + [point.low for point in reversed(there)],
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.16,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _ticks(steps: Sequence[Measured], overview: Overview) -> list[str]:
+    """Under each cycle's end its number; under the base its name; nothing halfway."""
+    every = max(1, math.ceil(len(overview.cycles) / 12))
+    words = []
+    for step in steps:
+        number = step.checkpoint.cycle
+        if step.checkpoint.kind == "base":
+            words.append("base")
+        elif step.checkpoint.kind == "recovered" and number is not None and (number - 1) % every == 0:
+            words.append(f"cycle {number}" if len(overview.cycles) <= FEW_CYCLES else str(number))
+        else:
+            words.append("")
+    return words
+
+
+def _short(step: Measured, overview: Overview) -> str:
+    """A label beside a point; where there are many points, only where the path begins and ends."""
+    kind, number = step.checkpoint.kind, step.checkpoint.cycle
+    if kind == "base":
+        return "base"
+    if len(overview.cycles) > FEW_CYCLES and number not in (1, overview.cycles[-1].cycle.number):
+        return ""
+    return f"{number} mid" if kind == "midtrained" else f"{number} rec"
+
+
+def _title(step: Measured) -> str:
+    kind = KINDS[step.checkpoint.kind]
+    return kind if step.checkpoint.cycle is None else f"cycle {step.checkpoint.cycle}, {kind}"
+
+
+def _plain(text: str) -> str:
+    """Text for a place where Plotly would read markup or a template."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")

@@ -1,0 +1,103 @@
+"""Pieces of HTML. Every text that comes from a record passes through ``esc``: Gradio shows HTML as it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from urllib.parse import quote
+
+LOGO = (
+    '<svg viewBox="0 0 32 20" width="32" height="20" aria-hidden="true"><path d="M1.5 4 L9 16 L16 5 L23 15 L30.5 4" '
+    'fill="none" stroke="currentColor" stroke-width="2.6" stroke-linecap="round" stroke-linejoin="round"/></svg>'
+)
+PAGES = (("Overview", ""), ("Live", "live"))
+
+STATUS_WORDS = {"running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed"}
+STAGE_WORDS = {
+    "register": "Registering",
+    "midtrain": "Mid-training",
+    "distill": "Recovery",
+    "evaluate": "Evaluation",
+}
+
+
+def esc(value: object) -> str:
+    """Any value as text that cannot be markup."""
+    return escape(str(value), quote=True)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure with its name, and what makes it meaningful under it."""
+
+    name: str
+    value: str
+    note: str = ""
+    tone: str = ""
+
+
+def header(page: str, experiment: str | None = None) -> str:
+    """The bar on top of each page: where one is, and where one can go."""
+    query = f"?experiment={quote(experiment, safe='')}" if experiment else ""
+    links = []
+    for name, path in PAGES:
+        here = ' aria-current="page"' if name == page else ""
+        links.append(f'<a href="{path or "./"}{esc(query)}"{here}>{name}</a>')
+    return (
+        f'<header class="bar"><a class="brand" href="./{esc(query)}">{LOGO}<span>Recovery</span></a>'
+        f'<nav aria-label="Pages">{"".join(links)}</nav></header>'
+    )
+
+
+def tiles(entries: Iterable[Tile]) -> str:
+    """A row of figures."""
+    shown = [
+        f'<div class="tile {esc(entry.tone)}"><dt>{esc(entry.name)}</dt><dd>{esc(entry.value)}</dd>'
+        f"<p>{esc(entry.note)}</p></div>"
+        for entry in entries
+    ]
+    return f'<dl class="tiles">{"".join(shown)}</dl>'
+
+
+def card_title(title: str, note: str = "") -> str:
+    """The heading of a card, with a line that says how to read it."""
+    return f'<div class="card-title"><h2>{esc(title)}</h2><p>{esc(note)}</p></div>'
+
+
+def chip(word: str, tone: str) -> str:
+    """A short state in a coloured frame."""
+    return f'<span class="chip {esc(tone)}">{esc(word)}</span>'
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
+    """A table; cells are HTML already. On a narrow screen each row becomes a card that names its cells."""
+    head = "".join(f'<th scope="col">{esc(column)}</th>' for column in columns)
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td data-name="{esc(column)}">{cell}</td>' for column, cell in zip(columns, cells, strict=True))
+        + "</tr>"
+        for cells in rows
+    )
+    return (
+        f'<div class="table"><table><caption>{esc(caption)}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def notice(title: str, text: str, commands: Sequence[str] = (), *, tone: str = "") -> str:
+    """What to do where there is nothing to show, or something went wrong."""
+    lines = "".join(f"<pre><code>{esc(command)}</code></pre>" for command in commands)
+    return f'<section class="notice {esc(tone)}" role="status"><h2>{esc(title)}</h2><p>{esc(text)}</p>{lines}</section>'
+
+
+def progress(done: int, total: int | None, words: str) -> str:
+    """A bar; without a known total it only says how far."""
+    if not total:
+        return f'<div class="progress"><p>{esc(words)}</p></div>'
+    share = min(100.0, 100 * done / total)
+    return (
+        f'<div class="progress"><div class="track" role="progressbar" aria-valuemin="0" aria-valuemax="{total}" '
+        f'aria-valuenow="{min(done, total)}" aria-label="{esc(words)}"><div style="width:{share:.2f}%"></div></div>'
+        f"<p>{esc(words)}</p></div>"
+    )

@@ -1,0 +1,1 @@
+"""One file a page; each has ``build(source)``, called inside its route."""

@@ -1,0 +1,87 @@
+"""What every page has: its header, the choice of an experiment, and words for when there is nothing to show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import gradio as gr
+
+from dashboard import markup
+from dashboard.source import Source
+from db import DatabaseError, MissingDatabaseError, queries
+from db.records import Experiment
+
+SWITCH = """(name) => {
+    const address = new URL(window.location);
+    address.search = name ? '?experiment=' + encodeURIComponent(name) : '';
+    window.location = address;
+}"""
+"""The choice of an experiment is a part of the address: it can be kept, sent, and gone back from."""
+
+
+def top(page: str) -> tuple[gr.HTML, gr.Dropdown]:
+    """The header of a page and, for workspaces with several experiments, the choice of one."""
+    with gr.Row(elem_classes="top"):
+        header = gr.HTML(markup.header(page), elem_classes="header")
+        choice = gr.Dropdown(
+            label="Experiment", show_label=False, container=False, visible=False, elem_classes="choice", min_width=150
+        )
+    choice.input(fn=None, inputs=choice, js=SWITCH)
+    return header, choice
+
+
+def choices(source: Source, chosen: Experiment) -> Any:
+    """The dropdown's state: shown only where there is a choice."""
+    names = [experiment.name for experiment in queries.experiments(source.database())]
+    if chosen.name not in names:
+        names.append(chosen.name)
+    return gr.update(choices=names, value=chosen.name, visible=len(names) > 1)
+
+
+def asked_experiment(source: Source, request: gr.Request) -> Experiment | None:
+    """The experiment that the address asks for, else the newest."""
+    return source.experiment(request.query_params.get("experiment"))
+
+
+def trouble(source: Source, error: DatabaseError) -> str:
+    """What to say when the database cannot be read."""
+    if isinstance(error, MissingDatabaseError):
+        return markup.notice(
+            "No experiment here yet",
+            f"Nothing has been recorded in {source.shown}. The demo takes a few minutes; this page fills by itself.",
+            ["recover demo", "recover cycle --docs ./my-documents"],
+        )
+    return markup.notice("The tracker cannot be read", str(error), tone="bad")
+
+
+def quoted(name: str) -> str:
+    """A name as a part of an address."""
+    return quote(name, safe="")
+
+
+def unknown(source: Source, request: gr.Request) -> str:
+    """What to say when there is no such experiment, or none at all."""
+    name = request.query_params.get("experiment")
+    if not name:
+        return trouble(source, MissingDatabaseError())
+    return markup.notice("No such experiment", f"There is none named {name}. Choose another, or leave the name out.")
+
+
+def refreshing(
+    page: gr.Blocks, function: Callable[..., Any], state: gr.State, outputs: list[Any], every: float
+) -> None:
+    """Call a function when the page opens and then every so often, without a flicker or a waiting sign.
+
+    The function takes (state, request) and returns a value for the state and for each output.
+    """
+    settings: dict[str, Any] = {
+        "inputs": [state],
+        "outputs": [state, *outputs],
+        "show_progress": "hidden",
+        "api_visibility": "private",
+        "concurrency_limit": 8,
+    }
+    page.load(function, **settings)
+    gr.Timer(every).tick(function, **settings, trigger_mode="once")

@@ -1,0 +1,303 @@
+"""The live page: the curves of the stage that runs, or of one that the address names."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gradio as gr
+
+from dashboard import charts, markup
+from dashboard.markup import STAGE_WORDS, Tile, esc
+from dashboard.pages import common
+from dashboard.source import Source
+from dashboard.words import ago, count, duration, memory, number
+from db import Database, DatabaseError, queries
+from db.records import Experiment, Point, Stage
+
+NAME = "Live"
+REFRESH_SECONDS = 2.0
+PANELS_SHOWN = 12
+POINTS_KEPT = 800
+RECENT = 12
+
+TONES = {"running": "run", "finished": "good", "interrupted": "warn", "failed": "bad"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves that belong in one figure."""
+
+    title: str
+    unit: str
+    names: tuple[str, ...]
+    log: bool = False
+
+
+PANELS = (
+    Panel("Reverse KL to the teacher", "nats a token", ("reverse_kl", "knowledge_kl"), log=True),
+    Panel("Forward KL to the teacher", "nats a token", ("forward_kl",), log=True),
+    Panel("Loss", "nats a token", ("loss", "held_out_loss")),
+    Panel("Student's entropy", "nats a token", ("entropy",)),
+    Panel("Instructions followed, development", "share", ("development/instruction_following",)),
+    Panel("Response length", "tokens", ("response_length",)),
+    Panel("Responses that end by themselves", "share", ("end_rate",)),
+    Panel("Speed", "tokens a second", ("tokens_per_second",)),
+    Panel("Where a step's time goes", "seconds", ("seconds_generating", "seconds_scoring", "seconds_training")),
+    Panel("Gradient norm", "before clipping", ("gradient_norm",)),
+    Panel("Memory", "GiB", ("memory_gib",)),
+    Panel("Learning rate", "", ("lr",)),
+    Panel("Tokens", "a step", ("tokens_sampled", "tokens_scored", "tokens_trained")),
+)
+LABELS = {
+    "reverse_kl": "behaviour",
+    "knowledge_kl": "knowledge",
+    "held_out_loss": "held out",
+    "loss": "training",
+    "seconds_generating": "generating",
+    "seconds_scoring": "scoring",
+    "seconds_training": "training",
+    "tokens_sampled": "sampled",
+    "tokens_scored": "scored",
+    "tokens_trained": "trained",
+}
+HEADLINES = (
+    ("reverse_kl", "Reverse KL", "nats a token"),
+    ("loss", "Loss", "nats a token"),
+    ("entropy", "Entropy", "nats a token"),
+    ("response_length", "Response length", "tokens"),
+    ("tokens_per_second", "Speed", "tokens a second"),
+    ("gradient_norm", "Gradient norm", ""),
+)
+
+
+@dataclass
+class Seen:
+    """What a browser was sent: the curves so far, so that a tick reads and draws only what is new."""
+
+    key: str = ""
+    stage_id: int = 0
+    series: dict[str, list[Point]] = field(default_factory=dict)
+    attempts: int = 0
+    shown: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int | None:
+        """The newest step that was sent."""
+        steps = [points[-1].step for points in self.series.values() if points]
+        return max(steps) if steps else None
+
+
+def build(page: gr.Blocks, source: Source) -> None:
+    """Lay the page out."""
+    header, choice = common.top(NAME)
+    state = gr.State(None)
+    summary = gr.HTML(elem_classes="summary")
+    titles, plots, columns = [], [], []
+    with gr.Row(elem_classes="panels"):
+        for index in range(PANELS_SHOWN):
+            with gr.Column(elem_classes="card", min_width=300, visible=False) as column:
+                titles.append(gr.HTML())
+                plots.append(gr.Plot(show_label=False, container=False, elem_id=f"panel-{index}"))
+            columns.append(column)
+    recent = gr.HTML(elem_classes="recent")
+
+    def refresh(seen: Seen | None, request: gr.Request) -> list[Any]:
+        return _refresh(source, seen, request)
+
+    outputs = [header, choice, summary, *columns, *titles, *plots, recent]
+    common.refreshing(page, refresh, state, outputs, REFRESH_SECONDS)
+
+
+def _refresh(source: Source, seen: Seen | None, request: gr.Request) -> list[Any]:
+    try:
+        experiment = common.asked_experiment(source, request)
+        if experiment is None:
+            return _only(seen, common.unknown(source, request))
+        database = source.database()
+        stage = _asked_stage(database, experiment, request.query_params.get("stage"))
+        if stage is None:
+            return _only(seen, _nothing(experiment))
+        return _show(source, database, experiment, stage, seen)
+    except DatabaseError as error:
+        return _only(seen, common.trouble(source, error))
+
+
+def _asked_stage(database: Database, experiment: Experiment, asked: str | None) -> Stage | None:
+    """The stage that the address names; else the one that runs; else the last one with something to see."""
+    if asked and asked.isdecimal():
+        found = queries.stage(database, int(asked))
+        if found is not None and found.experiment_id == experiment.id:
+            return found
+    running = queries.running_stage(database, experiment.id)
+    if running is not None:
+        return running
+    recent = queries.stages(database, experiment.id, limit=RECENT)
+    return next((stage for stage in recent if stage.kind in ("midtrain", "distill")), None)
+
+
+def _show(source: Source, database: Database, experiment: Experiment, stage: Stage, seen: Seen | None) -> list[Any]:
+    """The header and figures always follow the stage; curves are drawn again only where there are new points."""
+    same = seen is not None and (seen.stage_id, seen.attempts) == (stage.id, stage.attempts)
+    before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
+    fresh = queries.series(database, stage.id, since=before.step, max_points=POINTS_KEPT // 2)
+    now = _merged(database, before, fresh)
+    panels = _panels(now.series)
+    now.shown = tuple(panel.title for panel in panels)
+    now.key = f"{stage.id}/{stage.status}"
+    changed = {name for name, points in fresh.items() if points}
+    rebuilt = now.shown != before.shown
+    listed = before.key != now.key
+    columns, titles, plots = [], [], []
+    for index in range(PANELS_SHOWN):
+        panel = panels[index] if index < len(panels) else None
+        columns.append(gr.update(visible=panel is not None) if rebuilt else gr.skip())
+        titles.append((markup.card_title(panel.title, panel.unit) if panel else "") if rebuilt else gr.skip())
+        redraw = panel is not None and (rebuilt or changed & set(panel.names))
+        plots.append(_figure(panel, now.series, stage) if redraw and panel else gr.skip())
+    return [
+        now,
+        markup.header(NAME, experiment.name) if listed else gr.skip(),
+        common.choices(source, experiment) if listed else gr.skip(),
+        _summary(stage, now.series),
+        *columns,
+        *titles,
+        *plots,
+        _recent(queries.stages(database, experiment.id, limit=RECENT), stage, experiment) if listed else gr.skip(),
+    ]
+
+
+def _only(seen: Seen | None, message: str) -> list[Any]:
+    """A message in place of everything."""
+    if seen is not None and seen.key == message:
+        return [gr.skip()] * (5 + 3 * PANELS_SHOWN)
+    hidden = [gr.update(visible=False)] * PANELS_SHOWN
+    return [Seen(key=message), gr.skip(), gr.skip(), message, *hidden, *[gr.skip()] * (2 * PANELS_SHOWN), ""]
+
+
+def _merged(database: Database, seen: Seen, fresh: Mapping[str, list[Point]]) -> Seen:
+    """What was sent before and what is new. A curve that grew too long is read again, thinned by the database."""
+    series = {name: seen.series.get(name, []) + points for name, points in fresh.items()}
+    if any(len(points) > POINTS_KEPT for points in series.values()):
+        series = queries.series(database, seen.stage_id, max_points=POINTS_KEPT // 2)
+    return Seen(seen.key, seen.stage_id, series, seen.attempts, seen.shown)
+
+
+def _panels(series: Mapping[str, list[Point]]) -> list[Panel]:
+    """The known panels that have points, in their order, then one for each curve of another name."""
+    there = {name for name, points in series.items() if points}
+    known = [panel for panel in PANELS if there & set(panel.names)]
+    named = {name for panel in PANELS for name in panel.names}
+    others = [Panel(name.replace("_", " "), "", (name,)) for name in sorted(there - named)]
+    return (known + others)[:PANELS_SHOWN]
+
+
+def _figure(panel: Panel, series: Mapping[str, list[Point]], stage: Stage) -> Any:
+    drawn = {name: series[name] for name in panel.names if series.get(name)}
+    return charts.curve(drawn, LABELS, total=stage.steps_total, log=panel.log)
+
+
+def _summary(stage: Stage, series: Mapping[str, list[Point]]) -> str:
+    """Which stage, how far, for how long still, and its newest figures."""
+    cycle = f", cycle {stage.cycle}" if stage.cycle is not None else ""
+    title = f"{STAGE_WORDS[stage.kind]}{cycle}"
+    return (
+        f'<div class="hero"><p class="eyebrow">{esc(_when(stage))}</p>'
+        f"<h1>{esc(title)} {markup.chip(stage.status, TONES[stage.status])}</h1></div>"
+        + markup.progress(stage.steps_done, stage.steps_total, _progress(stage, series))
+        + _advice(stage)
+        + markup.tiles(_tiles(stage, series))
+    )
+
+
+def _when(stage: Stage) -> str:
+    parts = [f"stage {stage.id}", f"started {ago(stage.started_at)}"]
+    if stage.attempts > 1:
+        parts.append(f"attempt {stage.attempts}")
+    if stage.seed is not None:
+        parts.append(f"seed {stage.seed}")
+    return ", ".join(parts)
+
+
+def _progress(stage: Stage, series: Mapping[str, list[Point]]) -> str:
+    done = (
+        f"{stage.steps_done:,} of {stage.steps_total:,} steps" if stage.steps_total else f"{stage.steps_done:,} steps"
+    )
+    if stage.status != "running":
+        why = f", {stage.stopped}" if stage.stopped not in ("", "finished", stage.status) else ""
+        return f"{done} in {duration(stage.wall_seconds)}{why}"
+    left = time_left(stage, series)
+    return f"{done}, {duration(time.time() - stage.started_at)} so far" + (f", {duration(left)} left" if left else "")
+
+
+def time_left(stage: Stage, series: Mapping[str, list[Point]]) -> float | None:
+    """Seconds until the last step at the pace of the recent ones; None while that cannot be told."""
+    if not stage.steps_total or stage.steps_done >= stage.steps_total:
+        return None
+    recent = max(series.values(), key=len, default=[])[-30:]
+    if len(recent) < 2 or recent[-1].step == recent[0].step:
+        return None
+    pace = (recent[-1].time - recent[0].time) / (recent[-1].step - recent[0].step)
+    return max(0.0, (stage.steps_total - recent[-1].step) * pace - (time.time() - recent[-1].time))
+
+
+def _advice(stage: Stage) -> str:
+    """What to do about a stage that did not end well."""
+    if stage.status == "interrupted":
+        text = "Its process ended. It goes on from its last saved state:"
+        return markup.notice("Interrupted", text, ["recover resume"], tone="warn")
+    if stage.status == "failed":
+        return markup.notice("Failed", stage.error or "No reason was recorded.", ["recover resume"], tone="bad")
+    return ""
+
+
+def _tiles(stage: Stage, series: Mapping[str, list[Point]]) -> list[Tile]:
+    """The newest value of what matters most, with where it came from."""
+    entries = []
+    for name, title, unit in HEADLINES:
+        points = [point for point in series.get(name, []) if point.value is not None]
+        if points:
+            note = f"{unit}, from {number(points[0].value)}".lstrip(", ")
+            entries.append(Tile(title, number(points[-1].value), note))
+    if stage.peak_memory_bytes:
+        entries.append(Tile("Peak memory", memory(stage.peak_memory_bytes)))
+    if stage.tokens_trained or stage.tokens_sampled:
+        note = f"{count(stage.tokens_sampled)} sampled, {count(stage.tokens_scored)} scored"
+        entries.append(Tile("Tokens trained", count(stage.tokens_trained), note if stage.tokens_sampled else ""))
+    return entries[:6]
+
+
+def _recent(stages: list[Stage], shown: Stage, experiment: Experiment) -> str:
+    """The last stages, each a way to its curves."""
+    columns = ("Stage", "Cycle", "Status", "Steps", "Time", "Tokens trained", "Peak memory", "Started")
+    rows = [
+        [
+            _link(stage, experiment, here=stage.id == shown.id),
+            "–" if stage.cycle is None else str(stage.cycle),
+            markup.chip(stage.status, TONES[stage.status]),
+            f"{stage.steps_done:,}" if stage.steps_done else "–",
+            esc(duration(stage.wall_seconds)),
+            count(stage.tokens_trained) if stage.tokens_trained else "–",
+            memory(stage.peak_memory_bytes) if stage.peak_memory_bytes else "–",
+            esc(ago(stage.started_at)),
+        ]
+        for stage in stages
+    ]
+    table = markup.table(columns, rows, caption="The last stages, newest first")
+    return f'<div class="card">{markup.card_title("Recent stages", "Choose one to see its curves.")}{table}</div>'
+
+
+def _link(stage: Stage, experiment: Experiment, *, here: bool) -> str:
+    address = f"live?experiment={common.quoted(experiment.name)}&stage={stage.id}"
+    current = ' aria-current="true"' if here else ""
+    return f'<a href="{esc(address)}"{current}>{esc(STAGE_WORDS[stage.kind])}</a>'
+
+
+def _nothing(experiment: Experiment) -> str:
+    return markup.notice(
+        "Nothing has been trained yet",
+        f"Experiment {experiment.name} has no stage with curves. Start one, and its curves appear here by themselves:",
+        ["recover cycle --docs ./my-documents", "recover demo"],
+    )

@@ -1,0 +1,220 @@
+"""The overview: the trade of knowledge against instruction following, over cycles."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gradio as gr
+
+from dashboard import charts, markup
+from dashboard.markup import Tile, esc
+from dashboard.pages import common
+from dashboard.source import Source
+from dashboard.words import ago, duration, interval, percent, points
+from db import DatabaseError, queries
+from db.records import CycleRow, Measured, Overview, Stage
+
+NAME = "Overview"
+REFRESH_SECONDS = 4.0
+
+TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
+ANSWERED = "Questions answered"
+
+
+def build(page: gr.Blocks, source: Source) -> None:
+    """Lay the page out."""
+    header, choice = common.top(NAME)
+    state = gr.State(None)
+    summary = gr.HTML(elem_classes="summary")
+    with gr.Row(elem_classes="cards", visible=False) as cards:
+        with gr.Column(elem_classes="card", min_width=340):
+            gr.HTML(
+                markup.card_title(
+                    "Knowledge against instruction following",
+                    "Each cycle goes right and down while it learns, then up while it recovers. Bars: 95% intervals.",
+                )
+            )
+            tradeoff = gr.Plot(show_label=False, container=False, elem_id="tradeoff")
+        with gr.Column(elem_classes="card", min_width=340):
+            gr.HTML(
+                markup.card_title(
+                    "Both over time", "Orange: mid-training on documents. Blue: recovery by on-policy distillation."
+                )
+            )
+            trajectory = gr.Plot(show_label=False, container=False, elem_id="trajectory")
+    cycles = gr.HTML(elem_classes="cycles")
+
+    def refresh(seen: str | None, request: gr.Request) -> list[Any]:
+        return _refresh(source, seen, request)
+
+    outputs = [header, choice, summary, cards, tradeoff, trajectory, cycles]
+    common.refreshing(page, refresh, state, outputs, REFRESH_SECONDS)
+
+
+def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]:
+    """The state, then every output; nothing is sent again that has not changed."""
+    try:
+        experiment = common.asked_experiment(source, request)
+        overview = queries.overview(source.database(), experiment.id) if experiment else None
+        if experiment is None or overview is None:
+            return _only(seen, common.unknown(source, request))
+        banner = _summary(overview)
+        drawn = repr((overview.path, [row.cycle for row in overview.cycles]))
+        if drawn == seen:
+            return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 4]
+        figures = [charts.tradeoff(overview), charts.trajectory(overview)]
+        return [
+            drawn,
+            markup.header(NAME, experiment.name),
+            common.choices(source, experiment),
+            banner,
+            gr.update(visible=len(overview.path) > 0),
+            *figures,
+            _cycles(overview),
+        ]
+    except DatabaseError as error:
+        return _only(seen, common.trouble(source, error))
+
+
+def _only(seen: str | None, message: str) -> list[Any]:
+    """A message in place of everything."""
+    if seen == message:
+        return [gr.skip()] * 8
+    return [message, gr.skip(), gr.skip(), message, gr.update(visible=False), None, None, ""]
+
+
+def _summary(overview: Overview) -> str:
+    """The newest cycle in words, what runs now, and the figures of where things stand."""
+    told = [row for row in overview.cycles if row.midtrained or row.recovered]
+    if told:
+        words = told[-1].summary
+        title = esc(words[0].upper() + words[1:]) + "."
+    elif overview.base is not None:
+        title = "The base model is measured. No cycle has been run yet."
+    else:
+        return _banner(overview.running) + markup.notice(
+            "Nothing measured yet",
+            f"Experiment {overview.experiment.name} has no evaluated checkpoint. Give it documents to learn:",
+            ["recover cycle --docs ./my-documents", "recover eval"],
+        )
+    model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
+    under = f"Experiment {overview.experiment.name}{model}, {len(overview.cycles)} cycles"
+    return (
+        f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{title}</h1></div>'
+        + _banner(overview.running)
+        + markup.tiles(_tiles(overview))
+    )
+
+
+def _banner(running: Stage | None) -> str:
+    """What runs now, as a way to the live page."""
+    if running is None:
+        return ""
+    cycle = f", cycle {running.cycle}" if running.cycle is not None else ""
+    done = f"{running.steps_done:,} of {running.steps_total:,} steps" if running.steps_total else "running"
+    share = 100 * running.steps_done / running.steps_total if running.steps_total else 0
+    return (
+        f'<a class="banner" href="live?stage={running.id}"><span class="pulse" aria-hidden="true"></span>'
+        f"<strong>{esc(markup.STAGE_WORDS[running.kind])}{esc(cycle)}</strong><span>{esc(done)}, "
+        f"{esc(duration(time.time() - running.started_at))}</span>"
+        f'<span class="mini" aria-hidden="true"><i style="width:{min(100.0, share):.1f}%"></i></span>'
+        '<span class="go">Watch live →</span></a>'
+    )
+
+
+def _tiles(overview: Overview) -> list[Tile]:
+    """Where the newest checkpoint stands, beside the base."""
+    now, base = overview.path[-1], overview.base
+    following = now.scores.instruction_following
+    known = overview.knowledge(now)
+    general = now.scores.general
+    start = base.scores.instruction_following if base else None
+    of_base = following.value / start.value if following and start and start.value else None
+    before = overview.knowledge(base) if base else None
+    return [
+        Tile("Instruction following", percent(following.value if following else None), interval(following)),
+        Tile("Of the base model", percent(of_base), _base_note(start), _tone(of_base)),
+        Tile(ANSWERED, percent(known.value if known else None), _from(before.value if before else None, known)),
+        Tile("General knowledge kept", percent(general.value if general else None), interval(general)),
+    ]
+
+
+def _base_note(start: Any) -> str:
+    return f"base {percent(start.value)}, n = {start.n:,}" if start else "base not measured"
+
+
+def _from(before: float | None, known: Any) -> str:
+    if known is None:
+        return "not measured"
+    return f"{interval(known)}" if before is None else f"from {percent(before)}; {interval(known)}"
+
+
+def _tone(of_base: float | None) -> str:
+    if of_base is None:
+        return ""
+    return "good" if of_base >= 0.98 else "warn" if of_base >= 0.9 else "bad"
+
+
+def _cycles(overview: Overview) -> str:
+    """The table of cycles, newest first."""
+    if not overview.cycles:
+        return ""
+    columns = (
+        "Cycle",
+        "Documents",
+        "Learnt",
+        "Lost, mid-training",
+        "Of base, recovered",
+        "All corpora",
+        "Stored",
+        "General",
+        "Decision",
+    )
+    rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
+    note = "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following."
+    return (
+        f'<div class="card">{markup.card_title("Cycles", note)}'
+        f"{markup.table(columns, rows, caption='What each cycle learnt, lost and got back')}</div>"
+    )
+
+
+def _cycle(overview: Overview, row: CycleRow) -> list[str]:
+    end = row.recovered or row.midtrained
+    decision = row.cycle.decision
+    words = decision.replace("_", " ") if decision else "undecided"
+    lost = None if row.lost is None else -row.lost
+    return [
+        f'<b title="{esc(ago(row.cycle.created_at))}">{row.cycle.number}</b>',
+        f'<span class="path">{esc(row.cycle.documents or "–")}</span>',
+        f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
+        f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
+        _share(row.back),
+        _pair(row.midtrained, row.recovered, overview),
+        _stored(end),
+        _value(end.scores.general.value if end and end.scores.general else None),
+        markup.chip(words, TONES.get(decision or "", "")),
+    ]
+
+
+def _share(back: float | None) -> str:
+    if back is None:
+        return "–"
+    return f'<span class="meter"><i class="{_tone(back)}" style="width:{min(100.0, 100 * back):.1f}%"></i></span> ' + (
+        f"<b>{percent(back)}</b>"
+    )
+
+
+def _pair(midtrained: Measured | None, recovered: Measured | None, overview: Overview) -> str:
+    """Knowledge over all corpora after mid-training and after recovery."""
+    scores = [overview.knowledge(step) if step else None for step in (midtrained, recovered)]
+    return " → ".join(percent(score.value if score else None, 0) for score in scores)
+
+
+def _stored(end: Measured | None) -> str:
+    score = end.scores.domain_knowledge_stored if end else None
+    return _value(score.value if score else None)
+
+
+def _value(value: float | None) -> str:
+    return percent(value)

@@ -1,0 +1,39 @@
+"""Colours, type and the style sheet. Fonts come with Gradio: nothing is fetched from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gradio as gr
+
+STYLE = Path(__file__).with_name("style.css")
+
+# Told apart by people with any kind of colour vision, on white and on near-black alike; shapes say the same.
+BASE = "#7c8798"
+MIDTRAINED = "#e0701b"
+RECOVERED = "#2f86d6"
+FOLLOWING = "#5a6fd8"
+KNOWLEDGE = "#159a78"
+SERIES = (FOLLOWING, MIDTRAINED, KNOWLEDGE, "#b5559b", BASE)
+
+INK = "#5b6675"  # text and lines inside figures; the style sheet adapts them to the dark
+GRID = "#e4e8ee"
+
+
+def theme() -> gr.themes.Base:
+    """The look of Gradio's own parts."""
+    return gr.themes.Base(
+        primary_hue=gr.themes.colors.blue,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_md,
+        font=(gr.themes.LocalFont("IBM Plex Sans"), "system-ui", "sans-serif"),
+        font_mono=(gr.themes.LocalFont("IBM Plex Mono"), "ui-monospace", "monospace"),
+    ).set(
+        body_background_fill="#f6f7f9",
+        body_background_fill_dark="#0e1116",
+        block_background_fill="transparent",
+        block_background_fill_dark="transparent",
+        block_border_width="0px",
+        block_shadow="none",
+        block_padding="0px",
+    )

@@ -1,0 +1,83 @@
+"""Numbers and times as a person says them."""
+
+from __future__ import annotations
+
+import time
+
+from db.records import Score
+
+DASH = "–"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return DASH if value is None else f"{100 * value:.{digits}f}%"
+
+
+def points(difference: float | None, digits: int = 1) -> str:
+    """A difference of shares in points, with its sign."""
+    if difference is None:
+        return DASH
+    shown = f"{abs(100 * difference):.{digits}f}"
+    if float(shown) == 0:
+        return "±0"
+    return f"{'+' if difference > 0 else '−'}{shown}"
+
+
+def interval(score: Score | None) -> str:
+    """How sure a score is: half a 95% interval in points, and on how many items it rests."""
+    if score is None:
+        return "not measured"
+    sure = f"± {196 * score.stderr:.1f}, " if score.stderr is not None else ""
+    return f"{sure}n = {score.n:,}"
+
+
+def number(value: float | None) -> str:
+    """A metric's value in at most five characters or so."""
+    if value is None:
+        return DASH
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value / 1e6:.2f}M"
+    if size >= 10_000:
+        return f"{value / 1e3:.1f}k"
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    return f"{value:.4f}" if size >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def count(value: float) -> str:
+    """A large whole number, shortened."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time in its two largest units."""
+    if seconds is None:
+        return DASH
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} days"
+
+
+def ago(moment: float, now: float | None = None) -> str:
+    """How long a moment lies back."""
+    passed = (time.time() if now is None else now) - moment
+    return "just now" if passed < 5 else f"{duration(passed)} ago"
+
+
+def memory(size: float) -> str:
+    """An amount of memory."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,79 @@
+"""Databases and running dashboards to look at."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from db import Database, open_readonly
+
+CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+
+
+def _seeding() -> ModuleType:
+    """tests/db/seeding.py: the tracker's tests and these look at the same numbers."""
+    if "tracker_seeding" not in sys.modules:
+        path = Path(__file__).parents[1] / "db" / "seeding.py"
+        spec = importlib.util.spec_from_file_location("tracker_seeding", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["tracker_seeding"] = module
+        spec.loader.exec_module(module)
+    return sys.modules["tracker_seeding"]
+
+
+@pytest.fixture(scope="session")
+def seeding() -> ModuleType:
+    """The module that fills databases."""
+    return _seeding()
+
+
+@pytest.fixture(scope="session")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A database of three finished cycles, to read only."""
+    return _seeding().seed(tmp_path_factory.mktemp("seeded") / "tracker.db")
+
+
+@pytest.fixture(scope="session")
+def readable(seeded: Any) -> Database:
+    """The seeded database, open for reading."""
+    return open_readonly(seeded.path)
+
+
+@pytest.fixture(scope="session")
+def browser(require_component: Callable[[bool, str], None]) -> Iterator[Any]:
+    """Debian's Chromium, driven by Playwright; its own calls home are turned off."""
+    found = next((path for path in (os.environ.get("CHROMIUM", ""), *CHROMIUM) if path and Path(path).exists()), "")
+    require_component(bool(found), "Chromium (apt-get install chromium)")
+    playwright = pytest.importorskip("playwright.sync_api")
+    quiet = "--disable-background-networking --disable-component-update --disable-sync --no-first-run --disable-quic"
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu", *quiet.split()])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Path], str]]:
+    """``serve(database)`` starts the dashboard in this process and returns its address."""
+    from dashboard.app import build_app, free_port, launch_settings
+
+    running = []
+
+    def start(database: Path) -> str:
+        app = build_app(database)
+        port = free_port("127.0.0.1", 17860)
+        app.launch(server_name="127.0.0.1", server_port=port, prevent_thread_lock=True, **launch_settings())
+        running.append(app)
+        return f"http://127.0.0.1:{port}"
+
+    yield start
+    for app in running:
+        app.close()

@@ -1,0 +1,89 @@
+"""Figures: the right points in the right order, with their intervals, and bounded in size."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+from dashboard import charts
+from db import Database, queries
+from db.records import Experiment, Overview, Point
+
+
+@pytest.fixture(scope="session")
+def overview(readable: Database, seeded: Any) -> Overview:
+    found = queries.overview(readable, seeded.experiment)
+    assert found is not None
+    return found
+
+
+def traces(figure: go.Figure) -> dict[str, Any]:
+    return {trace.name: trace for trace in figure.data}
+
+
+def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -> None:
+    found = traces(charts.tradeoff(overview))
+    assert {name: len(trace.x) for name, trace in found.items()} == {"base": 1, "mid-trained": 3, "recovered": 3}
+    assert len({trace.marker.symbol for trace in found.values()}) == 3  # shapes as well as colours
+    assert all(len(trace.error_y.array) == len(trace.y) == len(trace.error_x.array) for trace in found.values())
+    recovered = overview.cycles[1].recovered
+    assert recovered is not None and recovered.scores.instruction_following is not None
+    assert found["recovered"].y[1] == recovered.scores.instruction_following.value
+    assert found["recovered"].error_y.array[1] == pytest.approx(1.96 * recovered.scores.instruction_following.stderr)
+
+
+def test_knowledge_grows_to_the_right_as_corpora_are_learnt(overview: Overview) -> None:
+    xs = list(traces(charts.tradeoff(overview))["recovered"].x)
+    assert xs == sorted(xs)
+    assert xs[0] == pytest.approx((0.97 + 3 * 0.024) / 4)  # one of four corpora is learnt; three are as in base
+
+
+def test_the_path_of_each_cycle_is_drawn_as_arrows(overview: Overview) -> None:
+    arrows = [note for note in charts.tradeoff(overview).layout.annotations if note.showarrow]
+    assert len(arrows) == 6
+    ends = [(note.x, note.y) for note in arrows]
+    starts = [(note.ax, note.ay) for note in arrows]
+    assert starts[1:] == ends[:-1]
+    assert [note.arrowcolor for note in arrows[:2]] == [charts.COLOURS["midtrained"], charts.COLOURS["recovered"]]
+
+
+def test_both_over_time_with_shaded_phases(overview: Overview) -> None:
+    figure = charts.trajectory(overview)
+    found = traces(figure)
+    assert list(found["instruction following"].x) == list(range(7)) == list(found["domain knowledge"].x)
+    assert [shape.fillcolor for shape in figure.layout.shapes] == [
+        charts.COLOURS["midtrained"],
+        charts.COLOURS["recovered"],
+    ] * 3
+    assert list(figure.layout.xaxis.ticktext) == ["base", "", "cycle 1", "", "cycle 2", "", "cycle 3"]
+    assert found["instruction following"].line.dash != found["domain knowledge"].line.dash
+
+
+def test_an_experiment_without_scores_still_has_figures() -> None:
+    empty = Overview(Experiment(1, "x", "", {}, 0.0), None, (), None, None)
+    for draw in (charts.tradeoff, charts.trajectory):
+        json.loads(draw(empty).to_json())
+
+
+def test_a_curve_shows_its_gaps_and_its_range() -> None:
+    points = [Point(1, 0.5, 0.5, 0.5, 0.0), Point(2, None, None, None, 0.0), Point(9, 0.3, 0.1, 0.8, 0.0)]
+    figure = charts.curve({"reverse_kl": points}, {}, total=10, log=True)
+    band, line = figure.data
+    assert list(band.y) == [0.5, 0.8, 0.1, 0.5]
+    assert list(line.y) == [0.5, None, 0.3]
+    assert figure.layout.yaxis.type == "log"
+    assert tuple(figure.layout.xaxis.range) == (0, 10)
+
+
+def test_a_logarithm_is_taken_of_positive_values_only() -> None:
+    points = [Point(1, 0.0, 0.0, 0.0, 0.0), Point(2, 1.0, 1.0, 1.0, 0.0)]
+    assert charts.curve({"reverse_kl": points}, {}, log=True).layout.yaxis.type is None
+
+
+def test_names_cannot_be_templates() -> None:
+    points = [Point(1, 1.0, 1.0, 1.0, 0.0), Point(2, 1.0, 1.0, 1.0, 0.0)]
+    figure = charts.curve({"<b>%{x}": points}, {})
+    assert "&lt;b>% {x}" in figure.data[0].hovertemplate

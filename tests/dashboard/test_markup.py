@@ -1,0 +1,61 @@
+"""HTML pieces: nothing from a record is ever markup."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from dashboard import markup
+
+HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>&'${alert(1)}"
+KNOWN_TAGS = {"header", "a", "svg", "path", "span", "nav", "dl", "div", "dt", "dd", "p", "h2", "section", "pre", "code"}
+
+
+class Reader(HTMLParser):
+    """Collects the tags, attributes and text of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.words = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_hostile_text_stays_text() -> None:
+    pieces = [
+        markup.header(HOSTILE, HOSTILE),
+        markup.tiles([markup.Tile(HOSTILE, HOSTILE, HOSTILE, HOSTILE)]),
+        markup.card_title(HOSTILE, HOSTILE),
+        markup.chip(HOSTILE, HOSTILE),
+        markup.notice(HOSTILE, HOSTILE, [HOSTILE], tone=HOSTILE),
+        markup.progress(3, 10, HOSTILE),
+    ]
+    for piece in pieces:
+        read = Reader(piece)
+        assert read.tags <= KNOWN_TAGS
+        assert not any(name.startswith("on") or name == "src" for name in read.attributes)
+    assert HOSTILE in Reader(pieces[4]).words
+
+
+def test_the_header_says_where_one_is_and_keeps_the_experiment() -> None:
+    shown = markup.header("Live", "a b&c")
+    assert shown.count("aria-current") == 1
+    assert 'href="live?experiment=a%20b%26c" aria-current="page"' in shown
+
+
+def test_tables_name_their_cells_for_narrow_screens() -> None:
+    shown = markup.table(("A", "B"), [["1", "2"]], caption="two")
+    assert '<td data-name="B">2</td>' in shown
+    assert "<caption>two</caption>" in shown
+
+
+def test_progress_stays_within_its_bar() -> None:
+    assert "width:100.00%" in markup.progress(12, 10, "done")
+    assert "progressbar" not in markup.progress(12, None, "12 steps")

@@ -1,0 +1,174 @@
+"""What the pages' functions send: increments only, words for every state, bounded work."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dashboard.pages import live, overview
+from dashboard.source import Source
+from db import Tracker, queries
+from db.records import Point
+
+ROOT = Path(__file__).resolve().parents[2]
+SKIP = {"__type__": "update"}
+
+
+@dataclass
+class Request:
+    """What the pages read of a request."""
+
+    query_params: dict[str, str] = field(default_factory=dict)
+
+
+def drawn(outputs: list[Any]) -> list[int]:
+    """Which outputs hold a new figure."""
+    return [index for index, output in enumerate(outputs) if type(output).__name__ == "Figure"]
+
+
+@pytest.fixture
+def running(seeding: ModuleType, tmp_path: Path) -> Iterator[Any]:
+    seeded = seeding.seed(tmp_path / "tracker.db", cycles=1, running=True)
+    yield seeded
+    seeded.tracker.close()
+
+
+def test_no_torch_in_the_dashboard() -> None:
+    code = (
+        "import sys; from dashboard.app import build_app; build_app('none.db')\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'transformers', 'recovery'}))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_overview_tells_the_cycles_then_stays_silent(seeded: Any) -> None:
+    source = Source(seeded.path)
+    outputs = overview._refresh(source, None, Request())
+    assert "Cycle 3: learnt 95 points" in outputs[3]
+    assert len(drawn(outputs)) == 2
+    assert "./corpora/q2" in outputs[-1] and "accepted" in outputs[-1]
+    again = overview._refresh(source, outputs[0], Request())
+    assert drawn(again) == []
+    assert again[-1] == SKIP
+
+
+def test_what_runs_is_announced_on_the_overview(running: Any) -> None:
+    outputs = overview._refresh(Source(running.path), None, Request())
+    assert "Recovery, cycle 2" in outputs[3] and "34 of 80 steps" in outputs[3]
+    assert "not recovered yet" in outputs[3]
+
+
+def test_a_database_that_appears_later_fills_the_page(tmp_path: Path, seeding: ModuleType) -> None:
+    source = Source(tmp_path / "tracker.db")
+    first = overview._refresh(source, None, Request())
+    assert "recover demo" in first[3]
+    assert overview._refresh(source, first[0], Request())[3] == SKIP
+    seeding.seed(tmp_path / "tracker.db", cycles=1, items=2, steps=5)
+    assert "Cycle 1: learnt" in overview._refresh(source, first[0], Request())[3]
+
+
+def test_states_that_say_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.db"
+    source = Source(path)
+    with Tracker(path) as tracker:
+        assert "No experiment here yet" in overview._refresh(source, None, Request())[3]
+        experiment = tracker.experiment("mine")
+        assert "Nothing measured yet" in overview._refresh(source, None, Request())[3]
+        assert "Nothing has been trained yet" in live._refresh(source, None, Request())[3]
+        assert "none named other" in live._refresh(source, None, Request({"experiment": "other"}))[3]
+        with pytest.raises(ValueError), tracker.start_stage(experiment, "distill"):
+            raise ValueError("out of memory at step 3")
+        failed = live._refresh(source, None, Request())[3]
+        assert "out of memory at step 3" in failed and "recover resume" in failed
+    path.write_text("not a database " * 100)
+    for page in (overview, live):
+        assert "cannot be read" in page._refresh(source, None, Request())[3]
+
+
+def test_the_live_page_shows_what_runs(running: Any) -> None:
+    outputs = live._refresh(Source(running.path), None, Request())
+    assert "Recovery, cycle 2" in outputs[3] and 'aria-valuenow="34"' in outputs[3]
+    assert "1 min 18 s left" in outputs[3]  # 46 steps of 1.7 s
+    assert len(drawn(outputs)) == 9
+    assert outputs[-1].count("<tr>") == 5  # the header, registering, two of midtrain, distill twice
+
+
+def test_a_tick_draws_only_what_is_new(running: Any) -> None:
+    source = Source(running.path)
+    seen = live._refresh(source, None, Request())[0]
+    silent = live._refresh(source, seen, Request())
+    assert drawn(silent) == []
+    running.running.log(35, {"entropy": 0.3})
+    running.tracker.flush()
+    one = live._refresh(source, silent[0], Request())
+    assert len(drawn(one)) == 1
+    (figure,) = [one[index] for index in drawn(one)]
+    assert figure.data[0].x[-1] == 35 and len(figure.data[0].x) == 35
+    assert "35 of 80 steps" in one[3]
+
+
+def test_a_long_curve_stays_bounded(tmp_path: Path) -> None:
+    with Tracker(tmp_path / "tracker.db") as tracker:
+        stage = tracker.start_stage(tracker.experiment("long"), "midtrain", steps_total=4000)
+        source, seen = Source(tmp_path / "tracker.db"), None
+        for step in range(1, 4001):
+            stage.log(step, {"loss": 1 / step})
+            if step % 250 == 0:
+                tracker.flush()
+                seen = live._refresh(source, seen, Request())[0]
+                assert len(seen.series["loss"]) <= live.POINTS_KEPT
+        assert seen is not None and seen.step == 4000
+
+
+def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> None:
+    source = Source(running.path)
+    seen = live._refresh(source, None, Request())[0]
+    running.running.interrupt()
+    again = running.tracker.resume_stage(running.running.id, from_step=10)
+    outputs = live._refresh(source, seen, Request())
+    figure = outputs[drawn(outputs)[0]]
+    assert max(figure.data[0].x) == 10
+    assert "attempt 2" in outputs[3]
+    again.interrupt()
+    assert "recover resume" in live._refresh(source, outputs[0], Request())[3]
+
+
+def test_an_address_may_name_a_stage_of_its_experiment(running: Any) -> None:
+    source = Source(running.path)
+    first = running.distill[0]
+    shown = live._refresh(source, None, Request({"stage": str(first)}))
+    assert "Recovery, cycle 1" in shown[3] and "60 of 60 steps" in shown[3]
+    other = running.tracker.experiment("other")
+    assert "Nothing has been trained yet" in live._refresh(source, None, Request({"experiment": "other"}))[3]
+    assert queries.stages(running.tracker.database, other) == []
+
+
+def test_unknown_metrics_have_panels_of_their_own(running: Any) -> None:
+    panels = live._panels({"reverse_kl": [], "drift_rbf": [Point(1, 1.0, 1.0, 1.0, 0.0)]})
+    assert [panel.title for panel in panels] == ["drift rbf"]
+
+
+def test_hostile_names_stay_text(tmp_path: Path, seeding: ModuleType) -> None:
+    path, hostile = tmp_path / "tracker.db", "<img src=x onerror=alert(1)>"
+    with Tracker(path) as tracker:
+        experiment = tracker.experiment(hostile, base_model=hostile)
+        base = tracker.add_checkpoint(experiment, hostile, "base", path=hostile)
+        tracker.add_evaluation(base, "instruction_following", value=0.5, stderr=0.1, n=9)
+        tracker.cycle(experiment, documents=hostile)
+        stage = tracker.start_stage(experiment, "distill")
+        stage.log(1, {hostile: 1.0, "reverse_kl": random.random()})
+        stage.fail(hostile)
+    for page in (overview, live):
+        outputs = page._refresh(Source(path), None, Request())
+        html = [output for output in outputs[1:] if isinstance(output, str)]
+        assert len(html) > 3 and not any("<img" in piece for piece in html)
+        assert any("&lt;img" in piece for piece in html)
