@@ -1,0 +1,181 @@
+"""Answers: rollouts turn by turn, and what the clean model itself answers, kept so that it is asked only once."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evals.ifeval import evaluate_instructions
+from recovery.chat import ChatFormat
+from recovery.loading import Loaded
+from recovery.prompts import prompts_hash
+from recovery.rollouts import Completion, Engine, Sampling
+from recovery.training import derive_seed
+from recovery.types import Item, Message, Prompt, Score, SuiteResult
+from recovery.workspace import write_atomically
+
+CHUNK = 64
+DEVELOPMENT = "development/instruction_following"
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """One turn that the model spoke: the ids it was given and what it said; ``messages`` is the whole so far."""
+
+    prompt: Prompt
+    context: list[int]
+    completion: Completion
+    messages: tuple[Message, ...]
+
+
+def speak(
+    chat: ChatFormat,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    progress: Callable[[int], None] | None = None,
+) -> list[Spoken]:
+    """Sample an answer to every open turn of ``prompts``, in order of turn, then of prompt.
+
+    A user turn directly followed by another is answered by the model before the next one is put.
+    """
+    pending = [open_turns(prompt.messages) for prompt in prompts]
+    histories: list[list[Message]] = [[] for _ in prompts]
+    spoken: list[Spoken] = []
+    turn = 0
+    while any(pending):
+        now = [i for i, turns in enumerate(pending) if turns]
+        for i in now:
+            histories[i] += pending[i].pop(0)
+        contexts = [chat.prompt_ids(histories[i]) for i in now]
+        drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, turn, 5))
+        said = engine.generate(contexts, drawn, progress)
+        for i, context, completion in zip(now, contexts, said, strict=True):
+            histories[i].append(Message(role="assistant", content=chat.text(completion.ids)))
+            spoken.append(Spoken(prompts[i], context, completion, tuple(histories[i])))
+        turn += 1
+    return spoken
+
+
+def open_turns(messages: Sequence[Message]) -> list[list[Message]]:
+    """Cut a conversation after each user turn that the model has to answer itself."""
+    turns: list[list[Message]] = []
+    current: list[Message] = []
+    for index, message in enumerate(messages):
+        current.append(message)
+        following = messages[index + 1]["role"] if index + 1 < len(messages) else None
+        if message["role"] == "user" and following in (None, "user"):
+            turns.append(current)
+            current = []
+    return turns
+
+
+def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int) -> list[Prompt]:
+    """The prompts of at most ``room`` tokens; the others would leave no room to answer."""
+    return [p for p in prompts if len(chat.prompt_ids(p.messages)) <= room]
+
+
+def base_conversations(
+    base: Loaded,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    base_hash: str,
+    max_new_tokens: int,
+    seed: int,
+    cache: Path,
+    tick: Callable[[int], None],
+) -> list[tuple[Message, ...]]:
+    """Whole conversations in which the clean model answers ``prompts`` (temperature 1); cut-off ones are left out.
+
+    They are kept under ``cache`` chunk by chunk, so that an interruption loses one chunk at most.
+    """
+    key = _key(
+        base_hash, prompts_hash(prompts), max_new_tokens, seed, base.precision, sorted(base.chat.template_args.items())
+    )
+    path = cache / f"answers-{key}.jsonl"
+    kept = _read_lines(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as stream:
+        for number in range(len(kept), -(-len(prompts) // CHUNK)):
+            chunk = prompts[number * CHUNK : (number + 1) * CHUNK]
+            sampling = Sampling(max_new_tokens, seed=derive_seed(seed, number, 7))
+            spoken = speak(base.chat, engine, chunk, sampling)
+            last = {s.prompt.id: s for s in spoken}
+            found = [list(s.messages) for s in last.values() if s.completion.finished]
+            kept.append(found)
+            stream.write(json.dumps(found, ensure_ascii=False) + "\n")
+            stream.flush()
+            tick(len(chunk))
+    return [tuple(messages) for found in kept for messages in found]
+
+
+def development_result(
+    loaded: Loaded, engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int, seed: int
+) -> SuiteResult:
+    """Instruction following on the prompts that recovery is stopped by."""
+    return evaluate_instructions(
+        loaded.chat,
+        engine,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        window=loaded.max_length,
+        seed=seed,
+        suite=DEVELOPMENT,
+    )
+
+
+def development_file(cache: Path, base_hash: str, prompts: Sequence[Prompt], config: Any) -> Path:
+    """Where the clean model's result on the development prompts is kept: named by all it depends on."""
+    parts = (prompts_hash(prompts), config.max_new_tokens, config.seed, config.precision, config.device)
+    return cache / f"development-{_key(base_hash, *parts, sorted(config.template_args.items()))}.json"
+
+
+def read_result(path: Path) -> SuiteResult | None:
+    """A result kept by :func:`write_result`; None where there is none that reads."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        items = tuple(Item(**item) for item in data["items"])
+        return SuiteResult(data["suite"], Score(**data["score"]), items)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_result(path: Path, result: SuiteResult) -> None:
+    """Keep a result's score and items."""
+    data = {
+        "suite": result.suite,
+        "score": dataclasses.asdict(result.score),
+        "items": [dataclasses.asdict(item) for item in result.items],
+    }
+    write_atomically(path, json.dumps(data, ensure_ascii=False))
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]
+
+
+def _read_lines(path: Path) -> list[Any]:
+    """The chunks of a cache file up to the first one that is not whole; the file is cut there."""
+    if not path.is_file():
+        return []
+    found, size = [], 0
+    with path.open("rb") as stream:
+        for line in stream:
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                found.pop()
+                break
+            size += len(line)
+    if size < path.stat().st_size:
+        with path.open("r+b") as stream:
+            stream.truncate(size)
+    return found

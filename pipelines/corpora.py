@@ -1,0 +1,131 @@
+"""A cycle's documents, probes and questions, frozen into the workspace when the cycle begins.
+
+What is learnt, what is asked and what is held out must be the same for every stage of a cycle and for every later
+cycle, whatever happens to the folder they came from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
+from recovery.corpus import Document, read_corpus
+from recovery.errors import CorpusError
+from recovery.prompts import load_prompts, write_prompts
+from recovery.questions import QUESTIONS_FILE, document_questions
+from recovery.types import Probe, Prompt
+from recovery.workspace import Workspace
+
+ABOUT = "corpus.json"
+
+
+@dataclass(frozen=True)
+class FrozenCorpus:
+    """What one cycle learns and is asked. ``lines`` say what was read, skipped and why."""
+
+    cycle: int
+    folder: str
+    hash: str
+    probes_hash: str
+    lines: tuple[str, ...]
+    documents: tuple[Document, ...]
+    held_out: tuple[Document, ...]
+    probes: tuple[Probe, ...]
+    questions: tuple[Prompt, ...]
+
+
+def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> FrozenCorpus:
+    """Read a folder of documents and make what its own files do not bring: probes and questions.
+
+    Raises CorpusError where nothing in it can be used.
+    """
+    corpus = read_corpus(folder, held_out=held_out, seed=seed)
+    problems: list[str] = []
+    given = folder / PROBES_FILE
+    probes = load_probes(given, problems=problems) if given.is_file() else build_probes(corpus, seed=seed)
+    questions = document_questions(folder, corpus, exclude=probes, seed=seed, problems=problems)
+    lines = [*corpus.report.lines(), *problems, _origin("probes", len(probes), given)]
+    lines.append(_origin("questions for the knowledge teacher", len(questions), folder / QUESTIONS_FILE))
+    remark = too_few(probes)
+    return FrozenCorpus(
+        cycle,
+        str(folder.expanduser().resolve()),
+        corpus.hash,
+        probes_hash(probes),
+        tuple([*lines, remark] if remark else lines),
+        corpus.documents,
+        corpus.held_out,
+        tuple(probes),
+        tuple(questions),
+    )
+
+
+def freeze(workspace: Workspace, corpus: FrozenCorpus) -> None:
+    """Write it into the workspace, whole or not at all; what a cycle that never trained had left is replaced."""
+    folder = workspace.corpus(corpus.cycle)
+    writing = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    _write_documents(writing / "documents.jsonl", corpus.documents)
+    _write_documents(writing / "held_out.jsonl", corpus.held_out)
+    write_probes(writing / PROBES_FILE, corpus.probes)
+    write_prompts(writing / QUESTIONS_FILE, corpus.questions)
+    about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
+    text = json.dumps(about | {"probes_hash": corpus.probes_hash}, indent=2, ensure_ascii=False)
+    (writing / ABOUT).write_text(text + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    writing.rename(folder)
+
+
+def thaw(workspace: Workspace, cycle: int) -> FrozenCorpus:
+    """What :func:`freeze` wrote for a cycle. Raises CorpusError where it is missing or damaged."""
+    folder = workspace.corpus(cycle)
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        corpus = FrozenCorpus(
+            cycle,
+            about["folder"],
+            about["hash"],
+            about["probes_hash"],
+            tuple(about["lines"]),
+            _read_documents(folder / "documents.jsonl"),
+            _read_documents(folder / "held_out.jsonl"),
+            tuple(load_probes(folder / PROBES_FILE)) if _holds(folder / PROBES_FILE) else (),
+            tuple(load_prompts(folder / QUESTIONS_FILE)) if _holds(folder / QUESTIONS_FILE) else (),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorpusError(
+            f"the documents of cycle {cycle} cannot be read in {folder} ({error}): run its `recover midtrain` again"
+        ) from error
+    if probes_hash(corpus.probes) != corpus.probes_hash:
+        raise CorpusError(f"the probes of cycle {cycle} in {folder} were changed after it began: restore the file")
+    return corpus
+
+
+def thaw_all(workspace: Workspace, cycles: Iterable[int]) -> dict[int, FrozenCorpus]:
+    """The corpora of those cycles that brought documents."""
+    return {k: thaw(workspace, k) for k in cycles if (workspace.corpus(k) / ABOUT).is_file()}
+
+
+def _origin(what: str, count: int, path: Path) -> str:
+    return f"{count} {what} " + (f"from {path.name}" if path.is_file() else "made from the documents")
+
+
+def _holds(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _write_documents(path: Path, documents: Iterable[Document]) -> None:
+    lines = (json.dumps(dataclasses.asdict(d), ensure_ascii=False) + "\n" for d in documents)
+    path.write_text("".join(lines), encoding="utf-8", errors="surrogatepass")
+
+
+def _read_documents(path: Path) -> tuple[Document, ...]:
+    # One document a line; str.splitlines would also cut at separators that JSON leaves inside a string.
+    lines = path.read_text(encoding="utf-8", errors="surrogatepass").split("\n")
+    return tuple(Document(**json.loads(line)) for line in lines if line)

@@ -1,0 +1,191 @@
+"""Whole cycles: mid-train, evaluate, distil, evaluate, for each folder of documents; resumable at any point.
+
+What is to be done stands in the workspace's plan; how far it has come is read from the tracker, so a cycle that was
+stopped, killed or failed goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from db import queries, records
+from pipelines.corpora import ABOUT, thaw
+from pipelines.distill import distill
+from pipelines.evaluate import Scope, corpora_measured, evaluate, measured
+from pipelines.midtrain import midtrain, open_cycle
+from pipelines.session import Session
+from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, from_json, to_json
+from recovery.errors import UsageError
+from recovery.workspace import Checkpoint, write_atomically
+
+PLAN = "plan.json"
+STOPPED = ("interrupted", "failed")
+
+
+@dataclass(frozen=True)
+class CyclePlan:
+    """The cycles that were asked for: their settings and the number of the first."""
+
+    first: int
+    config: CycleConfig
+
+
+def start_cycles(session: Session, config: CycleConfig) -> None:
+    """Run a new plan. Raises UsageError where one is unfinished, or where there are no documents."""
+    if not config.docs:
+        raise UsageError("there is nothing to learn: name a folder of documents with --docs, once for each cycle")
+    if read_plan(session) is not None:
+        raise UsageError("earlier cycles are unfinished here: `recover resume` goes on with them")
+    plan = CyclePlan(session.next_cycle(), config)
+    for number in range(plan.first, plan.first + len(config.docs)):
+        shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
+    text = json.dumps({"first": plan.first, "config": to_json(config)}, indent=2)
+    write_atomically(session.workspace.folder / PLAN, text + "\n")
+    run_plan(session, plan)
+
+
+def read_plan(session: Session) -> CyclePlan | None:
+    """The unfinished plan, if there is one."""
+    path = session.workspace.folder / PLAN
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return CyclePlan(int(data["first"]), from_json(CycleConfig, data["config"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
+
+
+def drop_plan(session: Session) -> None:
+    """Forget the unfinished plan; what it has made stays."""
+    (session.workspace.folder / PLAN).unlink(missing_ok=True)
+
+
+def run_plan(session: Session, plan: CyclePlan) -> None:
+    """Do what is left of a plan."""
+    for at in range(len(plan.config.docs)):
+        one_cycle(session, plan, plan.first + at)
+    drop_plan(session)
+
+
+def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
+    """Do what is left of one cycle: each part is skipped if the tracker says it is done."""
+    config = plan.config
+    mid_config = _midtrain_config(plan, number)
+    if not (session.workspace.corpus(number) / ABOUT).is_file():
+        open_cycle(session, mid_config, number)
+    session.display.say(f"\ncycle {number} of {plan.first + len(config.docs) - 1}: {mid_config.docs}")
+    _evaluate_base(session, config, number)
+    trained = _made(session, number, "midtrained")
+    if trained is None:
+        trained = midtrain(
+            session, mid_config, cycle=number, opened=True, resume=_unfinished(session, "midtrain", number)
+        )
+    _evaluate(session, config, trained, number)
+    restored = _made(session, number, "recovered")
+    if restored is None:
+        distill_config = _distill_config(config, trained)
+        restored = distill(session, distill_config, cycle=number, resume=_unfinished(session, "distill", number))
+    _evaluate(session, config, restored, number)
+
+
+def resumable(session: Session) -> records.Stage | None:
+    """The newest stage that was interrupted or failed and that no later stage has done instead."""
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
+    done: set[tuple[Any, ...]] = set()
+    for stage in stages:
+        key = (stage.kind, stage.cycle, stage.student_id if stage.kind == "evaluate" else None)
+        if stage.status == "finished":
+            done.add(key)
+        elif stage.status in STOPPED and key not in done:
+            return stage
+    return None
+
+
+def resume(session: Session) -> str:
+    """Go on with what was interrupted, and say in a line what was done. Raises UsageError where nothing was."""
+    plan = read_plan(session)
+    if plan is not None:
+        run_plan(session, plan)
+        return f"cycles {plan.first} to {plan.first + len(plan.config.docs) - 1} are done"
+    stage = resumable(session)
+    if stage is None:
+        raise UsageError(f"nothing in {session.workspace.folder} was interrupted: there is nothing to resume")
+    session.display.say(
+        f"resuming {stage.kind} (stage {stage.id}), which was {stage.status} at step {stage.steps_done}"
+    )
+    return resume_stage(session, stage)
+
+
+def resume_stage(session: Session, stage: records.Stage) -> str:
+    """Go on with one stage."""
+    if stage.kind == "midtrain":
+        made = midtrain(session, from_json(MidtrainConfig, stage.config), resume=stage)
+    elif stage.kind == "distill":
+        made = distill(session, from_json(DistillConfig, stage.config), resume=stage)
+    elif stage.kind == "evaluate":
+        config = from_json(EvalConfig, stage.config)
+        results = evaluate(session, config, cycle=stage.cycle, resume=stage)
+        return f"evaluated {config.checkpoint}: {len(results)} suites"
+    else:
+        raise UsageError(f"stage {stage.id} ({stage.kind}) cannot be resumed: start it again")
+    return f"made {made.name} ({made.hash[:12]})"
+
+
+def _midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
+    config = plan.config
+    said = config.midtrain.replay_documents
+    return dataclasses.replace(
+        config.midtrain,
+        docs=config.docs[number - plan.first],
+        student="latest",
+        replay_documents=config.replay_documents if said is None else said,
+    )
+
+
+def _distill_config(config: CycleConfig, trained: Checkpoint) -> DistillConfig:
+    teacher = config.knowledge_teacher
+    knowledge = trained.name if teacher == "midtrained" else teacher
+    return dataclasses.replace(config.distill, student=trained.name, knowledge_teacher=knowledge)
+
+
+def _evaluate_base(session: Session, config: CycleConfig, number: int) -> None:
+    """The clean model answers each corpus's probes before it is learnt, and the behaviour prompts once."""
+    first = not measured(session, session.base)
+    asked = thaw(session.workspace, number)
+    new = bool(asked.probes or asked.held_out) and number not in corpora_measured(session, session.base)
+    if not config.evaluate or not (first or new):
+        return
+    evaluate(
+        session,
+        dataclasses.replace(config.eval, checkpoint="base"),
+        scope=Scope(behaviour=first, general=first, corpora=(number,)),
+        cycle=number,
+        resume=_unfinished(session, "evaluate", number, session.base),
+    )
+
+
+def _evaluate(session: Session, config: CycleConfig, checkpoint: Checkpoint, number: int) -> None:
+    if config.evaluate and not measured(session, checkpoint):
+        stopped = _unfinished(session, "evaluate", number, checkpoint)
+        evaluate(session, dataclasses.replace(config.eval, checkpoint=checkpoint.name), cycle=number, resume=stopped)
+
+
+def _made(session: Session, number: int, kind: str) -> Checkpoint | None:
+    """The checkpoint of that kind that this cycle has made, by a stage that came to its end."""
+    made = [c for c in session.registry.all() if c.cycle == number and c.kind == kind]
+    if made and _unfinished(session, "midtrain" if kind == "midtrained" else "distill", number) is None:
+        return made[-1]
+    return None
+
+
+def _unfinished(session: Session, kind: str, number: int, checkpoint: Checkpoint | None = None) -> records.Stage | None:
+    """The newest stage of that kind in the cycle, if it was stopped before its end."""
+    cycle_id = session.cycle_id(number)
+    stages = queries.stages(session.tracker.database, session.experiment_id, cycle_id=cycle_id, kind=kind)
+    mine = [s for s in stages if checkpoint is None or s.student_id == checkpoint.id]
+    return mine[0] if mine and mine[0].status in STOPPED else None

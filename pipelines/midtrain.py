@@ -1,0 +1,248 @@
+"""Mid-training: documents into the weights. Read top to bottom: gather, plan, mix, train, keep."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from db import records
+from pipelines.answers import base_conversations, fitting
+from pipelines.corpora import FrozenCorpus, freeze, gather, thaw, thaw_all
+from pipelines.estimates import Needs, seconds_for
+from pipelines.mixing import Stream, schedule, step_tokens, steps_for
+from pipelines.models import Tuning, choose_tuning, engine_of, load_frozen, load_student
+from pipelines.progress import duration
+from pipelines.session import Session
+from pipelines.stage import Stage, running, settings_of
+from recovery.batches import Row, pack
+from recovery.chat import ChatFormat
+from recovery.config import MidtrainConfig
+from recovery.corpus import document_rows
+from recovery.errors import UsageError
+from recovery.loading import Loaded, pick_device
+from recovery.objectives.estimator import Estimator
+from recovery.prompts import behaviour_prompts
+from recovery.training import StepBatch
+from recovery.workspace import Checkpoint
+
+
+@dataclass(frozen=True)
+class MidtrainPlan:
+    """Everything that is known before weights are loaded. Tokens are target tokens."""
+
+    cycle: int
+    student: str
+    documents: int
+    document_tokens: int
+    earlier_documents: int
+    replay_share: float
+    earlier_share: float
+    tokens_per_step: int
+    steps: int
+    tokens: int
+    tuning: str
+    tuning_reason: str
+    lr: float
+    parameters: int
+    memory: Needs
+    seconds: float
+    corpus: tuple[str, ...]
+
+    def text(self) -> str:
+        """The plan for a person."""
+        earlier = (
+            f", {self.earlier_share:.0%} from {self.earlier_documents} earlier documents" if self.earlier_share else ""
+        )
+        chat = f", {self.replay_share:.0%} chat answered by base" if self.replay_share else ", no chat replay"
+        return "\n".join(
+            [
+                *self.corpus,
+                f"cycle {self.cycle}: mid-train {self.student} ({self.parameters / 1e6:,.1f}M parameters) on "
+                f"{self.documents} documents, {self.document_tokens:,} tokens{earlier}{chat}",
+                f"{self.steps} steps of {self.tokens_per_step:,} = {self.tokens:,} tokens, peak rate {self.lr:g}",
+                self.tuning_reason,
+                f"memory: {self.memory}; time: about {duration(self.seconds)}",
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """The documents of this cycle and of the ones before it."""
+
+    own: FrozenCorpus
+    earlier: dict[int, FrozenCorpus]
+
+    @property
+    def earlier_documents(self) -> int:
+        return sum(len(corpus.documents) for corpus in self.earlier.values())
+
+
+def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = None) -> MidtrainPlan:
+    """The resolved plan, from the documents as they are now; writes nothing and loads no weights."""
+    student = session.resolve(config.student)
+    number = cycle or session.next_cycle()
+    return _plan(config, student, _Sources(_gather(config, number), _earlier(session, number)))
+
+
+def midtrain(
+    session: Session,
+    config: MidtrainConfig,
+    *,
+    cycle: int | None = None,
+    opened: bool = False,
+    resume: records.Stage | None = None,
+) -> Checkpoint:
+    """Run the stage to its end and return the mid-trained checkpoint, which is then ``latest``.
+
+    ``opened`` says that the cycle's documents were frozen already.
+
+    Raises StageInterrupted when asked to stop; ``resume`` is that stage's record, to go on with it.
+    """
+    number = (resume.cycle if resume is not None else cycle) or session.next_cycle()
+    student = session.registered(session.resolve(config.student))
+    config = dataclasses.replace(config, student=student.name)
+    own = thaw(session.workspace, number) if opened or resume is not None else open_cycle(session, config, number)
+    sources = _Sources(own, _earlier(session, number))
+    plan = _plan(config, student, sources)
+    session.display.say(plan.text())
+    with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
+        chat_rows = _replay(session, stage, config) if config.replay else []
+        loaded = load_student(student, plan.tuning, config)
+        streams = _streams(config, loaded, sources, chat_rows)
+        steps = schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
+        result = stage.train(
+            loaded,
+            lambda step: StepBatch(steps[step - 1], {}),
+            Estimator(),
+            settings_of(config, plan.steps, plan.tuning),
+        )
+        extra = {"cycle": number, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
+        stage.details = {"corpus": list(own.lines), "replay": len(chat_rows), **extra}
+        return stage.keep(loaded, "midtrained", student, extra)
+
+
+def open_cycle(session: Session, config: MidtrainConfig, number: int) -> FrozenCorpus:
+    """Freeze a cycle's documents, probes and questions, and enter the cycle in the tracker."""
+    own = _gather(config, number)
+    freeze(session.workspace, own)
+    session.tracker.cycle(
+        session.experiment_id,
+        number,
+        documents=own.folder,
+        corpus_hash=own.hash,
+        details={"probes_hash": own.probes_hash, "probes": len(own.probes), "questions": len(own.questions)},
+    )
+    return own
+
+
+def _gather(config: MidtrainConfig, cycle: int) -> FrozenCorpus:
+    if config.docs is None:
+        raise UsageError("there is nothing to learn: name a folder of documents with --docs FOLDER")
+    return gather(config.docs, cycle, held_out=config.held_out, seed=config.seed)
+
+
+def _earlier(session: Session, cycle: int) -> dict[int, FrozenCorpus]:
+    return thaw_all(session.workspace, [k for k in session.cycles() if k < cycle])
+
+
+def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> MidtrainPlan:
+    tokenizer = AutoTokenizer.from_pretrained(student.weights)
+    length = row_length(student, config.row_length)
+    own = Stream("documents", rows_of(tokenizer, length, sources.own), 1.0).tokens
+    earlier = _earlier_share(config, sources)
+    own_share = (1 - config.replay) * (1 - earlier)
+    passes_tokens = round(config.passes * own / own_share)
+    per_step = step_tokens(config.batch_tokens, passes_tokens)
+    steps = config.steps or steps_for(config.passes, own, own_share, per_step)
+    tuning: Tuning = choose_tuning(config, student, teachers=0)
+    return MidtrainPlan(
+        cycle=sources.own.cycle,
+        student=student.name,
+        documents=len(sources.own.documents),
+        document_tokens=own,
+        earlier_documents=sources.earlier_documents,
+        replay_share=config.replay,
+        earlier_share=earlier,
+        tokens_per_step=per_step,
+        steps=steps,
+        tokens=steps * per_step,
+        tuning=tuning.name,
+        tuning_reason=tuning.reason,
+        lr=config.rate(tuning.name),
+        parameters=tuning.parameters,
+        memory=tuning.needs,
+        seconds=seconds_for(tuning.parameters, trained=steps * per_step, device=str(pick_device(config.device))),
+        corpus=sources.own.lines,
+    )
+
+
+def _earlier_share(config: MidtrainConfig, sources: _Sources) -> float:
+    return (config.replay_documents or 0.0) if sources.earlier_documents else 0.0
+
+
+def rows_of(tokenizer: Any, length: int, *corpora: FrozenCorpus) -> list[Row]:
+    """The documents of some corpora as packed rows of at most ``length`` tokens, every token a target."""
+    documents = [document for corpus in corpora for document in corpus.documents]
+    if not documents:
+        return []
+    return pack([(ids, [True] * len(ids)) for ids in document_rows(documents, tokenizer, length)], length)
+
+
+def row_length(student: Checkpoint, wanted: int) -> int:
+    """``wanted`` tokens a row, or as many as the model has positions for."""
+    config = AutoConfig.from_pretrained(student.weights).get_text_config()
+    return min(wanted, int(getattr(config, "max_position_embeddings", None) or wanted))
+
+
+def _streams(config: MidtrainConfig, loaded: Loaded, sources: _Sources, chat_rows: Sequence[Row]) -> list[Stream]:
+    """This cycle's documents, the earlier ones' and the chat, each with its share of the target tokens."""
+    length = min(config.row_length, loaded.max_length)
+    earlier = _earlier_share(config, sources)
+    documents = 1 - config.replay
+    streams = [
+        Stream("documents", rows_of(loaded.tokenizer, length, sources.own), documents * (1 - earlier)),
+        Stream("earlier", rows_of(loaded.tokenizer, length, *sources.earlier.values()), documents * earlier),
+        Stream("chat", chat_rows, config.replay),
+    ]
+    return [stream for stream in streams if stream.share > 0]
+
+
+def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]:
+    """Chat for replay: training prompts answered by the clean base itself, only the answers as targets."""
+    base = session.verified(session.base)
+    splits = behaviour_prompts(base.path, config.prompts, config.seed)
+    loaded = load_frozen(base, config)
+    prompts = fitting(loaded.chat, splits.train, loaded.max_length // 2)[: config.replay_prompts]
+
+    with session.display.bar("base answers", len(prompts)) as bar:
+
+        def tick(count: int) -> None:
+            bar.advance(count)
+            stage.interrupts.check()
+
+        conversations = base_conversations(
+            loaded,
+            engine_of(loaded, config),
+            prompts,
+            base_hash=base.hash,
+            max_new_tokens=config.max_new_tokens,
+            seed=config.seed,
+            cache=session.workspace.folder / "cache",
+            tick=tick,
+        )
+    if not conversations:
+        raise UsageError(
+            f"none of the clean model's answers ended within {config.max_new_tokens} tokens, so there is no chat to "
+            f"replay: raise --max-new-tokens, or leave --replay out"
+        )
+    return _conversation_rows(loaded.chat, conversations, min(config.row_length, loaded.max_length))
+
+
+def _conversation_rows(chat: ChatFormat, conversations: Sequence[Any], length: int) -> list[Row]:
+    marked = [chat.conversation(messages) for messages in conversations]
+    return pack([(ids, mask) for ids, mask in marked if len(ids) <= length and any(mask)], length)

@@ -1,0 +1,75 @@
+"""Which rows each step of mid-training sees: a pure function of the seed, so that a resumed run sees the same."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from recovery.batches import Row
+from recovery.training import derive_seed
+
+SMALLEST_STEP, LARGEST_STEP, UPDATES = 256, 8192, 50
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Rows of one origin and the share of each step's target tokens that comes from them."""
+
+    name: str
+    rows: Sequence[Row]
+    share: float
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens of one pass."""
+        return sum(targets(row) for row in self.rows)
+
+
+def targets(row: Row) -> int:
+    """How many tokens of a row are trained on (the first of each document has nothing to be predicted from)."""
+    starts, at = set(), 0
+    for length in row.segments or (len(row.ids),):
+        starts.add(at)
+        at += length
+    return sum(bool(m) and i not in starts for i, m in enumerate(row.loss_mask))
+
+
+def step_tokens(wanted: int | None, documents: int) -> int:
+    """Target tokens a step: as set, else so that the run has some fifty updates, within sensible bounds."""
+    return wanted or max(SMALLEST_STEP, min(LARGEST_STEP, documents // UPDATES))
+
+
+def steps_for(passes: float, own_tokens: int, own_share: float, per_step: int) -> int:
+    """Steps until the documents of share ``own_share`` have been seen ``passes`` times."""
+    return max(1, math.ceil(passes * own_tokens / (per_step * own_share)))
+
+
+def schedule(streams: Sequence[Stream], steps: int, per_step: int, seed: int) -> list[list[Row]]:
+    """The rows of every step. Each stream runs through its rows in a fresh order each pass.
+
+    A step takes rows of a stream until the stream's quota up to that step is filled, so shares are exact over
+    the run although rows differ in length.
+    """
+    orders = [_endless(len(stream.rows), derive_seed(seed, 0, 11 + k)) for k, stream in enumerate(streams)]
+    sizes = [[targets(row) for row in stream.rows] for stream in streams]
+    used = [0.0] * len(streams)
+    plan: list[list[Row]] = []
+    for step in range(1, steps + 1):
+        rows: list[Row] = []
+        for k, stream in enumerate(streams):
+            while stream.rows and used[k] < step * per_step * stream.share:
+                index = next(orders[k])
+                used[k] += max(1, sizes[k][index])
+                rows.append(stream.rows[index])
+        plan.append(rows)
+    # A very long row can fill several steps' quotas; a step with no row of its own takes the one before again.
+    return [rows or plan[max(0, at - 1)] for at, rows in enumerate(plan)]
+
+
+def _endless(count: int, seed: int) -> Iterator[int]:
+    generator, order = random.Random(seed), list(range(count))
+    while True:
+        generator.shuffle(order)
+        yield from order

@@ -1,0 +1,102 @@
+"""Loading students and teachers for a stage: which tuning, which copy, and whether the memory will do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipelines.estimates import Needs, parameters, training_needs
+from pipelines.session import Session
+from recovery.config import ModelConfig, TrainingConfig
+from recovery.errors import UsageError
+from recovery.loading import Loaded, LoraSettings, load_model, pick_device
+from recovery.rollouts import TransformersEngine
+from recovery.teachers import AdapterOff, Frozen, Teacher, check_same_tokens
+from recovery.training import derive_seed
+from recovery.workspace import Checkpoint
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a student is trained, why, and what it will take."""
+
+    name: str
+    reason: str
+    needs: Needs
+    parameters: int
+
+
+def choose_tuning(config: TrainingConfig, student: Checkpoint, teachers: int) -> Tuning:
+    """Resolve ``--tuning auto``: what the student carries; else full where it fits in memory, else LoRA.
+
+    ``teachers`` counts frozen copies that full fine-tuning needs beside the student. Raises UsageError where full
+    fine-tuning is asked of an adapter.
+    """
+    device = str(pick_device(config.device))
+    count = parameters(student.weights)
+
+    def needs(name: str) -> Needs:
+        # The clean teacher of an adapter is the same weights with the adapter off: no copy.
+        return training_needs(count, name, teachers=teachers if name == "full" else max(0, teachers - 1), device=device)
+
+    if student.tuning == "lora":
+        if config.tuning == "full":
+            raise UsageError(
+                f"{student.name} is a LoRA adapter: go on with --tuning lora, or merge it first "
+                f"(`recover export {student.name} --merge`) and start from the merged folder"
+            )
+        return Tuning("lora", f"LoRA: {student.name} is an adapter, carried on", needs("lora"), count)
+    if config.tuning != "auto":
+        reason = "full fine-tuning, as asked" if config.tuning == "full" else "LoRA, as asked"
+        return Tuning(config.tuning, reason, needs(config.tuning), count)
+    full = needs("full")
+    if full.fits:
+        return Tuning("full", f"full fine-tuning: it fits in memory ({full})", full, count)
+    return Tuning(
+        "lora", f"LoRA, since full fine-tuning does not fit ({full}); LoRA learns documents less", needs("lora"), count
+    )
+
+
+def load_student(student: Checkpoint, tuning: str, config: TrainingConfig) -> Loaded:
+    """The student, ready to be trained. A new adapter is drawn from the seed, so that a run can be repeated."""
+    torch.manual_seed(derive_seed(config.seed, 0, 3))
+    return load_model(
+        student.weights,
+        tuning=tuning,  # type: ignore[arg-type]  # resolved by choose_tuning
+        adapter=student.adapter,
+        lora=LoraSettings(config.lora_rank, config.lora_alpha),
+        gradient_checkpointing=config.gradient_checkpointing,
+        **_place(config),
+    )
+
+
+def load_frozen(checkpoint: Checkpoint, config: ModelConfig) -> Loaded:
+    """A checkpoint to teach, to sample from or to measure; never changed."""
+    return load_model(checkpoint.weights, tuning="frozen", adapter=checkpoint.adapter, **_place(config))
+
+
+def engine_of(loaded: Loaded, config: ModelConfig) -> TransformersEngine:
+    """The engine that samples from a model; it holds about twice what a training step does, without gradients."""
+    return TransformersEngine(loaded, token_budget=2 * config.token_budget)
+
+
+def teacher_of(
+    session: Session, student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig
+) -> Teacher:
+    """Who scores: the student's own weights with the adapter off where they are the teacher, else a frozen copy.
+
+    The teacher's content hash is verified first; its tokens must be the student's.
+    """
+    session.verified(teacher)
+    own_base = loaded.tuning == "lora" and teacher.tuning == "full"
+    if own_base and teacher.path.resolve() == student.weights.resolve():
+        return AdapterOff(loaded)
+    frozen = load_frozen(teacher, config)
+    check_same_tokens(loaded.tokenizer, frozen.tokenizer, student_name=student.name, teacher_name=teacher.name)
+    return Frozen(frozen)
+
+
+def _place(config: ModelConfig) -> dict[str, Any]:
+    return {"precision": config.precision, "device": config.device, "template_args": config.template_args}

@@ -1,0 +1,99 @@
+"""What a person sees while a stage works: a bar with the time left, or plain lines where there is no terminal.
+
+Everything goes to standard error, so that standard output stays for results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@dataclass
+class Bar:
+    """One piece of work of ``total`` units. Made by :meth:`Display.bar`."""
+
+    display: Display
+    name: str
+    total: int
+    done: int = 0
+    task: TaskID | None = None
+    started: float = field(default_factory=time.monotonic)
+    said: float = field(default_factory=time.monotonic)
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count units as done; ``note`` is a short figure shown beside the bar."""
+        self.update(self.done + count, note)
+
+    def update(self, done: int, note: str = "") -> None:
+        """Set how many units are done."""
+        self.done = done
+        if self.display.progress is not None and self.task is not None:
+            self.display.progress.update(self.task, completed=done, note=note)
+        elif time.monotonic() - self.said > _SECONDS_BETWEEN_LINES:
+            self.said = time.monotonic()
+            left = (self.said - self.started) / max(1, done) * (self.total - done)
+            self.display.say(
+                f"{self.name}: {done}/{self.total} {note} (about {duration(left)} left)".replace("  ", " ")
+            )
+
+
+class Display:
+    """Where progress is shown. ``quiet`` shows nothing but what :meth:`say` is given."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.quiet = quiet
+        self.progress: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """One line to the person at the terminal, printed as it is."""
+        self.console.print(text, markup=False)
+
+    @contextlib.contextmanager
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
+        """A bar while the block runs; several may be open at once."""
+        if self.quiet or not self.console.is_terminal:
+            yield Bar(self, name, total, done, said=float("inf") if self.quiet else time.monotonic())
+            return
+        owner = self.progress is None
+        if self.progress is None:
+            self.progress = _bars(self.console)
+            self.progress.start()
+        task = self.progress.add_task(name, total=total, completed=done, note="")
+        try:
+            yield Bar(self, name, total, done, task)
+        finally:
+            self.progress.remove_task(task)
+            if owner:
+                self.progress.stop()
+                self.progress = None
+
+
+def duration(seconds: float) -> str:
+    """A time span in words: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        transient=True,
+    )

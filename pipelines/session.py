@@ -1,0 +1,184 @@
+"""A workspace at work: its folder, its tracker and its clean model, opened together.
+
+The first use registers the clean model as ``base``. From then on it is never changed, and its content hash is
+checked before it teaches.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from db import Tracker, queries, records
+from pipelines.progress import Display
+from pipelines.registry import EXPERIMENT, Registry
+from recovery.checkpoints import content_hash, verify
+from recovery.config import Recipe, model_recipe
+from recovery.errors import CheckpointError
+from recovery.loading import resolve_base
+from recovery.miniature import materialise
+from recovery.workspace import MINIATURE, Checkpoint, Workspace, find, model_key, unknown_name
+
+
+@dataclass
+class Session:
+    """An open workspace. Use it as a context manager, so that the tracker is flushed and closed."""
+
+    workspace: Workspace
+    tracker: Tracker
+    experiment_id: int
+    display: Display
+
+    @classmethod
+    def open(
+        cls, folder: Path, *, model: str | None = None, fallback: str | None = None, display: Display | None = None
+    ) -> Session:
+        """Open the workspace in ``folder``; begin it there if there is none.
+
+        ``model`` names the clean model (hub id, folder, "miniature"). In a new workspace without it, ``fallback``
+        is taken (a teacher given by path or hub id), else the miniature. Raises UsageError where the workspace
+        is about another model.
+        """
+        workspace = Workspace(folder.expanduser())
+        workspace.check_model(model)
+        display = display or Display()
+        begun = workspace.exists
+        if not begun:
+            source = _locate(workspace, model or fallback or MINIATURE, display)
+        workspace.folder.mkdir(parents=True, exist_ok=True)
+        tracker = Tracker(workspace.database)
+        tracker.reap_dead_stages()
+        name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
+        session = cls(workspace, tracker, tracker.experiment(EXPERIMENT, base_model=name), display)
+        if not begun:
+            session._register_base(source, name)
+        return session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.tracker.close()
+
+    @property
+    def registry(self) -> Registry:
+        """The registered checkpoints."""
+        return Registry(self.workspace, self.tracker.database, self.experiment_id)
+
+    @property
+    def base(self) -> Checkpoint:
+        """The clean model."""
+        return self.resolve("base")
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the clean model's folder recommends."""
+        return model_recipe(self.base.path)
+
+    def resolve(self, name: str) -> Checkpoint:
+        """The checkpoint of a name, a folder or a hub id; one from elsewhere is not registered by this.
+
+        Raises CheckpointError listing the names there are.
+        """
+        registered = find(name, self.registry)
+        if registered is not None:
+            return self._standing(registered)
+        folder = Path(name).expanduser()
+        if not folder.is_dir() and name.count("/") != 1:
+            raise unknown_name(name, self.registry)
+        return external(name)
+
+    def registered(self, checkpoint: Checkpoint, *, cycle_id: int | None = None) -> Checkpoint:
+        """The same checkpoint with its number in the tracker, entered there if it was not yet."""
+        if checkpoint.id is not None:
+            return checkpoint
+        self.tracker.add_checkpoint(
+            self.experiment_id,
+            checkpoint.name,
+            checkpoint.kind,
+            path=self.workspace.stored(checkpoint.path),
+            content_hash=checkpoint.hash,
+            parent_id=self.base.id,
+            cycle_id=cycle_id,
+            tuning=checkpoint.tuning,
+            details={"weights": self.workspace.stored(checkpoint.weights)},
+        )
+        return self.resolve(checkpoint.name)
+
+    def verified(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The same checkpoint, after its files were found to be what they were when it was registered."""
+        verify(checkpoint.path, checkpoint.hash)
+        return checkpoint
+
+    def cycle_id(self, number: int) -> int:
+        """The tracker's number of a cycle."""
+        return self.tracker.cycle(self.experiment_id, number)
+
+    def next_cycle(self) -> int:
+        """The number of the next cycle: a cycle that never got a checkpoint is begun again."""
+        done = {c.cycle for c in self.registry.all() if c.cycle is not None}
+        return max(done, default=0) + 1
+
+    def cycles(self) -> dict[int, records.Cycle]:
+        """The cycles so far by number."""
+        return {c.number: c for c in queries.cycles(self.tracker.database, self.experiment_id)}
+
+    def _standing(self, checkpoint: Checkpoint) -> Checkpoint:
+        if not checkpoint.path.is_dir():
+            raise CheckpointError(
+                f"the folder of the checkpoint {checkpoint.name} is gone ({checkpoint.path}): put it back"
+            )
+        return checkpoint
+
+    def _register_base(self, source: Path, name: str) -> None:
+        path = self.workspace.stored(source)
+        self.tracker.add_checkpoint(
+            self.experiment_id,
+            "base",
+            "base",
+            path=path,
+            content_hash=content_hash(source),
+            tuning="full",
+            details={"weights": path, "model": name},
+        )
+        base = find("base", self.registry)
+        if base is not None and base.id is not None and self.registry.latest() is None:
+            self.tracker.set_latest(self.experiment_id, base.id)
+        self.workspace.remember(name)
+
+
+def external(name: str) -> Checkpoint:
+    """A model from outside the workspace, by folder or hub id; an adapter keeps the base it names."""
+    weights, adapter = resolve_base(name)
+    path = adapter or Path(weights)
+    return Checkpoint(
+        name=f"external/{Path(name).name}",
+        kind="external",
+        path=path,
+        hash=content_hash(path),
+        weights=Path(weights),
+        tuning="full" if adapter is None else "lora",
+    )
+
+
+def _locate(workspace: Workspace, model: str, display: Display) -> Path:
+    """The folder of a clean model; the one that came with the package is unpacked into the workspace."""
+    if model != MINIATURE or Path(MINIATURE).is_dir():
+        found = external(model)
+        if found.tuning == "lora":
+            raise CheckpointError(f"{model} is an adapter: the clean model must be whole weights (merge it first)")
+        return found.path
+    display.say("No --model given: the clean model is the built-in miniature, a tiny real model of a fictional world.")
+    target = workspace.folder / "models" / MINIATURE
+    if not target.is_dir():
+        writing = target.with_name(f".writing-{MINIATURE}")
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.parent.mkdir(parents=True, exist_ok=True)
+        materialise(writing)
+        writing.rename(target)
+    return target

@@ -1,0 +1,267 @@
+"""The life of a stage: started, kept alive, stopped cleanly, resumed, finished; every step in the tracker."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from db import StageRecorder, records
+from pipelines.estimates import GIB, peak_memory
+from pipelines.progress import Bar
+from pipelines.session import Session
+from recovery.checkpoints import save_checkpoint
+from recovery.config import TrainingConfig, to_json
+from recovery.errors import RecoveryError
+from recovery.loading import Loaded
+from recovery.training import INTERRUPTED, Objective, StepBatch, TrainResult, TrainSettings, resume_step, train
+from recovery.workspace import Checkpoint
+
+VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# The loop's names to the tracker's, whose live page knows them.
+_METRICS = {
+    "grad_norm": "gradient_norm",
+    "seconds/training": "seconds_training",
+    "seconds/source": "seconds_generating",
+    "tokens/trained": "tokens_trained",
+    "loss/base": "reverse_kl",
+    "loss/knowledge": "knowledge_kl",
+    "loss/label": "label_loss",
+    "entropy/base": "entropy",
+    "entropy/knowledge": "knowledge_entropy",
+    "entropy/label": "label_entropy",
+}
+
+
+class StageInterrupted(RecoveryError):  # noqa: N818  (no error: it was asked for)
+    """A stage was asked to stop and did, at a step; ``recover resume`` goes on with it."""
+
+
+class Interrupts:
+    """Turns SIGINT and SIGTERM into a request to stop at the next step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._former: dict[int, Any] = {}
+
+    def check(self) -> None:
+        """Raise StageInterrupted if a stop was asked for: for places where nothing is lost by it."""
+        if self.requested:
+            raise StageInterrupted("interrupted: `recover resume` goes on from here")
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._ask) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+@dataclass
+class Stage:
+    """A running stage: what its code needs to record, to train and to keep what it made."""
+
+    session: Session
+    recorder: StageRecorder
+    interrupts: Interrupts
+    folder: Path
+    cycle: int | None
+    resumed: bool = False
+    stopped: str = "finished"
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def states(self) -> Path:
+        """Where training states are kept until the stage is done."""
+        return self.folder / "states"
+
+    def train(
+        self,
+        loaded: Loaded,
+        source: Callable[[int], StepBatch],
+        objective: Objective,
+        settings: TrainSettings,
+        *,
+        figure: str = "loss",
+        measured: Callable[[dict[str, float]], None] = lambda _: None,
+        after_step: Callable[[int], str | None] = lambda _: None,
+        memory: dict[str, Any] | None = None,
+    ) -> TrainResult:
+        """Run the loop with this stage's log, states and stop; ``figure`` is the metric shown beside the bar.
+
+        ``measured`` may read and add to each step's metrics (the tracker's names) before they are recorded.
+        Raises StageInterrupted where it was asked to stop.
+        """
+        self.recorder.describe(steps_total=settings.steps)
+        with self.session.display.bar(self.recorder.kind, settings.steps, resume_step(self.states)) as bar:
+            result = train(
+                loaded,
+                source,
+                objective,
+                settings,
+                log=self._logger(bar, figure, measured, str(loaded.device)),
+                state_dir=self.states,
+                should_stop=lambda: self.interrupts.requested,
+                after_step=after_step,
+                memory=memory,
+            )
+        if result.stopped == INTERRUPTED:
+            raise StageInterrupted(
+                f"{self.recorder.kind} interrupted at step {result.step} of {settings.steps}: `recover resume` goes on"
+            )
+        self.stopped = result.stopped
+        return result
+
+    def keep(self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any]) -> Checkpoint:
+        """Write the trained model as this cycle's checkpoint of that kind, and make it the latest.
+
+        A stage that was killed after this keeps the name it had given.
+        """
+        session = self.session
+        known = session.registry.of_stage(self.recorder.id)
+        name = known.name if known is not None else free_name(session, f"cycle-{self.cycle}/{kind}")
+        folder = session.workspace.checkpoint(name)
+        stage = f"{self.recorder.kind} {self.recorder.id}"
+        info = save_checkpoint(
+            loaded, folder, name=name, kind=kind, parent=student.hash, stage=stage, base=session.base.hash, extra=extra
+        )
+        weights = folder if info.tuning == "full" else student.weights
+        number = session.tracker.add_checkpoint(
+            session.experiment_id,
+            name,
+            kind,
+            path=session.workspace.stored(folder),
+            content_hash=info.hash,
+            parent_id=student.id,
+            cycle_id=None if self.cycle is None else session.cycle_id(self.cycle),
+            stage_id=self.recorder.id,
+            tuning=info.tuning,
+            details={"weights": session.workspace.stored(weights), **extra},
+        )
+        session.tracker.set_latest(session.experiment_id, number)
+        return session.resolve(name)
+
+    def _logger(
+        self, bar: Bar, figure: str, measured: Callable[[dict[str, float]], None], device: str
+    ) -> Callable[[int, dict[str, float]], None]:
+        def log(step: int, metrics: dict[str, float]) -> None:
+            peak = peak_memory(device)
+            named = {_METRICS.get(name, name): value for name, value in metrics.items()}
+            named["memory_gib"] = peak / GIB
+            measured(named)
+            self.recorder.log(step, named)
+            self.recorder.usage(
+                tokens_sampled=int(named.get("tokens_sampled", 0)),
+                tokens_scored=int(named.get("tokens_scored", 0)),
+                tokens_trained=int(named.get("tokens_trained", 0)),
+                peak_memory_bytes=peak,
+            )
+            value = named.get(figure, named["loss"])
+            bar.update(step, f"{figure} {value:.3f}")
+
+        return log
+
+
+@contextlib.contextmanager
+def running(
+    session: Session,
+    kind: str,
+    config: Any,
+    *,
+    cycle: int | None = None,
+    student: Checkpoint | None = None,
+    resume: records.Stage | None = None,
+) -> Iterator[Stage]:
+    """The block is the stage's work: its end, good or bad, is recorded whatever happens in it."""
+    if resume is not None:
+        states = session.workspace.stage(resume.id, kind) / "states"
+        recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))
+    else:
+        recorder = session.tracker.start_stage(
+            session.experiment_id,
+            kind,
+            cycle_id=None if cycle is None else session.cycle_id(cycle),
+            config=to_json(config),
+            seed=config.seed,
+            versions=versions(),
+            student_id=None if student is None else student.id,
+        )
+    folder = session.workspace.stage(recorder.id, kind)
+    recorder.describe(folder=session.workspace.stored(folder))
+    with Interrupts() as interrupts:
+        stage = Stage(session, recorder, interrupts, folder, cycle, resumed=resume is not None)
+        try:
+            yield stage
+        except (StageInterrupted, KeyboardInterrupt) as stop:
+            recorder.interrupt(str(stop))
+            raise
+        except BaseException as error:
+            recorder.fail(one_line(error))
+            raise
+        recorder.usage(peak_memory_bytes=peak_memory(config.device if config.device.startswith("cuda") else "cpu"))
+        recorder.finish(stage.stopped, stage.details or None)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def settings_of(config: TrainingConfig, steps: int, tuning: str) -> TrainSettings:
+    """A stage's settings as the training loop takes them."""
+    return TrainSettings(
+        steps=steps,
+        lr=config.rate(tuning),
+        warmup_steps=round(config.warmup * steps),
+        schedule=config.schedule,  # type: ignore[arg-type]  # checked by the configuration
+        min_lr_ratio=config.min_lr_ratio,
+        optimizer=config.optimizer,  # type: ignore[arg-type]
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        token_budget=config.token_budget,
+        seed=config.seed,
+        checkpoint_every=config.checkpoint_every,
+    )
+
+
+def free_name(session: Session, name: str) -> str:
+    """``name``, or ``name-2`` and so on where that is taken: what was won before is never written over."""
+    taken = {checkpoint.name for checkpoint in session.registry.all()}
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate
+
+
+def versions() -> dict[str, str]:
+    """What the results depend on besides the settings."""
+    found = {"python": platform.python_version()}
+    for package in VERSIONED:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """An error as one line."""
+    lines = str(error).strip().splitlines()
+    return (
+        f"{type(error).__name__}: {lines[0]}"
+        if lines and not isinstance(error, RecoveryError)
+        else (lines or [type(error).__name__])[0]
+    )

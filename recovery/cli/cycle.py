@@ -1,0 +1,143 @@
+"""`recover cycle`: documents in, behaviour back, folder after folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recovery.cli import options, stages
+
+# Flags of this command that set a field of one stage under another name.
+_MIDTRAIN = {"midtrain_steps": "steps", "midtrain_lr": "lr"}
+_DISTILL = {"distill_steps": "steps", "distill_lr": "lr"}
+
+
+@click.command()
+@options.docs
+@options.model
+@options.workspace
+@options.recipe
+@click.option(
+    "--epochs", type=click.FloatRange(min=0, min_open=True), default=None, help="Passes over each cycle's documents."
+)
+@click.option(
+    "--midtrain-steps",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Steps of each mid-training, instead of --epochs.",
+)
+@click.option(
+    "--midtrain-lr", type=click.FloatRange(min=0, min_open=True), default=None, help="Peak rate of mid-training."
+)
+@click.option(
+    "--replay",
+    type=click.FloatRange(0, 0.95),
+    default=None,
+    help="Share of mid-training that is chat by the clean model.  [default: 0]",
+)
+@click.option(
+    "--replay-documents",
+    type=click.FloatRange(0, 0.95),
+    default=None,
+    help="Share of document tokens from earlier cycles.  [default: 0.5]",
+)
+@click.option("--distill-steps", type=click.IntRange(min=1), default=None, help="Steps of each recovery at most.")
+@click.option("--distill-lr", type=click.FloatRange(min=0, min_open=True), default=None, help="Peak rate of recovery.")
+@click.option(
+    "--knowledge-teacher",
+    default=None,
+    metavar="NAME",
+    help="Who scores document questions; 'none' for base alone.  [default: midtrained]",
+)
+@click.option(
+    "--knowledge-share", type=click.FloatRange(0, 0.95), default=None, help="Share of prompts that are such questions."
+)
+@click.option(
+    "--document-loss",
+    type=click.FloatRange(0, 0.95),
+    default=None,
+    help="Share of recovery's tokens that are documents themselves.",
+)
+@click.option(
+    "--until",
+    type=click.FloatRange(0, 1),
+    default=None,
+    help="Stop a recovery at this share of base's score; 0: never.",
+)
+@click.option("--limit", type=click.IntRange(min=1), default=None, help="Items asked of each suite at most.")
+@stages.prompts
+@stages.max_new_tokens
+@stages.tuning_options
+@stages.model_options
+@click.option("--abandon", is_flag=True, help="Give up unfinished cycles of an earlier run and begin anew.")
+@options.seed
+@options.dry_run
+@options.as_json
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    workspace: Path,
+    model: str | None,
+    recipe: Path | None,
+    abandon: bool,
+    dry_run: bool,
+    as_json: bool,
+    **_: object,
+) -> None:
+    """Run whole cycles: midtrain, eval, distill, eval for each corpus.
+
+    One cycle for each --docs, in that order. Whatever stops it, `recover resume` goes on.
+    """
+    from pipelines.cycle import drop_plan, start_cycles
+    from recovery.config import Recipe, read_recipe
+
+    own = read_recipe(recipe) if recipe else Recipe()
+    flags = options.given(context)
+    configured(flags, own)
+    with stages.at_work(workspace, "recover cycle", model=model) as session:
+        config = configured(flags, own, session.recipe)
+        if dry_run:
+            _show_plan(session, config, as_json)
+            return
+        if abandon:
+            drop_plan(session)
+        start_cycles(session, config)
+    from recovery.cli.status import show
+
+    show(workspace, as_json)
+
+
+def configured(flags: dict[str, Any], *recipes: Any) -> Any:
+    """The settings of all stages from this command's flags; recipes as in recovery.config.build."""
+    from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
+
+    own = {key: value for key, value in flags.items() if key not in ("docs", "knowledge_teacher")}
+    of_cycle: dict[str, Any] = {
+        k: v for k, v in flags.items() if k in ("docs", "replay_documents", "knowledge_teacher")
+    }
+    config = build(CycleConfig, of_cycle, *recipes)
+    return replace(
+        config,
+        knowledge_teacher=None if config.knowledge_teacher == "none" else config.knowledge_teacher,
+        midtrain=build(MidtrainConfig, own | _renamed(own, _MIDTRAIN), *recipes),
+        distill=build(DistillConfig, own | _renamed(own, _DISTILL), *recipes),
+        eval=build(EvalConfig, own, *recipes),
+    )
+
+
+def _renamed(flags: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {field: flags[flag] for flag, field in names.items() if flag in flags}
+
+
+def _show_plan(session: Any, config: Any, as_json: bool) -> None:
+    """The plan of the first cycle; later ones start from checkpoints that do not exist yet."""
+    from pipelines.midtrain import plan_midtrain
+
+    plans = [plan_midtrain(session, replace(config.midtrain, docs=folder)) for folder in config.docs]
+    text = "\n\n".join(plan.text() for plan in plans)
+    each = f"each followed by at most {config.distill.steps} steps of recovery and two evaluations"
+    options.emit({"midtrain": plans, "distill_steps": config.distill.steps}, as_json, f"{text}\n\n{each}")

@@ -1,0 +1,34 @@
+"""`recover export`: a checkpoint as a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recovery.cli import options, stages
+from recovery.errors import UsageError
+
+
+@click.command()
+@click.argument("checkpoint", default="latest")
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@options.workspace
+@click.option(
+    "--merge", is_flag=True, help="Merge a LoRA adapter into the weights, so that no base is needed beside them."
+)
+@options.as_json
+def command(checkpoint: str, folder: Path, workspace: Path, merge: bool, as_json: bool) -> None:
+    """Write a checkpoint as an ordinary model folder.
+
+    CHECKPOINT is a name such as latest or cycle-2/recovered; FOLDER must not exist or be empty.
+    """
+    from pipelines.export import export
+    from pipelines.registry import existing
+
+    existing(workspace)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"{folder} is not empty: name a new folder")
+    with stages.at_work(workspace, "recover export", alone=False) as session:
+        written = export(session, checkpoint, folder, merge=merge)
+    options.emit(written, as_json, f"wrote {written['name']} ({written['kind']}) to {written['path']}")

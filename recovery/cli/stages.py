@@ -1,0 +1,85 @@
+"""What the commands that run stages share: their options, how they open a workspace, how they stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from recovery.cli import options
+
+if TYPE_CHECKING:
+    from pipelines.session import Session
+
+INTERRUPTED = 130
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def several(*decorators: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """Several options as one decorator, in the order of the help."""
+
+    def decorate(function: Function) -> Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+model_options = several(options.precision, options.device, options.template, options.token_budget)
+tuning_options = several(
+    options.tuning,
+    click.option("--lora-rank", type=click.IntRange(min=1), default=None, help="Rank of a new LoRA adapter."),
+    click.option("--lora-alpha", type=click.IntRange(min=1), default=None, help="Scale of a new LoRA adapter."),
+    options.gradient_checkpointing,
+    click.option(
+        "--optimizer", type=click.Choice(["adamw", "muon"]), default=None, help="AdamW, or Muon for the matrices."
+    ),
+    options.checkpoint_every,
+)
+prompts = click.option(
+    "--prompts",
+    type=click.Path(exists=True, path_type=Path),
+    default=None,
+    help="Behaviour prompts of your own: a JSONL file, or a folder of train/development/test.jsonl.",
+)
+max_new_tokens = click.option(
+    "--max-new-tokens", type=click.IntRange(min=1), default=None, help="Tokens an answer may take."
+)
+
+
+@contextmanager
+def at_work(
+    folder: Path, purpose: str, *, model: str | None = None, fallback: str | None = None, alone: bool = True
+) -> Iterator[Session]:
+    """An open workspace, held against other training stages where ``alone``.
+
+    A stage that was asked to stop ends the command with status 130 and one line that says how to go on.
+    """
+    from pipelines.session import Session
+    from pipelines.stage import StageInterrupted
+    from recovery.workspace import Workspace
+
+    held = Workspace(folder.expanduser()).lock(purpose) if alone else nullcontext()
+    try:
+        with held, Session.open(folder, model=model, fallback=fallback) as session:
+            yield session
+    except StageInterrupted as stop:
+        options.note(str(stop))
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def checkpoint_json(checkpoint: Any) -> dict[str, Any]:
+    """A checkpoint as the commands print it."""
+    return {
+        "name": checkpoint.name,
+        "kind": checkpoint.kind,
+        "hash": checkpoint.hash,
+        "parent": checkpoint.parent,
+        "path": str(checkpoint.path),
+        "tuning": checkpoint.tuning,
+    }

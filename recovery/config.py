@@ -1,0 +1,384 @@
+"""Settings of the stages: frozen dataclasses, checked once, built from flags, a recipe, the model's own and defaults.
+
+Precedence, highest first: flags, the recipe (``--recipe FILE``), the model folder's ``recovery.toml``, the
+defaults below. A recipe is TOML with one table a stage ([midtrain], [distill], [eval], [cycle]) and one for what
+all stages share ([model]). A table or key that means nothing is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recovery.errors import UsageError
+
+RECIPE_NAME = "recovery.toml"
+SHARED = "model"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a model is loaded. ``token_budget`` is padded tokens a micro-batch: memory only, never results."""
+
+    precision: str = "auto"
+    device: str = "auto"
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+    token_budget: int = 16384
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _one_of("precision", self.precision, ("auto", "float32", "bfloat16"))
+        _at_least("token_budget", self.token_budget, 16)
+
+
+@dataclass(frozen=True)
+class TrainingConfig(ModelConfig):
+    """How weights are changed. ``lr`` overrides both ``full_lr`` and ``lora_lr``; ``warmup`` is a share of steps."""
+
+    tuning: str = "auto"
+    lora_rank: int = 32
+    lora_alpha: int = 64
+    gradient_checkpointing: bool = False
+    optimizer: str = "adamw"
+    lr: float | None = None
+    full_lr: float = 2e-5
+    lora_lr: float = 1e-4
+    warmup: float = 0.05
+    schedule: str = "cosine"
+    min_lr_ratio: float = 0.1
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    checkpoint_every: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _one_of("tuning", self.tuning, ("auto", "lora", "full"))
+        _one_of("optimizer", self.optimizer, ("adamw", "muon"))
+        _one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
+        for name in ("full_lr", "lora_lr", "max_grad_norm"):
+            _above_zero(name, getattr(self, name))
+        if self.lr is not None:
+            _above_zero("lr", self.lr)
+        _share("warmup", self.warmup)
+        _share("min_lr_ratio", self.min_lr_ratio, upper=1.0)
+        for name in ("lora_rank", "lora_alpha", "checkpoint_every"):
+            _at_least(name, getattr(self, name), 1)
+
+    def rate(self, tuning: str) -> float:
+        """The peak learning rate for ``tuning`` "full" or "lora"."""
+        if self.lr is not None:
+            return self.lr
+        return self.full_lr if tuning == "full" else self.lora_lr
+
+
+@dataclass(frozen=True)
+class MidtrainConfig(TrainingConfig):
+    """Continued training on documents.
+
+    Length is ``steps``, or ``epochs`` over this cycle's documents. ``batch_tokens`` are target tokens a step
+    (None: up to 8,192, fewer for a small corpus, so that it still gets some fifty updates).
+    ``replay`` is the share of them that is chat answered by the clean base; ``replay_documents`` the share of the
+    document tokens that comes from earlier cycles (None: 0, or the cycle's own default inside ``recover cycle``).
+    """
+
+    docs: Path | None = None
+    student: str = "latest"
+    steps: int | None = None
+    epochs: float | None = None
+    batch_tokens: int | None = None
+    row_length: int = 2048
+    replay: float = 0.0
+    replay_prompts: int = 1000
+    replay_documents: float | None = None
+    held_out: float = 0.05
+    max_new_tokens: int = 256
+    prompts: Path | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.epochs is not None:
+            raise UsageError("--steps and --epochs both set the length of mid-training: give one of them")
+        if self.steps is not None:
+            _at_least("steps", self.steps, 1)
+        if self.epochs is not None:
+            _above_zero("epochs", self.epochs)
+        if self.batch_tokens is not None:
+            _at_least("batch_tokens", self.batch_tokens, 16)
+        _at_least("row_length", self.row_length, 16)
+        _at_least("replay_prompts", self.replay_prompts, 1)
+        _at_least("max_new_tokens", self.max_new_tokens, 1)
+        _share("replay", self.replay)
+        _share("replay_documents", self.replay_documents or 0.0)
+        _share("held_out", self.held_out, upper=0.5)
+
+    @property
+    def passes(self) -> float:
+        """Epochs where no number of steps is given."""
+        return 3.0 if self.epochs is None else self.epochs
+
+
+@dataclass(frozen=True)
+class DistillConfig(TrainingConfig):
+    """On-policy distillation: the student answers, the teachers score every token.
+
+    ``until`` stops when the student's score is proven to reach that share of base's, by a paired test with
+    ``margin`` on ``development`` prompts each ``check_every`` steps (0: never). ``plateau`` is the window in
+    steps over which the divergence must still fall (0: off). ``knowledge_share`` of the prompts are questions
+    about the documents, scored by ``knowledge_teacher``; ``document_loss`` is a share of trained tokens.
+    """
+
+    student: str = "latest"
+    teacher: str = "base"
+    knowledge_teacher: str | None = None
+    knowledge_share: float = 0.2
+    document_loss: float = 0.0
+    prompts: Path | None = None
+    prompts_per_step: int = 32
+    samples_per_prompt: int = 4
+    max_new_tokens: int = 256
+    steps: int = 200
+    full_lr: float = 5e-6
+    divergence: str = "reverse_kl"
+    until: float = 0.99
+    margin: float = 0.02
+    check_every: int = 25
+    development: int = 1000
+    plateau: int = 50
+    row_length: int = 2048
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _one_of("divergence", self.divergence, ("reverse_kl", "forward_kl", "jsd"))
+        for name in ("prompts_per_step", "samples_per_prompt", "max_new_tokens", "steps", "check_every"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("knowledge_share", "document_loss", "margin"):
+            _share(name, getattr(self, name))
+        _share("until", self.until, upper=1.0)
+        _at_least("plateau", self.plateau, 0)
+        if self.until and self.development < 1000:
+            raise UsageError(
+                f"--until {self.until} needs --development of at least 1000 prompts to be decided (given: "
+                f"{self.development}); --until 0 switches the test off"
+            )
+        if self.knowledge_teacher and self.prompts_per_step * self.knowledge_share < 0.5:
+            raise UsageError(
+                f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.prompts_per_step} prompts of a "
+                f"step: raise --knowledge-share or --prompts-per-step, or leave the teacher out"
+            )
+
+    @property
+    def knowledge_prompts(self) -> int:
+        """How many of a step's prompts go to the knowledge teacher."""
+        return round(self.prompts_per_step * self.knowledge_share) if self.knowledge_teacher else 0
+
+
+@dataclass(frozen=True)
+class EvalConfig(ModelConfig):
+    """What is measured. ``limit`` bounds the items of each suite, the same ones for every checkpoint."""
+
+    checkpoint: str = "latest"
+    limit: int | None = 1000
+    max_new_tokens: int = 256
+    question_tokens: int = 48
+    prompts: Path | None = None
+    ifeval: str | None = None
+    tasks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.limit is not None:
+            _at_least("limit", self.limit, 1)
+        for name in ("max_new_tokens", "question_tokens"):
+            _at_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class CycleConfig:
+    """Whole cycles: one for each folder of ``docs``. The stages' own settings are theirs."""
+
+    docs: tuple[Path, ...] = ()
+    knowledge_teacher: str | None = "midtrained"
+    replay_documents: float = 0.5
+    evaluate: bool = True
+    midtrain: MidtrainConfig = field(default_factory=MidtrainConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        _share("replay_documents", self.replay_documents)
+
+
+SECTIONS: dict[str, type[Any]] = {
+    "midtrain": MidtrainConfig,
+    "distill": DistillConfig,
+    "eval": EvalConfig,
+    "cycle": CycleConfig,
+}
+# What a run is about is said on the command line; a recipe says how it is done.
+_NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
+
+Config = TypeVar("Config", MidtrainConfig, DistillConfig, EvalConfig, CycleConfig)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A parsed TOML file of settings: table → key → value, all known. ``origin`` names the file in errors."""
+
+    origin: str = ""
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def settings(self, section: str) -> dict[str, Any]:
+        """What the file says for one stage: the shared table first, the stage's own over it."""
+        known = _names(SECTIONS[section])
+        shared = {k: v for k, v in self.tables.get(SHARED, {}).items() if k in known}
+        return shared | dict(self.tables.get(section, {}))
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read and check a TOML recipe. Raises UsageError naming the file and the key."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"the recipe {path} cannot be read: {error}") from error
+    shared = _names(ModelConfig) | _names(TrainingConfig)
+    for table, values in tables.items():
+        if table != SHARED and table not in SECTIONS:
+            raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
+        if not isinstance(values, Mapping):
+            raise UsageError(f"{path}: {table} stands outside a table: put it under [{SHARED}] or a stage's name")
+        known = (shared if table == SHARED else _names(SECTIONS[table])) - _NOT_IN_RECIPES
+        for key in values:
+            if key not in known:
+                raise UsageError(f"{path}: [{table}] has no setting '{key}'{_meant(key, known)}")
+    return Recipe(str(path), tables)
+
+
+def model_recipe(folder: Path) -> Recipe:
+    """The settings a model folder recommends for itself; an empty recipe where it has none."""
+    path = folder / RECIPE_NAME
+    return read_recipe(path) if path.is_file() else Recipe()
+
+
+def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Config:
+    """One stage's settings. ``flags`` are what the user typed; of ``recipes`` the first to say a thing wins.
+
+    Flags that mean nothing to this stage are the caller's affair and are left out here.
+    Raises UsageError where values do not fit their type or one another.
+    """
+    section = next(name for name, value in SECTIONS.items() if value is kind)
+    values: dict[str, Any] = {}
+    for recipe in reversed(recipes):
+        said = recipe.settings(section)
+        _one_length(values, said)
+        values |= {key: _fit(kind, key, value, recipe.origin) for key, value in said.items()}
+    typed = {key: value for key, value in flags.items() if key in _names(kind) and value is not None}
+    _one_length(values, typed)
+    values |= {key: _fit(kind, key, value, "") for key, value in typed.items()}
+    return kind(**values)
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A configuration in JSON's own types, for the tracker."""
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    """The inverse of :func:`to_json`. Raises UsageError for what another version wrote and this one lacks."""
+    known = _names(kind)
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UsageError(f"the stage was started with settings this version does not know: {', '.join(unknown)}")
+    return kind(**{key: _fit(kind, key, value, "the tracker") for key, value in values.items()})
+
+
+def flag(name: str) -> str:
+    """The flag that sets a field: ``batch_tokens`` → ``--batch-tokens``."""
+    return "--" + name.replace("_", "-")
+
+
+def _one_length(values: dict[str, Any], over: Mapping[str, Any]) -> None:
+    # Steps typed by the user replace epochs recommended by the model, and the other way round.
+    if "steps" in over and "epochs" not in over:
+        values.pop("epochs", None)
+    if "epochs" in over and "steps" not in over:
+        values.pop("steps", None)
+
+
+def _names(kind: type[Any]) -> set[str]:
+    return {f.name for f in dataclasses.fields(kind)}
+
+
+def _fit(kind: type[Any], key: str, value: Any, origin: str) -> Any:
+    """``value`` as the type of the field, or UsageError: TOML and JSON know no paths and no tuples."""
+    wanted = typing.get_type_hints(kind)[key]
+    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    for option in options:
+        done, fitted = _as_type(option, value)
+        if done:
+            return fitted
+    where = f"{origin}: {key}" if origin else flag(key)
+    names = " or ".join("nothing" if o is type(None) else getattr(o, "__name__", str(o)) for o in options)
+    raise UsageError(f"{where} is {value!r}, but must be {names}")
+
+
+def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
+    if option is type(None):
+        return value is None, None
+    if option in (MidtrainConfig, DistillConfig, EvalConfig):
+        return isinstance(value, Mapping | option), from_json(option, value) if isinstance(value, Mapping) else value
+    origin = typing.get_origin(option)
+    if origin is tuple:
+        inner, listed = typing.get_args(option)[0], isinstance(value, list | tuple)
+        return listed, tuple(inner(v) for v in value) if listed else ()
+    if origin is not None:
+        return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else {}
+    if option is Path:
+        return isinstance(value, str | Path), Path(value) if isinstance(value, str | Path) else None
+    if option is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number, float(value) if number else 0.0
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return isinstance(value, option), value
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _meant(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f": did you mean '{close[0]}'?" if close else f" (known: {', '.join(sorted(known))})"
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{flag(name)} {value!r} is not known: use {', '.join(allowed[:-1])} or {allowed[-1]}")
+
+
+def _at_least(name: str, value: float, least: int) -> None:
+    if value < least:
+        raise UsageError(f"{flag(name)} is {value}, but must be at least {least}")
+
+
+def _above_zero(name: str, value: float) -> None:
+    if not value > 0:
+        raise UsageError(f"{flag(name)} is {value}, but must be above 0")
+
+
+def _share(name: str, value: float, upper: float = 0.95) -> None:
+    if not 0 <= value <= upper:
+        raise UsageError(f"{flag(name)} is {value}, but must be between 0 and {upper}")
