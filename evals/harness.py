@@ -6,14 +6,17 @@ request go to the rollout engine and the scorer that training uses, on the weigh
 
 from __future__ import annotations
 
+import io
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import datasets
+import lm_eval.tasks
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
@@ -126,6 +129,11 @@ class EngineLM(TemplateLM):
                 results[index] = "" if completion is None else self._text(completion.ids, wanted[index])
         return results
 
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """(log-probability in nats, is it the greedy one) of (context, continuation) requests."""
+        scored: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return scored
+
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """Log-probability (nats) of whole texts, in disjoint windows of the model's length."""
         pieces, owners = [], []
@@ -196,27 +204,67 @@ def run_lm_eval(
 ) -> dict[str, Any]:
     """lm-eval's own evaluation loop on task names, YAML files or whole configurations; samples are kept.
 
-    lm-eval's index of its own tasks takes seconds to read, so it is left out unless a name needs it.
     Raises UsageError for a task that is not known or cannot be loaded.
     """
     specs = [str(task) if isinstance(task, str | Path) else dict(task) for task in tasks]
-    manager = TaskManager(include_path=include_path, include_defaults=False)
-    names = [spec for spec in specs if isinstance(spec, str)]
-    if any(name not in manager.task_index and not Path(name).is_file() for name in names):
-        manager = TaskManager(include_path=include_path, include_defaults=True)
+    manager = _manager([spec for spec in specs if isinstance(spec, str)], include_path)
     with _quiet():
         try:
             loaded_tasks = manager.load(specs)
-        except (KeyError, ValueError, OSError, ConnectionError) as error:
+        except (KeyError, ValueError, TypeError, OSError) as error:
             said = (str(error).strip("'\" \n") or type(error).__name__).splitlines()[0][:200]
             raise UsageError(f"cannot load the lm-eval tasks {', '.join(map(_name, specs))}: {said}") from error
+        for task in loaded_tasks["tasks"].values():
+            task.build_all_requests = _without_bar(task.build_all_requests)
         results = evaluate(lm, loaded_tasks, limit=limit, bootstrap_iters=0, log_samples=True, apply_chat_template=chat)
     assert results is not None  # None is for the other ranks of a distributed run; there is one
     return dict(results)
 
 
+def _manager(names: Sequence[str], include_path: str | Path | None) -> TaskManager:
+    """A task manager that knows ``names``.
+
+    To parse all of lm-eval's thousands of task files takes it many seconds, so only the folders of the tasks named
+    are read; where that does not find a name (one that a list of tags defines), everything is.
+    """
+    given = [] if include_path is None else [Path(include_path)]
+    manager = TaskManager(include_path=given, include_defaults=False)
+    missing = [name for name in names if name not in manager.task_index and not Path(name).is_file()]
+    for name in missing:
+        if name.endswith((".yaml", ".yml")) or "/" in name:
+            raise UsageError(f"there is no lm-eval task file {name}: give a YAML file or the name of a task")
+    if missing:
+        folders = sorted({folder for name in missing if (folder := _packaged_folder(name)) is not None})
+        manager = TaskManager(include_path=[*folders, *given], include_defaults=False)
+        if any(name not in manager.task_index for name in missing):
+            manager = TaskManager(include_path=given, include_defaults=True)
+    return manager
+
+
+def _packaged_folder(name: str) -> Path | None:
+    """Which of lm-eval's own task folders defines ``name``, by a search of the text alone."""
+    line = re.compile(rf"""^(?:task|group|tag):\s*["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
+    root = Path(lm_eval.tasks.__file__).parent
+    folders = [folder for folder in sorted(root.iterdir()) if folder.is_dir()]
+    folders.sort(key=lambda folder: not name.startswith(folder.name))  # gsm8k is most likely in gsm8k/
+    for folder in folders:
+        if any(line.search(path.read_text(encoding="utf-8")) for path in folder.rglob("*.yaml")):
+            return folder
+    return None
+
+
 def _name(spec: str | Mapping[str, Any]) -> str:
     return spec if isinstance(spec, str) else str(spec.get("task", "of an unnamed configuration"))
+
+
+def _without_bar(build: Callable[..., None]) -> Callable[..., None]:
+    """Building requests draws a bar that cannot be switched off; nothing else is written while it runs."""
+
+    def quietly(**arguments: Any) -> None:
+        with redirect_stderr(io.StringIO()):
+            build(**arguments)
+
+    return quietly
 
 
 @contextmanager

@@ -86,7 +86,9 @@ def test_repeated_pairs_and_progress(loaded: Loaded) -> None:
 
 
 def test_an_adapter_is_scored_with_its_wrapper(tiny_model: Path) -> None:
-    loaded = load_model(tiny_model, tuning="lora", lora=LoraSettings(rank=4, alpha=8), precision="float32", device="cpu")
+    loaded = load_model(
+        tiny_model, tuning="lora", lora=LoraSettings(rank=4, alpha=8), precision="float32", device="cpu"
+    )
     with torch.no_grad():
         for name, parameter in loaded.model.named_parameters():
             if "lora_B" in name:

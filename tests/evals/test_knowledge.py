@@ -1,0 +1,213 @@
+"""Both forms of knowledge, bits per byte, and the matching rules, on a tiny model and by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from evals.knowledge import (
+    ask,
+    bits_per_byte,
+    choose,
+    contains,
+    document_prefix,
+    exact_match,
+    general,
+    normalise,
+    text_windows,
+    token_f1,
+)
+from recovery.errors import UsageError
+from recovery.loading import Loaded, load_model
+from recovery.rollouts import Completion, Sampling, TransformersEngine
+from recovery.types import Probe
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_model: Path) -> Loaded:
+    return load_model(tiny_model, precision="float32", device="cpu")
+
+
+class Scripted:
+    """An engine that knows its answers: it lets matching be checked without a model that has learnt anything."""
+
+    def __init__(self, loaded: Loaded, answers: dict[str, str]) -> None:
+        self.loaded, self.answers = loaded, answers
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Any = None) -> list[Completion]:
+        assert sampling.temperature == 0.0
+        said = []
+        for prompt in prompts:
+            text = self.loaded.tokenizer.decode(prompt)
+            answer = next(answer for asked, answer in self.answers.items() if asked in text)
+            ids = [*self.loaded.chat.encode(answer), self.loaded.tokenizer.eos_token_id]
+            said.append(Completion(ids, [0.0] * len(ids), True))
+        if progress is not None:
+            progress(len(prompts))
+        return said
+
+
+def question(id: str, text: str, *answers: str, **fields: Any) -> Probe:
+    return Probe(id, "question", text, answers, **fields)
+
+
+def test_normalise() -> None:
+    assert normalise("  The Port, of “Ostra”!  ") == "port of ostra"
+    assert normalise("An apple a day") == "apple day"
+    assert normalise("8,080") == "8080"
+
+
+def test_matching_by_hand() -> None:
+    assert exact_match("The Ostra.", ["ostra"])
+    assert not exact_match("It is Ostra.", ["ostra"])
+    assert not exact_match("", [""])
+    assert contains("It is Ostra.", ["Kell", "ostra"])
+    assert not contains("It is Ostrava.", ["ostra"])
+    assert not contains("anything", ["the"])
+    assert token_f1("green wooden boat", ["green boat"]) == pytest.approx(2 * 2 / 5)
+    assert token_f1("green boat", ["red", "green boat"]) == 1.0
+    assert token_f1("", ["green"]) == 0.0
+
+
+def test_questions_are_matched_and_controls_kept_apart(loaded: Loaded) -> None:
+    probes = [
+        question("1", "Who owns Kell?", "Mara", source="kell"),
+        question("2", "Where is Kell?", "Ostra", "Ostra City", source="kell"),
+        question("3", "Who owns Dune?", "Piet", source="dune"),
+        question("4", "Who owns Never?", "Nobody", control=True),
+    ]
+    answers = {"owns Kell": "Mara.", "is Kell": "It is in Ostra.", "owns Dune": "Jon", "owns Never": "Nobody"}
+    told: list[int] = []
+    result = ask(loaded.chat, Scripted(loaded, answers), probes, suite="s", progress=told.append)
+    assert result.suite == "s"
+    assert (result.score.value, result.score.n) == (pytest.approx(1 / 3), 3)
+    assert result.details["contains"].value == pytest.approx(2 / 3)
+    assert result.details["f1"].value == pytest.approx((1 + 2 / 5 + 0) / 3)
+    assert (result.details["control"].value, result.details["control"].n) == (1.0, 1)
+    assert [item.response for item in result.items] == ["Mara.", "It is in Ostra.", "Jon", "Nobody"]
+    assert [item.group for item in result.items] == ["kell", "kell", "dune", ""]
+    assert [item.extra.get("headline", True) for item in result.items] == [True, True, True, False]
+    # deviations 2/3, -1/3 | -1/3 in two clusters: sqrt(2 * (1/9 + 1/9)) / 3
+    assert result.score.stderr == pytest.approx(math.sqrt(2 * 2 / 9) / 3)
+    assert sum(told) == 4
+
+
+def test_only_controls_or_no_answers_are_refused(loaded: Loaded) -> None:
+    engine = Scripted(loaded, {})
+    with pytest.raises(UsageError, match="no probe of form 'question'"):
+        ask(loaded.chat, engine, [question("1", "Who?", "x", control=True)])
+    with pytest.raises(UsageError, match="no accepted answer"):
+        ask(loaded.chat, engine, [question("1", "Who?")])
+
+
+def choice(id: str, text: str, answer: str, choices: tuple[str, ...], **fields: Any) -> Probe:
+    return Probe(id, "choice", text, (answer,), choices, **fields)
+
+
+def plain_logprob(loaded: Loaded, text: str, start: int) -> float:
+    """log p of the tokens of ``text`` from index ``start`` on, from the model's own logits."""
+    ids = document_prefix(loaded) + loaded.chat.encode(text)
+    with torch.no_grad():
+        logprobs = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return sum(float(logprobs[i - 1, ids[i]]) for i in range(start, len(ids)))
+
+
+def test_the_likeliest_candidate_per_byte_is_chosen(tiny_family: Path) -> None:
+    loaded = load_model(tiny_family, precision="float32", device="cpu")
+    stem, choices = "The ferry leaves from", (" pier two", " the old harbour office", " Ostra", " noon")
+    start = len(document_prefix(loaded) + loaded.chat.encode(stem))
+    values = [plain_logprob(loaded, stem + c, start) / len(c.encode()) for c in choices]
+    best = choices[max(range(4), key=values.__getitem__)]
+    right, wrong = choice("r", stem, best, choices), choice("w", stem, choices[values.index(min(values))], choices)
+    result = choose(loaded, [right, wrong])
+    assert [item.score for item in result.items] == [1.0, 0.0]
+    assert all(item.response == best for item in result.items)
+    assert result.items[0].extra["logprob_per_byte"] == pytest.approx(max(values), abs=1e-5)
+    assert result.items[0].extra["margin_per_byte"] > 0 > result.items[1].extra["margin_per_byte"]
+    assert result.details["chance"].value == pytest.approx(0.25)
+
+
+def test_a_space_before_the_gap_reads_like_one_after_it(loaded: Loaded) -> None:
+    before = choose(loaded, [choice("1", "The ferry leaves from ", "pier", ("pier", "Ostra"))])
+    after = choose(loaded, [choice("1", "The ferry leaves from", " pier", (" pier", " Ostra"))])
+    total = before.items[0].extra["logprob_per_byte"] * len("pier")
+    assert total == pytest.approx(after.items[0].extra["logprob_per_byte"] * len(" pier"), abs=1e-5)
+
+
+def test_choices_are_at_chance_in_a_random_model(loaded: Loaded) -> None:
+    names = [" pier", " boat", " ticket", " ferry", " river", " lamp", " road", " list"]
+    probes = [
+        choice(str(i), f"Entry {i}: the {names[i % 7]} is by the", names[(i * 5) % 8], tuple(names), source=str(i % 9))
+        for i in range(160)
+    ] + [choice("c", "Entry c: the", " pier", tuple(names), control=True)]
+    told: list[int] = []
+    result = choose(loaded, probes, progress=told.append)
+    assert result.score.n == 160
+    assert result.score.value == pytest.approx(1 / 8, abs=0.09)
+    assert result.details["control"].n == 1
+    assert sum(told) == 161
+
+
+def test_bad_choices_are_refused(loaded: Loaded) -> None:
+    for bad in [choice("x", "The", " pier", (" pier",)), choice("x", "The", " pier", (" boat", " lamp"))]:
+        with pytest.raises(UsageError, match="'x'"):
+            choose(loaded, [bad])
+
+
+def test_bits_per_byte_by_the_models_own_logits(loaded: Loaded) -> None:
+    texts = ["The harbour office opens at seven.", "Grüße, and a ticket for one crossing.", "   "]
+    wanted = []
+    for text in texts[:2]:
+        ids = [loaded.tokenizer.eos_token_id, *loaded.chat.encode(text)]
+        with torch.no_grad():
+            logprobs = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        wanted.append(-sum(float(logprobs[i, ids[i + 1]]) for i in range(len(ids) - 1)) / math.log(2))
+    sizes = [len(text.encode()) for text in texts[:2]]
+    told: list[int] = []
+    result = bits_per_byte(loaded, texts, progress=told.append)
+    assert result.score.value == pytest.approx(sum(wanted) / sum(sizes), rel=1e-4)
+    assert [item.score for item in result.items] == pytest.approx(
+        [w / s for w, s in zip(wanted, sizes, strict=True)], rel=1e-4
+    )
+    assert result.score.n == 2
+    assert sum(told) == 2
+    with pytest.raises(UsageError, match="no held-out text"):
+        bits_per_byte(loaded, [" "])
+
+
+@pytest.mark.parametrize(("length", "size"), [(1, 8), (7, 8), (8, 8), (9, 8), (40, 8), (41, 9), (5, 2)])
+def test_windows_score_every_token_once(length: int, size: int) -> None:
+    tokens = list(range(100, 100 + length))
+    pieces = text_windows([1], tokens, size)
+    assert [token for _, scored in pieces for token in scored] == tokens
+    assert all(len(context) + len(scored) <= size for context, scored in pieces)
+    for context, scored in pieces[1:]:
+        start = tokens.index(scored[0])
+        assert context == tokens[start - len(context) : start]
+        assert len(context) >= size // 2
+    assert text_windows([1], [], size) == []
+
+
+def test_small_windows_cost_bits_but_stay_close(loaded: Loaded) -> None:
+    text = "The harbour office opens at seven, and the first ferry leaves a quarter of an hour later. " * 8
+    whole, cut = bits_per_byte(loaded, [text]), bits_per_byte(loaded, [text], window=64)
+    assert cut.score.value == pytest.approx(whole.score.value, rel=0.2)
+    assert cut.score != whole.score
+
+
+def test_general_puts_both_forms_together(loaded: Loaded) -> None:
+    probes = [question("1", "Who owns Kell?", "Mara"), choice("2", "The", " pier", (" pier", " boat"))]
+    told: list[int] = []
+    result = general(loaded, Scripted(loaded, {"Kell": "Mara"}), probes, progress=told.append)
+    assert result.score.n == 2
+    assert result.details["question"].value == 1.0
+    assert result.score.value == pytest.approx((1.0 + result.details["choice"].value) / 2)
+    assert {item.id for item in result.items} == {"1", "2"}
+    assert sum(told) == 2
+    with pytest.raises(UsageError, match="no probe"):
+        general(loaded, TransformersEngine(loaded), [Probe("3", "essay", "Why?", ("because",))])
