@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LOCK := requirements/lock.txt
 READY := $(VENV)/.ready
+BENCH := $(VENV)/benchmarks
 # Tests run one thread a process: two processes with one thread each finish first, and a second thread is far
 # slower than one as soon as anything else runs on the machine.
 JOBS ?= 2
@@ -53,8 +54,18 @@ lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 		$(if $(UPGRADE),--upgrade) --quiet
 	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
 
-bench: $(READY)  ## Every benchmark; each prints its ratio
-	@for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+bench: $(BENCH)/.ready  ## Every benchmark; each prints its ratio
+	$(BIN)/python benchmarks/startup.py
+	$(BENCH)/bin/python -m benchmarks.loss --write
+	$(BENCH)/bin/python -m benchmarks.step --write
+
+# The peer that is measured against lives in an environment of its own, beside the tested packages.
+$(BENCH)/.ready: requirements/benchmarks.txt $(READY)
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --no-deps -r requirements/benchmarks.txt
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		$$($(BENCH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tested.pth
+	@touch $@
 
 chromium:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; } \

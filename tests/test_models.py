@@ -44,9 +44,7 @@ def test_qwen3_opens_and_closes_the_thought_only_when_thinking_is_off(tiny_qwen3
 
 def test_llama_begins_once_with_its_bos_and_always_has_a_system_turn(tiny_llama: Path) -> None:
     text = rendered(tiny_llama, TURNS)
-    assert text.startswith(
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date"
-    )
+    assert text.startswith("<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date")
     assert text.count("<|begin_of_text|>") == 1
     assert "Be brief.<|eot_id|>" in rendered(tiny_llama, [SYSTEM, *TURNS])
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)

@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,3 +144,35 @@ def test_the_projects_own_folder_stays_on_the_import_path(monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", [str(ROOT), "/elsewhere"])
     leave_current_folder()
     assert sys.path == [str(ROOT), "/elsewhere"]
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_and_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    def run(*command: str | Path, cwd: Path = tmp_path) -> str:
+        return subprocess.run(
+            [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=600, check=True
+        ).stdout
+
+    source = tmp_path / "source"
+    tracked = run("git", "ls-files", *OWN_PACKAGES, "recovery", "pyproject.toml", "README.md", "LICENSE", cwd=ROOT)
+    for name in tracked.split():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, source / name)
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", tmp_path, source)
+    (wheel,) = tmp_path.glob("recovery-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    packaged = {name for name in tracked.split() if "/" in name}
+    assert packaged <= held, packaged - held
+
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", environment)
+    python = environment / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    # The dependencies are the tested ones: lent, not installed again.
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    doctor = subprocess.run(
+        [environment / "bin" / "recover", "doctor", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert folders(doctor) == {name: str(site / name) for name in OWN_PACKAGES}
