@@ -1,10 +1,17 @@
-"""The miniature's tokenizer: byte-level BPE trained on the world's own text, with a ChatML template."""
+"""The miniature's tokenizer: a vocabulary counted from the world's own text over byte-level pieces, and ChatML.
+
+In a closed world the vocabulary can be written down: frequent words are one token each, names are one token a
+syllable (so that copying a name is copying a few tokens), and anything else falls back to bytes. A unigram model
+takes such a list as it is, where merges would need hundreds of intermediate pieces.
+"""
 
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from recovery.miniature import words
@@ -12,7 +19,10 @@ from recovery.miniature.mixture import Mixture
 from recovery.miniature.world import stable_hash
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-VOCABULARY = 2048
+SAMPLE = 6000
+"""Examples whose words are counted."""
+LEAST = 12
+"""A word seen less often is spelt in pieces."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -21,45 +31,56 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-_PIECES = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\n+|\s+")
+_SPLIT = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\n+|\s+")
 """Digits and marks one by one (numbers and formats are composed), words with the space before them."""
+_NAME = re.compile(f"Ġ?[{''.join(words.CONSONANTS).upper()}][aeiou]([{''.join(words.CONSONANTS)}][aeiou])+")
+_WORD_SCORE, _SYLLABLE_SCORE, _BYTE_SCORE = -10.0, -9.9, -30.0
 
 
-def _vocabulary() -> list[str]:
-    """The pieces that ought to be single tokens: syllables of names first, then the closed lists."""
-    syllables = [c + v for c in words.CONSONANTS for v in words.VOWELS]
+def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(_SPLIT, "isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def _listed() -> list[str]:
+    """The closed lists, with and without the space before them, and in capitals what answers may shout."""
     named = (words.FIRST_NAMES, words.SURNAMES, words.CITIES, words.DATABASES, words.MONTHS)
     common = (words.TOPICS, words.COLOURS, words.HOMES, words.FOODS, words.KEYWORDS)
-    pieces = [form for s in syllables for form in (s, s.capitalize(), f" {s.capitalize()}")] * 400
-    pieces += [f" {word}" for group in (*named, *common, words.ORGANISATION_WORDS) for word in group] * 60
-    pieces += [f" {word.upper()}" for group in common for word in group] * 30
-    return pieces
+    pieces = [form for group in (*named, *common) for word in group for form in (word, f"Ġ{word}")]
+    pieces += [f"Ġ{word.upper()}" for group in common for word in group]
+    return pieces + [f"Ġ{word}" for word in words.ORGANISATION_WORDS]
 
 
-def train_tokenizer(mixture: Mixture, seed: int, examples: int = 10_000) -> PreTrainedTokenizerFast:
-    """Train on ``examples`` drawn evenly over the whole of the training, and on the world's vocabulary."""
+def _counted(mixture: Mixture, seed: int) -> list[str]:
+    """Words that the world's texts use often, names left out."""
     rng = random.Random(stable_hash(seed, "tokenizer"))
-    texts = _vocabulary()
-    for index in range(examples):
-        example = mixture.draw(rng, index / examples)
-        texts.append(example.text or "\n".join(content for _, content in example.messages))
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(_PIECES, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    splitter, counts = _pre_tokenizer(), Counter[str]()
+    for index in range(SAMPLE):
+        example = mixture.draw(rng, index / SAMPLE)
+        text = example.text or "\n".join(f"{role}\n{content}" for role, content in example.messages)
+        counts.update(piece for piece, _ in splitter.pre_tokenize_str(text))
+    return [piece for piece, count in counts.items() if count >= LEAST and not _NAME.fullmatch(piece)]
+
+
+def train_tokenizer(mixture: Mixture, seed: int) -> PreTrainedTokenizerFast:
+    """Count the vocabulary and make the tokenizer; the same world and seed give the same one."""
+    scores: dict[str, float] = dict.fromkeys((PAD, START, END), 0.0)
+    scores |= dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()), _BYTE_SCORE)
+    for syllable in (c + v for c in words.CONSONANTS for v in words.VOWELS):
+        for piece in (syllable, syllable.capitalize(), f"Ġ{syllable.capitalize()}"):
+            scores[piece] = _SYLLABLE_SCORE
+    for piece in sorted({*_listed(), *_counted(mixture, seed)}):
+        if len(piece) > 1:
+            scores.setdefault(piece, _WORD_SCORE)
+    core = Tokenizer(models.Unigram(list(scores.items()), unk_id=None, byte_fallback=False))
+    core.pre_tokenizer = _pre_tokenizer()
     core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[PAD, START, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=[START],
         chat_template=CHAT_TEMPLATE,
-        model_max_length=512,
+        model_max_length=1024,
+        clean_up_tokenization_spaces=False,
     )
