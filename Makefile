@@ -13,6 +13,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # A CPU build of torch instead of the registry's default one (gigabytes of GPU libraries):
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# More flags for the demo: make demo ARGS=--open
+ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-browser check format docs lock bench chromium clean
@@ -21,7 +23,7 @@ help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
 demo: $(READY)  ## Set everything up and watch three cycles on the built-in miniature
-	$(BIN)/recover demo
+	$(BIN)/recover demo $(ARGS)
 
 test: $(READY)  ## The fast suite
 	$(PYTEST) -n $(JOBS) --dist loadfile
