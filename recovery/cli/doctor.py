@@ -93,9 +93,7 @@ def look_at_python() -> Finding:
     absent = [name for name, version in versions.items() if version == "missing" and name != "recovery"]
     line = ", ".join(f"{name} {version}" for name, version in versions.items())
     if absent:
-        return Finding(
-            "versions", "failed", line, "reinstall: pip install -r requirements/lock.txt", versions
-        )
+        return Finding("versions", "failed", line, "reinstall: pip install -r requirements/lock.txt", versions)
     return Finding("versions", "ok", line, facts=versions)
 
 
@@ -260,9 +258,7 @@ def look_at_miniature() -> Finding:
     facts = {"path": str(weights.parent)}
     if weights.is_file():
         return Finding("miniature", "ok", f"{weights.stat().st_size / 1e6:.1f} MB of weights", facts=facts)
-    return Finding(
-        "miniature", "failed", f"no weights at {weights}", "make them: recover miniature build", facts
-    )
+    return Finding("miniature", "failed", f"no weights at {weights}", "make them: recover miniature build", facts)
 
 
 def look_at_workspace(workspace: Path) -> Finding:

@@ -127,11 +127,7 @@ def given(context: click.Context) -> dict[str, Any]:
     This is what lets a flag win over a recipe, and a recipe over a preset, although flags have defaults.
     """
     set_by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
-    return {
-        name: value
-        for name, value in context.params.items()
-        if context.get_parameter_source(name) in set_by_user
-    }
+    return {name: value for name, value in context.params.items() if context.get_parameter_source(name) in set_by_user}
 
 
 def emit(value: object, as_json: bool, text: str | Callable[[], str]) -> None:
