@@ -172,8 +172,8 @@ LANGUAGE_SAMPLES = {
     "fa": "امروز روز بسیار زیبایی است و ما با هم به کنار رودخانه می‌رویم",
     "th": "วันนี้เป็นวันที่สวยงามมากและเราไปที่ริมแม่น้ำด้วยกัน",
 }
-LETTER_WORDS = dict(zip("aeilnorst", "that the with all and of their this the".split(), strict=True))
-FILLER = "the day is new and the air is mild and all of us met there at ten in the morning".split()
+SENTENCE = "the day is new and the air is mild and all of us met there at ten in the morning"
+FILLER = SENTENCE.split()
 
 
 def witness(checks: tuple[Check, ...], rng: random.Random) -> str:
@@ -202,7 +202,8 @@ def _wanted_words(given: dict[str, dict[str, Any]], required: list[str]) -> list
     if given.get(r.FREQUENCY, {}).get("relation") == "at least":
         words += [given[r.FREQUENCY]["keyword"]] * given[r.FREQUENCY]["frequency"]
     if given.get(r.LETTERS, {}).get("let_relation") == "at least":
-        words += [LETTER_WORDS[given[r.LETTERS]["letter"]]] * given[r.LETTERS]["let_frequency"]
+        having = [word for word in FILLER if given[r.LETTERS]["letter"] in word]
+        words += [having[i % len(having)] for i in range(given[r.LETTERS]["let_frequency"])]
     if given.get(r.CAPITAL_WORDS, {}).get("capital_relation") == "at least":
         words += ["HELLO"] * given[r.CAPITAL_WORDS]["capital_frequency"]
     if given.get(r.WORDS, {}).get("relation") == "at least":
