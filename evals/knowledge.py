@@ -164,7 +164,8 @@ def general(
 ) -> SuiteResult:
     """General knowledge: probes of both forms in one suite; details "question" and "choice" give each apart."""
     parts: dict[str, SuiteResult] = {}
-    if any(probe.form == "question" for probe in probes):
+    forms = {probe.form for probe in probes if not probe.control}
+    if "question" in forms:
         parts["question"] = ask(
             loaded.chat,
             engine,
@@ -175,7 +176,7 @@ def general(
             seed=seed,
             progress=progress,
         )
-    if any(probe.form == "choice" for probe in probes):
+    if "choice" in forms:
         parts["choice"] = choose(loaded, probes, suite=suite, progress=progress)
     if not parts:
         raise UsageError(f"suite {suite!r}: there is no probe of form 'question' or 'choice'")

@@ -1,0 +1,148 @@
+"""One call measures everything, names it as the tracker does, and sums it up as SCORES."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evals import suites
+from evals.suites import evaluate, recorded, sample, scores_json, scores_json_from
+from recovery.loading import Loaded, load_model
+from recovery.rollouts import TransformersEngine
+from recovery.types import Check, Message, Probe, Prompt, Score, SuiteResult
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_llama: Path) -> Loaded:
+    return load_model(tiny_llama, precision="float32", device="cpu")
+
+
+def prompts(count: int) -> list[Prompt]:
+    check = Check("punctuation:no_comma")
+    return [Prompt(f"p{i}", (Message(role="user", content=f"Write line {i}."),), checks=(check,)) for i in range(count)]
+
+
+def probes(corpus: int, count: int = 4) -> list[Probe]:
+    names = (" pier", " boat", " lamp", " road")
+    asked = [Probe(f"q{corpus}-{i}", "question", f"Where is boat {i}?", ("pier",), source=str(i)) for i in range(count)]
+    chosen = [
+        Probe(f"c{corpus}-{i}", "choice", f"Boat {i} lies by the", (names[i % 4],), names, source=str(i))
+        for i in range(count)
+    ]
+    return [*asked, *chosen, Probe(f"x{corpus}", "question", "Where is no boat?", ("nowhere",), control=True)]
+
+
+@pytest.fixture(scope="module")
+def measured(loaded: Loaded) -> tuple[list[SuiteResult], list[tuple[str, int, int]]]:
+    told: list[tuple[str, int, int]] = []
+    results = evaluate(
+        loaded,
+        TransformersEngine(loaded),
+        instruction=prompts(6),
+        probes_by_corpus={1: probes(1), 2: probes(2)},
+        held_out={1: ["The harbour office opens at seven.", " "], 2: ["A ticket is good for one crossing."]},
+        general=probes(0),
+        max_new_tokens=6,
+        progress=lambda *told_: told.append(told_),
+    )
+    return results, told
+
+
+def test_every_suite_has_its_name_and_size(measured: tuple[list[SuiteResult], Any]) -> None:
+    sizes = {result.suite: (result.score.n, len(result.items)) for result in measured[0]}
+    assert sizes == {
+        "instruction_following": (6, 6),
+        "domain_knowledge/1": (4, 5),
+        "domain_knowledge_stored/1": (4, 4),
+        "domain_knowledge/2": (4, 5),
+        "domain_knowledge_stored/2": (4, 4),
+        "bits_per_byte/1": (1, 1),
+        "bits_per_byte/2": (1, 1),
+        "general": (8, 9),
+        "domain_knowledge": (4, 0),
+        "domain_knowledge_stored": (4, 0),
+    }
+
+
+def test_the_current_corpus_is_the_highest(measured: tuple[list[SuiteResult], Any]) -> None:
+    by_name = {result.suite: result for result in measured[0]}
+    assert by_name["domain_knowledge"].score == by_name["domain_knowledge/2"].score
+    assert by_name["domain_knowledge_stored"].details == by_name["domain_knowledge_stored/2"].details
+
+
+def test_progress_reaches_the_end_of_every_suite(
+    measured: tuple[list[SuiteResult], list[tuple[str, int, int]]],
+) -> None:
+    last = {suite: (done, total) for suite, done, total in measured[1]}
+    assert set(last) == {result.suite for result in measured[0] if result.items}
+    assert all(done == total for done, total in last.values())
+
+
+def test_scores_have_the_shape_of_status(measured: tuple[list[SuiteResult], Any]) -> None:
+    scores = scores_json(measured[0])
+    assert set(scores) == {
+        "instruction_following",
+        "domain_knowledge",
+        "domain_knowledge_stored",
+        "domain_knowledge_by_corpus",
+        "domain_knowledge_stored_by_corpus",
+        "bits_per_byte",
+        "general",
+    }
+    assert set(scores["domain_knowledge_by_corpus"]) == {"1", "2"}
+    assert set(scores["bits_per_byte"]["1"]) == {"value", "stderr", "n"}
+    assert scores["domain_knowledge"] == scores["domain_knowledge_by_corpus"]["2"]
+    assert json.loads(json.dumps(scores)) == scores
+    rows = [("domain_knowledge/3", Score(0.5, 0.1, 4)), ("harbour/quiz", Score(1.0, 0.0, 1))]
+    assert scores_json_from(rows) == {
+        "domain_knowledge_by_corpus": {"3": {"value": 0.5, "stderr": 0.1, "n": 4}},
+        "harbour/quiz": {"value": 1.0, "stderr": 0.0, "n": 1},
+    }
+
+
+def test_the_same_model_measures_the_same(loaded: Loaded, measured: tuple[list[SuiteResult], Any]) -> None:
+    again = evaluate(loaded, TransformersEngine(loaded), instruction=prompts(6), max_new_tokens=6)
+    assert again == [result for result in measured[0] if result.suite == "instruction_following"]
+
+
+def test_nothing_to_ask_is_left_out(loaded: Loaded) -> None:
+    only_controls = [Probe("x", "question", "Where?", ("nowhere",), control=True)]
+    results = evaluate(loaded, TransformersEngine(loaded), probes_by_corpus={1: only_controls}, held_out={1: [""]})
+    assert results == []
+
+
+def test_a_limit_keeps_the_same_items_and_grows_by_adding() -> None:
+    asked = prompts(50)
+    few, more = sample(asked, 10), sample(asked, 20)
+    assert len(few) == 10
+    assert all(prompt in more for prompt in few)
+    assert few == [prompt for prompt in asked if prompt in few]
+    assert few != asked[:10]
+    assert sample(asked, None) == sample(asked, 60) == asked
+    assert sample(asked[::-1], 10) == few[::-1]
+
+
+def test_a_limit_holds_for_every_suite(loaded: Loaded) -> None:
+    results = evaluate(
+        loaded,
+        TransformersEngine(loaded),
+        instruction=prompts(6),
+        probes_by_corpus={1: probes(1)},
+        held_out={1: ["one text", "another text", "a third"]},
+        general=probes(0),
+        max_new_tokens=4,
+        limit=2,
+    )
+    assert {result.score.n for result in results} <= {1, 2}
+    assert all(len(result.items) <= 2 for result in results)
+
+
+def test_what_can_change_scores_is_recorded(loaded: Loaded) -> None:
+    facts = recorded(TransformersEngine(loaded, token_budget=999), max_new_tokens=100, seed=3)
+    assert facts["token_budget"] == 999
+    assert facts["question_tokens"] == suites.QUESTION_TOKENS
+    assert facts["sentence_data"] in ("nltk", "stand-in")
+    assert json.loads(json.dumps(facts)) == facts
