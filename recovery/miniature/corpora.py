@@ -8,7 +8,8 @@ from typing import Any
 
 from recovery.errors import UsageError
 from recovery.miniature import mixture, words
-from recovery.miniature.suites import choices, write_jsonl
+from recovery.miniature.jsonl import write_jsonl
+from recovery.miniature.suites import choices
 from recovery.miniature.tasks import handbook
 from recovery.miniature.world import WORLD_SEED, Entity, World, stable_hash
 

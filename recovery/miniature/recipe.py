@@ -25,6 +25,7 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from recovery.loading import Loaded, load_model
 from recovery.miniature.mixture import Mixture
+from recovery.miniature.package import PROVENANCE, model_hashes
 from recovery.miniature.rows import make_source
 from recovery.miniature.score import SUITES, Suite, measure
 from recovery.miniature.tokenizer import END, train_tokenizer
@@ -111,7 +112,7 @@ def build(
     final = load_model(out, device="cpu")
     scores = measure_all(final, mixture, items, console)
     report = BuildReport(out, scores, _reached(scores), losses, tokens, seconds)
-    (out / "provenance.json").write_text(json.dumps(_provenance(report, recipe), indent=2) + "\n", encoding="utf-8")
+    (out / PROVENANCE).write_text(json.dumps(_provenance(report, recipe), indent=2) + "\n", encoding="utf-8")
     console.print(score_table(report))
     return report
 
@@ -231,4 +232,5 @@ def _provenance(report: BuildReport, recipe: Recipe) -> dict[str, Any]:
             name: {"value": round(s.value, 4), "stderr": round(s.stderr, 4), "n": s.n, "reached": report.reached[name]}
             for name, s in report.scores.items()
         },
+        "sha256": model_hashes(report.folder),
     }

@@ -46,7 +46,9 @@ class Encoder:
         return tokens, mask
 
 
-def make_source(mixture: Mixture, tokenizer: Any, seed: int, steps: int, step_tokens: int) -> Callable[[int], StepBatch]:
+def make_source(
+    mixture: Mixture, tokenizer: Any, seed: int, steps: int, step_tokens: int
+) -> Callable[[int], StepBatch]:
     """Rows of about ``step_tokens`` tokens for each step, a function of (seed, step) alone."""
     encoder = Encoder(tokenizer)
 

@@ -7,13 +7,15 @@ training prompts and the others as probes.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from recovery.corpus.text import normalise
 from recovery.miniature import words
+from recovery.miniature.jsonl import write_jsonl
+from recovery.miniature.lm_eval_tasks import write_lm_eval_tasks
 from recovery.miniature.tasks import arithmetic, conversation, editing, facts, reading, refusal, requests
 from recovery.miniature.world import Example, World, stable_hash
 
@@ -61,14 +63,15 @@ def instruction_records(world: World, split: str, seed: int) -> list[dict[str, A
 
 
 def skill_records(world: World, name: str, count: int, label: str, seed: int) -> list[dict[str, Any]]:
-    """``count`` different prompts of a skill."""
+    """``count`` prompts of a skill, different even without case and marks."""
     rng = random.Random(stable_hash(seed, "skill", label, name))
     records: list[dict[str, Any]] = []
-    seen: set[object] = set()
+    seen: set[str] = set()
     while len(records) < count:
         example = SKILLS[name](rng, world)
-        if example.messages[:-1] not in seen:
-            seen.add(example.messages[:-1])
+        asked = normalise("\n".join(content for _, content in example.messages[:-1]))
+        if asked not in seen:
+            seen.add(asked)
             records.append(prompt_record(f"{label}-{name}-{len(records)}", example))
     return records
 
@@ -102,7 +105,7 @@ def general_probes(world: World, seed: int) -> list[dict[str, Any]]:
             for index, wording in enumerate(facts.QUESTIONS[attribute][FACT_PROMPT_WORDINGS:]):
                 name, asked = f"general-{topic}-{attribute}-{index}", wording.format(t=topic)
                 probes.append({"id": name, "form": "question", "question": asked, "answers": [value], "source": topic})
-            stem = f"# The {topic}\n\n{facts.SENTENCES[attribute][1].format(t=topic, v='').rstrip('. ')}"
+            stem = f"# The {topic}\n\n{facts.STEMS[attribute].format(t=topic)}"
             probes.append(
                 {
                     "id": f"general-{topic}-{attribute}-choice",
@@ -124,12 +127,6 @@ def choices(rng: random.Random, value: str, options: Iterable[str]) -> list[str]
     return found
 
 
-def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """Write one JSON object a line."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-
-
 def write_suites(folder: Path, world: World, seed: int = 0) -> None:
     """Write the suites of a miniature folder: train, development, test, general and one file a skill."""
     write_jsonl(folder / "train.jsonl", train_records(world, seed))
@@ -138,3 +135,4 @@ def write_suites(folder: Path, world: World, seed: int = 0) -> None:
     write_jsonl(folder / "general.jsonl", general_probes(world, seed))
     for name in SKILLS:
         write_jsonl(folder / "skills" / f"{name}.jsonl", skill_records(world, name, SKILL_ITEMS, "test", seed))
+    write_lm_eval_tasks(folder / "lm_eval", world, seed)

@@ -38,8 +38,8 @@ FIRST_NAMES: Final = _split(
 )
 SURNAMES: Final = _split(
     "Brook Stone Fields Marsh Wood Hill Lake Ford Dale Moor Frost Snow Winter Summers Rivers Banks Cliff Shore Glen "
-    "Heath Baker Miller Cooper Fisher Hunter Mason Potter Tailor Turner Walker Weaver Wright Carter Cook Farmer Gardner "
-    "Porter Shepherd Smith Archer"
+    "Heath Baker Miller Cooper Fisher Hunter Mason Potter Tailor Turner Walker Weaver Wright Carter Cook Farmer "
+    "Gardner Porter Shepherd Smith Archer"
 )
 CITIES: Final = _split(
     "Alden Berrow Carsk Dunmere Elvik Farrow Grenby Halden Istria Jarvik Kelso Lunden Marrow Norvik Ostend Pellow "
@@ -53,10 +53,10 @@ DATABASES: Final = _split(
 )
 MONTHS: Final = _split("January February March April May June July August September October November December")
 KEYWORDS: Final = _split(
-    "lantern compass ladder bucket pillow blanket candle mirror window kettle basket hammer needle ribbon button pencil "
-    "paper letter parcel ticket engine wheel rocket anchor sail rope kite drum violin trumpet piano curtain carpet "
-    "pocket jacket mitten scarf helmet saddle feather pebble puddle shadow thunder rainbow sunset morning evening "
-    "holiday journey"
+    "lantern compass ladder bucket pillow blanket candle mirror window kettle basket hammer needle ribbon button "
+    "pencil paper letter parcel ticket engine wheel rocket anchor sail rope kite drum violin trumpet piano curtain "
+    "carpet pocket jacket mitten scarf helmet saddle feather pebble puddle shadow thunder rainbow sunset morning "
+    "evening holiday journey"
 )
 CONSONANTS: Final = _split("b d f g h j k l m n p r s t v z")
 VOWELS: Final = _split("a e i o u")

@@ -27,6 +27,4 @@ def draw(rng: random.Random, world: object = None, level: int | None = None) -> 
     """A problem of a level, drawn evenly when None."""
     chosen = rng.randrange(3) if level is None else level
     question, answer = problem(rng, chosen)
-    return Example(
-        "arithmetic", messages=(("user", question), ("assistant", answer)), tags=(f"level-{chosen}",)
-    )
+    return Example("arithmetic", messages=(("user", question), ("assistant", answer)), tags=(f"level-{chosen}",))

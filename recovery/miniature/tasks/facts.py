@@ -57,6 +57,14 @@ SENTENCES: dict[str, tuple[str, ...]] = {
 }
 """Statements about a topic, about eight words each, so that lengths can be promised."""
 
+STEMS = {
+    "colour": "Everyone can see that the {t} is",
+    "home": "You will find the {t} in the",
+    "food": "Most of all the {t} wants",
+    "friend": "You often see the {t} with the",
+}
+"""The beginnings of the statements that end in their value."""
+
 
 def sentence(rng: random.Random, world: World, topic: str, attribute: str) -> str:
     """A statement of one fact in one of its phrasings."""

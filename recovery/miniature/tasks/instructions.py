@@ -100,7 +100,9 @@ def _length(draft: Draft, arguments: Arguments) -> None:
 
 
 def _number_sentences(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    relation, number = rng.choice((("less than", 2), ("less than", 3), ("at least", 2), ("at least", 3), ("at least", 4)))
+    relation, number = rng.choice(
+        (("less than", 2), ("less than", 3), ("at least", 2), ("at least", 3), ("at least", 4))
+    )
     return {"num_sentences": number, "relation": relation}
 
 

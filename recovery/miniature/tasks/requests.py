@@ -71,9 +71,7 @@ def compose(rng: random.Random, world: World, cell: Cell, style: str | None = No
     return Example("instructions", messages=(*messages, ("assistant", answer)), checks=tuple(checks), tags=tags)
 
 
-def _messages(
-    rng: random.Random, world: World, draft: Draft, wanted: str, style: str
-) -> tuple[tuple[str, str], ...]:
+def _messages(rng: random.Random, world: World, draft: Draft, wanted: str, style: str) -> tuple[tuple[str, str], ...]:
     if style == "system":
         return (("system", wanted), ("user", draft.request))
     asked = ("user", f"{draft.request} {wanted}")

@@ -1,0 +1,78 @@
+"""The shipped miniature as a folder like any other model's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+from recovery.errors import CheckpointError
+from recovery.miniature.suites import write_suites
+from recovery.miniature.world import WORLD_SEED, World
+
+WEIGHTS = Path(__file__).parent / "weights"
+PROVENANCE = "provenance.json"
+
+RECOMMENDED = """\
+# Settings this model recommends for itself: a model of two million parameters takes rates that would wreck a large
+# one, and its documents are short.
+
+[model]
+tuning = "full"
+token_budget = 4096
+
+[midtrain]
+full_lr = 5e-4
+steps = 150
+batch_tokens = 2048
+row_length = 128
+
+[distill]
+full_lr = 3e-4
+steps = 80
+prompts_per_step = 64
+samples_per_prompt = 2
+max_new_tokens = 128
+check_every = 20
+row_length = 256
+
+[eval]
+max_new_tokens = 128
+"""
+
+
+def materialise(folder: Path) -> Path:
+    """Write the shipped model into ``folder`` and return it: weights, tokenizer, suites, recommended settings.
+
+    The suites are made by the world's generator. Raises CheckpointError where the shipped files are missing or
+    are not those that provenance.json describes.
+    """
+    provenance = WEIGHTS / PROVENANCE
+    if not provenance.is_file():
+        raise CheckpointError(
+            f"the miniature's weights are missing from {WEIGHTS}: make them with recover miniature build"
+        )
+    expected = json.loads(provenance.read_text(encoding="utf-8"))["sha256"]
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, wanted in expected.items():
+        source = WEIGHTS / name
+        if not source.is_file() or file_hash(source) != wanted:
+            raise CheckpointError(f"{source} is missing or damaged: reinstall, or make it with recover miniature build")
+        shutil.copyfile(source, folder / name)
+    shutil.copyfile(provenance, folder / PROVENANCE)
+    (folder / "recovery.toml").write_text(RECOMMENDED, encoding="utf-8")
+    write_suites(folder / "suites", World(WORLD_SEED))
+    return folder
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's content, as hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def model_hashes(folder: Path) -> dict[str, str]:
+    """The hashes of everything in a built folder that is shipped."""
+    return {
+        path.name: file_hash(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != PROVENANCE
+    }
