@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from recovery.corpus import Corpus, normalise
+from recovery.corpus import Corpus
 from recovery.corpus.asking import cloze, missing, title_of, wh_question
-from recovery.corpus.gaps import Gap, Vocabulary, pick_gaps
+from recovery.corpus.distractors import distractors
+from recovery.corpus.gaps import NUMBER_WORDS, Gap, Vocabulary, pick_gaps
 from recovery.corpus.records import read_records
 from recovery.corpus.sentences import sentences, side
 from recovery.errors import UsageError
@@ -28,6 +29,7 @@ PROBES_FILE = "probes.jsonl"
 CHOICES = 16
 FEWEST_CHOICES = 5
 FEWEST_PROBES = 100
+_DIGITS = dict(zip(NUMBER_WORDS, map(str, (*range(2, 13), 15, 20, 30, 40, 50)), strict=True))
 
 
 # --- files ---------------------------------------------------------------------------------------------------
@@ -164,12 +166,12 @@ def too_few(probes: Sequence[Probe]) -> str | None:
 
 def choice_probe(gap: Gap, vocabulary: Vocabulary, seed: int) -> Probe | None:
     """The document's text up to the gap, with the answer among distractors; None where too few can be found."""
-    wrong = vocabulary.distractors(gap, CHOICES - 1, seed)
+    wrong = distractors(vocabulary, gap, CHOICES - 1, seed)
     choices = list(dict.fromkeys([gap.answer, *wrong]))
     if len(choices) < FEWEST_CHOICES:
         return None
     random.Random(f"{seed}:{gap.key}").shuffle(choices)
-    question = f"{_lead(gap)}{gap.before}"
+    question = f"{gap.sentence.lead}{gap.before}"
     return Probe(
         id=_id("choice", question, gap.answer),
         form="choice",
@@ -185,7 +187,7 @@ def question_probe(gap: Gap) -> Probe:
     """The same knowledge asked as chat."""
     turned = wh_question(gap)
     if turned:
-        question = f'According to "{title_of(gap)}", {turned} Answer with the {missing(gap)} only.'
+        question = f'According to "{title_of(gap)}", {turned} Answer as briefly as you can.'
     else:
         question = f'Fill the gap in this sentence from "{title_of(gap)}": "{cloze(gap)}" '
         question += f"Answer with the missing {missing(gap)} only."
@@ -193,14 +195,14 @@ def question_probe(gap: Gap) -> Probe:
         id=_id("question", question, gap.answer),
         form="question",
         question=question,
-        answers=(gap.answer,),
+        answers=(gap.answer, *_other_spellings(gap.answer)),
         source=gap.sentence.document,
         tags=(gap.kind, "wh" if turned else "cloze"),
     )
 
 
-def _lead(gap: Gap) -> str:
-    """Title and heading above the sentence, as they would stand in the document."""
-    title, heading = gap.sentence.title, gap.sentence.heading
-    lines = [title] if normalise(heading) == normalise(title) or not heading else [title, heading]
-    return "".join(f"{line}\n\n" for line in lines)
+def _other_spellings(answer: str) -> tuple[str, ...]:
+    """The same number in another spelling: "24,000" and "24000", "two" and "2"."""
+    if "," in answer and answer.replace(",", "").isdigit():
+        return (answer.replace(",", ""),)
+    return (_DIGITS[answer],) if answer in _DIGITS else ()

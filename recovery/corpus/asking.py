@@ -12,10 +12,13 @@ BLANK = "____"
 _MARK = "\u241f"  # underscores could pass for emphasis while markup is taken off
 _SORT = {"number": "number", "name": "name", "term": "word"}
 _BE = r"(is|are|was|were)"
-_SUBJECT = r"((?:The|A|An|Its|This|Each|Every|[A-Z][\w-]*)(?: [\w'’-]+){0,7}?)"
+_SUBJECT = r"([A-Z][\w-]*(?: [\w'’-]+){0,7}?)"
 _PRONOUNS = words("it they he she we you i this that these those there here what which who")
+_DETERMINERS = words("the a an its this each every our your their his her my most all both")
+_CLAUSES = words("if when that which who because while then there")
 _IRREGULAR = words("built made held kept sent set written run led known given sold bought found taught")
 _COPULA = re.compile(rf"{_SUBJECT} {_BE} $")
+_NAMED = re.compile(rf"{_SUBJECT} {_BE} (called|named|known as) $")
 _PASSIVE = re.compile(rf"{_SUBJECT} {_BE} ([a-z]+)((?: [a-z]+)?) (in|on|at|from|by|for|to|with|after) $")
 
 
@@ -42,24 +45,28 @@ def wh_question(gap: Gap) -> str | None:
     before, after = plain_text(gap.before) + " ", plain_text(gap.after)
     if after not in (".", "!") or re.search(r"\b(?:not|no|never)\b", before):
         return None
+    if match := _NAMED.fullmatch(before):
+        subject = _subject(match[1])
+        return f"what {match[2]} {subject} {match[3]}?" if subject else None
     if match := _COPULA.fullmatch(before):
         subject = _subject(match[1])
-        return f"what {match[2]} {subject}?" if subject else None
+        who = "who or what" if gap.kind == "name" else "what"
+        return f"{who} {match[2]} {subject}?" if subject else None
     if (match := _PASSIVE.fullmatch(before)) and (match[3].endswith("ed") or match[3] in _IRREGULAR):
         subject = _subject(match[1])
         year = gap.kind == "number" and re.fullmatch(r"1[5-9]\d\d|20\d\d", gap.answer) and match[5] == "in"
         what = "what year" if year else "what"
+        what = "whom or what" if match[5] == "by" else what
         return f"{match[5]} {what} {match[2]} {subject} {match[3]}{match[4]}?" if subject else None
     return None
 
 
 def _subject(text: str) -> str | None:
     """A subject that stands on its own, its article in lower case; None for pronouns and clauses."""
-    words = text.split()
-    if words[0].lower() in _PRONOUNS or (words[0].lower() in {"its", "each", "every"} and len(words) < 2):
+    parts = text.split()
+    first = parts[0].lower()
+    if first in _PRONOUNS or (first in _DETERMINERS and len(parts) < 2):
         return None
-    if set(text.lower().split()) & {"if", "when", "that", "which", "who", "because", "while", "then", "there"}:
+    if set(text.lower().split()) & _CLAUSES:
         return None
-    if words[0] in {"The", "A", "An", "Its", "This", "Each", "Every"}:
-        words[0] = words[0].lower()
-    return " ".join(words)
+    return " ".join([first if first in _DETERMINERS else parts[0], *parts[1:]])

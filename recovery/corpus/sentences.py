@@ -14,6 +14,11 @@ _ABBREVIATIONS = words(
     "approx dept est gen gov lt col sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m"
 )
 _BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]*_`]*(\s+)(?=[\"'(\[*_`]*[A-Z0-9])")
+_PRONOUN = re.compile(
+    r"[\"'(]*(?:It|They|He|She|This|That|These|Those|Its|Their|His|Her|Such|Both|Here|There|Then|Also|But|And|So|"
+    r"However|Otherwise|Instead|Thus|Therefore|Hence|Similarly|Note|Accordingly)\b"
+)
+_OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
 _MARKUP = (
     (re.compile(r"!\[([^\]]*)\]\([^)]*\)"), r"\1"),  # image
     (re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"),  # link
@@ -28,11 +33,16 @@ _MARKUP = (
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence: ``raw`` verbatim with its markup and line ends, ``plain`` without; ``heading`` stands above it."""
+    """A sentence, with the one before it where it begins with a pronoun.
+
+    ``raw`` is verbatim, with markup and line ends, ``plain`` without; ``heading`` stands above it, and ``lead``
+    is the verbatim text that a reader of the document would have seen of title and heading.
+    """
 
     document: str
     title: str
     heading: str
+    lead: str
     raw: str
     plain: str
 
@@ -67,7 +77,7 @@ def sentences(documents: Iterable[Document]) -> list[Sentence]:
 
 
 def _of(document: Document) -> Iterator[Sentence]:
-    heading = ""
+    heading, top, above = "", "", ""
     in_fence = False
     for block in paragraphs(document.text):
         fences = len(re.findall(r"^\s*(?:```|~~~)", block, flags=re.MULTILINE))
@@ -76,14 +86,13 @@ def _of(document: Document) -> Iterator[Sentence]:
             continue
         title, body = _split_heading(block)
         if title is not None:
-            heading = title
-        if body:
-            yield from (
-                Sentence(document.id, document.title, heading, raw, plain)
-                for part in _items(body)
-                for raw in split_sentences(part)
-                if usable(plain := plain_text(raw))
-            )
+            heading, above = title, block[: len(block) - len(body)].strip("\n")
+            top = top or above
+        lead = "".join(f"{part}\n\n" for part in dict.fromkeys((top or document.title, above)) if part)
+        for part in _items(body):
+            for raw in glued(split_sentences(part)):
+                if usable(plain := plain_text(raw)):
+                    yield Sentence(document.id, document.title, heading, lead, raw, plain)
 
 
 def _split_heading(block: str) -> tuple[str | None, str]:
@@ -111,7 +120,8 @@ def split_sentences(text: str) -> list[str]:
     for match in _BOUNDARY.finditer(text):
         head = text[start : match.start(1)]
         last = re.search(r"([\w.]+)\.[\"')\]]*$", head)
-        if last and (last[1].lower() in _ABBREVIATIONS or re.fullmatch(r"[A-Z]", last[1])):
+        initial = last and re.fullmatch(r"[A-Z]", last[1]) and not _OPENER.match(text[match.end(1) :])
+        if last and (last[1].lower() in _ABBREVIATIONS or initial):
             continue
         parts.append(head.strip())
         start = match.end(1)
@@ -119,10 +129,22 @@ def split_sentences(text: str) -> list[str]:
     return [p for p in parts if p]
 
 
+def glued(parts: list[str]) -> list[str]:
+    """Sentences that begin with a pronoun joined to the one before, which says what they are about."""
+    whole: list[str] = []
+    for part in parts:
+        if whole and _PRONOUN.match(plain_text(part)):
+            whole[-1] = f"{whole[-1]} {part}"
+        else:
+            whole.append(part)
+    return whole
+
+
 def usable(plain: str) -> bool:
     """A whole sentence of running text, neither a fragment nor code."""
-    words = plain.split()
-    if not 6 <= len(words) <= 45 or plain[-1] not in ".!\"')" or not re.match(r"[\"'(]?[A-Z0-9]", plain):
+    if _PRONOUN.match(plain):
+        return False
+    if not 6 <= len(plain.split()) <= 45 or plain[-1] not in ".!\"')" or not re.match(r"[\"'(]?[A-Z0-9]", plain):
         return False
     letters = sum(c.isalpha() or c.isspace() for c in plain)
     return letters / len(plain) > 0.78 and not re.search(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::", plain)

@@ -1,0 +1,91 @@
+"""Wrong answers that look right: of the answer's sort, and near to it in frequency, length and form.
+
+What is common in the corpus counts as common, so that neither rarity nor shape gives the answer away.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+
+from recovery.corpus.gaps import CLASSES, Gap, Vocabulary, last_word, same_root
+from recovery.corpus.text import normalise
+
+_SUFFIXES = ("ing", "ed", "ion", "ment", "ness", "ity", "able", "ible", "ive", "al", "ous", "ful", "er", "or", "s")
+
+
+def distractors(vocabulary: Vocabulary, gap: Gap, count: int, seed: int) -> list[str]:
+    """Up to ``count`` wrong answers for a gap, the nearest first; fewer where the corpus has no more."""
+    rng = random.Random(f"{seed}:{gap.key}")
+    for members in CLASSES:
+        if gap.answer in members:
+            others = [w for w in members if w != gap.answer]
+            return rng.sample(others, min(count, len(others)))
+    counts = vocabulary.counts(gap.kind)
+    near = normalise(f"{gap.sentence.plain} {gap.sentence.title}")
+    pool = [w for w in counts if _fits(vocabulary, w, gap, near)]
+    ranked = sorted(pool, key=lambda w: (_distance(vocabulary, w, gap) + 0.25 * rng.random(), w))
+    chosen = ranked[:count]
+    if gap.kind == "number":
+        chosen += _made_up(gap.answer, count - len(chosen), {gap.answer, *chosen}, rng)
+    return chosen
+
+
+def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:
+    """Whether a candidate could stand in the gap and is wrong there: not in the sentence, no form of the answer."""
+    if gap.kind == "number":
+        if _shape(word) != _shape(gap.answer):
+            return False
+    elif gap.kind == "name" and (not vocabulary.is_name(word) or word.isupper() != gap.answer.isupper()):
+        return False
+    if any(word in members for members in CLASSES):
+        return False
+    if normalise(word) in near or any(same_root(a, word.lower()) for a in gap.answer.lower().split()):
+        return False
+    article = gap.kind != "number" and re.search(r"\b[Aa]n?\s+[\W_]*$", gap.before)
+    return not article or (word[0].lower() in "aeiou") == (gap.answer[0].lower() in "aeiou")
+
+
+def _distance(vocabulary: Vocabulary, word: str, gap: Gap) -> float:
+    """How unlike the answer a candidate is: frequency on a log scale, length, and what marks its sort."""
+    counts, answer = vocabulary.counts(gap.kind), gap.answer
+    distance = abs(math.log2((counts[word] + 1) / (counts[answer] + 1))) + abs(len(word) - len(answer)) / 3
+    if gap.kind == "name":
+        distance += 2 * abs(word.count(" ") - answer.count(" "))
+        distance -= 2 * (last_word(gap.before) in vocabulary.led_by.get(word, ()))
+    if gap.kind == "term":
+        distance += 2 * (_ending(word) != _ending(answer))
+    return distance
+
+
+def _ending(word: str) -> str:
+    return next((s for s in _SUFFIXES if word.endswith(s) and not word.endswith("ss")), "")
+
+
+def _shape(text: str) -> tuple[str, int]:
+    """The sort of a number: a year, or an integer, a grouped or a decimal number of so many digits."""
+    if "." in text:
+        return "decimal", len(text.split(".")[1])
+    if re.fullmatch(r"1[5-9]\d\d|20\d\d", text):
+        return "year", 4
+    return ("grouped" if "," in text else "integer"), len(text)
+
+
+def _made_up(answer: str, count: int, taken: set[str], rng: random.Random) -> list[str]:
+    """Numbers of the answer's form for corpora that hold too few: other digits, or another year nearby."""
+    made: list[str] = []
+    for _ in range(count * 20):
+        if len(made) >= count:
+            break
+        if _shape(answer)[0] == "year":
+            text = str(int(answer) + rng.choice((-1, 1)) * rng.randint(1, 15))
+        else:
+            digits = [str(rng.randint(0, 9)) if c.isdigit() else c for c in answer]
+            digits[0] = str(rng.randint(1, 9)) if answer[0] != "0" else "0"
+            digits[-1] = answer[-1] if answer[-1] in "05" and rng.random() < 0.7 else digits[-1]
+            text = "".join(digits)
+        if text not in taken:
+            taken.add(text)
+            made.append(text)
+    return made
