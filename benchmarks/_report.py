@@ -1,0 +1,66 @@
+"""What every benchmark writes beside its figures: on what they were measured, and where they go."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def machine(packages: Iterable[str] = ("torch", "transformers", "trl")) -> dict[str, str]:
+    """Processor, cores, memory, load and versions; no names of hosts or people."""
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "memory": f"{pages * size / 2**30:.0f} GiB",
+        "load before": f"{os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        **{name: version for name in packages if (version := _version(name))},
+    }
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, its columns padded so that it reads as text too."""
+    cells = [list(header), *[[str(cell) for cell in row] for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
+    rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def write(name: str, title: str, body: str, facts: dict[str, str], data: dict[str, Any]) -> Path:
+    """Write results/NAME.md for people and results/NAME.json for machines; returns the first."""
+    RESULTS.mkdir(exist_ok=True)
+    where = "\n".join(f"- {key}: {value}" for key, value in facts.items())
+    page = RESULTS / f"{name}.md"
+    page.write_text(f"# {title}\n\n{body.strip()}\n\n## Measured on\n\n{where}\n", encoding="utf-8")
+    text = json.dumps({"machine": facts, **data}, indent=1, ensure_ascii=False)
+    (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    return page
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    entries = dict(part.split(":", 1) for part in lines if ":" in part)
+    named = {key.strip(): value.strip() for key, value in entries.items()}
+    family = f" (family {named['cpu family']}, model {named['model']})" if "cpu family" in named else ""
+    return named.get("model name", platform.machine()) + family

@@ -1,0 +1,287 @@
+"""Time and peak memory of the fused reverse KL against the plain form and TRL's chunked one.
+
+Run: python -m benchmarks.loss [--write]
+
+Value and gradient of the reverse KL between two heads, on the same tensors in one run. Times are of interleaved
+repeats (the minimum counts: what else runs on a machine only ever adds), with the processor's own count of the work
+beside them, which other work disturbs less. Peak extra memory is what a fresh process
+holds above the tensors it was given, at most, as the kernel counts it.
+
+- plain: both sides' logits for all tokens, autograd through log_softmax.
+- TRL: ChunkedDivergenceFunction, with the arguments that its DistillationTrainer gives. It is looked for in the running
+  environment; without it the other two are compared.
+- ours: recovery.objectives.fused.fused_loss.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks import _report
+from recovery.objectives.fused import fused_loss
+from recovery.objectives.heads import Head
+
+try:
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+except ImportError:
+    ChunkedDivergenceFunction = None
+
+TIMES = ("seconds", "processor seconds")
+
+# A loss of ours may use this share of the other's time or memory, at the size of a 0.6B model's head, frozen.
+LIMITS = {
+    ("memory", "plain"): {"float32": 1 / 8, "bfloat16": 1 / 8},
+    ("memory", "TRL"): {"float32": 1 / 4, "bfloat16": 1 / 4},
+    ("time", "TRL"): {"float32": 0.65, "bfloat16": 0.3},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size: N tokens, D wide, V entries; ``trained`` heads get a gradient of their own."""
+
+    name: str
+    tokens: int
+    width: int
+    vocabulary: int
+    dtype: str
+    trained: bool = False
+
+
+def cases(tokens: int) -> list[Case]:
+    """The sizes compared: a 0.6B model's head, frozen and trained, and a miniature's, trained."""
+    return [
+        *[Case("0.6B", tokens, 1024, 151_936, dtype) for dtype in ("float32", "bfloat16")],
+        Case("0.6B, head trained", tokens, 1024, 151_936, "bfloat16", trained=True),
+        *[Case("miniature, head trained", 6_000, 192, 1_536, kind, trained=True) for kind in ("float32", "bfloat16")],
+    ]
+
+
+@dataclass
+class Tensors:
+    """The inputs: a teacher, and a student that has drifted a little from it."""
+
+    hidden_ND: Tensor
+    weight_VD: Tensor
+    teacher_ND: Tensor
+    teacher_VD: Tensor
+
+    @classmethod
+    def of(cls, case: Case, seed: int) -> Tensors:
+        """Logits of a spread of about 2, as trained models have; nothing is left behind but what is returned."""
+        generator = torch.Generator().manual_seed(seed)
+        dtype = getattr(torch, case.dtype)
+
+        def normal(rows: int, scale: float) -> Tensor:
+            made = torch.empty(rows, case.width, dtype=dtype)
+            for part in made.split(4096):
+                part.copy_(torch.randn(part.shape, generator=generator) * scale)
+            return made
+
+        weight_VD = normal(case.vocabulary, 2 * case.width**-0.5)
+        teacher_VD = weight_VD + normal(case.vocabulary, 0.3 * case.width**-0.5)
+        teacher_ND = normal(case.tokens, 1.0)
+        hidden_ND = teacher_ND + normal(case.tokens, 0.2)
+        return cls(hidden_ND.requires_grad_(), weight_VD.requires_grad_(case.trained), teacher_ND, teacher_VD)
+
+    def gradients(self) -> list[Tensor]:
+        """Gradients of the leaves that have one."""
+        return [leaf.grad for leaf in (self.hidden_ND, self.weight_VD) if leaf.grad is not None]
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        self.hidden_ND.grad = self.weight_VD.grad = None
+
+
+def plain(t: Tensors) -> Tensor:
+    """The definition, written out."""
+    log_p = (t.hidden_ND @ t.weight_VD.t()).log_softmax(-1)
+    log_q = (t.teacher_ND @ t.teacher_VD.t()).log_softmax(-1)
+    return (log_p.exp() * (log_p - log_q)).sum()
+
+
+def trl(t: Tensors) -> Tensor:
+    """TRL's loss as its trainer calls it for the reverse KL."""
+    divergence, _entropy = ChunkedDivergenceFunction.apply(
+        t.hidden_ND, t.weight_VD, None, t.teacher_ND, t.teacher_VD, None, 1.0, 1.0, 1.0, None, 1.0, None
+    )
+    return divergence.sum()
+
+
+def ours(t: Tensors) -> Tensor:
+    """This project's."""
+    head, teacher = Head(t.weight_VD), Head(t.teacher_VD)
+    return fused_loss(t.hidden_ND, head, teacher_hidden_NE=t.teacher_ND, teacher_head=teacher).loss
+
+
+LOSSES: dict[str, Callable[[Tensors], Tensor]] = {"plain": plain, "TRL": trl, "ours": ours}
+if ChunkedDivergenceFunction is None:
+    del LOSSES["TRL"]
+
+
+def value_and_gradient(name: str, tensors: Tensors) -> dict[str, float]:
+    """Seconds by the clock and of the processor, loss, and norm of the gradient."""
+    tensors.clear()
+    started, worked = time.perf_counter(), time.process_time()
+    loss = LOSSES[name](tensors)
+    loss.backward()  # type: ignore[no-untyped-call]
+    seconds, processor = time.perf_counter() - started, time.process_time() - worked
+    norm = sum(float(gradient.float().square().sum()) for gradient in tensors.gradients()) ** 0.5
+    return {"seconds": seconds, "processor seconds": processor, "loss": loss.item(), "gradient norm": norm}
+
+
+def time_all(case: Case, repeats: int, seed: int) -> dict[str, dict[str, Any]]:
+    """Each loss by turns on the same tensors, after a round that does not count."""
+    tensors = Tensors.of(case, seed)
+    found: dict[str, dict[str, Any]] = {name: {key: [] for key in TIMES} for name in LOSSES}
+    for turn in range(repeats + 1):
+        for name, entry in found.items():
+            once = value_and_gradient(name, tensors)
+            for key in TIMES:
+                measured = once.pop(key)
+                if turn > 0:
+                    entry[key].append(round(measured, 4))
+            entry.update(once)
+    return found
+
+
+def peak_memory(case: Case, name: str, seed: int) -> float:
+    """Peak extra MB of one loss, in a process of its own."""
+    request = json.dumps({"case": asdict(case), "loss": name, "seed": seed})
+    threads = str(torch.get_num_threads())
+    command = [sys.executable, "-m", "benchmarks.loss", "--threads", threads, "--peak-of", request]
+    finished = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(finished.stdout.split()[-1])
+
+
+def _print_peak(request: dict[str, Any]) -> None:
+    """In the child: load the libraries on a tiny case, then measure the large one."""
+    case = Case(**request["case"])
+    small = Case("small", 64, 64, 256, case.dtype, case.trained)
+    value_and_gradient(request["loss"], Tensors.of(small, 0))
+    tensors = Tensors.of(case, request["seed"])
+    before = _resident_now()
+    value_and_gradient(request["loss"], tensors)
+    print(_resident_peak() - before)
+
+
+def _resident_now() -> float:
+    """Resident MB; where the kernel can, the peak is counted from here on."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return _resident_peak()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status_entry(status, "VmRSS")
+
+
+def _resident_peak() -> float:
+    status = Path("/proc/self/status")
+    if status.exists():
+        return _status_entry(status, "VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+def _status_entry(status: Path, name: str) -> float:
+    line = next(entry for entry in status.read_text().splitlines() if entry.startswith(name))
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Ours over each of the others, in time (minimum over minimum) and memory."""
+    result = {}
+    for other in ("plain", "TRL"):
+        if other in found:
+            for name, key in (("time", "seconds"), ("processor time", "processor seconds")):
+                result[f"{name}/{other}"] = min(found["ours"][key]) / min(found[other][key])
+            result[f"memory/{other}"] = found["ours"]["megabytes"] / found[other]["megabytes"]
+    return {key: round(value, 4) for key, value in result.items()}
+
+
+def verdicts(case: Case, found: dict[str, float]) -> list[str]:
+    """Each limit that holds for this size, and whether it was kept."""
+    if case.name != "0.6B":
+        return []
+    lines = []
+    for (what, other), limit in LIMITS.items():
+        ratio = found.get(f"{what}/{other}")
+        if ratio is not None:
+            word = "met" if ratio <= limit[case.dtype] else "MISSED"
+            lines.append(f"{case.dtype}, {what} against {other}: {ratio:.3f}, limit {limit[case.dtype]:.3f}: {word}")
+    return lines
+
+
+def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
+    """The tables, and the limits below them."""
+    parts = []
+    for case, found in measured:
+        rows = [
+            (
+                name,
+                f"{min(entry['seconds']):.3f} s",
+                f"{statistics.median(entry['seconds']):.3f} s",
+                f"{min(entry['processor seconds']):.3f} s",
+                f"{entry['megabytes']:.0f} MB",
+                f"{entry['loss']:.5g}",
+                f"{entry['gradient norm']:.5g}",
+            )
+            for name, entry in found.items()
+        ]
+        size = f"N={case.tokens:,}, D={case.width:,}, V={case.vocabulary:,}"
+        parts.append(f"## {case.name}, {case.dtype} ({size})\n")
+        head = ("loss", "fastest", "median", "processor", "peak extra memory", "value", "gradient norm")
+        parts.append(_report.table(head, rows) + "\n")
+        parts.append("Ours over theirs: " + ", ".join(f"{k} {v:.3f}" for k, v in ratios(found).items()) + ".\n")
+    limits = [line for case, found in measured for line in verdicts(case, ratios(found))]
+    return "\n".join([*parts, "## Limits\n", *[f"- {line}" for line in limits]])
+
+
+def main() -> int:
+    """Measure, print, write where asked; status 1 where a limit was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=1024, help="N of the 0.6B model's head")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="only sizes whose name or type contains this")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/loss.md and .json")
+    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.peak_of:
+        _print_peak(json.loads(options.peak_of))
+        return 0
+    facts = _report.machine() | {"threads": str(options.threads), "seed": str(options.seed)}
+    measured = []
+    for case in cases(options.tokens):
+        if options.only not in f"{case.name} {case.dtype}":
+            continue
+        found = time_all(case, options.repeats, options.seed)
+        for name, entry in found.items():
+            entry["megabytes"] = round(peak_memory(case, name, options.seed), 1)
+        measured.append((case, found))
+        print(markdown([(case, found)]).split("## Limits")[0], flush=True)
+    body = markdown(measured)
+    print(body[body.index("## Limits") :])
+    if options.write:
+        data = [{"case": asdict(case), "losses": found, "ratios": ratios(found)} for case, found in measured]
+        note = (__doc__ or "").split("\n\n", 2)[2]
+        print(_report.write("loss", "The fused loss", f"{note}\n{body}", facts, {"cases": data}))
+    return int("MISSED" in body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
