@@ -5,6 +5,7 @@ What is common in the corpus counts as common, so that neither rarity nor shape 
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
 import re
@@ -12,6 +13,7 @@ import re
 from recovery.corpus.gaps import CLASSES, Gap, Vocabulary, last_word, same_root
 from recovery.corpus.text import normalise
 
+_NEAREST = 200
 _SUFFIXES = ("ing", "ed", "ion", "ment", "ness", "ity", "able", "ible", "ive", "al", "ous", "ful", "er", "or", "s")
 
 
@@ -22,14 +24,20 @@ def distractors(vocabulary: Vocabulary, gap: Gap, count: int, seed: int) -> list
         if gap.answer in members:
             others = [w for w in members if w != gap.answer]
             return rng.sample(others, min(count, len(others)))
-    counts = vocabulary.counts(gap.kind)
     near = normalise(f"{gap.sentence.plain} {gap.sentence.title}")
-    pool = [w for w in counts if _fits(vocabulary, w, gap, near)]
+    pool = [w for w in _neighbours(vocabulary, gap) if _fits(vocabulary, w, gap, near)]
     ranked = sorted(pool, key=lambda w: (_distance(vocabulary, w, gap) + 0.25 * rng.random(), w))
     chosen = ranked[:count]
     if gap.kind == "number":
         chosen += _made_up(gap.answer, count - len(chosen), {gap.answer, *chosen}, rng)
     return chosen
+
+
+def _neighbours(vocabulary: Vocabulary, gap: Gap) -> list[str]:
+    """The candidates of a kind that come nearest in frequency and length; all of them in a small corpus."""
+    order = vocabulary.order(gap.kind)
+    place = bisect.bisect_left(order, (*vocabulary.rank(gap.kind, gap.answer), ""))
+    return [word for _, _, word in order[max(0, place - _NEAREST) : place + _NEAREST]]
 
 
 def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:

@@ -76,6 +76,7 @@ class Vocabulary:
         self.names: Counter[str] = Counter()
         self.numbers: Counter[str] = Counter()
         self.led_by: dict[str, set[str]] = {}
+        self._order: dict[str, list[tuple[int, int, str]]] = {}
         for sentence in sentences:
             self._read(sentence.plain)
         self._common = self._most_common()
@@ -109,6 +110,16 @@ class Vocabulary:
     def counts(self, kind: str) -> Counter[str]:
         """How often each candidate of a kind occurs."""
         return {"number": self.numbers, "name": self.names, "term": self.terms}[kind]
+
+    def rank(self, kind: str, word: str) -> tuple[int, int]:
+        """(doublings of the frequency, length): words of equal rank look equally likely."""
+        return (self.counts(kind)[word] + 1).bit_length(), len(word)
+
+    def order(self, kind: str) -> list[tuple[int, int, str]]:
+        """The candidates of a kind, sorted by rank."""
+        if kind not in self._order:
+            self._order[kind] = sorted((*self.rank(kind, word), word) for word in self.counts(kind))
+        return self._order[kind]
 
     def is_name(self, text: str) -> bool:
         """Whether a capitalised word is a name: never or seldom seen in lower case, and no ordinary word."""
@@ -171,7 +182,8 @@ def pick_gaps(
 ) -> list[Gap]:
     """Up to ``count`` gaps, spread over sentences and answers: every sentence once before any a second time."""
     rounds: list[list[Gap]] = [[] for _ in range(per_sentence)]
-    for sentence in sorted(sentences, key=lambda s: share(s.plain, f"pick {seed}")):
+    order = sorted(sentences, key=lambda s: share(s.plain, f"pick {seed}"))
+    for sentence in order[: max(2000, 8 * count)]:  # enough to choose from in a corpus of any size
         for turn, gap in zip(rounds, vocabulary.gaps(sentence), strict=False):
             turn.append(gap)
     picked: list[Gap] = []

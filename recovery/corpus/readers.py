@@ -20,6 +20,7 @@ from recovery.corpus.text import tidy, words
 _TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
 _CHAT_KEYS = ("messages", "conversations", "conversation")
+_UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
 _DOCS_HINT = "pip install 'recovery[docs]'"
 
 
@@ -69,7 +70,9 @@ def _stem(name: str) -> str:
 
 def _plain(name: str, data: bytes) -> Read:
     text, notes = _decoded(data)
-    return Read([Piece(_stem(name), tidy(text))], notes)
+    text = tidy(text)
+    heading = _UNDERLINED.match(text)  # much plain text is written this way
+    return Read([Piece(heading[1].strip() if heading else _stem(name), text)], notes)
 
 
 def _markdown(name: str, data: bytes) -> Read:
@@ -93,7 +96,7 @@ def _restructured(name: str, data: bytes) -> Read:
     """reStructuredText is trained on as it is written; the first underlined line is the title."""
     text, notes = _decoded(data)
     text = tidy(text)
-    heading = re.search(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*(?:\n|$)", text, flags=re.MULTILINE)
+    heading = _UNDERLINED.search(text)
     return Read([Piece(heading[1].strip() if heading else _stem(name), text)], notes)
 
 
