@@ -1,0 +1,23 @@
+"""The retention tasks that come with the model, through lm-eval's own loader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lm_eval.tasks import TaskManager
+
+from recovery.miniature.lm_eval_tasks import write_lm_eval_tasks
+from recovery.miniature.world import World
+
+
+def test_task_files_load_wherever_the_folder_stands(tmp_path: Path) -> None:
+    write_lm_eval_tasks(tmp_path / "first", World(), 0)
+    folder = (tmp_path / "first").rename(tmp_path / "moved")
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    tasks = manager.load(["miniature_facts", "miniature_arithmetic"])["tasks"]
+    facts, sums = tasks["miniature_facts"], tasks["miniature_arithmetic"]
+    known = next(iter(facts.test_docs()))
+    assert len(list(facts.test_docs())) == 192
+    assert known["choices"][known["label"]] == facts.doc_to_choice(known)[facts.doc_to_target(known)]
+    assert len(list(sums.test_docs())) == 1000
+    assert sums.doc_to_text(next(iter(sums.test_docs())))
