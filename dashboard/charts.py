@@ -30,10 +30,10 @@ _FONT = "IBM Plex Sans, system-ui, sans-serif"
 def tradeoff(overview: Overview) -> go.Figure:
     """Knowledge against instruction following: one point a checkpoint, joined in the order of time."""
     steps = [step for step in overview.path if _both(overview, step)]
-    figure = _figure(height=400)
+    figure = _figure(height=380)
     base = overview.base.scores.instruction_following if overview.base else None
     if base is not None:
-        _level(figure, base.value, f"base {percent(base.value)}")
+        figure.add_hline(y=base.value, line={"color": theme.BASE, "width": 1, "dash": "dot"})
     for row in overview.cycles:
         path = [step for step in (row.before, row.midtrained, row.recovered) if step and _both(overview, step)]
         for before, after in pairwise(path):
@@ -41,19 +41,20 @@ def tradeoff(overview: Overview) -> go.Figure:
     for kind in ("base", "midtrained", "recovered"):
         _checkpoints(figure, overview, [step for step in steps if step.checkpoint.kind == kind], kind)
     corpora = len(overview.corpora)
-    over = f" over all {corpora} corpora" if corpora > 1 else ""
-    figure.update_xaxes(title=f"questions about the documents answered{over}", range=_shares(_xs(overview, steps)))
-    figure.update_yaxes(title="instructions followed", range=_shares(_ys(steps)))
+    over = f", all {corpora} corpora" if corpora > 1 else ""
+    figure.update_xaxes(title_text=f"questions answered{over}", range=_shares(_xs(overview, steps)), tickformat=".0%")
+    figure.update_yaxes(title_text="instructions followed", range=_shares(_ys(steps)), tickformat=".0%")
     return figure
 
 
 def trajectory(overview: Overview) -> go.Figure:
     """Both scores from checkpoint to checkpoint, with the phases of each cycle shaded."""
     steps = overview.path
-    figure = _figure(height=400)
+    figure = _figure(height=380)
     for index, step in enumerate(steps[1:], start=1):
         if step.checkpoint.kind in ("midtrained", "recovered"):
-            _phase(figure, index, step.checkpoint.kind, label=len(overview.cycles) <= FEW_CYCLES)
+            colour = COLOURS[step.checkpoint.kind]
+            figure.add_vrect(x0=index - 1, x1=index, fillcolor=colour, opacity=0.12, line_width=0, layer="below")
     following = [step.scores.instruction_following for step in steps]
     knowledge = [overview.knowledge(step) for step in steps]
     names = [_title(step) for step in steps]
@@ -66,12 +67,8 @@ def trajectory(overview: Overview) -> go.Figure:
         showgrid=False,
     )
     low = min((score.value for score in (*following, *knowledge) if score), default=0.0)
-    figure.update_yaxes(title="share of items right", range=[min(0.0, low) - 0.03, 1.12])
-    figure.update_layout(
-        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
-        showlegend=True,
-        margin={"t": 34},
-    )
+    figure.update_yaxes(title_text="share of items right", range=[min(0.0, low) - 0.03, 1.12], tickformat=".0%")
+    figure.update_layout(margin={"b": 30})
     return figure
 
 
@@ -103,9 +100,9 @@ def curve(
         margin={"l": 46, "r": 10, "t": 22 if len(drawn) > 1 else 8, "b": 26},
     )
     figure.update_xaxes(range=[0, total] if total else None, nticks=6)
-    figure.update_yaxes(nticks=5)
+    figure.update_yaxes(nticks=5, exponentformat="e")
     if log and all(point.value is None or point.value > 0 for _, points in drawn for point in points):
-        figure.update_yaxes(type="log", dtick=1, exponentformat="power")
+        figure.update_yaxes(type="log", dtick="D2", tickformat="~g")
     return figure
 
 
@@ -123,8 +120,8 @@ def _figure(height: int) -> go.Figure:
         dragmode=False,
     )
     axis = {"gridcolor": theme.GRID, "zeroline": False, "linecolor": theme.GRID, "automargin": True}
-    figure.update_xaxes(**axis, title_standoff=10)
-    figure.update_yaxes(**axis, title_standoff=8)
+    figure.update_xaxes(**axis, title={"standoff": 10, "font": {"size": 13}})
+    figure.update_yaxes(**axis, title={"standoff": 8, "font": {"size": 13}})
     return figure
 
 
@@ -167,8 +164,8 @@ def _checkpoints(figure: go.Figure, overview: Overview, steps: Sequence[Measured
         mode="markers+text",
         name=KINDS[kind],
         text=[_short(step, overview) for step in steps],
-        textposition="top center" if kind != "midtrained" else "bottom center",
-        marker={"symbol": SHAPES[kind], "size": 12, "color": colour, "line": {"width": 1.5, "color": "#ffffff"}},
+        textposition="middle right" if kind == "midtrained" else "top right",
+        marker={"symbol": SHAPES[kind], "size": 14, "color": colour, "line": {"width": 1, "color": "#ffffff"}},
         customdata=[
             [_title(step), percent(k.value if k else None), interval(k), percent(f.value if f else None), interval(f)]
             for step, k, f in zip(steps, knowledge, following, strict=True)
@@ -202,26 +199,9 @@ def _arrow(figure: go.Figure, start: tuple[float, float], end: tuple[float, floa
         arrowcolor=colour,
         standoff=9,
         startstandoff=8,
-        opacity=0.75,
+        opacity=0.9,
         text="",
     )
-
-
-def _level(figure: go.Figure, value: float, label: str) -> None:
-    figure.add_hline(y=value, line={"color": theme.BASE, "width": 1, "dash": "dot"})
-    figure.add_annotation(
-        x=1, xref="paper", y=value, text=label, showarrow=False, xanchor="right", yanchor="bottom", font={"size": 11}
-    )
-
-
-def _phase(figure: go.Figure, index: int, kind: str, *, label: bool) -> None:
-    colour = COLOURS[kind]
-    figure.add_vrect(x0=index - 1, x1=index, fillcolor=colour, opacity=0.10, line_width=0, layer="below")
-    if label:
-        words = "mid-training" if kind == "midtrained" else "recovery"
-        figure.add_annotation(
-            x=index - 0.5, y=1.115, text=words, showarrow=False, yanchor="top", font={"size": 10.5, "color": colour}
-        )
 
 
 def _line(
@@ -282,13 +262,12 @@ def _ticks(steps: Sequence[Measured], overview: Overview) -> list[str]:
 
 
 def _short(step: Measured, overview: Overview) -> str:
-    """A label beside a point; where there are many points, only where the path begins and ends."""
-    kind, number = step.checkpoint.kind, step.checkpoint.cycle
-    if kind == "base":
-        return "base"
-    if len(overview.cycles) > FEW_CYCLES and number not in (1, overview.cycles[-1].cycle.number):
-        return ""
-    return f"{number} mid" if kind == "midtrained" else f"{number} rec"
+    """A label beside a point: its cycle's number; where there are many, the first's and the last's alone."""
+    number = step.checkpoint.cycle
+    if step.checkpoint.kind == "base":
+        return " base"
+    ends = (1, overview.cycles[-1].cycle.number)
+    return f" {number}" if len(overview.cycles) <= FEW_CYCLES or number in ends else ""
 
 
 def _title(step: Measured) -> str:

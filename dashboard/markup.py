@@ -9,8 +9,17 @@ from urllib.parse import quote
 
 LOGO = (
     '<svg viewBox="0 0 32 20" width="32" height="20" aria-hidden="true"><path d="M1.5 4 L9 16 L16 5 L23 15 L30.5 4" '
-    'fill="none" stroke="currentColor" stroke-width="2.6" stroke-linecap="round" stroke-linejoin="round"/></svg>'
+    'fill="none" stroke="#2f86d6" stroke-width="2.6" stroke-linecap="round" stroke-linejoin="round"/></svg>'
 )
+_LINE = '<path d="M0 7H24" stroke="{0}" stroke-width="2.4" fill="none"'
+SHAPES = {
+    "circle": '<circle cx="12" cy="7" r="5.5" fill="{0}"/>',
+    "triangle": '<path d="M6 2.5H18L12 12.5Z" fill="{0}"/>',
+    "square": '<rect x="7" y="2" width="10" height="10" fill="{0}"/>',
+    "solid": _LINE + '/><circle cx="12" cy="7" r="4" fill="{0}"/>',
+    "dashed": _LINE + ' stroke-dasharray="5 3"/><path d="M12 2L17 7L12 12L7 7Z" fill="{0}"/>',
+    "phase": '<rect x="3" y="0" width="18" height="14" rx="3" fill="{0}" opacity="0.28"/>',
+}
 PAGES = (("Overview", ""), ("Live", "live"))
 
 STATUS_WORDS = {"running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed"}
@@ -60,9 +69,19 @@ def tiles(entries: Iterable[Tile]) -> str:
     return f'<dl class="tiles">{"".join(shown)}</dl>'
 
 
-def card_title(title: str, note: str = "") -> str:
-    """The heading of a card, with a line that says how to read it."""
-    return f'<div class="card-title"><h2>{esc(title)}</h2><p>{esc(note)}</p></div>'
+def card_title(title: str, note: str = "", keys: str = "") -> str:
+    """The heading of a card, with a line that says how to read it, and the key to its figure (``keys``)."""
+    return f'<div class="card-title"><h2>{esc(title)}</h2><p>{esc(note)}</p>{keys}</div>'
+
+
+def keys(entries: Iterable[tuple[str, str, str]]) -> str:
+    """A figure's key: entries of (shape, colour, name). It wraps on a narrow screen, as one inside would not."""
+    shown = [
+        f'<span><svg viewBox="0 0 24 14" width="24" height="14" aria-hidden="true">'
+        f"{SHAPES[shape].format(esc(colour))}</svg>{esc(name)}</span>"
+        for shape, colour, name in entries
+    ]
+    return f'<div class="keys">{"".join(shown)}</div>'
 
 
 def chip(word: str, tone: str) -> str:

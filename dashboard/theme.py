@@ -16,6 +16,9 @@ FOLLOWING = "#5a6fd8"
 KNOWLEDGE = "#159a78"
 SERIES = (FOLLOWING, MIDTRAINED, KNOWLEDGE, "#b5559b", BASE)
 
+WEIGHTS = (400, 700)
+"""The files that come with Gradio whole: its 600 holds no Latin letters."""
+
 INK = "#5b6675"  # text and lines inside figures; the style sheet adapts them to the dark
 GRID = "#e4e8ee"
 
@@ -26,8 +29,8 @@ def theme() -> gr.themes.Base:
         primary_hue=gr.themes.colors.blue,
         neutral_hue=gr.themes.colors.slate,
         radius_size=gr.themes.sizes.radius_md,
-        font=(gr.themes.LocalFont("IBM Plex Sans"), "system-ui", "sans-serif"),
-        font_mono=(gr.themes.LocalFont("IBM Plex Mono"), "ui-monospace", "monospace"),
+        font=(gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "system-ui", "sans-serif"),
+        font_mono=(gr.themes.LocalFont("IBM Plex Mono", weights=(400,)), "ui-monospace", "monospace"),
     ).set(
         body_background_fill="#f6f7f9",
         body_background_fill_dark="#0e1116",

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import charts, markup
+from dashboard import charts, markup, theme
 from dashboard.markup import Tile, esc
 from dashboard.pages import common
 from dashboard.source import Source
@@ -19,7 +19,17 @@ NAME = "Overview"
 REFRESH_SECONDS = 4.0
 
 TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
-ANSWERED = "Questions answered"
+TRADEOFF_KEYS = (
+    ("circle", theme.BASE, "base"),
+    ("triangle", theme.MIDTRAINED, "mid-trained"),
+    ("square", theme.RECOVERED, "recovered"),
+)
+TRAJECTORY_KEYS = (
+    ("solid", theme.FOLLOWING, "instruction following"),
+    ("dashed", theme.KNOWLEDGE, "domain knowledge"),
+    ("phase", theme.MIDTRAINED, "mid-training"),
+    ("phase", theme.RECOVERED, "recovery"),
+)
 
 
 def build(page: gr.Blocks, source: Source) -> None:
@@ -32,14 +42,17 @@ def build(page: gr.Blocks, source: Source) -> None:
             gr.HTML(
                 markup.card_title(
                     "Knowledge against instruction following",
-                    "Each cycle goes right and down while it learns, then up while it recovers. Bars: 95% intervals.",
+                    "A cycle goes right and down while it learns, then up while it recovers. Bars: 95% intervals.",
+                    markup.keys(TRADEOFF_KEYS),
                 )
             )
             tradeoff = gr.Plot(show_label=False, container=False, elem_id="tradeoff")
         with gr.Column(elem_classes="card", min_width=340):
             gr.HTML(
                 markup.card_title(
-                    "Both over time", "Orange: mid-training on documents. Blue: recovery by on-policy distillation."
+                    "Both over time",
+                    "Mid-training costs instruction following; recovery gives it back and keeps what was learnt.",
+                    markup.keys(TRAJECTORY_KEYS),
                 )
             )
             trajectory = gr.Plot(show_label=False, container=False, elem_id="trajectory")
@@ -135,7 +148,9 @@ def _tiles(overview: Overview) -> list[Tile]:
     return [
         Tile("Instruction following", percent(following.value if following else None), interval(following)),
         Tile("Of the base model", percent(of_base), _base_note(start), _tone(of_base)),
-        Tile(ANSWERED, percent(known.value if known else None), _from(before.value if before else None, known)),
+        Tile(
+            "Domain knowledge", percent(known.value if known else None), _from(before.value if before else None, known)
+        ),
         Tile("General knowledge kept", percent(general.value if general else None), interval(general)),
     ]
 
@@ -147,7 +162,7 @@ def _base_note(start: Any) -> str:
 def _from(before: float | None, known: Any) -> str:
     if known is None:
         return "not measured"
-    return f"{interval(known)}" if before is None else f"from {percent(before)}; {interval(known)}"
+    return interval(known) if before is None else f"from {percent(before)}, {interval(known)}"
 
 
 def _tone(of_base: float | None) -> str:
@@ -166,13 +181,16 @@ def _cycles(overview: Overview) -> str:
         "Learnt",
         "Lost, mid-training",
         "Of base, recovered",
-        "All corpora",
+        "Knowledge, all",
         "Stored",
         "General",
         "Decision",
     )
     rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
-    note = "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following."
+    note = (
+        "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
+        "Knowledge: questions on all corpora answered, mid-trained → recovered."
+    )
     return (
         f'<div class="card">{markup.card_title("Cycles", note)}'
         f"{markup.table(columns, rows, caption='What each cycle learnt, lost and got back')}</div>"

@@ -40,7 +40,7 @@ def seed(
     seeded = Seeded(path, experiment, [], [])
     with tracker.start_stage(experiment, "register", config={"model": "miniature"}):
         base = tracker.add_checkpoint(experiment, "base", "base", path="base", content_hash="b" * 64)
-    _evaluate(tracker, base, dice, items, following=BASE, known={}, corpora=cycles + 1)
+    _evaluate(tracker, base, dice, items, following=BASE, known={}, corpora=cycles + running)
     latest = base
     for number in range(1, cycles + 1):
         latest = _cycle(tracker, seeded, dice, number, latest, items, steps)
