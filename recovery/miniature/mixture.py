@@ -13,19 +13,19 @@ from recovery.miniature.world import Entity, Example, World
 Drawer = Callable[[random.Random, World], Example]
 
 SHARES: dict[str, tuple[Drawer, float]] = {
-    "instructions": (requests.draw, 0.42),
+    "instructions": (requests.draw, 0.40),
     "facts": (facts.ask, 0.05),
     "facts-page": (facts.page, 0.02),
     "open-book": (reading.open_book, 0.09),
     "question-writing": (reading.write_question, 0.03),
-    "arithmetic": (arithmetic.draw, 0.03),
+    "arithmetic": (arithmetic.draw, 0.04),
     "editing": (editing.draw, 0.03),
     "refusal": (refusal.draw, 0.02),
     "dialogue": (conversation.two_turns, 0.02),
     "system": (conversation.system_prompt, 0.02),
-    "rules": (conversation.rules, 0.02),
+    "rules": (conversation.rules, 0.03),
     "demonstrations": (conversation.demonstrations, 0.02),
-    "echo": (conversation.echo, 0.02),
+    "echo": (conversation.echo, 0.05),
 }
 """Share of examples by task; what is missing to one goes to the handbooks of the current cohort."""
 

@@ -31,8 +31,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-_SPLIT = Regex(r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\n+|\s+")
-"""Digits and marks one by one (numbers and formats are composed), words with the space before them."""
+_SPLIT = Regex(r"\p{N}{1,2}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\n+|\s+")
+"""Digits by twos, marks one by one (formats are composed), words with the space before them."""
 _NAME = re.compile(f"Ġ?[{''.join(words.CONSONANTS).upper()}][aeiou]([{''.join(words.CONSONANTS)}][aeiou])+")
 _WORD_SCORE, _SYLLABLE_SCORE, _BYTE_SCORE = -10.0, -9.9, -30.0
 
@@ -48,6 +48,7 @@ def _listed() -> list[str]:
     common = (words.TOPICS, words.COLOURS, words.HOMES, words.FOODS, words.KEYWORDS)
     pieces = [form for group in (*named, *common) for word in group for form in (word, f"Ġ{word}")]
     pieces += [f"Ġ{word.upper()}" for group in common for word in group]
+    pieces += [f"{number:02d}" for number in range(100)]
     return pieces + [f"Ġ{word}" for word in words.ORGANISATION_WORDS]
 
 

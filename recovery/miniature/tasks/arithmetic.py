@@ -10,11 +10,12 @@ ASK = ("What is {a} {op} {b}?", "Work out {a} {op} {b}.", "{a} {op} {b} =")
 
 
 def problem(rng: random.Random, level: int) -> tuple[str, str]:
-    """A question and its answer. Level 0: sums of digits; 1: sums and differences to 99; 2: products of two digits."""
+    """A question and its answer. Level 0: digits; 1: sums and differences within 99; 2: products."""
     if level == 0:
         a, b, op = rng.randint(1, 9), rng.randint(1, 9), rng.choice("+-")
     elif level == 1:
-        a, b, op = rng.randint(10, 99), rng.randint(10, 99), rng.choice("+-")
+        a, op = rng.randint(10, 89), rng.choice("+-")
+        b = rng.randint(10, 99 - a) if op == "+" else rng.randint(10, 99)
     else:
         a, b, op = rng.randint(12, 99), rng.randint(12, 99), "*"
     if op == "-" and a < b:
@@ -24,7 +25,7 @@ def problem(rng: random.Random, level: int) -> tuple[str, str]:
 
 
 def draw(rng: random.Random, world: object = None, level: int | None = None) -> Example:
-    """A problem of a level, drawn evenly when None."""
-    chosen = rng.randrange(3) if level is None else level
+    """A problem of a level; when None, one in two is of level 0, one in three of level 1."""
+    chosen = rng.choice((0, 0, 0, 1, 1, 2)) if level is None else level
     question, answer = problem(rng, chosen)
     return Example("arithmetic", messages=(("user", question), ("assistant", answer)), tags=(f"level-{chosen}",))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 from recovery.miniature import words
+from recovery.miniature.tasks import handbook
 from recovery.miniature.tasks.facts import QUESTIONS
-from recovery.miniature.world import Example, World, random_name
+from recovery.miniature.world import ENTITY_ATTRIBUTES, Example, World, fresh_entity, random_name
 
 FOLLOW_UPS = {
     "colour": ("And what colour is it?", "Which colour does it have?"),
@@ -71,6 +72,14 @@ def demonstrations(rng: random.Random, world: World) -> Example:
 
 
 def echo(rng: random.Random, world: object = None) -> Example:
-    """Saying random names back: the plainest form of copying, which all the others build on."""
-    text = " ".join(random_name(rng) for _ in range(rng.randint(1, 4)))
+    """Saying something back word for word: the plainest form of copying, which all the others build on."""
+    kind = rng.randrange(3)
+    if kind == 0:
+        text = " ".join(random_name(rng) for _ in range(rng.randint(1, 6)))
+    elif kind == 1:
+        text = " ".join(str(rng.randint(1000, 9999)) for _ in range(rng.randint(1, 6)))
+    else:
+        entity = fresh_entity(rng)
+        attributes = rng.sample(ENTITY_ATTRIBUTES, rng.choice((1, 2, 3)))
+        text = " ".join(handbook.statement(rng, entity, attribute) for attribute in attributes)
     return Example("echo", messages=(("user", f"Repeat: {text}"), ("assistant", text)))
