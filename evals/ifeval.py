@@ -89,11 +89,11 @@ def judge_responses(
 ) -> SuiteResult:
     """Judge responses made elsewhere, one for each prompt, in order.
 
-    The headline is strict accuracy over the prompts with checks. Details: "prompt_loose",
-    "instruction_strict", "instruction_loose" (standard errors clustered by prompt), "id/<instruction id>"
-    (strict). Prompts without checks are judged by a simple rule and reported apart: "refusal" (tagged so: the
-    answer declines), "answer" (a reference answer: whole-answer match, and "answer_contains"). Prompts with
-    neither are not judged. When no prompt has checks, those judged by the simple rules make the headline.
+    The headline is strict accuracy over the prompts with checks. Details: "prompt_loose", "instruction_strict",
+    "instruction_loose" (standard errors clustered by prompt), "id/<instruction id>" (strict). Prompts without checks
+    are judged by a simple rule and reported apart: "refusal" (tagged so: the answer declines), "answer" (a reference
+    answer, matched word for word; "answer_normalised" and "answer_contains" match more loosely). Prompts with neither
+    are not judged. When no prompt has checks, those judged by the simple rules make the headline.
     """
     if len(prompts) != len(responses):
         raise UsageError(f"{len(responses)} responses were given for {len(prompts)} prompts: give one for each")
@@ -279,8 +279,13 @@ def _item(prompt: Prompt, said: Answer) -> Item | None:
         verdicts = {"refusal": bool(score)}
         extra |= {"rule": "refusal", "headline": False}
     elif prompt.answer is not None:
-        score = float(exact_match(said.text, (prompt.answer,)))
-        verdicts = {"correct": bool(score), "contains": contains(said.text, (prompt.answer,))}
+        accepted = (prompt.answer,)
+        score = float(said.text.split() == prompt.answer.split())
+        verdicts = {
+            "correct": bool(score),
+            "normalised": exact_match(said.text, accepted),
+            "contains": contains(said.text, accepted),
+        }
         extra |= {"rule": "answer", "headline": False, "answer": prompt.answer}
     else:
         return None
@@ -332,5 +337,6 @@ def _rule_details(items: Sequence[Item]) -> dict[str, Score]:
         if scores := [item.score for item in items if item.extra["rule"] == rule]:
             details[rule] = score_of(scores)
     if answered := [item for item in items if item.extra["rule"] == "answer"]:
-        details["answer_contains"] = score_of([float(item.verdicts["contains"]) for item in answered])
+        for rule in ("normalised", "contains"):
+            details[f"answer_{rule}"] = score_of([float(item.verdicts[rule]) for item in answered])
     return details

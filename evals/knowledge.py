@@ -88,17 +88,9 @@ def choose(
     """
     asked = _of_form(probes, "choice", suite)
     for probe in asked:
-        if len(probe.choices) < 2 or probe.answers[0] not in probe.choices:
+        if len(probe.choices) < 2 or not all(probe.choices) or probe.answers[0] not in probe.choices:
             raise UsageError(f"probe {probe.id!r}: a choice needs two candidates or more, one of them its first answer")
-    prefix = document_prefix(loaded)
-    requests: list[Request] = []
-    places: list[list[int]] = []
-    for probe in asked:
-        place = []
-        for context, continuation in _encode_choices(loaded, prefix, probe):
-            place.append(len(requests))
-            requests.append((context, [continuation]))
-        places.append(place)
+    requests, places = _choice_requests(loaded, asked)
     told = _per_probe(places, progress)
     scored = likelihoods(loaded, requests, token_budget=token_budget, progress=told)
     items = [
@@ -242,23 +234,29 @@ def text_windows(prefix: Sequence[int], tokens: Sequence[int], size: int) -> lis
     return pieces
 
 
-def _encode_choices(loaded: Loaded, prefix: list[int], probe: Probe) -> list[tuple[list[int], list[int]]]:
-    """Every candidate as (context ids, continuation ids), cut where the tokens of the joined text allow it.
+def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Request], list[list[int]]]:
+    """Every candidate as a (context ids, [continuation ids]) request, and which requests belong to each probe.
 
-    Spaces before the gap go with the candidate, and the cut falls before a token that spans the gap: the ids
-    are then those of the text as it stands in a document.
+    Spaces before the gap go with the candidate, and the cut falls before a token that spans the gap: the ids are
+    then those of the text as it stands in a document.
     """
-    stem = probe.question.rstrip()
-    space = probe.question[len(stem) :]
-    context = prefix + loaded.chat.encode(stem)
-    pairs = []
-    for choice in probe.choices:
-        whole = prefix + loaded.chat.encode(stem + space + choice)
-        same = next((i for i, (a, b) in enumerate(zip(context, whole, strict=False)) if a != b), len(context))
-        cut = min(same, len(whole) - 1)
-        head = whole[:cut] if cut else [start_token(loaded)]
-        pairs.append((head, whole[cut:]))
-    return pairs
+    texts: list[str] = []
+    for probe in probes:
+        texts += [probe.question.rstrip(), *(probe.question + choice for choice in probe.choices)]
+    encoded = iter(loaded.tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"])
+    prefix = document_prefix(loaded)
+    start = prefix or [start_token(loaded)]
+    requests: list[Request] = []
+    places: list[list[int]] = []
+    for probe in probes:
+        stem = next(encoded)
+        places.append(list(range(len(requests), len(requests) + len(probe.choices))))
+        for _ in probe.choices:
+            whole = next(encoded)
+            same = next((i for i, (a, b) in enumerate(zip(stem, whole, strict=False)) if a != b), len(stem))
+            cut = min(same, len(whole) - 1)
+            requests.append((prefix + whole[:cut] if cut else start, [whole[cut:]]))
+    return requests, places
 
 
 def _per_probe(places: Sequence[Sequence[int]], progress: Progress | None) -> Progress | None:

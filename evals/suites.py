@@ -19,6 +19,7 @@ Progress = Callable[[str, int, int], None]
 Asked = TypeVar("Asked", Prompt, Probe)
 
 QUESTION_TOKENS = 64
+CONTROL_SHARE = 5
 _BY_CORPUS = {
     "domain_knowledge": "domain_knowledge_by_corpus",
     "domain_knowledge_stored": "domain_knowledge_stored_by_corpus",
@@ -62,8 +63,8 @@ def evaluate(
             suite = f"bits_per_byte/{corpus}"
             told = _told(progress, suite, len(kept))
             results.append(knowledge.bits_per_byte(loaded, kept, suite=suite, progress=told))
-    if general:
-        asked = sample(general, limit)
+    if any(not probe.control for probe in general):
+        asked = sample_probes(general, limit)
         told = _told(progress, "general", len(asked))
         results.append(knowledge.general(loaded, engine, asked, max_new_tokens=tokens, seed=seed, progress=told))
     return results + _current(results, max(probes, default=0))
@@ -78,6 +79,16 @@ def sample(items: Sequence[Asked], limit: int | None) -> list[Asked]:
         return list(items)
     ranked = sorted(range(len(items)), key=lambda i: hashlib.sha256(items[i].id.encode()).digest())
     return [items[index] for index in sorted(ranked[:limit])]
+
+
+def sample_probes(probes: Sequence[Probe], limit: int | None) -> list[Probe]:
+    """At most ``limit`` probes that count, and beside them at most a fifth as many controls; see :func:`sample`."""
+    if limit is None:
+        return list(probes)
+    chosen = sample([probe for probe in probes if not probe.control], limit)
+    control = sample([probe for probe in probes if probe.control], -(-limit // CONTROL_SHARE))
+    ids = {id(probe) for probe in (*chosen, *control)}
+    return [probe for probe in probes if id(probe) in ids]
 
 
 def recorded(
@@ -157,7 +168,7 @@ def _corpus(
 ) -> list[SuiteResult]:
     """Both forms of knowledge of one corpus, whichever it has probes for."""
     results = []
-    questions = sample([probe for probe in probes if probe.form == "question"], limit)
+    questions = sample_probes([probe for probe in probes if probe.form == "question"], limit)
     if any(not probe.control for probe in questions):
         suite = f"domain_knowledge/{corpus}"
         told = _told(progress, suite, len(questions))
@@ -174,7 +185,7 @@ def _corpus(
                 progress=told,
             )
         )
-    choices = sample([probe for probe in probes if probe.form == "choice"], limit)
+    choices = sample_probes([probe for probe in probes if probe.form == "choice"], limit)
     if any(not probe.control for probe in choices):
         suite = f"domain_knowledge_stored/{corpus}"
         told = _told(progress, suite, len(choices))

@@ -228,16 +228,18 @@ def test_refusals_and_reference_answers_are_reported_apart() -> None:
         asked("Tell me another.", id="c", tags=("refusal",)),
         asked("2 + 2?", id="d", answer="4"),
         asked("3 + 3?", id="e", answer="6"),
+        asked("Mend it: teh cat", id="g", answer="the cat"),
         asked("Chat a little.", id="f"),
     ]
-    said = ["No.", "I'm sorry, I can't help with that.", "It is 1234.", "4.", "It is 6.", "Hello!"]
+    said = ["No.", "I'm sorry, I can't help with that.", "It is 1234.", "4.", "It is 6.", "the  cat", "Hello!"]
     result = judge_responses(prompts, said)
     assert (result.score.value, result.score.n) == (1.0, 1)
     assert (result.details["refusal"].value, result.details["refusal"].n) == (0.5, 2)
-    assert result.details["answer"].value == 0.5
+    assert result.details["answer"].value == pytest.approx(1 / 3)
+    assert result.details["answer_normalised"].value == pytest.approx(2 / 3)
     assert result.details["answer_contains"].value == 1.0
-    assert [item.id for item in result.items] == ["a", "b", "c", "d", "e"]
-    assert [item.extra.get("headline", True) for item in result.items] == [True, False, False, False, False]
+    assert [item.id for item in result.items] == ["a", "b", "c", "d", "e", "g"]
+    assert [item.extra.get("headline", True) for item in result.items] == [True] + [False] * 5
 
 
 def test_without_any_checks_the_simple_rules_are_the_headline() -> None:

@@ -136,8 +136,24 @@ def test_a_limit_holds_for_every_suite(loaded: Loaded) -> None:
         max_new_tokens=4,
         limit=2,
     )
-    assert {result.score.n for result in results} <= {1, 2}
-    assert all(len(result.items) <= 2 for result in results)
+    assert {result.suite: result.score.n for result in results} == {
+        "instruction_following": 2,
+        "domain_knowledge/1": 2,
+        "domain_knowledge_stored/1": 2,
+        "bits_per_byte/1": 2,
+        "general": 2,
+        "domain_knowledge": 2,
+        "domain_knowledge_stored": 2,
+    }
+
+
+def test_controls_take_no_place_of_what_counts() -> None:
+    asked = [*probes(1, count=30), *(Probe(f"x{i}", "question", "Where?", ("no",), control=True) for i in range(30))]
+    kept = suites.sample_probes(asked, 10)
+    assert sum(not probe.control for probe in kept) == 10
+    assert sum(probe.control for probe in kept) == 2
+    assert kept == [probe for probe in asked if probe in kept]
+    assert suites.sample_probes(asked, None) == asked
 
 
 def test_what_can_change_scores_is_recorded(loaded: Loaded) -> None:
