@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.composer import compose
+from recovery.composer import DEFAULT_COUNT, compose
 from recovery.corpus.records import read_records
 from recovery.corpus.text import normalise, share
 from recovery.errors import UsageError
@@ -247,7 +247,7 @@ def _side(position: float) -> str:
 
 
 def behaviour_prompts(
-    model_folder: Path | None = None, user_file: Path | None = None, seed: int = 0, *, count: int = 8000
+    model_folder: Path | None = None, user_file: Path | None = None, seed: int = 0, *, count: int = DEFAULT_COUNT
 ) -> PromptSplits:
     """The behaviour prompts of a run, from the first of: the user's file (or a folder of train.jsonl,
     development.jsonl, test.jsonl), the model folder's ``suites/``, the built-in composer (``count`` prompts by

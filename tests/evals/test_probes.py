@@ -1,0 +1,165 @@
+"""Probes: made from any English folder, read from any file, the same for the same text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pydoc_data.topics
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from evals.probes import (
+    CHOICES,
+    FEWEST_CHOICES,
+    build_probes,
+    from_record,
+    load_probes,
+    probes_hash,
+    to_record,
+    too_few,
+    write_probes,
+)
+from recovery.corpus import Corpus, read_corpus
+from recovery.corpus.sentences import sentences, side
+from recovery.errors import UsageError
+from recovery.types import Probe
+
+
+@pytest.fixture(scope="module")
+def topics(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Python's own help topics as a folder of text files."""
+    folder = tmp_path_factory.mktemp("topics")
+    for name, text in pydoc_data.topics.topics.items():
+        (folder / f"{name}.txt").write_text(text, encoding="utf-8")
+    return read_corpus(folder)
+
+
+@pytest.fixture(scope="module")
+def built(topics: Corpus) -> list[Probe]:
+    return build_probes(topics)
+
+
+def test_builds_as_many_as_asked_of_both_forms(built):
+    assert len(built) == 400
+    forms = Counter(p.form for p in built)
+    assert forms["choice"] == forms["question"] == 200
+    assert len({p.id for p in built}) == 400
+    assert {p.tags[0] for p in built} == {"number", "name", "term"}
+    assert too_few(built) is None
+
+
+def test_every_probe_can_be_answered_from_its_source(built, topics):
+    documents = {d.id: d.text for d in topics.documents}
+    for probe in built:
+        assert probe.answers[0] in documents[probe.source]
+        assert not probe.control
+
+
+def test_a_choice_is_the_documents_own_text_and_one_of_many(built, topics):
+    documents = {d.id: d.text for d in topics.documents}
+    choices = [p for p in built if p.form == "choice"]
+    for probe in choices:
+        assert FEWEST_CHOICES <= len(probe.choices) <= CHOICES
+        assert len(set(probe.choices)) == len(probe.choices)
+        assert probe.answers[0] in probe.choices
+        sentence = probe.question.split("\n\n")[-1]
+        assert sentence + probe.answers[0] in documents[probe.source] or ". " in sentence
+        assert probe.answers[0].lower() not in sentence.lower().split()
+    assert sum(len(p.choices) >= 10 for p in choices) >= 0.9 * len(choices)
+    places = Counter(p.choices.index(p.answers[0]) for p in choices)
+    assert max(places.values()) < 0.2 * len(choices)  # the right one has no place of its own
+
+
+def test_questions_do_not_hold_their_answer(built):
+    for probe in built:
+        if probe.form == "question":
+            assert probe.choices == ()
+            assert probe.answers[0] not in probe.question.split()
+
+
+def test_probes_come_from_their_side_of_the_sentences_only(built, topics):
+    allowed = {s.plain for s in sentences(topics.documents) if side(s) == "probe"}
+    for probe in built:
+        if "cloze" in probe.tags and probe.form == "question":
+            sentence = probe.question.split('": "', 1)[1].rsplit('" Answer', 1)[0]
+            assert sentence.replace("____", probe.answers[0]) in allowed
+
+
+def test_the_same_text_and_seed_give_the_same_probes(built, topics):
+    assert build_probes(topics) == built
+    assert probes_hash(built) == probes_hash(built[::-1])
+    assert probes_hash(built) != probes_hash([replace(built[0], question="other"), *built[1:]])
+    assert {p.id for p in build_probes(topics, seed=1)} != {p.id for p in built}
+
+
+def test_a_handful_of_ordinary_files_gives_a_few_and_says_so(tmp_path):
+    (tmp_path / "a.md").write_text(
+        "# Ferries\n\nThe ferry Aurelia leaves Delmora at noon and reaches Rostvik after 95 minutes. The captain of "
+        "the Aurelia is Noor Valdivia. A ticket for the crossing costs 14 crowns. The Aurelia was built in 1994.\n\n"
+        "The harbour of Rostvik has 12 berths. The ferry Corvina sails on Thursday. In winter the pier is closed."
+    )
+    corpus = read_corpus(tmp_path)
+    probes = build_probes(corpus)
+    assert 4 <= len(probes) <= 40
+    assert {p.form for p in probes} == {"choice", "question"}
+    assert "only" in (too_few(probes) or "") and "probes.jsonl" in (too_few(probes) or "")
+    assert "only 0 probes" in (too_few([]) or "")
+
+
+def test_a_text_without_a_fact_gives_none(tmp_path):
+    (tmp_path / "a.txt").write_text("so it goes, on and on")
+    assert build_probes(read_corpus(tmp_path)) == []
+
+
+# --- files ---------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("".join(f"{x if isinstance(x, str) else json.dumps(x)}\n" for x in lines), encoding="utf-8")
+    return path
+
+
+def test_what_is_written_is_read_back(tmp_path, built):
+    control = Probe("c", "question", "Wer führt „Nirgends“?", ("Niemand", "niemand"), control=True, tags=("t",))
+    probes = [*built[:20], *built[-20:], control]
+    write_probes(tmp_path / "probes.jsonl", probes)
+    assert load_probes(tmp_path / "probes.jsonl") == probes
+    assert from_record(to_record(control)) == control
+
+
+def test_broken_lines_are_named_and_the_rest_used(tmp_path, caplog):
+    path = write(
+        tmp_path / "probes.jsonl",
+        {"id": "1", "question": "Who owns Meridian?", "answer": "Atlas"},
+        "{broken",
+        {"question": "Who?"},
+        {"answers": ["x"]},
+        {"question": "Port?", "answers": ["1"], "choices": ["2", "3"]},
+        {"question": "Port?", "answers": ["1"], "form": "essay"},
+        {"question": "Port?", "answers": 8443},
+        {"id": "1", "question": "Again?", "answer": "Atlas"},
+        {"question": "It listens on port ", "answers": ["1"], "choices": ["1", "2"]},
+        ["a list"],
+        {"question": "Port?", "answers": {"a": 1}},
+    )
+    problems: list[str] = []
+    probes = load_probes(path, problems=problems)
+    assert [(p.form, p.answers) for p in probes] == [
+        ("question", ("Atlas",)),
+        ("question", ("8443",)),
+        ("choice", ("1",)),
+    ]
+    assert [int(p.split("line ")[1].split(":")[0]) for p in problems] == [2, 3, 4, 5, 6, 8, 10, 11]
+    with caplog.at_level(logging.WARNING):
+        load_probes(path)
+    assert "line 2" in caplog.text
+
+
+def test_a_file_without_any_probe_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"no usable probe .*line 1: no answer"):
+        load_probes(write(tmp_path / "a.jsonl", {"question": "Who?"}))
+    with pytest.raises(UsageError, match="cannot read"):
+        load_probes(tmp_path / "none.jsonl")

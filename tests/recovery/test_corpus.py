@@ -1,0 +1,414 @@
+"""Reading folders: whatever is in them, the good files are used and the rest is named with its reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import pydoc_data.topics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from recovery.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash, training_texts
+from recovery.corpus.documents import ReadReport, Skipped
+from recovery.corpus.text import normalise, paragraphs, share, tidy
+from recovery.errors import CorpusError
+
+
+def texts(corpus: Corpus) -> set[str]:
+    return {d.text for d in (*corpus.documents, *corpus.held_out)}
+
+
+def skipped(corpus: Corpus) -> dict[str, str]:
+    return {s.path: s.reason for s in corpus.report.skipped}
+
+
+def read(folder: Path, **files: str | bytes) -> Corpus:
+    """Write files (``a__md`` is a.md), read the folder without holding anything out."""
+    for name, content in files.items():
+        path = folder / name.replace("__", ".")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return read_corpus(folder, held_out=0)
+
+
+# --- formats -------------------------------------------------------------------------------------------------
+
+
+def test_markdown_is_kept_as_written_without_its_front_matter(tmp_path):
+    text = "---\ntitle: Port rules\ntags: [a]\n---\n# Port *rules*\n\nThe **port** opens at six.\n"
+    document = read(tmp_path, a__md=text).documents[0]
+    assert document.id == document.source == "a.md"
+    assert document.title == "Port rules"
+    assert document.text == "# Port *rules*\n\nThe **port** opens at six."
+
+
+def test_a_front_matter_title_becomes_a_heading_where_there_is_none(tmp_path):
+    document = read(tmp_path, a__md="---\ntitle: 'Port rules'\n---\nThe port opens at six.\n").documents[0]
+    assert document.text == "# Port rules\n\nThe port opens at six."
+
+
+def test_text_takes_its_title_from_the_name_or_an_underlined_heading(tmp_path):
+    corpus = read(tmp_path, port_rules__txt="It opens at six.", b__rst="Harbour\n=======\n\nBoats come in.")
+    assert [(d.id, d.title) for d in corpus.documents] == [("b.rst", "Harbour"), ("port_rules.txt", "port rules")]
+
+
+def test_html_gives_visible_text_block_by_block(tmp_path):
+    page = """<?xml version="1.0" encoding="utf-8"?><html><head><title>Port
+    rules</title><style>p {color: red}</style></head><body><nav>Home</nav><h1>Opening</h1>
+    <p>The port <b>opens</b>
+    at six.</p><script>var x = 1</script><ul><li>Bring a rope</li><li>Sign &amp; wait</li></ul>
+    <table><tr><td>Dock</td><td>4</td></tr></table><pre>a  b
+c</pre>tail</body></html>"""
+    document = read(tmp_path, a__html=page).documents[0]
+    assert document.title == "Port rules"
+    assert document.text.startswith("Port rules\n\nOpening\n\nThe port opens at six.\n\n- Bring a rope")
+    assert "- Sign & wait" in document.text
+    assert "a  b\nc" in document.text
+    assert document.text.endswith("tail")
+    assert not {"color", "var x", "Home"} & set(document.text.replace("\n", " ").split(" "))
+
+
+def test_deeply_nested_html_and_json_are_no_trouble(tmp_path):
+    deep = "<div>" * 1000 + "The bottom is reached." + "</div>" * 1000
+    nest = "[" * 500 + '"The innermost text"' + "]" * 500
+    corpus = read(tmp_path, a__html=deep, b__json=nest, c__json="[" * 200_000 + "]" * 200_000)
+    assert texts(corpus) == {"The bottom is reached.", "The innermost text"}
+    assert "not valid JSON" in skipped(corpus)["c.json"]
+
+
+def test_json_records_become_documents(tmp_path):
+    lines = [
+        json.dumps({"title": "One", "text": "First text."}),
+        "{broken",
+        json.dumps({"question": "Who?", "answer": "Mira", "no": None}),
+        json.dumps("A bare string."),
+        json.dumps({"messages": [{"role": "user", "content": "hi"}]}),
+        json.dumps({"text": "  "}),
+    ]
+    whole = json.dumps({"title": "Whole", "body": "One document."})
+    corpus = read(tmp_path, a__jsonl="\n".join(lines), b__json=whole, c__json='{"a": {"b": [1, 2]}}', d__json="{")
+    documents = {d.id: d for d in corpus.documents}
+    assert documents["a.jsonl#1"].text == "One\n\nFirst text."
+    assert documents["a.jsonl#1"].title == "One"
+    assert documents["a.jsonl#3"].text == "question: Who?\nanswer: Mira"
+    assert documents["a.jsonl#4"].text == "A bare string."
+    assert documents["b.json"].text == "Whole\n\nOne document."
+    assert documents["c.json"].text == "a.b: 1\na.b: 2"
+    reasons = [s.reason for s in corpus.report.skipped]
+    assert any(reason.startswith("line 2: not valid JSON") for reason in reasons)
+    assert "record 5: chat, not a document (use it as --prompts)" in reasons
+    assert any(s.path == "d.json" and "line 1" in s.reason for s in corpus.report.skipped)
+
+
+def test_docx_gives_paragraphs_and_tables(tmp_path):
+    docx = pytest.importorskip("docx")
+    document = docx.Document()
+    document.core_properties.title = "Harbour fees"
+    document.add_paragraph("A berth costs nine crowns.")
+    table = document.add_table(rows=1, cols=2)
+    table.rows[0].cells[0].text, table.rows[0].cells[1].text = "Dock", "4"
+    document.add_paragraph("Pay at the gate.")
+    document.save(tmp_path / "a.docx")
+    corpus = read(tmp_path, b__docx=b"not an archive")
+    assert corpus.documents[0].title == "Harbour fees"
+    assert corpus.documents[0].text == ("Harbour fees\n\nA berth costs nine crowns.\n\nDock | 4\n\nPay at the gate.")
+    assert skipped(corpus)["b.docx"].startswith("damaged DOCX")
+
+
+def _pdf(text: str) -> bytes:
+    """A one-page PDF, written by hand: a writer library would be one more dependency."""
+    stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica >> >> >> >>",
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream),
+    ]
+    out, offsets = b"%PDF-1.4\n", []
+    for number, body in enumerate(objects, start=1):
+        offsets.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = b"".join(b"%010d 00000 n \n" % o for o in offsets)
+    tail = b"trailer << /Size 5 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % len(out)
+    return out + b"xref\n0 5\n0000000000 65535 f \n" + table + tail
+
+
+def test_pdf_gives_its_text(tmp_path):
+    pytest.importorskip("pypdf")
+    corpus = read(tmp_path, a__pdf=_pdf("The ferry leaves at noon."), b__pdf=b"%PDF-1.4 cut off", c__pdf=_pdf(" "))
+    assert [d.text for d in corpus.documents] == ["The ferry leaves at noon."]
+    assert skipped(corpus)["b.pdf"].startswith("damaged PDF")
+    assert skipped(corpus)["c.pdf"] == "no text in the PDF (scanned pages?)"
+
+
+def test_without_the_extra_pdf_and_docx_are_skipped_with_the_way_to_get_it(tmp_path):
+    (tmp_path / "a.pdf").write_bytes(_pdf("Text."))
+    (tmp_path / "b.docx").write_bytes(b"PK")
+    (tmp_path / "c.txt").write_text("Readable.")
+    program = (
+        "import sys; sys.modules['pypdf'] = sys.modules['docx'] = None\n"
+        "from pathlib import Path; from recovery.corpus import read_corpus\n"
+        f"print('\\n'.join(read_corpus(Path({str(tmp_path)!r})).report.lines()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
+    assert "skipped a.pdf: reading PDF needs pip install 'recovery[docs]'" in done.stdout
+    assert "skipped b.docx: reading DOCX needs pip install 'recovery[docs]'" in done.stdout
+    assert "read 1 file" in done.stdout
+
+
+# --- bad input -----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_folder_and_a_file_are_refused_in_one_line(tmp_path):
+    with pytest.raises(CorpusError, match="no folder") as missing:
+        read_corpus(tmp_path / "none")
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(CorpusError, match="is a file: give the folder") as file:
+        read_corpus(tmp_path / "a.txt")
+    assert "\n" not in f"{missing.value}{file.value}"
+
+
+def test_an_empty_folder_and_one_with_nothing_readable_say_so(tmp_path):
+    with pytest.raises(EmptyCorpusError, match="is empty: put documents in it"):
+        read_corpus(tmp_path)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    (tmp_path / "b.txt").write_bytes(b"")
+    with pytest.raises(EmptyCorpusError, match=r"a\.png: unsupported type \.png; b\.txt: empty file") as error:
+        read_corpus(tmp_path)
+    assert "\n" not in str(error.value)
+    assert error.value.skipped == (Skipped("a.png", "unsupported type .png"), Skipped("b.txt", "empty file"))
+
+
+def test_bad_files_cost_a_line_each_and_the_good_ones_are_used(tmp_path):
+    good = "The harbour opens at six."
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "copy.txt").write_text("the   harbour opens at SIX!")
+    (tmp_path / ".hidden").mkdir()
+    with (tmp_path / "huge.txt").open("wb") as file:
+        file.truncate(10**9)
+    corpus = read(
+        tmp_path,
+        good__txt=good,
+        binary__txt=bytes(range(256)) * 4,
+        blank__md="  \n\n",
+        picture__jpg=b"\xff\xd8",
+        README=b"no suffix",
+        questions__jsonl='{"question": "never a document"}',
+        probes__jsonl='{"question": "never a document"}',
+    )
+    assert texts(corpus) == {good}
+    assert skipped(corpus) == {
+        ".hidden": "hidden",
+        "README": "unsupported type (no suffix)",
+        "binary.txt": "binary, not text",
+        "blank.md": "empty file",
+        "huge.txt": "1,000 MB, over the limit of 100 MB a file",
+        "inner/copy.txt": "the same text as good.txt",
+        "picture.jpg": "unsupported type .jpg",
+    }
+    lines = corpus.report.lines()
+    assert lines[0].startswith("read 1 file in ") and "1 documents to train on, 0 held out, 25 characters" in lines[0]
+    assert "skipped huge.txt: 1,000 MB, over the limit of 100 MB a file" in lines
+
+
+def test_the_limit_can_be_moved(tmp_path):
+    (tmp_path / "b.txt").write_text("A much longer text than the limit allows.")
+    (tmp_path / "a.txt").write_text("Short text.")
+    corpus = read_corpus(tmp_path, limit_file_mb=2e-5)
+    assert texts(corpus) == {"Short text."}
+
+
+def test_links_are_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    folder = tmp_path / "docs"
+    for path in (outside, folder, folder / "sub"):
+        path.mkdir()
+    (outside / "secret.txt").write_text("Secret.")
+    (folder / "sub" / "a.txt").write_text("Open text.")
+    (folder / "link.txt").symlink_to(outside / "secret.txt")
+    (folder / "tree").symlink_to(outside)
+    (folder / "again.txt").symlink_to(folder / "sub" / "a.txt")
+    (folder / "sub" / "loop").symlink_to(folder)
+    (folder / "self").symlink_to(folder / "self")
+    (folder / "gone.txt").symlink_to(folder / "nothing.txt")
+    corpus = read_corpus(folder)
+    assert texts(corpus) == {"Open text."}
+    within = "a link within the folder; its target is read in its own place"
+    assert skipped(corpus) == {
+        "again.txt": within,
+        "gone.txt": "a link that leads nowhere",
+        "link.txt": "a link out of the folder",
+        "self": "a link that leads nowhere",
+        "sub/loop": within,
+        "tree": "a link out of the folder",
+    }
+    (tmp_path / "alias").symlink_to(folder)
+    assert texts(read_corpus(tmp_path / "alias")) == {"Open text."}
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    corpus = read(tmp_path, a__txt="Text.")
+    assert skipped(corpus) == {"pipe.txt": "not a regular file"}
+
+
+@pytest.fixture
+def public_folder() -> Iterator[Path]:
+    """A folder that another user may enter, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    """Root reads everything: be somebody else for a moment."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_files_and_folders_without_permission_are_named(public_folder):
+    (public_folder / "open.txt").write_text("Open text.")
+    (public_folder / "shut.txt").write_text("Shut text.")
+    (public_folder / "closed").mkdir()
+    (public_folder / "shut.txt").chmod(0)
+    (public_folder / "closed").chmod(0)
+    with nobody():
+        corpus = read_corpus(public_folder)
+    (public_folder / "closed").chmod(0o755)
+    assert texts(corpus) == {"Open text."}
+    assert skipped(corpus) == {
+        "closed": "cannot be opened (Permission denied)",
+        "shut.txt": "cannot be read (Permission denied)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("encoding", "noted"),
+    [
+        ("utf-8", None),
+        ("utf-8-sig", None),
+        ("utf-16", None),
+        ("utf-32", None),
+        ("utf-16-le", "utf-16-le"),
+        ("cp1252", "cp1252"),
+    ],
+)
+def test_encodings(tmp_path, encoding, noted):
+    text = "Das Café öffnet früh, “sagt” die Wirtin – für 5 € gibt es Tee und ein Stück Käsekuchen dazu."
+    corpus = read(tmp_path, a__txt=text.encode(encoding))
+    assert corpus.documents[0].text == text
+    expected = (f"a.txt: not UTF-8, read as {noted}",) if noted else ()
+    assert corpus.report.notes == expected
+
+
+def test_a_cyrillic_legacy_encoding_is_guessed(tmp_path):
+    text = "Гавань открывается в шесть часов утра, и рыбаки уже ждут у ворот со своими лодками и сетями. " * 3
+    corpus = read(tmp_path, a__txt=text.encode("cp1251"))
+    assert corpus.documents[0].text == text.strip()
+
+
+def test_a_broken_byte_order_mark_is_refused(tmp_path):
+    corpus = read(tmp_path, a__txt=b"\xff\xfeabc", b__txt="Text.")
+    assert "utf-16" in skipped(corpus)["a.txt"]
+
+
+def test_many_skips_with_one_reason_are_summed_up():
+    report = ReadReport("x", 1, 1, 0, 5, tuple(Skipped(f"{i}.png", "unsupported type .png") for i in range(40)))
+    lines = report.lines()
+    assert len(lines) == 10
+    assert lines[-1] == "skipped 32 more: unsupported type .png"
+
+
+# --- holding out ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def topics(tmp_path: Path) -> Path:
+    """Python's own help topics, an English corpus that comes with every interpreter."""
+    for name, text in pydoc_data.topics.topics.items():
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def test_reads_an_ordinary_english_corpus_and_holds_out_a_share(topics):
+    corpus = read_corpus(topics, held_out=0.1)
+    total = len(corpus.documents) + len(corpus.held_out)
+    assert total > 60
+    assert 1 <= len(corpus.held_out) <= 0.25 * total
+    assert not {d.id for d in corpus.documents} & {d.id for d in corpus.held_out}
+    assert training_texts(corpus) == [d.text for d in corpus.documents]
+    assert corpus.report.documents == len(corpus.documents)
+
+
+def test_what_is_held_out_depends_on_the_wording_alone(topics):
+    before = read_corpus(topics, held_out=0.1)
+    assert read_corpus(topics, held_out=0.1).hash == before.hash
+    (topics / "zz.txt").write_text("One more document about harbours and ferries.")
+    (topics / f"{before.documents[0].id}").rename(topics / "renamed.txt")
+    after = read_corpus(topics, held_out=0.1)
+    assert {d.text for d in before.held_out} <= {d.text for d in after.held_out}
+    assert len(after.held_out) <= len(before.held_out) + 1
+    assert after.hash != before.hash
+    other = read_corpus(topics, held_out=0.1, seed=1)
+    assert {d.text for d in other.held_out} != {d.text for d in after.held_out}
+
+
+def test_something_always_remains_and_something_is_held_out(tmp_path):
+    for i in range(20):
+        (tmp_path / f"{i}.txt").write_text(f"Document number {i} speaks of harbour {i * 7}.")
+    most = read_corpus(tmp_path, held_out=0.99)
+    assert len(most.documents) == 10
+    least = read_corpus(tmp_path, held_out=1e-9)
+    assert len(least.held_out) == 1
+    assert len(read_corpus(tmp_path, held_out=0).held_out) == 0
+
+
+def test_few_documents_lose_paragraphs_or_nothing(tmp_path):
+    words = "The keeper of dock {i} writes down each boat that comes in before {j} o'clock."
+    (tmp_path / "short.md").write_text("# Short\n\nNothing can be spared here.")
+    small = read_corpus(tmp_path)
+    assert small.held_out == ()
+    assert "nothing was held out" in small.report.notes[0]
+    body = "\n\n".join(words.format(i=i, j=i % 12) for i in range(60))
+    (tmp_path / "long.md").write_text(f"# Docks\n\n{body}\n\n- a list\n- stays whole for all that it has many words")
+    corpus = read_corpus(tmp_path, held_out=0.2)
+    (held,) = corpus.held_out
+    assert held.id == "long.md#held-out" and held.title == "Docks"
+    kept = next(d for d in corpus.documents if d.id == "long.md")
+    assert kept.text.startswith("# Docks\n\n")
+    assert "- a list\n- stays whole" in kept.text
+    assert not set(paragraphs(held.text)) & set(paragraphs(kept.text))
+    assert sorted([*paragraphs(held.text), *paragraphs(kept.text)]) == sorted(
+        paragraphs((tmp_path / "long.md").read_text())
+    )
+    assert "held out" in corpus.report.notes[0]
+
+
+# --- text ----------------------------------------------------------------------------------------------------
+
+
+def test_normal_form():
+    assert normalise("  “Hello”,\n  WORLD – it’s 5 * 3. ") == "hello world - it s 5 * 3"
+    assert normalise("2 + 3") != normalise("2 * 3")
+    assert text_hash("A b") == text_hash("a  B!") != text_hash("a c")
+    assert 0 <= share("a", "x") < 1
+    assert share("a", "x") == share("A", "x") != share("a", "y")
+
+
+def test_tidy_and_paragraphs():
+    assert tidy("\ufeffa \r\nb\x00\r\n\n\n\nc\f") == "a\nb\n\nc"
+    assert paragraphs("a\nb\n  \n\nc\n") == ["a\nb", "c"]

@@ -1,0 +1,262 @@
+"""Behaviour prompts: every format people have, broken lines named, splits that never share a wording."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from recovery.composer import compose
+from recovery.errors import UsageError
+from recovery.prompts import (
+    PromptSplits,
+    behaviour_prompts,
+    from_record,
+    load_prompts,
+    overlap,
+    prompts_hash,
+    split_prompts,
+    to_record,
+    wording,
+    write_prompts,
+)
+from recovery.types import Check, Message, Prompt
+
+
+def prompt(text: str, id: str = "") -> Prompt:
+    return Prompt(id or text, (Message(role="user", content=text),))
+
+
+def write(path: Path, *records: object) -> Path:
+    path.write_text("".join(f"{r if isinstance(r, str) else json.dumps(r)}\n" for r in records), encoding="utf-8")
+    return path
+
+
+def sides(splits: PromptSplits) -> list[tuple[Prompt, ...]]:
+    return [splits.train, splits.development, splits.test]
+
+
+def assert_disjoint(splits: PromptSplits) -> None:
+    for a, b in combinations(sides(splits), 2):
+        assert overlap(a, b) == []
+        assert not {wording(p) for p in a} & {wording(p) for p in b}
+
+
+# --- formats -------------------------------------------------------------------------------------------------
+
+
+def test_ifevals_own_format_with_its_empty_arguments():
+    record = {
+        "key": 12,
+        "prompt": "Write, but without commas.",
+        "instruction_id_list": ["punctuation:no_comma", "detectable_format:number_bullet_lists"],
+        "kwargs": [{"num_bullets": None, "keywords": None}, {"num_bullets": 3, "keywords": None}],
+    }
+    found = from_record(record)
+    assert found.id == "12"
+    assert found.text == "Write, but without commas."
+    assert found.checks == (
+        Check("punctuation:no_comma", {}),
+        Check("detectable_format:number_bullet_lists", {"num_bullets": 3}),
+    )
+
+
+USER = {"role": "user", "content": "Hello?"}
+REPLY = {"role": "assistant", "content": "Yes?"}
+SYSTEM = {"role": "system", "content": "Be kind."}
+
+
+@pytest.mark.parametrize(
+    ("record", "roles", "text"),
+    [
+        ("Hello?", "u", "Hello?"),
+        ({"prompt": "Hello?"}, "u", "Hello?"),
+        ({"question": "Hello?", "answer": 4}, "u", "Hello?"),
+        ({"instruction": "Sort:", "input": "b a", "output": "a b"}, "u", "Sort:\n\nb a"),
+        ({"system": "Be kind.", "prompt": "Hello?"}, "su", "Hello?"),
+        ({"messages": [SYSTEM, USER, REPLY]}, "su", "Hello?"),
+        ({"messages": [USER, REPLY, {"role": "user", "content": "And?"}]}, "uau", "And?"),
+        ({"prompt": [USER]}, "u", "Hello?"),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]}, "u", "Hi"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Parts"}]}]}, "u", "Parts"),
+    ],
+)
+def test_chat_and_plain_formats(record, roles, text):
+    found = from_record(record)
+    assert "".join(m["role"][0] for m in found.messages) == roles
+    assert found.text == text
+    assert found.kind == "behaviour"
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (7, "neither an object nor a string"),
+        ({"text": "a document"}, "no prompt"),
+        ({"prompt": "   "}, "an empty prompt"),
+        ({"messages": [SYSTEM, REPLY]}, "no user turn"),
+        ({"messages": [{"role": "tool", "content": "x"}, USER]}, 'the role "tool"'),
+        ({"messages": [{"role": "user"}]}, "lacks a role or a text"),
+        ({"messages": ["Hello"]}, "not an object"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "lacks a role or a text"),
+        ({"prompt": "a", "instruction_id_list": ["x", "y"], "kwargs": [{}]}, "need 2 kwargs"),
+        ({"prompt": "a", "instruction_id_list": "x"}, "not a list"),
+        ({"prompt": "a", "kind": "other"}, 'kind is "other"'),
+        ({"prompt": "a", "tags": "x"}, "tags"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_with_a_reason(record, reason):
+    with pytest.raises(ValueError, match=reason):
+        from_record(record)
+
+
+def test_broken_lines_are_named_and_the_rest_used(tmp_path, caplog):
+    path = write(
+        tmp_path / "p.jsonl", {"prompt": "One"}, "{oops", "", {"nothing": 1}, {"prompt": "two"}, {"prompt": "TWO!"}
+    )
+    problems: list[str] = []
+    assert [p.text for p in load_prompts(path, problems=problems)] == ["One", "two"]
+    assert problems[0].startswith("p.jsonl line 2: not valid JSON")
+    assert problems[1].startswith("p.jsonl line 4: no prompt")
+    assert problems[2] == "p.jsonl line 6: the same prompt as an earlier one"
+    with caplog.at_level(logging.WARNING):
+        load_prompts(path)
+    assert "line 2" in caplog.text
+
+
+def test_files_that_hold_no_prompt_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"no usable prompt .*line 1: not valid JSON"):
+        load_prompts(write(tmp_path / "a.jsonl", "{"))
+    with pytest.raises(UsageError, match="cannot read"):
+        load_prompts(tmp_path / "none.jsonl")
+    with pytest.raises(UsageError, match="not valid JSON"):
+        load_prompts(write(tmp_path / "a.json", "["))
+    (tmp_path / "b.jsonl").write_bytes(bytes(range(256)))
+    with pytest.raises(UsageError, match="binary"):
+        load_prompts(tmp_path / "b.jsonl")
+
+
+def test_json_lists_objects_with_a_list_and_misnamed_lines(tmp_path):
+    questions = [{"prompt": "One"}, {"prompt": "Two"}]
+    for content in (json.dumps(questions), json.dumps({"data": questions}), "\n".join(map(json.dumps, questions))):
+        path = tmp_path / "a.json"
+        path.write_text(content)
+        assert [p.text for p in load_prompts(path)] == ["One", "Two"]
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    prompts = [
+        Prompt("a", (Message(role="user", content="Zeile\n„eins“"),), checks=(Check("x:y", {"n": 2}),), tags=("t",)),
+        Prompt("b", (Message(**USER), Message(**REPLY), Message(**USER)), kind="knowledge", answer="42"),
+    ]
+    write_prompts(tmp_path / "p.jsonl", prompts)
+    assert load_prompts(tmp_path / "p.jsonl") == prompts
+    assert to_record(prompts[0])["prompt"] == "Zeile\n„eins“"
+    assert prompts_hash(prompts) == prompts_hash(load_prompts(tmp_path / "p.jsonl")) != prompts_hash(prompts[:1])
+
+
+# --- splits --------------------------------------------------------------------------------------------------
+
+
+def test_splits_of_the_composer_share_no_wording_and_hold_enough():
+    splits = behaviour_prompts(seed=0)
+    assert_disjoint(splits)
+    assert sum(map(len, sides(splits))) == 9000
+    assert len(splits.train) > 5000
+    for part in (splits.development, splits.test):
+        assert sum(bool(p.checks) for p in part) >= 1000
+    assert "composer" in splits.source
+    assert splits.hash == behaviour_prompts(seed=0).hash != behaviour_prompts(seed=1).hash
+
+
+def test_a_wording_is_on_one_side_whatever_its_id_case_or_company():
+    base = compose(400, 0)
+    shouted = [
+        Prompt(f"x{i}", (Message(role="user", content=p.text.upper() + " "),))
+        for i, p in enumerate(base)
+        if len(p.messages) == 1
+    ]
+    mixed = [*base, *shouted]
+    random.Random(0).shuffle(mixed)
+    both, alone = split_prompts(mixed), split_prompts(base)
+    assert_disjoint(both)
+    for a, b in zip(sides(both), sides(alone), strict=True):
+        assert {wording(p) for p in a} == {wording(p) for p in b}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 20, 59, 60, 200])
+def test_small_files_are_split_too(n):
+    prompts = [prompt(f"Question number {i}?") for i in range(n)]
+    splits = split_prompts(prompts)
+    assert_disjoint(splits)
+    assert sum(map(len, sides(splits))) == n
+    assert len(splits.train) >= n / 3
+    if n >= 3:
+        assert splits.development and splits.test
+    assert split_prompts(prompts[::-1]).hash != "" and {p.id for p in split_prompts(prompts[::-1]).train} == {
+        p.id for p in splits.train
+    }
+
+
+def test_overlap_finds_the_same_words_in_other_clothes():
+    a = [prompt("What is the port?"), prompt("2 + 3")]
+    b = [prompt("what is  the PORT", "other"), prompt("2 * 3")]
+    assert [(x.id, y.id) for x, y in overlap(a, b)] == [("What is the port?", "other")]
+
+
+# --- where they come from ------------------------------------------------------------------------------------
+
+
+def test_the_users_file_comes_first_then_the_models_suites(tmp_path):
+    suites = tmp_path / "model" / "suites"
+    suites.mkdir(parents=True)
+    for name in ("train", "development", "test"):
+        write(suites / f"{name}.jsonl", *[{"prompt": f"{name} {i}"} for i in range(3)])
+    mine = write(tmp_path / "mine.jsonl", *[{"prompt": f"mine {i}"} for i in range(9)], "{")
+    own = behaviour_prompts(tmp_path / "model", mine)
+    assert own.source == str(mine)
+    assert {p.text.split()[0] for part in sides(own) for p in part} == {"mine"}
+    assert any("line 10" in note for note in own.notes)
+    suite = behaviour_prompts(tmp_path / "model")
+    assert [p.text for p in suite.test] == ["test 0", "test 1", "test 2"]
+    assert suite.source == "the model's own suites"
+    folder = behaviour_prompts(None, suites)
+    assert folder.train == suite.train
+    assert "composer" in behaviour_prompts(tmp_path, count=300).source
+
+
+def test_given_splits_that_overlap_are_made_disjoint(tmp_path):
+    write(tmp_path / "train.jsonl", *[{"prompt": f"q {i}"} for i in range(10)])
+    write(tmp_path / "development.jsonl", {"prompt": "Q 3"}, {"prompt": "q 11"})
+    write(tmp_path / "test.jsonl", {"prompt": "q 11"}, {"prompt": "q 4"})
+    splits = behaviour_prompts(None, tmp_path)
+    assert_disjoint(splits)
+    assert [len(part) for part in sides(splits)] == [8, 1, 2]
+    assert len(splits.notes) == 2
+
+
+def test_missing_splits_are_taken_from_the_training_prompts(tmp_path):
+    write(tmp_path / "train.jsonl", *[{"prompt": f"q {i}"} for i in range(30)])
+    write(tmp_path / "test.jsonl", {"prompt": "q 5"})
+    splits = behaviour_prompts(None, tmp_path)
+    assert_disjoint(splits)
+    assert len(splits.development) >= 1 and [p.text for p in splits.test] == ["q 5"]
+    assert "no development.jsonl: taken from train.jsonl" in splits.notes
+
+
+def test_wrong_paths_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="no file"):
+        behaviour_prompts(None, tmp_path / "none.jsonl")
+    with pytest.raises(UsageError, match=r"no train\.jsonl"):
+        behaviour_prompts(None, tmp_path)
+
+
+def test_no_torch_is_needed():
+    program = "import sys, recovery.prompts, recovery.questions, evals.probes; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).resolve().parents[2])
