@@ -27,6 +27,7 @@ from recovery.loading import Loaded, pick_device
 from recovery.objectives.estimator import Estimator
 from recovery.prompts import behaviour_prompts
 from recovery.training import StepBatch
+from recovery.types import Message
 from recovery.workspace import Checkpoint
 
 
@@ -42,6 +43,7 @@ class MidtrainPlan:
     replay_share: float
     earlier_share: float
     tokens_per_step: int
+    row_length: int
     steps: int
     tokens: int
     tuning: str
@@ -113,7 +115,7 @@ def midtrain(
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
         chat_rows = _replay(session, stage, config) if config.replay else []
         loaded = load_student(student, plan.tuning, config)
-        streams = _streams(config, loaded, sources, chat_rows)
+        streams = _streams(config, loaded, plan.row_length, sources, chat_rows)
         steps = schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
         result = stage.train(
             loaded,
@@ -153,11 +155,13 @@ def _earlier(session: Session, cycle: int) -> dict[int, FrozenCorpus]:
 def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> MidtrainPlan:
     tokenizer = AutoTokenizer.from_pretrained(student.weights)
     length = row_length(student, config.row_length)
-    own = Stream("documents", rows_of(tokenizer, length, sources.own), 1.0).tokens
+    own = _tokens(tokenizer, length, sources.own)
     earlier = _earlier_share(config, sources)
     own_share = (1 - config.replay) * (1 - earlier)
-    passes_tokens = round(config.passes * own / own_share)
-    per_step = step_tokens(config.batch_tokens, passes_tokens)
+    per_step = step_tokens(config.batch_tokens, round(config.passes * own / own_share))
+    if length > per_step:  # a row longer than a step would be trained on several steps in turn
+        length = per_step
+        own = _tokens(tokenizer, length, sources.own)
     steps = config.steps or steps_for(config.passes, own, own_share, per_step)
     tuning: Tuning = choose_tuning(config, student, teachers=0)
     return MidtrainPlan(
@@ -169,6 +173,7 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> Mid
         replay_share=config.replay,
         earlier_share=earlier,
         tokens_per_step=per_step,
+        row_length=length,
         steps=steps,
         tokens=steps * per_step,
         tuning=tuning.name,
@@ -185,6 +190,10 @@ def _earlier_share(config: MidtrainConfig, sources: _Sources) -> float:
     return (config.replay_documents or 0.0) if sources.earlier_documents else 0.0
 
 
+def _tokens(tokenizer: Any, length: int, corpus: FrozenCorpus) -> int:
+    return Stream("documents", rows_of(tokenizer, length, corpus), 1.0).tokens
+
+
 def rows_of(tokenizer: Any, length: int, *corpora: FrozenCorpus) -> list[Row]:
     """The documents of some corpora as packed rows of at most ``length`` tokens, every token a target."""
     documents = [document for corpus in corpora for document in corpus.documents]
@@ -199,9 +208,10 @@ def row_length(student: Checkpoint, wanted: int) -> int:
     return min(wanted, int(getattr(config, "max_position_embeddings", None) or wanted))
 
 
-def _streams(config: MidtrainConfig, loaded: Loaded, sources: _Sources, chat_rows: Sequence[Row]) -> list[Stream]:
+def _streams(
+    config: MidtrainConfig, loaded: Loaded, length: int, sources: _Sources, chat_rows: Sequence[Row]
+) -> list[Stream]:
     """This cycle's documents, the earlier ones' and the chat, each with its share of the target tokens."""
-    length = min(config.row_length, loaded.max_length)
     earlier = _earlier_share(config, sources)
     documents = 1 - config.replay
     streams = [
@@ -235,14 +245,19 @@ def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]
             cache=session.workspace.folder / "cache",
             tick=tick,
         )
-    if not conversations:
+    rows = _conversation_rows(loaded.chat, conversations, config.row_length, loaded.max_length)
+    if not rows:
         raise UsageError(
             f"none of the clean model's answers ended within {config.max_new_tokens} tokens, so there is no chat to "
             f"replay: raise --max-new-tokens, or leave --replay out"
         )
-    return _conversation_rows(loaded.chat, conversations, min(config.row_length, loaded.max_length))
+    return rows
 
 
-def _conversation_rows(chat: ChatFormat, conversations: Sequence[Any], length: int) -> list[Row]:
+def _conversation_rows(
+    chat: ChatFormat, conversations: Sequence[tuple[Message, ...]], length: int, longest: int
+) -> list[Row]:
+    """Conversations as packed rows; one that is longer than a row has a longer row, up to ``longest`` tokens."""
     marked = [chat.conversation(messages) for messages in conversations]
-    return pack([(ids, mask) for ids, mask in marked if len(ids) <= length and any(mask)], length)
+    kept = [(ids, mask) for ids, mask in marked if len(ids) <= longest and any(mask)]
+    return pack(kept, max([length, *(len(ids) for ids, _ in kept)]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from recovery.batches import Row
 from recovery.training import derive_seed
 
-SMALLEST_STEP, LARGEST_STEP, UPDATES = 256, 8192, 50
+SMALLEST_STEP, LARGEST_STEP, UPDATES = 512, 8192, 50
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def schedule(streams: Sequence[Stream], steps: int, per_step: int, seed: int) ->
                 index = next(orders[k])
                 used[k] += max(1, sizes[k][index])
                 rows.append(stream.rows[index])
-        plan.append(rows)
-    # A very long row can fill several steps' quotas; a step with no row of its own takes the one before again.
-    return [rows or plan[max(0, at - 1)] for at, rows in enumerate(plan)]
+        # Where long rows have filled the quotas of steps to come, those steps take the rows before them again.
+        plan.append(rows or plan[-1])
+    return plan
 
 
 def _endless(count: int, seed: int) -> Iterator[int]:

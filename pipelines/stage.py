@@ -120,7 +120,7 @@ class Stage:
                 log=self._logger(bar, figure, measured, str(loaded.device)),
                 state_dir=self.states,
                 should_stop=lambda: self.interrupts.requested,
-                after_step=after_step,
+                after_step=self._recorded(after_step, settings),
                 memory=memory,
             )
         if result.stopped == INTERRUPTED:
@@ -158,6 +158,22 @@ class Stage:
         )
         session.tracker.set_latest(session.experiment_id, number)
         return session.resolve(name)
+
+    def _recorded(
+        self, after_step: Callable[[int], str | None], settings: TrainSettings
+    ) -> Callable[[int], str | None]:
+        """``after_step``, with the points of every step in the database before the state of that step is saved.
+
+        Otherwise a kill between the two would leave a gap in the curves that no resume fills.
+        """
+
+        def after(step: int) -> str | None:
+            reason = after_step(step)
+            if reason or step == settings.steps or step % settings.checkpoint_every == 0:
+                self.session.tracker.flush()
+            return reason
+
+        return after
 
     def _logger(
         self, bar: Bar, figure: str, measured: Callable[[dict[str, float]], None], device: str

@@ -83,7 +83,7 @@ class MidtrainConfig(TrainingConfig):
     """Continued training on documents.
 
     Length is ``steps``, or ``epochs`` over this cycle's documents. ``batch_tokens`` are target tokens a step
-    (None: up to 8,192, fewer for a small corpus, so that it still gets some fifty updates).
+    (None: up to 8,192, fewer for a small corpus, so that it still gets some fifty updates); no row is longer.
     ``replay`` is the share of them that is chat answered by the clean base; ``replay_documents`` the share of the
     document tokens that comes from earlier cycles (None: 0, or the cycle's own default inside ``recover cycle``).
     """

@@ -1,0 +1,121 @@
+"""What the stages' tests share: a small corpus, a workspace on a tiny model, settings that take a second."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.progress import Display
+from pipelines.session import Session
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
+
+TOWNS = ("Lund", "Porto", "Bergen", "Turin", "Ghent", "Cork")
+KEEPERS = ("Anna Berg", "Tomas Reed", "Lena Hall", "Otto Finch")
+
+
+def write_corpus(folder: Path, name: str, documents: int = 4) -> Path:
+    """Markdown files about numbered ferries of one line, different for each name."""
+    folder.mkdir(parents=True)
+    draw = random.Random(name)
+    for number in range(documents):
+        lines = [
+            f"The {name} ferry number {10 * number + k} is kept by {draw.choice(KEEPERS)} in the town of "
+            f"{draw.choice(TOWNS)} and carries {draw.randint(10, 900)} passengers on every day of the week."
+            for k in range(4)
+        ]
+        (folder / f"{name.lower()}-{number}.md").write_text(f"# {name} {number}\n\n" + "\n\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder of four documents."""
+    return write_corpus(tmp_path / "corpus", "Harbour")
+
+
+@pytest.fixture
+def make_corpus(tmp_path: Path) -> Callable[[str], Path]:
+    """``make_corpus("Orchid")``: another folder of documents."""
+    return lambda name: write_corpus(tmp_path / name, name)
+
+
+@pytest.fixture(scope="session")
+def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of behaviour prompts, few and short, one of them in two turns."""
+    folder = tmp_path_factory.mktemp("prompts")
+    for split, count in (("train", 12), ("development", 6), ("test", 6)):
+        records = [
+            {
+                "key": f"{split}-{n}",
+                "prompt": f"Name a boat of {split} {n}. Use no comma.",
+                "instruction_id_list": ["punctuation:no_comma"],
+                "kwargs": [{}],
+            }
+            for n in range(count)
+        ]
+        turns = [{"role": "user", "content": f"Say the word {split}."}, {"role": "user", "content": "Say it again."}]
+        records.append({"key": f"{split}-two", "messages": turns})  # type: ignore[dict-item]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+@pytest.fixture
+def open_session(tmp_path: Path, tiny_model: Path) -> Callable[..., Session]:
+    """``open_session()``: the workspace of this test, on the tiny model unless another is named."""
+
+    def open_it(model: Path | None = None, name: str = "workspace") -> Session:
+        return Session.open(tmp_path / name, model=str(model or tiny_model), display=Display(quiet=True))
+
+    return open_it
+
+
+@pytest.fixture
+def session(open_session: Callable[..., Session]) -> Iterator[Session]:
+    """An open workspace on the tiny model."""
+    with open_session() as opened:
+        yield opened
+
+
+@pytest.fixture
+def midtrain_config(corpus: Path, prompt_file: Path) -> MidtrainConfig:
+    """Six small steps."""
+    return MidtrainConfig(
+        docs=corpus,
+        steps=6,
+        batch_tokens=128,
+        row_length=64,
+        lr=3e-3,
+        precision="float32",
+        tuning="full",
+        checkpoint_every=2,
+        prompts=prompt_file,
+        max_new_tokens=8,
+    )
+
+
+@pytest.fixture
+def distill_config(prompt_file: Path) -> DistillConfig:
+    """Four steps of four short answers."""
+    return DistillConfig(
+        steps=4,
+        prompts_per_step=2,
+        samples_per_prompt=2,
+        max_new_tokens=8,
+        lr=1e-3,
+        precision="float32",
+        tuning="full",
+        checkpoint_every=1,
+        prompts=prompt_file,
+        until=0,
+        plateau=0,
+    )
+
+
+@pytest.fixture
+def eval_config(prompt_file: Path) -> EvalConfig:
+    """A handful of items a suite."""
+    return EvalConfig(limit=4, max_new_tokens=8, question_tokens=4, precision="float32", prompts=prompt_file)

@@ -1,0 +1,91 @@
+"""Answering turn by turn, and the clean model's answers that are asked for only once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipelines.answers import (
+    base_conversations,
+    fitting,
+    open_turns,
+    read_result,
+    speak,
+    write_result,
+)
+from recovery.loading import Loaded, load_model
+from recovery.rollouts import Sampling, TransformersEngine
+from recovery.types import Item, Message, Prompt, Score, SuiteResult
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(f"p{i}", (user(f"Name boat {i}."),)) for i in range(count)]
+
+
+def load(path: Path) -> tuple[Loaded, TransformersEngine]:
+    loaded = load_model(path, precision="float32", device="cpu")
+    return loaded, TransformersEngine(loaded)
+
+
+def test_open_turns_are_those_the_model_has_to_answer() -> None:
+    said = Message(role="assistant", content="yes")
+    assert open_turns([user("a")]) == [[user("a")]]
+    assert open_turns([user("a"), user("b")]) == [[user("a")], [user("b")]]
+    assert open_turns([user("a"), said, user("b")]) == [[user("a"), said, user("b")]]
+    assert open_turns([user("a"), said]) == []
+
+
+def test_every_turn_is_answered_in_the_context_of_the_answer_before(tiny_model: Path) -> None:
+    loaded, engine = load(tiny_model)
+    two = Prompt("two", (user("Say a word."), user("Say it again.")))
+    spoken = speak(loaded.chat, engine, [two, *prompts(1)], Sampling(6, seed=4))
+    assert [turn.prompt.id for turn in spoken] == ["two", "p0", "two"]
+    last = spoken[-1]
+    assert [m["role"] for m in last.messages] == ["user", "assistant", "user", "assistant"]
+    assert last.context == loaded.chat.prompt_ids(last.messages[:-1])
+    assert spoken == speak(loaded.chat, engine, [two, *prompts(1)], Sampling(6, seed=4))
+
+
+def test_prompts_that_leave_no_room_are_left_out(tiny_model: Path) -> None:
+    loaded, _ = load(tiny_model)
+    long = Prompt("long", (user("boat " * 400),))
+    assert fitting(loaded.chat, [long, *prompts(1)], 100) == prompts(1)
+
+
+def test_base_answers_are_kept_and_a_torn_chunk_is_made_again(tiny_model: Path, tmp_path: Path) -> None:
+    loaded, engine = load(tiny_model)
+    ticks: list[int] = []
+
+    def ask() -> list[tuple[Message, ...]]:
+        return base_conversations(
+            loaded,
+            engine,
+            prompts(70),
+            base_hash="x",
+            max_new_tokens=48,
+            seed=0,
+            cache=tmp_path,
+            tick=ticks.append,
+        )
+
+    first = ask()
+    assert first, "the tiny model ends some of its answers"
+    assert ticks == [64, 6]
+    assert ask() == first
+    assert ticks == [64, 6], "nothing is generated twice"
+    (kept,) = tmp_path.glob("answers-*.jsonl")
+    data = kept.read_bytes()
+    kept.write_bytes(data[: data.index(b"\n") + 5])
+    assert ask() == first
+    assert ticks == [64, 6, 6]
+
+
+def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    result = SuiteResult("s", Score(0.5, 0.1, 2), (Item("a", "p", "r", 1.0, {"x": True}), Item("b", "p", "r", 0.0)))
+    write_result(tmp_path / "kept.json", result)
+    assert read_result(tmp_path / "kept.json") == result
+    (tmp_path / "kept.json").write_text("{")
+    assert read_result(tmp_path / "kept.json") is None

@@ -1,0 +1,127 @@
+"""Whole cycles, and every way of being stopped in the middle of one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import queries
+from pipelines import cycle
+from pipelines.cycle import drop_plan, read_plan, resumable, resume, start_cycles
+from pipelines.midtrain import midtrain
+from pipelines.session import Session
+from pipelines.stage import Interrupts, StageInterrupted
+from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
+from recovery.errors import UsageError
+
+
+@pytest.fixture
+def config(
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    eval_config: EvalConfig,
+    corpus: Path,
+    make_corpus: Callable[[str], Path],
+) -> CycleConfig:
+    return CycleConfig(
+        docs=(corpus, make_corpus("Orchid")),
+        midtrain=dataclasses.replace(midtrain_config, docs=None),
+        distill=dataclasses.replace(distill_config, prompts_per_step=4),
+        eval=eval_config,
+    )
+
+
+class _AlreadyAsked(Interrupts):
+    """As if Ctrl-C had been pressed just after the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requested = True
+
+
+def kinds(session: Session) -> list[str]:
+    stages = queries.stages(session.tracker.database, session.experiment_id)
+    return [f"{stage.kind}:{stage.status}" for stage in reversed(stages)]
+
+
+def hashes(session: Session) -> dict[str, str]:
+    return {c.name: c.hash for c in session.registry.all()}
+
+
+def test_two_cycles_leave_the_whole_story_in_the_tracker(session: Session, config: CycleConfig) -> None:
+    start_cycles(session, config)
+    assert set(hashes(session)) == {
+        "base",
+        *(f"cycle-{k}/{kind}" for k in (1, 2) for kind in ("midtrained", "recovered")),
+    }
+    one = ["evaluate:finished", "midtrain:finished", "evaluate:finished", "distill:finished", "evaluate:finished"]
+    assert kinds(session) == one * 2
+    status = queries.status_json(session.tracker.database, session.experiment_id)
+    assert [row["cycle"] for row in status["cycles"]] == [1, 2]
+    last = status["cycles"][1]["recovered"]
+    assert set(last["domain_knowledge_by_corpus"]) == {"1", "2"}
+    assert set(status["base"]["domain_knowledge_by_corpus"]) == {"1", "2"}
+    assert status["base"]["instruction_following"]["n"] == 4
+    assert status["cycles"][1]["decision"] is None
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="distill")
+    assert [stage.config["knowledge_teacher"] for stage in stages] == ["cycle-2/midtrained", "cycle-1/midtrained"]
+    second = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain")[0]
+    assert second.config["replay_documents"] == 0.5
+    assert read_plan(session) is None
+    with pytest.raises(UsageError, match="nothing to resume"):
+        resume(session)
+
+
+@pytest.mark.parametrize("part", ["midtrain", "evaluate", "distill"])
+def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
+    open_session: Callable[..., Session], config: CycleConfig, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    config = dataclasses.replace(config, docs=config.docs[:1])
+    with open_session(name="whole") as session:
+        start_cycles(session, config)
+        expected = hashes(session)
+    with open_session(name="stopped") as session:
+        real = getattr(cycle, part)
+
+        def stopped(*args: Any, **kwargs: Any) -> Any:
+            raise StageInterrupted("interrupted")
+
+        monkeypatch.setattr(cycle, part, stopped)
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, config)
+        monkeypatch.setattr(cycle, part, real)
+        with pytest.raises(UsageError, match="recover resume"):
+            start_cycles(session, config)
+    with open_session(name="stopped") as session:
+        assert "cycles 1 to 1 are done" in resume(session)
+        assert hashes(session) == expected
+
+
+def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
+    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert resumable(session) is None
+    monkeypatch.setattr("pipelines.stage.Interrupts", _AlreadyAsked)
+    with pytest.raises(StageInterrupted, match="step 0 of 6"):
+        midtrain(session, midtrain_config)
+    monkeypatch.undo()
+    stage = resumable(session)
+    assert stage is not None
+    assert (stage.kind, stage.status) == ("midtrain", "interrupted")
+    assert "made cycle-1/midtrained" in resume(session)
+    assert resumable(session) is None
+
+
+def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, config: CycleConfig) -> None:
+    with pytest.raises(UsageError, match="--docs"):
+        start_cycles(session, dataclasses.replace(config, docs=()))
+    plan = session.workspace.folder / cycle.PLAN
+    plan.write_text("{")
+    with pytest.raises(UsageError, match="delete it to give up"):
+        read_plan(session)
+    drop_plan(session)
+    assert read_plan(session) is None

@@ -1,0 +1,147 @@
+"""Distillation as a stage: who scores what, what stops it, what is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from db import queries
+from pipelines.distill import choose, distill, on_plateau, plan_distill
+from pipelines.midtrain import midtrain
+from pipelines.models import load_student, teacher_of
+from pipelines.session import Session
+from recovery.config import DistillConfig, MidtrainConfig
+from recovery.errors import CheckpointError, UsageError
+from recovery.teachers import AdapterOff, Frozen
+
+
+def test_a_student_is_taken_back_towards_its_teacher(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, dataclasses.replace(midtrain_config, lr=1e-2, steps=20))
+    made = distill(session, dataclasses.replace(distill_config, steps=12, lr=5e-3, max_new_tokens=16))
+    assert (made.name, made.kind, made.parent) == ("cycle-1/recovered", "recovered", "cycle-1/midtrained")
+    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    curves = queries.series(session.tracker.database, stage.id)
+    divergence = [point.value for point in curves["reverse_kl"]]
+    assert sum(divergence[-4:]) < 0.8 * sum(divergence[:4])
+    for name in ("entropy", "response_length", "end_rate", "gradient_norm", "memory_gib", "tokens_per_second"):
+        assert len(curves[name]) == 12, name
+    for name in ("seconds_generating", "seconds_scoring", "seconds_training", "tokens_sampled", "tokens_scored"):
+        assert all(point.value >= 0 for point in curves[name]), name
+    assert stage.tokens_sampled == stage.tokens_scored > 0
+
+
+def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    config = dataclasses.replace(
+        distill_config, prompts_per_step=4, knowledge_teacher="midtrained", knowledge_share=0.5, document_loss=0.3
+    )
+    made = distill(session, config)
+    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
+    assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5), "at first the student is the knowledge teacher"
+    assert first["reverse_kl"] > 1e-4
+    assert first["label_loss"] > 1
+    assert stage.config["knowledge_teacher"] == "cycle-1/midtrained", "names are kept resolved"
+    again = distill(session, dataclasses.replace(config, student="midtrained"))
+    assert again.name == "cycle-1/recovered-2", "what was won before is not written over"
+    assert made.path.is_dir()
+
+
+def test_an_adapter_is_taught_by_its_own_base_without_a_second_copy(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
+    config = dataclasses.replace(distill_config, tuning="auto")
+    loaded = load_student(student, "lora", config)
+    assert isinstance(teacher_of(session, student, loaded, session.base, config), AdapterOff)
+    assert isinstance(teacher_of(session, student, loaded, student, config), Frozen)
+    made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
+    assert made.tuning == "lora"
+    assert made.weights == session.base.path
+
+
+def test_a_model_degraded_elsewhere_needs_no_mid_training_here(
+    open_session: Callable[..., Session],
+    make_tiny: Callable[..., Path],
+    tiny_model: Path,
+    tmp_path: Path,
+    distill_config: DistillConfig,
+) -> None:
+    student = make_tiny("qwen3", tmp_path / "my-finetune", seed=7)
+    with open_session() as session:
+        made = distill(session, dataclasses.replace(distill_config, student=str(student), teacher=str(tiny_model)))
+        assert made.name == "cycle-1/recovered"
+        assert made.parent == "external/my-finetune"
+
+
+def test_a_teacher_that_was_changed_or_writes_other_tokens_is_refused(
+    open_session: Callable[..., Session],
+    tiny_model: Path,
+    tiny_llama: Path,
+    tmp_path: Path,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    with open_session(model) as session:
+        midtrain(session, midtrain_config)
+        with pytest.raises(UsageError, match="tokenizers differ"):
+            distill(session, dataclasses.replace(distill_config, teacher=str(tiny_llama)))
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+        with pytest.raises(CheckpointError, match="changed since it was registered"):
+            distill(session, distill_config)
+
+
+def test_the_clean_model_itself_has_nothing_to_recover(session: Session, distill_config: DistillConfig) -> None:
+    with pytest.raises(UsageError, match="nothing to recover"):
+        distill(session, distill_config)
+
+
+def test_too_few_prompts_to_decide_are_said_in_the_plan(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    plan = plan_distill(
+        session, dataclasses.replace(distill_config, until=0.99, knowledge_teacher="midtrained", prompts_per_step=4)
+    )
+    assert plan.development_prompts == 0
+    assert any("too few to decide --until" in note for note in plan.notes)
+    assert "cycle-1/midtrained scores" in plan.text()
+
+
+def test_prompts_of_a_step_depend_on_seed_and_step_alone() -> None:
+    items = list(range(10))
+    first = [choose(items, 4, step, 1, stream=0) for step in range(1, 6)]
+    assert first == [choose(items, 4, step, 1, stream=0) for step in range(1, 6)]
+    flat = [item for chosen in first for item in chosen]
+    assert sorted(flat[:10]) == items
+    assert sorted(flat[10:]) == items
+    assert choose(items, 4, 1, 2, stream=0) != first[0]
+    assert choose(items, 0, 3, 1, stream=0) == []
+
+
+def test_a_plateau_is_two_windows_that_hardly_differ() -> None:
+    assert not on_plateau([1.0] * 9, 5)
+    assert on_plateau([1.0] * 10, 5)
+    assert not on_plateau([1.0] * 5 + [0.5] * 5, 5)
+    assert not on_plateau([1.0] * 10, 0)
+
+
+def test_a_plateau_ends_the_stage(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, dataclasses.replace(midtrain_config, steps=2))
+    distill(session, dataclasses.replace(distill_config, steps=30, lr=1e-9, plateau=2))
+    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    assert stage.stopped == "plateau"
+    assert stage.steps_done < 30

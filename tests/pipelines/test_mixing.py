@@ -1,0 +1,62 @@
+"""The schedule of mid-training: exact shares, every document seen, nothing but the seed decides."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines.mixing import Stream, schedule, step_tokens, steps_for, targets
+from recovery.batches import Row
+
+
+def row(length: int, start: int = 0) -> Row:
+    return Row(list(range(start, start + length)), [True] * length)
+
+
+def stream(name: str, rows: int, share: float, length: int = 11) -> Stream:
+    return Stream(name, [row(length, 100 * i + ord(name[0]) * 10_000) for i in range(rows)], share)
+
+
+def test_targets_leave_out_the_first_token_of_every_document() -> None:
+    assert targets(Row([1, 2, 3, 4, 5], [True] * 5)) == 4
+    assert targets(Row([1, 2, 3, 4, 5], [True] * 5, segments=(2, 3))) == 3
+    assert targets(Row([1, 2, 3, 4], [False, False, True, True])) == 2
+
+
+def test_shares_hold_over_the_run_although_rows_differ_in_length() -> None:
+    mixed = [Stream("a", [row(n) for n in (5, 9, 40)], 0.7), Stream("b", [row(21, 900)], 0.3)]
+    plan = schedule(mixed, steps=50, per_step=100, seed=3)
+    tokens = [targets(r) for step in plan for r in step]
+    second = [targets(r) for step in plan for r in step if r.ids[0] == 900]
+    assert sum(second) / sum(tokens) == pytest.approx(0.3, abs=0.01)
+    assert sum(tokens) == pytest.approx(5000, rel=0.02)
+
+
+def test_every_row_is_seen_once_before_any_is_seen_twice() -> None:
+    plan = schedule([stream("a", 10, 1.0)], steps=5, per_step=20, seed=0)
+    seen = [r.ids[0] for step in plan for r in step]
+    assert len(seen) == 10
+    assert len(set(seen)) == 10
+
+
+def test_the_seed_decides_the_order_and_nothing_else_does() -> None:
+    first = schedule([stream("a", 10, 0.5), stream("b", 7, 0.5)], 8, 60, seed=1)
+    assert first == schedule([stream("a", 10, 0.5), stream("b", 7, 0.5)], 8, 60, seed=1)
+    assert first != schedule([stream("a", 10, 0.5), stream("b", 7, 0.5)], 8, 60, seed=2)
+
+
+def test_a_row_longer_than_a_step_leaves_no_step_without_rows() -> None:
+    plan = schedule([stream("a", 2, 1.0, length=500)], steps=6, per_step=50, seed=0)
+    assert all(plan)
+
+
+def test_step_size_follows_the_corpus_within_bounds() -> None:
+    assert step_tokens(1234, 10**9) == 1234
+    assert step_tokens(None, 1_000) == 512
+    assert step_tokens(None, 100_000) == 2_000
+    assert step_tokens(None, 10**9) == 8192
+
+
+def test_steps_grow_with_what_is_mixed_in() -> None:
+    assert steps_for(3, 1_000, 1.0, 100) == 30
+    assert steps_for(3, 1_000, 0.5, 100) == 60
+    assert steps_for(0.01, 10, 1.0, 100) == 1

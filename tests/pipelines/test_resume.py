@@ -1,0 +1,170 @@
+"""Killed at any moment, a stage ends with the same weights as one that was left alone, bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from db import queries
+from pipelines.cycle import resumable, resume
+from pipelines.distill import distill
+from pipelines.midtrain import midtrain
+from pipelines.progress import Display
+from pipelines.session import Session
+from recovery.config import DistillConfig, MidtrainConfig
+from recovery.errors import RecoveryError
+
+Work = Callable[[Session], object]
+# Forked, so that a run costs no second start of Python; killed for real all the same.
+FORK = multiprocessing.get_context("fork")
+
+
+def in_workspace(folder: Path, model: Path, work: Work) -> None:
+    with Session.open(folder, model=str(model), display=Display(quiet=True)) as session:
+        work(session)
+
+
+def run_and_kill(folder: Path, model: Path, work: Work, seconds: float) -> bool:
+    """Do the work in a process that is killed with -9 after so long. True if it was killed before its end."""
+    process = FORK.Process(target=in_workspace, args=(folder, model, work))
+    process.start()
+    process.join(seconds)
+    killed = process.is_alive()
+    if killed:
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    return killed
+
+
+def goes_on(session: Session, begin: Work) -> None:
+    """Resume what was interrupted, or begin again where the kill came before there was a stage."""
+    if resumable(session) is not None:
+        resume(session)
+    elif not any(c.name == "cycle-1/recovered" for c in session.registry.all()):
+        begin(session)
+
+
+def killed_often(folder: Path, model: Path, work: Work, kills: int, length: float, draw: random.Random) -> int:
+    """Kill the work ``kills`` times at random moments, then let it end. Returns how often a kill hit it."""
+    hits = int(run_and_kill(folder, model, work, draw.uniform(0.3, 0.9) * length))
+    for _ in range(kills - 1):
+        hits += run_and_kill(folder, model, lambda session: goes_on(session, work), draw.uniform(0.2, 0.8) * length)
+    in_workspace(folder, model, lambda session: goes_on(session, work))
+    return hits
+
+
+def made(folder: Path, model: Path, kind: str) -> tuple[str, int, int]:
+    """(hash of the newest checkpoint of that kind, steps of its stage, attempts)."""
+    with Session.open(folder, model=str(model), display=Display(quiet=True)) as session:
+        checkpoint = session.resolve(kind)
+        stages = queries.stages(session.tracker.database, session.experiment_id)
+        stage = next(s for s in stages if s.status == "finished" and s.kind in ("midtrain", "distill"))
+        points = queries.series(session.tracker.database, stage.id, ["loss"], max_points=None)["loss"]
+        assert [point.step for point in points] == list(range(1, stage.steps_done + 1)), "every step is logged once"
+        return checkpoint.hash, stage.steps_done, stage.attempts
+
+
+@pytest.fixture
+def distilling(distill_config: DistillConfig) -> DistillConfig:
+    return dataclasses.replace(distill_config, steps=24, max_new_tokens=16, prompts_per_step=4, plateau=0)
+
+
+def timed(folder: Path, model: Path, work: Work) -> float:
+    started = time.monotonic()
+    run_and_kill(folder, model, work, 300)
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_mid_training_killed_at_random(
+    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, tuning: str
+) -> None:
+    config = dataclasses.replace(midtrain_config, steps=60, checkpoint_every=4, tuning=tuning)
+
+    def work(session: Session) -> None:
+        midtrain(session, config)
+
+    length = timed(tmp_path / "whole", tiny_model, work)
+    hits = killed_often(tmp_path / "killed", tiny_model, work, 3, length, random.Random(tuning))
+    assert hits, "no kill came in time"
+    whole, steps, _ = made(tmp_path / "whole", tiny_model, "midtrained")
+    assert made(tmp_path / "killed", tiny_model, "midtrained")[:2] == (whole, steps)
+
+
+def distill_killed(
+    folder: Path, model: Path, first: MidtrainConfig, config: DistillConfig, kills: int
+) -> tuple[str, str, int]:
+    """Hashes of a distillation left alone and of one killed ``kills`` times, and how often a kill hit."""
+    for name in ("whole", "killed"):
+        in_workspace(folder / name, model, lambda session: midtrain(session, first))
+
+    def work(session: Session) -> None:
+        distill(session, config)
+
+    length = timed(folder / "whole", model, work)
+    hits = killed_often(folder / "killed", model, work, kills, length, random.Random(kills))
+    whole, steps, _ = made(folder / "whole", model, "recovered")
+    killed, again, _ = made(folder / "killed", model, "recovered")
+    assert again == steps
+    return whole, killed, hits
+
+
+def test_distillation_killed_at_random(
+    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, distilling: DistillConfig
+) -> None:
+    config = dataclasses.replace(distilling, knowledge_teacher="midtrained", document_loss=0.2)
+    whole, killed, hits = distill_killed(tmp_path, tiny_model, midtrain_config, config, kills=3)
+    assert hits, "no kill came in time"
+    assert killed == whole
+
+
+@pytest.mark.slow
+def test_distillation_killed_ten_times_in_one_run(
+    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, distilling: DistillConfig
+) -> None:
+    config = dataclasses.replace(distilling, steps=120, plateau=30)
+    whole, killed, hits = distill_killed(tmp_path, tiny_model, midtrain_config, config, kills=10)
+    assert hits >= 5
+    assert killed == whole
+
+
+def test_a_stage_that_a_live_process_runs_is_not_taken_from_it(
+    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig
+) -> None:
+    config = dataclasses.replace(midtrain_config, steps=2000)
+    process = FORK.Process(
+        target=in_workspace, args=(tmp_path / "w", tiny_model, lambda session: midtrain(session, config))
+    )
+    process.start()
+    try:
+        with Session.open(tmp_path / "w", model=str(tiny_model), display=Display(quiet=True)) as session:
+            until = time.monotonic() + 60
+            while queries.running_stage(session.tracker.database) is None and time.monotonic() < until:
+                time.sleep(0.05)
+            assert resumable(session) is None
+            running = queries.running_stage(session.tracker.database)
+            assert running is not None
+            with pytest.raises(Exception, match="is run by process"):
+                midtrain(session, config, resume=running)
+            os.kill(process.pid or 0, signal.SIGTERM)
+            process.join(60)
+            stopped = resumable(session)
+            assert stopped is not None
+            assert (stopped.id, stopped.status) == (running.id, "interrupted")
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_what_cannot_be_resumed_says_so(session: Session) -> None:
+    with pytest.raises(RecoveryError, match="nothing to resume"):
+        resume(session)

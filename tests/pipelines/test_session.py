@@ -1,0 +1,67 @@
+"""Opening a workspace: the clean model is registered once, and names mean what they say."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.midtrain import midtrain
+from pipelines.session import Session
+from recovery.checkpoints import content_hash
+from recovery.config import MidtrainConfig
+from recovery.errors import CheckpointError, ModelError, UsageError
+
+
+def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: Path) -> None:
+    base = session.base
+    assert (base.name, base.kind, base.path, base.hash) == ("base", "base", tiny_model, content_hash(tiny_model))
+    assert session.resolve("latest") == base
+    assert session.resolve(str(tiny_model)) == base, "a path that is registered is the registered checkpoint"
+    assert session.next_cycle() == 1
+
+
+def test_another_clean_model_is_refused_in_a_begun_workspace(
+    open_session: Callable[..., Session], tiny_llama: Path, tiny_model: Path
+) -> None:
+    open_session().tracker.close()
+    with pytest.raises(UsageError, match=r"is about the model .*, not .*another --workspace"):
+        open_session(tiny_llama)
+    open_session(tiny_model).tracker.close()
+
+
+def test_a_folder_without_a_model_begins_no_workspace(open_session: Callable[..., Session], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="holds no model"):
+        open_session(tmp_path / "empty")
+    assert not (tmp_path / "workspace" / "workspace.json").exists()
+
+
+def test_names(session: Session, midtrain_config: MidtrainConfig, tiny_llama: Path) -> None:
+    made = midtrain(session, midtrain_config)
+    for name in ("latest", "midtrained", "cycle-1/midtrained", str(made.path)):
+        assert session.resolve(name) == made
+    outside = session.resolve(str(tiny_llama))
+    assert (outside.name, outside.kind, outside.id) == (f"external/{tiny_llama.name}", "external", None)
+    assert session.registered(outside).id is not None
+    with pytest.raises(CheckpointError, match="no checkpoint 'cycle-9': use latest, base, cycle-1/midtrained"):
+        session.resolve("cycle-9")
+    with pytest.raises(CheckpointError, match="no checkpoint 'recovered'"):
+        session.resolve("recovered")
+    shutil.rmtree(made.path)
+    with pytest.raises(CheckpointError, match="is gone"):
+        session.resolve("latest")
+
+
+def test_a_workspace_can_be_moved(
+    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tmp_path: Path
+) -> None:
+    with open_session() as session:
+        made = midtrain(session, midtrain_config)
+    (tmp_path / "workspace").rename(tmp_path / "elsewhere")
+    with open_session(name="elsewhere") as session:
+        found = session.resolve("latest")
+        assert found.path == tmp_path / "elsewhere" / "checkpoints" / "cycle-1" / "midtrained"
+        assert session.verified(found).hash == made.hash

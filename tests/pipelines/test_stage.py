@@ -1,0 +1,74 @@
+"""The life of a stage: however it ends, the tracker says so and nothing won is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from db import queries, records
+from pipelines.session import Session
+from pipelines.stage import Interrupts, StageInterrupted, free_name, one_line, running
+from recovery.config import EvalConfig
+from recovery.errors import CheckpointError, UsageError
+from recovery.workspace import Workspace
+
+
+def only_stage(session: Session) -> records.Stage:
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    return stage
+
+
+def test_an_error_is_recorded_in_one_line_and_goes_on_up(session: Session) -> None:
+    with pytest.raises(ValueError, match="first"), running(session, "evaluate", EvalConfig()):
+        raise ValueError("first line\nsecond line")
+    stage = only_stage(session)
+    assert (stage.status, stage.error) == ("failed", "ValueError: first line")
+
+
+def test_a_first_signal_asks_and_a_second_one_insists(session: Session) -> None:
+    with Interrupts() as interrupts:
+        interrupts.check()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert interrupts.requested
+        with pytest.raises(StageInterrupted, match="recover resume"):
+            interrupts.check()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("stop", [StageInterrupted("interrupted at step 3"), KeyboardInterrupt()])
+def test_a_stopped_stage_reads_interrupted_and_can_be_resumed(session: Session, stop: BaseException) -> None:
+    with pytest.raises(type(stop)), running(session, "evaluate", EvalConfig()):
+        raise stop
+    stage = only_stage(session)
+    assert stage.status == "interrupted"
+    with running(session, "evaluate", EvalConfig(), resume=stage):
+        pass
+    stage = only_stage(session)
+    assert (stage.status, stage.attempts) == ("finished", 2)
+
+
+def test_names_in_use_are_left_alone(session: Session) -> None:
+    assert free_name(session, "cycle-1/recovered") == "cycle-1/recovered"
+    assert free_name(session, "base") == "base-2"
+
+
+def test_one_line_of_any_error() -> None:
+    assert one_line(CheckpointError("what\nmore")) == "what"
+    assert one_line(KeyError()) == "KeyError"
+
+
+def test_two_stages_do_not_run_in_one_workspace(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    with (
+        workspace.lock("recover midtrain"),
+        pytest.raises(UsageError, match=r"recover midtrain \(process \d+\) is at work"),
+        workspace.lock("recover distill"),
+    ):
+        pass
+    with workspace.lock("recover distill"):
+        pass
