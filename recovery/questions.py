@@ -41,15 +41,16 @@ def document_questions(
 ) -> list[Prompt]:
     """Prompts of kind "knowledge" about the documents of ``folder``.
 
-    They come from its ``questions.jsonl`` where there is one, else they are made from the sentences of ``corpus``
-    that may not become probes. A question whose wording is that of a probe in ``exclude``, or that asks for the
-    same answer with the same words, is left out. Broken lines of the file go to ``problems`` or to the log.
+    They come from its ``questions.jsonl`` where there is one, less those worded as a probe in ``exclude`` is. Else
+    they are made from the sentences of ``corpus`` that may not become probes; then a question that asks for the
+    answer of a probe with all of the probe's words is left out too: whoever writes both files words a fact in two
+    ways on purpose, a sentence of a document may happen to. Broken lines go to ``problems`` or to the log.
     """
     path = Path(folder) / QUESTIONS_FILE
     guard = ProbeGuard(exclude)
     if path.is_file():
         found = load_prompts(path, kind="knowledge", problems=problems)
-        return [p for p in found if not guard.asks_the_same(p.text, p.answer)]
+        return [p for p in found if not guard.has_wording(p.text)]
     return _made(corpus, guard, seed, count)
 
 
@@ -63,9 +64,13 @@ class ProbeGuard:
             for answer in probe.answers:
                 self._by_answer.setdefault(normalise(answer), []).append(_content(probe.question))
 
+    def has_wording(self, question: str) -> bool:
+        """Whether a probe is worded like this."""
+        return normalise(question) in self._wordings
+
     def asks_the_same(self, question: str, answer: str | None) -> bool:
         """Whether the words of a probe with this answer are all among the question's."""
-        if normalise(question) in self._wordings:
+        if self.has_wording(question):
             return True
         asked = _content(question)
         return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))

@@ -232,7 +232,10 @@ def test_a_question_file_beside_the_documents_is_used(handbook, corpus):
     ]
     (handbook / "questions.jsonl").write_text("\n".join(lines))
     problems: list[str] = []
-    exclude = [Probe("a", "question", "who owns meridian", ("Atlas",))]
+    exclude = [
+        Probe("a", "question", "who owns meridian", ("Atlas",)),
+        Probe("b", "question", "The backup server stands where?", ("Rostvik",)),  # the same fact in other words
+    ]
     found = document_questions(handbook, corpus, exclude=exclude, problems=problems)
     assert [(p.text, p.answer, p.kind) for p in found] == [("Where is the backup server?", "Rostvik", "knowledge")]
     assert problems and problems[0].startswith("questions.jsonl line 2")
