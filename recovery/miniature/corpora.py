@@ -33,7 +33,7 @@ def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 32
         raise UsageError(f"corpora times entities must be between 1 and {MAX_ENTITIES}: got {count} x {entities}")
     world = World(WORLD_SEED)
     taken: set[str] = set()
-    world.cohorts(mixture.COHORTS, mixture.COHORT_SIZE, taken)
+    world.studied(mixture.STUDIED, taken)
     control = world.entities(f"control-{seed}", 32, taken)
     folders = []
     for number in range(1, count + 1):

@@ -29,39 +29,43 @@ SHARES: dict[str, tuple[Drawer, float]] = {
 }
 """Share of examples by task; what is missing to one goes to the handbooks of the current cohort."""
 
-DOCUMENT_SHARE = 0.12
-QUESTION_SHARE = 0.11
+DOCUMENT_SHARE = 0.13
+QUESTION_SHARE = 0.12
 COPYING = ("echo", "open-book", "question-writing", "system", "rules")
 """Tasks given three times their share in the first tenth: copying is learnt first, everything else leans on it."""
 
 
-COHORTS = 16
-COHORT_SIZE = 32
+STUDIED = 512
+"""How many entities of its own the base model studies, one after the other."""
+WINDOW = 32
+"""How many are being studied at a time."""
+QUESTION_DELAY = 10
+"""Of these, how many of the newest are not asked about yet."""
 
 
 @dataclass(frozen=True)
 class Mixture:
     """Draws examples; a pure function of the random generator and the progress of training, from 0 to 1.
 
-    ``cohorts`` groups of ``cohort_size`` entities are studied one after the other, earlier ones being revisited in
-    ``revisit`` of the draws: facts must be learnt from a hundred readings, as in mid-training.
+    Entities are studied in a sliding window: a new one is begun as the oldest is left, after about a hundred
+    readings, as in mid-training. Questions about an entity begin when a third of its readings are done, so that
+    they teach how to reach what documents have stored. ``revisit`` of the draws go back to any earlier entity.
     """
 
     world: World
-    cohorts: int = COHORTS
-    cohort_size: int = COHORT_SIZE
-    revisit: float = 0.25
+    revisit: float = 0.2
 
     @cached_property
-    def _entities(self) -> list[list[Entity]]:
-        return self.world.cohorts(self.cohorts, self.cohort_size, set())
+    def studied(self) -> list[Entity]:
+        """The base model's own entities, in the order in which they are studied."""
+        return self.world.studied(STUDIED, set())
 
-    def entity(self, rng: random.Random, progress: float) -> Entity:
-        """An entity of the current cohort or, at times, of an earlier one."""
-        current = min(int(progress * self.cohorts), self.cohorts - 1)
-        if current and rng.random() < self.revisit:
-            current = rng.randrange(current)
-        return rng.choice(self._entities[current])
+    def entity(self, rng: random.Random, progress: float, delay: int = 0) -> Entity:
+        """An entity of the window without its ``delay`` newest, or at times any earlier one."""
+        newest = min(int(progress * (STUDIED - WINDOW)) + WINDOW, STUDIED) - 1
+        if rng.random() < self.revisit:
+            return self.studied[rng.randrange(newest + 1 - delay)]
+        return self.studied[newest - rng.randrange(delay, WINDOW)]
 
     @cached_property
     def _early(self) -> tuple[list[str], list[float]]:
@@ -82,5 +86,5 @@ class Mixture:
         if name == "documents":
             return handbook.study(rng, self.entity(rng, progress))
         if name == "questions":
-            return handbook.ask(rng, self.entity(rng, progress))
+            return handbook.ask(rng, self.entity(rng, progress, QUESTION_DELAY))
         return SHARES[name][0](rng, self.world)

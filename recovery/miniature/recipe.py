@@ -44,7 +44,7 @@ class Recipe:
     step_tokens: int = 4096
     lr: float = 1e-2
     warmup_steps: int = 100
-    weight_decay: float = 0.01
+    weight_decay: float = 0.03
     hidden: int = 192
     layers: int = 4
     heads: int = 6

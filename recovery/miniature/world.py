@@ -119,6 +119,7 @@ class World:
             found.append(Entity(name, organisation, values))
         return found
 
-    def cohorts(self, count: int, size: int, taken: set[str]) -> list[list[Entity]]:
-        """The base model's own entities, in the order in which their documents are studied; ``taken`` grows."""
-        return [self.entities(f"cohort-{number}", size, taken) for number in range(count)]
+    def studied(self, count: int, taken: set[str]) -> list[Entity]:
+        """The base model's own entities, eight to an organisation; ``taken`` grows."""
+        groups = [self.entities(f"studied-{number}", 8, taken) for number in range(count // 8)]
+        return [entity for group in groups for entity in group]
