@@ -23,7 +23,7 @@ tuning = "full"
 token_budget = 4096
 
 [midtrain]
-full_lr = 5e-4
+full_lr = 3e-3
 steps = 150
 batch_tokens = 2048
 row_length = 128
