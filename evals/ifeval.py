@@ -1,37 +1,29 @@
-"""Instruction following, judged by IFEval's own checkers as lm-eval ships them.
+"""Instruction following: prompts with verifiable instructions, asked and judged.
 
-Prompts in IFEval's format carry verifiable instructions (arXiv 2311.07911). A response is judged strictly
-as it stands, and loosely with the first or last line or the asterisks left out; a prompt counts when all its
-instructions hold, an instruction for itself. Where lm-eval's checkers draw at random (a language detector,
-two of the published prompts that name no usable letter), the draw is fixed by the prompt's id.
+Prompts in IFEval's format (arXiv 2311.07911) are judged by its own checkers (recovery.checkers), strictly and loosely;
+a prompt counts when all its instructions hold, an instruction for itself.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
 import json
-import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import langdetect
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from evals.asking import Answer, answer
 from evals.harness import EngineLM, run_lm_eval
 from evals.knowledge import contains, exact_match
-from evals.nltk_data import prepare
 from evals.statistics import score_of
 from recovery.chat import ChatFormat
+from recovery.checkers import check_prompts, checkers, fixed_draws, judge
 from recovery.errors import UsageError
 from recovery.loading import Loaded
+from recovery.nltk_data import prepare
 from recovery.rollouts import Engine
 from recovery.types import Check, Item, Message, Prompt, Score, SuiteResult
 
@@ -44,14 +36,6 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 _REFUSAL_WITHIN = 200  # characters: a refusal says so at once
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How one response met one prompt's instructions, in their order."""
-
-    strict: tuple[bool, ...]
-    loose: tuple[bool, ...]
 
 
 def evaluate_instructions(
@@ -99,46 +83,6 @@ def judge_responses(
         raise UsageError(f"{len(responses)} responses were given for {len(prompts)} prompts: give one for each")
     check_prompts(prompts)
     return _result(prompts, [Answer(response, 0, True) for response in responses], suite)
-
-
-def satisfies(prompt: Prompt, response: str, *, loose: bool = False) -> bool:
-    """Does ``response`` meet every instruction of ``prompt``? True where it has none."""
-    verdict = judge(prompt, response)
-    return all(verdict.loose if loose else verdict.strict)
-
-
-def judge(prompt: Prompt, response: str) -> Verdict:
-    """The verdict of lm-eval's unmodified checkers, strict and loose, for every instruction."""
-    utils = _checkers()
-    example = utils.InputExample(
-        key=0,
-        instruction_id_list=[check.instruction for check in prompt.checks],
-        prompt=prompt.text,
-        kwargs=[dict(check.kwargs) for check in prompt.checks],
-    )
-    with _fixed_draws(prompt.id):
-        strict = utils.test_instruction_following_strict(example, response).follow_instruction_list
-    with _fixed_draws(prompt.id):
-        loose = utils.test_instruction_following_loose(example, response).follow_instruction_list
-    return Verdict(tuple(map(bool, strict)), tuple(map(bool, loose)))
-
-
-def check_prompts(prompts: Sequence[Prompt]) -> None:
-    """Make sure every check can be judged: sentence data is there, ids are known, arguments are accepted.
-
-    Raises UsageError naming the first prompt that could not be judged.
-    """
-    registry = _checkers().instructions_registry.INSTRUCTION_DICT
-    for prompt in prompts:
-        for check in prompt.checks:
-            if check.instruction not in registry:
-                raise UsageError(f"prompt {prompt.id!r}: {check.instruction!r} is not an instruction that IFEval knows")
-            kwargs = {name: value for name, value in check.kwargs.items() if value}
-            try:
-                with _fixed_draws(prompt.id):
-                    registry[check.instruction](check.instruction).build_description(**kwargs)
-            except (TypeError, ValueError, AttributeError) as error:
-                raise UsageError(f"prompt {prompt.id!r}: bad arguments for {check.instruction}: {error}") from error
 
 
 def read_ifeval(path: str | Path) -> list[Prompt]:
@@ -207,29 +151,10 @@ def refuses(response: str) -> bool:
     return bool(_REFUSAL.search(response[:_REFUSAL_WITHIN]))
 
 
-@functools.cache
-def _checkers() -> ModuleType:
-    """lm-eval's IFEval module, imported late: its import asks nltk for data, which must be settled by then."""
-    prepare()
-    return importlib.import_module("lm_eval.tasks.ifeval.utils")
-
-
-@contextmanager
-def _fixed_draws(key: str) -> Iterator[None]:
-    """Checkers draw from global generators: fix them by the prompt's id, and leave no trace behind."""
-    langdetect.DetectorFactory.seed = 0
-    state = random.getstate()
-    random.seed(f"ifeval {key}")
-    try:
-        yield
-    finally:
-        random.setstate(state)
-
-
 def _process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
-    """What the packaged task does with an answer, its draws fixed as in :func:`judge`."""
-    with _fixed_draws(str(doc["key"])):
-        judged: dict[str, Any] = _checkers().process_results(doc, results)
+    """What the packaged task does with an answer, its draws fixed as for every other prompt."""
+    with fixed_draws(str(doc["key"])):
+        judged: dict[str, Any] = checkers().process_results(doc, results)
     return judged
 
 

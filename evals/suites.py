@@ -9,8 +9,8 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from evals import ifeval, knowledge
-from evals.nltk_data import prepare
 from recovery.loading import Loaded
+from recovery.nltk_data import prepare
 from recovery.rollouts import Engine
 from recovery.types import Probe, Prompt, Score, SuiteResult
 

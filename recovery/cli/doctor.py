@@ -234,7 +234,7 @@ def look_at_extras() -> list[Finding]:
 def look_at_sentence_data() -> Finding:
     """nltk's sentence data, which two of IFEval's checkers need."""
     try:
-        from evals.nltk_data import prepare
+        from recovery.nltk_data import prepare
     except ImportError as error:
         return Finding("nltk data", "failed", f"cannot be looked at: {error}", "reinstall Recovery")
     data = prepare()

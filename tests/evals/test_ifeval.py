@@ -1,189 +1,29 @@
-"""Answers of our own with verdicts worked out by hand, for each of IFEval's 25 instructions."""
+"""Instruction following: what is counted, what is kept apart, and lm-eval's own task over the same model."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evals import ifeval
 from evals.ifeval import (
-    check_prompts,
     evaluate_ifeval,
     evaluate_instructions,
-    judge,
     judge_responses,
     read_ifeval,
     refuses,
-    satisfies,
 )
 from recovery.errors import UsageError
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import TransformersEngine
 from recovery.types import Check, Message, Prompt
 
-# instruction, its arguments, an answer that follows it, one that does not
-KINDS: list[tuple[str, dict[str, Any], str, str]] = [
-    ("keywords:existence", {"keywords": ["lamp", "stairs"]}, "The LAMP by the stairs is lit.", "The lamp is lit."),
-    (
-        "keywords:frequency",
-        {"keyword": "tea", "frequency": 2, "relation": "at least"},
-        "Tea now, tea later.",
-        "Tea now.",
-    ),
-    (
-        "keywords:frequency",
-        {"keyword": "tea", "frequency": 2, "relation": "less than"},
-        "Tea now.",
-        "Tea now, tea later.",
-    ),
-    ("keywords:forbidden_words", {"forbidden_words": ["rain"]}, "The rainbow is out.", "The Rain has stopped."),
-    (
-        "keywords:letter_frequency",
-        {"letter": "z", "let_frequency": 3, "let_relation": "at least"},
-        "A puzzle in Zurich.",
-        "A puzzle.",
-    ),
-    (
-        "keywords:letter_frequency",
-        {"letter": "e", "let_frequency": 2, "let_relation": "less than"},
-        "A fox ran by the dam.",
-        "The red hen.",
-    ),
-    (
-        "language:response_language",
-        {"language": "de"},
-        "Der Garten liegt hinter dem Haus und ist im Sommer voller Blumen.",
-        "The garden lies behind the house and is full of flowers in summer.",
-    ),
-    (
-        "length_constraints:number_sentences",
-        {"num_sentences": 3, "relation": "less than"},
-        "Dr. Hill came. He left.",
-        "He came. He saw. He left.",
-    ),
-    (
-        "length_constraints:number_sentences",
-        {"num_sentences": 3, "relation": "at least"},
-        "He came. He saw! Did he leave?",
-        "He came, e.g. for tea. He left.",
-    ),
-    (
-        "length_constraints:number_paragraphs",
-        {"num_paragraphs": 2},
-        "One paragraph.\n***\nAnother one.",
-        "One paragraph.\n\nAnother one.",
-    ),
-    (
-        "length_constraints:number_words",
-        {"num_words": 5, "relation": "at least"},
-        "One two three four five.",
-        "One two.",
-    ),
-    ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "One two.", "One two three."),
-    (
-        "length_constraints:nth_paragraph_first_word",
-        {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "meanwhile"},
-        "It rained.\n\nMeanwhile, the cat slept.",
-        "Meanwhile, it rained.\n\nThe cat slept.",
-    ),
-    (
-        "detectable_content:number_placeholders",
-        {"num_placeholders": 2},
-        "Dear [name], come to [place].",
-        "Dear [name], come soon.",
-    ),
-    (
-        "detectable_content:postscript",
-        {"postscript_marker": "P.S."},
-        "Come soon.\nP.S. Bring bread.",
-        "Come soon.\nPS bring bread.",
-    ),
-    ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "Come.\nP.P.S Bread.", "Come.\nP.S. Bread."),
-    ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* bread\n- milk", "* bread\n* milk\n* salt"),
-    ("detectable_format:constrained_response", {}, "My answer is yes.", "Certainly."),
-    (
-        "detectable_format:number_highlighted_sections",
-        {"num_highlights": 2},
-        "Mind the *first step* and the *last one*.",
-        "Mind the *first step* and the last one.",
-    ),
-    (
-        "detectable_format:multiple_sections",
-        {"section_spliter": "SECTION", "num_sections": 2},
-        "SECTION 1\nBread.\nSECTION 2\nMilk.",
-        "SECTION 1\nBread and milk.",
-    ),
-    ("detectable_format:json_format", {}, '```json\n{"colour": "red"}\n```', "colour: red"),
-    ("detectable_format:title", {}, "<<A short walk>>\nWe left at noon.", "# A short walk\nWe left at noon."),
-    ("combination:two_responses", {}, "Go by ferry.\n******\nGo by train.", "Go by ferry.\n******\nGo by ferry."),
-    (
-        "combination:repeat_prompt",
-        {"prompt_to_repeat": "Name a colour."},
-        "Name a colour. Red.",
-        "Red. Name a colour.",
-    ),
-    ("startend:end_checker", {"end_phrase": "That is all."}, "We left at noon. That is all.", "That is all. Bye."),
-    ("startend:quotation", {}, '"We left at noon."', "'We left at noon.'"),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "at least"},
-        "The RED fox met the FAST hare.",
-        "The RED fox met the hare.",
-    ),
-    (
-        "change_case:capital_word_frequency",
-        {"capital_frequency": 2, "capital_relation": "less than"},
-        "The RED fox.",
-        "The RED and FAST fox.",
-    ),
-    (
-        "change_case:english_capital",
-        {},
-        "THE GARDEN LIES BEHIND THE HOUSE AND IS FULL OF FLOWERS.",
-        "The garden lies behind the HOUSE and is full of flowers.",
-    ),
-    (
-        "change_case:english_lowercase",
-        {},
-        "the garden lies behind the house and is full of flowers.",
-        "The garden lies behind the house and is full of flowers.",
-    ),
-    ("punctuation:no_comma", {}, "Bread and milk and salt.", "Bread, milk and salt."),
-]
-
 
 def asked(text: str, *checks: Check, id: str = "p", **fields: Any) -> Prompt:
     return Prompt(id, (Message(role="user", content=text),), checks=checks, **fields)
-
-
-@pytest.mark.parametrize(("instruction", "kwargs", "right", "wrong"), KINDS)
-def test_kinds_by_hand(instruction: str, kwargs: dict[str, Any], right: str, wrong: str) -> None:
-    prompt = asked("Name a colour.", Check(instruction, kwargs))
-    check_prompts([prompt])
-    assert judge(prompt, right).strict == (True,)
-    assert judge(prompt, wrong).strict == (False,)
-    assert judge(prompt, "").strict == (False,)
-
-
-def test_every_kind_has_a_case() -> None:
-    registry = ifeval._checkers().instructions_registry.INSTRUCTION_DICT
-    assert {kind[0] for kind in KINDS} == set(registry)
-    assert len(registry) == 25
-
-
-def test_loose_forgives_a_first_line_and_asterisks() -> None:
-    prompt = asked("Say it.", Check("startend:quotation"), Check("punctuation:no_comma"))
-    verdict = judge(prompt, 'Sure, here it is:\n"We left at noon."')
-    assert verdict.strict == (False, False)
-    assert verdict.loose == (True, True)
-    assert satisfies(prompt, '"We left."') and not satisfies(prompt, "We left.")
-    assert satisfies(prompt, 'Sure, here:\n"We left."', loose=True)
-    assert satisfies(asked("Say anything."), "anything")
 
 
 def test_result_counts_prompts_and_instructions() -> None:
@@ -265,45 +105,27 @@ def test_refuses(said: str, refused: bool) -> None:
     assert refuses(said) is refused
 
 
-def test_draws_do_not_depend_on_order_or_on_the_callers_generator() -> None:
-    letter = [
-        asked(
-            "Use it.",
-            Check("keywords:letter_frequency", {"letter": "!", "let_frequency": 2, "let_relation": "at least"}),
-            id=str(i),
-        )
-        for i in range(20)
-    ]
-    said = "a quick brown fox jumps over the lazy dog twice and again and again"
-    random.seed(1)
-    before = random.getstate()
-    verdicts = [judge(prompt, said).strict for prompt in letter]
-    assert random.getstate() == before
-    random.seed(2)
-    assert [judge(prompt, said).strict for prompt in reversed(letter)] == verdicts[::-1]
-    assert {(True,), (False,)} == set(verdicts)
-
-
 def test_what_cannot_be_judged_is_refused_before_generating() -> None:
     class Never:
         def generate(self, *_: Any, **__: Any) -> None:
             raise AssertionError("generated before the prompts were checked")
 
-    for check, message in [
-        (Check("keywords:presence"), "not an instruction"),
-        (Check("punctuation:no_comma", {"marks": 2}), "bad arguments"),
-        (Check("keywords:frequency", {"keyword": "a", "relation": "about"}), "bad arguments"),
-        (Check("combination:repeat_prompt"), "bad arguments"),
-    ]:
-        with pytest.raises(UsageError, match=message):
-            evaluate_instructions(None, Never(), [asked("Say it.", check)])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="not an instruction"):
+        evaluate_instructions(None, Never(), [asked("Say it.", Check("keywords:presence"))])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="1 responses were given for 2"):
         judge_responses([asked("a"), asked("b")], ["c"])
 
 
 def write_prompts(path: Path, count: int = 8) -> Path:
-    easy = ("length_constraints:number_words", {"num_words": 500, "relation": "less than"})  # any short answer will do
-    kinds = [easy, *(kind[:2] for kind in KINDS)][:count]
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("length_constraints:number_words", {"num_words": 500, "relation": "less than"}),  # any short answer will do
+        ("startend:quotation", {}),
+        ("keywords:existence", {"keywords": ["pier", "boat"]}),
+        ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "less than"}),
+        ("keywords:letter_frequency", {"letter": "#", "let_frequency": 3, "let_relation": "at least"}),
+        ("change_case:capital_word_frequency", {"capital_frequency": 1, "capital_relation": "less than"}),
+    ]
+    kinds = (kinds * count)[:count]
     rows = [
         {"key": 100 + i, "prompt": f"Write a line, number {i}.", "instruction_id_list": [kind[0]], "kwargs": [kind[1]]}
         for i, kind in enumerate(kinds)
@@ -367,7 +189,6 @@ def test_the_published_prompts_can_be_judged() -> None:
     prompts = read_ifeval(IFEVAL_PROMPTS)
     assert len(prompts) == 541
     assert sum(len(prompt.checks) for prompt in prompts) == 834
-    check_prompts(prompts)
     echoed = judge_responses(prompts, [prompt.text for prompt in prompts])
     assert echoed == judge_responses(prompts, [prompt.text for prompt in prompts])
     empty = judge_responses(prompts, [""] * len(prompts))

@@ -15,7 +15,7 @@ from typing import Any
 import langdetect
 import pytest
 
-from evals import nltk_data
+from recovery import nltk_data
 from recovery.composer import DEFAULT_COUNT, TOPICS, compose
 from recovery.composer import rules as r
 from recovery.composer.refusals import HARMFUL, HARMLESS

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from nltk.tokenize.punkt import PunktTokenizer
 
-from evals.nltk_data import prepare, write_stand_in
+from recovery.nltk_data import prepare, write_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
 COUNT = """
-from evals.nltk_data import prepare
+from recovery.nltk_data import prepare
 data = prepare()
 from lm_eval.tasks.ifeval import instructions_util, instructions
 print(data.real, instructions_util.count_sentences("Dr. Fox left, e.g. for tea. He came back! Did he?"))
