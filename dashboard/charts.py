@@ -36,8 +36,10 @@ def tradeoff(overview: Overview) -> go.Figure:
         figure.add_hline(y=base.value, line={"color": theme.BASE, "width": 1, "dash": "dot"})
     for row in overview.cycles:
         path = [step for step in (row.before, row.midtrained, row.recovered) if step and _both(overview, step)]
+        clear = len(overview.cycles) <= FEW_CYCLES or row is overview.cycles[-1]
         for before, after in pairwise(path):
-            _arrow(figure, _place(overview, before), _place(overview, after), COLOURS[after.checkpoint.kind])
+            ends = _place(overview, before), _place(overview, after)
+            _arrow(figure, *ends, COLOURS[after.checkpoint.kind], opacity=0.9 if clear else 0.35)
     for kind in ("base", "midtrained", "recovered"):
         _checkpoints(figure, overview, [step for step in steps if step.checkpoint.kind == kind], kind)
     corpora = len(overview.corpora)
@@ -90,6 +92,7 @@ def curve(
             x=[point.step for point in points],
             y=[point.value for point in points],
             name=labels.get(name, name),
+            meta=name,
             mode="lines" if len(points) > 1 else "markers",
             line={"color": colour, "width": 2, "dash": dash},
             hovertemplate=f"step %{{x:,}} · {_plain(labels.get(name, name))} <b>%{{y:.4g}}</b><extra></extra>",
@@ -165,7 +168,12 @@ def _checkpoints(figure: go.Figure, overview: Overview, steps: Sequence[Measured
         name=KINDS[kind],
         text=[_short(step, overview) for step in steps],
         textposition="middle right" if kind == "midtrained" else "top right",
-        marker={"symbol": SHAPES[kind], "size": 14, "color": colour, "line": {"width": 1, "color": "#ffffff"}},
+        marker={
+            "symbol": SHAPES[kind],
+            "size": 14 if len(overview.cycles) <= FEW_CYCLES else 10,
+            "color": colour,
+            "line": {"width": 1, "color": "#ffffff"},
+        },
         customdata=[
             [_title(step), percent(k.value if k else None), interval(k), percent(f.value if f else None), interval(f)]
             for step, k, f in zip(steps, knowledge, following, strict=True)
@@ -182,7 +190,9 @@ def _errors(scores: Sequence[Score | None], colour: str) -> dict[str, Any]:
     return {"type": "data", "array": sizes, "color": colour, "thickness": 1.2, "width": 3}
 
 
-def _arrow(figure: go.Figure, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+def _arrow(
+    figure: go.Figure, start: tuple[float, float], end: tuple[float, float], colour: str, opacity: float
+) -> None:
     figure.add_annotation(
         x=end[0],
         y=end[1],
@@ -199,7 +209,7 @@ def _arrow(figure: go.Figure, start: tuple[float, float], end: tuple[float, floa
         arrowcolor=colour,
         standoff=9,
         startstandoff=8,
-        opacity=0.9,
+        opacity=opacity,
         text="",
     )
 

@@ -23,6 +23,22 @@ PANELS_SHOWN = 12
 POINTS_KEPT = 800
 RECENT = 12
 
+EXTEND = """async (news) => {
+    for (const [place, curves] of Object.entries(news?.panels ?? {})) {
+        let figure = null;
+        for (let tries = 0; tries < 100 && !figure?.data; tries += 1) {
+            figure = document.querySelector(`#${place} .js-plotly-plot`);
+            if (!figure?.data) await new Promise((resolve) => setTimeout(resolve, 100));
+        }
+        for (const [name, [x, y]] of Object.entries(curves)) {
+            const index = (figure?.data ?? []).findIndex((trace) => trace.meta === name);
+            const last = index < 0 ? Infinity : Math.max(0, ...figure.data[index].x.slice(-1));
+            if (x[0] > last) await window.Plotly.extendTraces(figure, {x: [x], y: [y]}, [index]);
+        }
+    }
+}"""
+"""Appends new points to the curves where they stand: what a reader has under the pointer is not built anew."""
+
 TONES = {"running": "run", "finished": "good", "interrupted": "warn", "failed": "bad"}
 
 
@@ -75,7 +91,7 @@ HEADLINES = (
 
 @dataclass
 class Seen:
-    """What a browser was sent: the curves so far, so that a tick reads and draws only what is new."""
+    """What a browser was sent: the curves so far, so that a tick reads and sends only what is new."""
 
     key: str = ""
     stage_id: int = 0
@@ -103,11 +119,13 @@ def build(page: gr.Blocks, source: Source) -> None:
                 plots.append(gr.Plot(show_label=False, container=False, elem_id=f"panel-{index}"))
             columns.append(column)
     recent = gr.HTML(elem_classes="recent")
+    increments = gr.JSON(visible="hidden", elem_classes="increments")
+    increments.change(fn=None, inputs=increments, js=EXTEND)
 
     def refresh(seen: Seen | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
 
-    outputs = [header, choice, summary, *columns, *titles, *plots, recent]
+    outputs = [header, choice, summary, *columns, *titles, *plots, recent, increments]
     common.refreshing(page, refresh, state, outputs, REFRESH_SECONDS)
 
 
@@ -139,7 +157,7 @@ def _asked_stage(database: Database, experiment: Experiment, asked: str | None) 
 
 
 def _show(source: Source, database: Database, experiment: Experiment, stage: Stage, seen: Seen | None) -> list[Any]:
-    """The header and figures always follow the stage; curves are drawn again only where there are new points."""
+    """The header follows the stage at every tick; figures are drawn once, then grow by the points that are new."""
     same = seen is not None and (seen.stage_id, seen.attempts) == (stage.id, stage.attempts)
     before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
     fresh = queries.series(database, stage.id, since=before.step, max_points=POINTS_KEPT // 2)
@@ -147,16 +165,18 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     panels = _panels(now.series)
     now.shown = tuple(panel.title for panel in panels)
     now.key = f"{stage.id}/{stage.status}"
-    changed = {name for name, points in fresh.items() if points}
     rebuilt = now.shown != before.shown
-    listed = before.key != now.key
     columns, titles, plots = [], [], []
+    growing: dict[str, Any] = {}
     for index in range(PANELS_SHOWN):
         panel = panels[index] if index < len(panels) else None
         columns.append(gr.update(visible=panel is not None) if rebuilt else gr.skip())
         titles.append((markup.card_title(panel.title, panel.unit) if panel else "") if rebuilt else gr.skip())
-        redraw = panel is not None and (rebuilt or changed & set(panel.names))
+        redraw = panel is not None and (rebuilt or _must_redraw(panel, before, now, fresh))
         plots.append(_figure(panel, now.series, stage) if redraw and panel else gr.skip())
+        if panel is not None and not redraw:
+            growing |= _growth(f"panel-{index}", panel, fresh)
+    listed = before.key != now.key
     return [
         now,
         markup.header(NAME, experiment.name) if listed else gr.skip(),
@@ -166,15 +186,17 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
         *titles,
         *plots,
         _recent(queries.stages(database, experiment.id, limit=RECENT), stage, experiment) if listed else gr.skip(),
+        {"upto": now.step, "panels": growing} if growing else gr.skip(),
     ]
 
 
 def _only(seen: Seen | None, message: str) -> list[Any]:
     """A message in place of everything."""
     if seen is not None and seen.key == message:
-        return [gr.skip()] * (5 + 3 * PANELS_SHOWN)
+        return [gr.skip()] * (6 + 3 * PANELS_SHOWN)
     hidden = [gr.update(visible=False)] * PANELS_SHOWN
-    return [Seen(key=message), gr.skip(), gr.skip(), message, *hidden, *[gr.skip()] * (2 * PANELS_SHOWN), ""]
+    untouched = [gr.skip()] * (2 * PANELS_SHOWN)
+    return [Seen(key=message), gr.skip(), gr.skip(), message, *hidden, *untouched, "", gr.skip()]
 
 
 def _merged(database: Database, seen: Seen, fresh: Mapping[str, list[Point]]) -> Seen:
@@ -183,6 +205,27 @@ def _merged(database: Database, seen: Seen, fresh: Mapping[str, list[Point]]) ->
     if any(len(points) > POINTS_KEPT for points in series.values()):
         series = queries.series(database, seen.stage_id, max_points=POINTS_KEPT // 2)
     return Seen(seen.key, seen.stage_id, series, seen.attempts, seen.shown)
+
+
+def _must_redraw(panel: Panel, before: Seen, now: Seen, fresh: Mapping[str, list[Point]]) -> bool:
+    """Whether more than new points changed: a curve began, or was thinned, or its new points are ranges."""
+    for name in panel.names:
+        points = fresh.get(name, [])
+        began = bool(points) and not before.series.get(name)
+        thinned = len(now.series.get(name, [])) < len(before.series.get(name, []))
+        if began or thinned or any(point.low != point.high for point in points):
+            return True
+    return False
+
+
+def _growth(place: str, panel: Panel, fresh: Mapping[str, list[Point]]) -> dict[str, Any]:
+    """The new points of a panel, as the browser appends them."""
+    curves = {
+        name: [[point.step for point in fresh[name]], [point.value for point in fresh[name]]]
+        for name in panel.names
+        if fresh.get(name)
+    }
+    return {place: curves} if curves else {}
 
 
 def _panels(series: Mapping[str, list[Point]]) -> list[Panel]:
