@@ -61,7 +61,7 @@ def _words_then_text(rng: random.Random, topic: Topic) -> Prompt | None:
     extra = [rule for rule in _more(rng, topic, rng.choice((0, 1))) if rule.id in _RULES]
     if not agree([keep, *extra], request):
         return None
-    text, checks = put_together(rng, request, extra)
+    text, checks = put_together(rng, request, extra, follow_up=True)
     return _made(_turns(first, answer, text), topic, (keep.check, *checks))
 
 
@@ -76,7 +76,7 @@ def _name_then_text(rng: random.Random, topic: Topic) -> Prompt | None:
     extra = [rule for rule in _more(rng, topic, rng.choice((0, 1))) if rule.id in _RULES and rule.id != r.TITLE]
     if not agree([title, *extra], request) or any(rule.id in (r.UPPER, r.LOWER) for rule in extra):
         return None
-    text, checks = put_together(rng, request, extra)
+    text, checks = put_together(rng, request, extra, follow_up=True)
     return _made(_turns(first, answer, text), topic, (title.check, *checks))
 
 
@@ -94,7 +94,7 @@ def _restate(rng: random.Random, topic: Topic) -> Prompt | None:
     rules = _more(rng, topic, rng.choice((1, 2)))
     if not rules or not agree(rules, request) or any(rule.id not in _RULES for rule in rules):
         return None
-    text, checks = put_together(rng, request, rules)
+    text, checks = put_together(rng, request, rules, follow_up=True)
     return _made(_turns(first, answer, text), topic, checks)
 
 

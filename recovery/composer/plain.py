@@ -131,19 +131,16 @@ def _words(rng: random.Random) -> Prompt:
         return _prompt(f'How many letters are in the word "{words[0]}"?', "letters", str(len(words[0])))
     if task == 2:
         return _prompt(f'What is the last letter of "{words[0]}"?', "letters", words[0][-1])
-    if task == 3:
-        return _prompt(f"Which of these words is the longest: {', '.join(_lengths(words))}?", "length", _longest(words))
+    if task == 3 and len(listed := _one_longest(words)) >= 3:
+        question = f"Which of these words is the longest: {', '.join(listed)}?"
+        return _prompt(question, "length", max(listed, key=len))
     return _prompt(f'Use "{words[0]}" and "{words[3]}" in one sentence.', "sentence")
 
 
-def _lengths(words: list[str]) -> list[str]:
-    """The words, but for those as long as the longest, so that there is one answer."""
-    longest = _longest(words)
+def _one_longest(words: list[str]) -> list[str]:
+    """The words without those that tie with the longest, so that there is one answer."""
+    longest = max(words, key=len)
     return [w for w in dict.fromkeys(words) if w == longest or len(w) < len(longest)]
-
-
-def _longest(words: list[str]) -> str:
-    return max(words, key=len)
 
 
 def _capital(rng: random.Random) -> Prompt:

@@ -108,8 +108,13 @@ def writing(rng: random.Random) -> Prompt | None:
     return Prompt("", (Message(role="user", content=text),), checks=checks, tags=tags)
 
 
-def put_together(rng: random.Random, request: str, drawn: Sequence[Rule]) -> tuple[str, tuple[Check, ...]]:
-    """The wording of a request with its rules, in one of several layouts, and the checks that go with it."""
+def put_together(
+    rng: random.Random, request: str, drawn: Sequence[Rule], *, follow_up: bool = False
+) -> tuple[str, tuple[Check, ...]]:
+    """The wording of a request with its rules, in one of several layouts, and the checks that go with it.
+
+    A request that follows up on an answer always comes before its rules.
+    """
     texts = [rule.text for rule in drawn]
     checks = tuple(rule.check for rule in drawn)
     if any(rule.id == r.REPEAT for rule in drawn):
@@ -119,12 +124,12 @@ def put_together(rng: random.Random, request: str, drawn: Sequence[Rule]) -> tup
         first = sorted(drawn, key=lambda rule: rule.id != r.REPEAT)
         return f"{request}\n\n" + "\n".join(rule.text for rule in first), checks
     layout = rng.random()
-    if layout < 0.45:
+    if layout < 0.45 or not texts:
         return " ".join([request, *texts]), checks
     if layout < 0.65:
         return f"{request}\n" + "\n".join(texts), checks
     if layout < 0.85 and len(texts) > 1:
         return f"{request} {rng.choice(_LEADS)}\n" + "\n".join(f"- {text}" for text in texts), checks
-    if layout < 0.9:
+    if layout < 0.9 and not follow_up:
         return f"{rng.choice(_PRECEDING)} {' '.join(texts)}\n\n{request}", checks
     return f"{request}\n\n" + " ".join(texts), checks

@@ -15,7 +15,7 @@ _BE = r"(is|are|was|were)"
 _SUBJECT = r"([A-Z][\w-]*(?: [\w'’-]+){0,7}?)"
 _PRONOUNS = words("it they he she we you i this that these those there here what which who")
 _DETERMINERS = words("the a an its this each every our your their his her my most all both")
-_CLAUSES = words("if when that which who because while then there")
+_CLAUSES = words("if when that which who because while then there is are was were be has have had can will must")
 _IRREGULAR = words("built made held kept sent set written run led known given sold bought found taught")
 _COPULA = re.compile(rf"{_SUBJECT} {_BE} $")
 _NAMED = re.compile(rf"{_SUBJECT} {_BE} (called|named|known as) $")
@@ -48,7 +48,7 @@ def wh_question(gap: Gap) -> str | None:
     if match := _NAMED.fullmatch(before):
         subject = _subject(match[1])
         return f"what {match[2]} {subject} {match[3]}?" if subject else None
-    if match := _COPULA.fullmatch(before):
+    if gap.kind != "term" and (match := _COPULA.fullmatch(before)):  # an adjective would pass for a term
         subject = _subject(match[1])
         who = "who or what" if gap.kind == "name" else "what"
         return f"{who} {match[2]} {subject}?" if subject else None

@@ -23,6 +23,8 @@ _WORD_NUMBER = re.compile(rf"(?<![\w-])(?:{'|'.join(NUMBER_WORDS)})(?![\w-])")
 _NUMBER = re.compile(r"(?<![\w.,:/#+-])(?:\d{1,3}(?:,\d{3})+|\d{2,}|\d+\.\d+)(?![\w:/-]|[.,]\d)")
 _NAME = re.compile(r"(?<![\w.'-])[A-Z][\w-]*\w(?: [A-Z](?:[\w-]*\w)?){0,3}(?![\w'’]|\.\w)")
 _TERM = re.compile(r"(?<![\w.'’/@-])[a-z]{5,}(?:-[a-z]+)?(?![\w'’/-]|\.\w)")
+_NOUN_SIGN = re.compile(r"\b(?:[Tt]he|[Aa]n?|[Tt]his|[Ee]ach|[Ee]very|[Nn]o|any|some|its|their|of) ([a-z][a-z-]+)")
+_NOUN_SHARE = 0.3
 _LEAST_BEFORE = 3
 
 # Words of any English text: asking for one of them tests the language, not the document.
@@ -75,6 +77,7 @@ class Vocabulary:
         self.lower: Counter[str] = Counter()
         self.names: Counter[str] = Counter()
         self.numbers: Counter[str] = Counter()
+        self.as_noun: Counter[str] = Counter()
         self.led_by: dict[str, set[str]] = {}
         self._order: dict[str, list[tuple[int, int, str]]] = {}
         for sentence in sentences:
@@ -85,6 +88,7 @@ class Vocabulary:
     def _read(self, text: str) -> None:
         self.words.update(re.findall(r"[a-z][a-z-]+", text.lower()))
         self.lower.update(re.findall(r"(?<!\w)[a-z][a-z-]+", text))
+        self.as_noun.update(re.findall(_NOUN_SIGN, text))
         self.numbers.update(m[0] for m in _NUMBER.finditer(text))
         for match in _NAME.finditer(text):
             if not _opens(text[: match.start()]):
@@ -102,7 +106,9 @@ class Vocabulary:
         return frozenset(common)
 
     def _is_term(self, word: str, n: int) -> bool:
-        return n >= 2 and bool(_TERM.fullmatch(word)) and not self._ordinary(word)
+        """Seen twice, no ordinary word, and most likely a noun, by how often an article or the like precedes it."""
+        noun = self.as_noun[word] >= _NOUN_SHARE * n
+        return n >= 2 and noun and bool(_TERM.fullmatch(word)) and not self._ordinary(word)
 
     def _ordinary(self, word: str) -> bool:
         return word in _COMMON or word in self._common or word.endswith("ly") or word in NUMBER_WORDS
