@@ -24,11 +24,11 @@ class NotTextError(ValueError):
 
 @dataclass(frozen=True)
 class Decoded:
-    """Text, its encoding, and whether the encoding was a guess."""
+    """Text, its encoding, and a remark where it was a guess or had to be mended."""
 
     text: str
     encoding: str
-    guessed: bool = False
+    note: str = ""
 
 
 def decode(data: bytes) -> Decoded:
@@ -47,7 +47,20 @@ def decode(data: bytes) -> Decoded:
     try:
         return Decoded(data.decode("utf-8"), "utf-8")
     except UnicodeDecodeError:
-        return _guess(data)
+        return _damaged(data) or _guess(data)
+
+
+def _guessed(encoding: str) -> str:
+    return f"not UTF-8, read as {encoding}"
+
+
+def _damaged(data: bytes) -> Decoded | None:
+    """UTF-8 with a few broken bytes: far more of its longer characters are whole than are not."""
+    text = data.decode("utf-8", "replace")
+    broken = text.count("\ufffd")
+    if sum(not c.isascii() for c in text) - broken < 4 * broken:
+        return None
+    return Decoded(text, "utf-8", f"damaged UTF-8, {broken} character{'s' * (broken != 1)} replaced")
 
 
 def _wide(sample: bytes) -> str | None:
@@ -70,7 +83,7 @@ def _decode_or_refuse(data: bytes, encoding: str) -> Decoded:
         raise NotTextError("binary, not text") from error
     if sum(not c.isprintable() and not c.isspace() for c in text[:4096]) > 0.02 * min(len(text), 4096):
         raise NotTextError("binary, not text")
-    return Decoded(text, encoding, guessed=True)
+    return Decoded(text, encoding, _guessed(encoding))
 
 
 def _binary(sample: bytes) -> bool:
@@ -88,7 +101,7 @@ def _guess(data: bytes) -> Decoded:
         encoding = best.encoding
     for name in (encoding, "cp1252", "latin-1"):
         try:
-            return Decoded(data.decode(name), name, guessed=True)
+            return Decoded(data.decode(name), name, _guessed(name))
         except (UnicodeDecodeError, LookupError):
             continue
     raise NotTextError("in no known encoding")

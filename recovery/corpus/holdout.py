@@ -27,9 +27,9 @@ def hold_out(documents: list[Document], fraction: float, seed: int) -> tuple[lis
 
 
 def _whole(documents: list[Document], fraction: float, salt: str) -> tuple[list[Document], list[Document], list[str]]:
-    ranked = sorted(documents, key=lambda d: share(d.text, salt))
-    chosen = {d.id for d in ranked if share(d.text, salt) < fraction} or {ranked[0].id}
-    chosen = {d.id for d in ranked[: len(documents) // 2] if d.id in chosen}
+    ranked = sorted((share(d.text, salt), d.id) for d in documents)
+    below = sum(position < fraction for position, _ in ranked)
+    chosen = {id for _, id in ranked[: max(1, min(below, len(documents) // 2))]}
     kept = [d for d in documents if d.id not in chosen]
     return kept, [d for d in documents if d.id in chosen], []
 

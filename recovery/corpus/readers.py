@@ -61,7 +61,7 @@ def _decoded(data: bytes) -> tuple[str, list[str]]:
         decoded = decode(data)
     except NotTextError as error:
         raise UnreadableError(str(error)) from error
-    return decoded.text, [f"not UTF-8, read as {decoded.encoding}"] if decoded.guessed else []
+    return decoded.text, [decoded.note] if decoded.note else []
 
 
 def _stem(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recovery.corpus.documents import Document
@@ -67,13 +67,29 @@ def plain_text(raw: str) -> str:
     return re.sub(r"\s+", " ", raw).strip()
 
 
-def sentences(documents: Iterable[Document]) -> list[Sentence]:
-    """The usable sentences of all documents, each wording once, in the order of the documents."""
+def sentences(documents: Sequence[Document], *, characters: int = 5_000_000) -> list[Sentence]:
+    """The usable sentences of the documents, each wording once, in their order.
+
+    Of more than ``characters`` characters a sample of whole documents, chosen by their wording, is read: it holds
+    far more sentences than anybody asks about.
+    """
     found: dict[str, Sentence] = {}
-    for document in documents:
+    for document in _sample(documents, characters):
         for sentence in _of(document):
             found.setdefault(sentence.key, sentence)
     return list(found.values())
+
+
+def _sample(documents: Sequence[Document], characters: int) -> Sequence[Document]:
+    if sum(len(d.text) for d in documents) <= characters:
+        return documents
+    chosen: set[str] = set()
+    for document in sorted(documents, key=lambda d: share(d.text[:2000], "sample")):
+        chosen.add(document.id)
+        characters -= len(document.text)
+        if characters <= 0:
+            break
+    return [d for d in documents if d.id in chosen]
 
 
 def _of(document: Document) -> Iterator[Sentence]:

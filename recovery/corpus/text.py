@@ -8,6 +8,7 @@ import unicodedata
 
 _TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "."})
 _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SPACE = re.compile(r"\s+")
 
 
@@ -45,6 +46,6 @@ def paragraphs(text: str) -> list[str]:
 def tidy(text: str) -> str:
     """``text`` with one kind of line end, no trailing space, no control characters, at most one blank line."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\ufeff", "")
-    text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+    text = _CONTROL.sub("", text)
     text = re.sub(r"[ \t\xa0]+\n", "\n", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip()

@@ -321,6 +321,13 @@ def test_a_cyrillic_legacy_encoding_is_guessed(tmp_path):
     assert corpus.documents[0].text == text.strip()
 
 
+def test_utf8_with_a_few_broken_bytes_stays_utf8(tmp_path):
+    text = "Das Café öffnet früh, für fünf Kronen gibt es süßen Käse."
+    corpus = read(tmp_path, a__txt=text.encode() + b"\xe2\x82")
+    assert corpus.documents[0].text == text + "\ufffd"
+    assert corpus.report.notes[0] == "a.txt: damaged UTF-8, 1 character replaced"
+
+
 def test_a_broken_byte_order_mark_is_refused(tmp_path):
     corpus = read(tmp_path, a__txt=b"\xff\xfeabc", b__txt="Text.")
     assert "utf-16" in skipped(corpus)["a.txt"]

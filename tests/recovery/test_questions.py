@@ -112,6 +112,14 @@ def test_only_running_text_is_asked_about(corpus):
     )
 
 
+def test_of_a_large_corpus_a_sample_is_read():
+    many = [Document(f"{i}.txt", "T", f"The keeper of dock {i} writes down each boat.", "x") for i in range(100)]
+    few = sentences(many, characters=1000)
+    assert 15 <= len(few) <= 30
+    assert few == sentences(many, characters=1000)
+    assert len(sentences(many)) == 100
+
+
 def test_gaps_are_numbers_names_and_terms_with_enough_before_them(corpus):
     found = sentences(corpus.documents)
     vocabulary = Vocabulary(found)
