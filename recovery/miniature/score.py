@@ -7,55 +7,25 @@ from __future__ import annotations
 
 import math
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import langdetect
-import nltk
-
+from recovery.checkers import judge
 from recovery.loading import Loaded
 from recovery.miniature.mixture import Mixture
 from recovery.miniature.tasks import arithmetic, conversation, editing, facts, handbook, reading, refusal, requests
-from recovery.miniature.world import Example, World, stable_hash
+from recovery.miniature.world import Example, stable_hash
 from recovery.rollouts import Sampling, TransformersEngine
-from recovery.types import Message, Score
+from recovery.types import Check, Message, Prompt, Score
 
 MAX_NEW_TOKENS = 128
-_stub: list[tempfile.TemporaryDirectory[str]] = []
-
-
-def prepare_checkers() -> None:
-    """Make lm-eval's checkers work without a network: seeded language detection, and sentence data of our own.
-
-    Where nltk already has the data, that is used.
-    """
-    langdetect.DetectorFactory.seed = 0
-    try:
-        nltk.data.find("tokenizers/punkt_tab/english/")
-    except LookupError:
-        folder = tempfile.TemporaryDirectory(prefix="recovery-nltk-")
-        _stub.append(folder)
-        english = Path(folder.name) / "tokenizers" / "punkt_tab" / "english"
-        english.mkdir(parents=True)
-        (english / "abbrev_types.txt").write_text("dr\nmr\nmrs\np.s\np.p.s\n")
-        for name in ("collocations.tab", "sent_starters.txt", "ortho_context.tab"):
-            (english / name).write_text("")
-        nltk.data.path.insert(0, folder.name)
 
 
 def follows(example: Example, response: str) -> list[bool]:
-    """One strict verdict an instruction, by lm-eval's checkers. Call :func:`prepare_checkers` before."""
-    # Imported here because lm-eval tries a download when this module is first imported.
-    from lm_eval.tasks.ifeval import instructions_registry
-
-    verdicts = []
-    for instruction, arguments in example.checks:
-        checker = instructions_registry.INSTRUCTION_DICT[instruction](instruction)
-        checker.build_description(**arguments)
-        verdicts.append(bool(response.strip()) and bool(checker.check_following(response)))
-    return verdicts
+    """One strict verdict an instruction, by lm-eval's checkers."""
+    checks = tuple(Check(instruction, arguments) for instruction, arguments in example.checks)
+    messages = tuple(Message(role=role, content=content) for role, content in example.messages[:-1])
+    return list(judge(Prompt("miniature", messages, checks=checks), response).strict)
 
 
 def respond(loaded: Loaded, examples: Sequence[Example]) -> list[str]:
@@ -86,11 +56,7 @@ def exact(example: Example, response: str) -> bool:
 
 
 def _unseen(rng: random.Random, mixture: Mixture) -> Example:
-    return handbook.ask(rng, rng.choice(_unknown_entities(mixture.world)))
-
-
-def _unknown_entities(world: World) -> list:  # type: ignore[type-arg]
-    return world.entities("unseen", 64, set())
+    return handbook.ask(rng, rng.choice(mixture.world.entities("unseen", 64, set())))
 
 
 def _written(example: Example, response: str) -> bool:
@@ -116,7 +82,6 @@ SUITES: tuple[Suite, ...] = (
 
 def measure(loaded: Loaded, mixture: Mixture, suite: Suite, count: int, seed: int = 0) -> tuple[Score, list[str]]:
     """A suite's share of right answers over ``count`` examples, and up to five wrong ones for a person to read."""
-    prepare_checkers()
     rng = random.Random(stable_hash(seed, "score", suite.name))
     examples = [suite.draw(rng, mixture) for _ in range(count)]
     responses = respond(loaded, examples)

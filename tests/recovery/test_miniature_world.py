@@ -16,7 +16,7 @@ from recovery.corpus.text import normalise
 from recovery.errors import UsageError
 from recovery.miniature import words, write_corpora
 from recovery.miniature.mixture import STUDIED, Mixture
-from recovery.miniature.score import follows, prepare_checkers
+from recovery.miniature.score import follows
 from recovery.miniature.suites import write_suites
 from recovery.miniature.tasks import arithmetic, editing, handbook, reading, requests
 from recovery.miniature.tasks.instructions import COMBINATIONS, HELD_OUT_IDS, INSTRUCTIONS
@@ -57,7 +57,6 @@ def test_examples_are_a_function_of_the_seed() -> None:
 
 def test_every_reference_answer_passes_the_unmodified_checkers(world: World) -> None:
     """All combinations and all three styles. langdetect misjudges a rare sentence, about one in 10,000."""
-    prepare_checkers()
     rng = random.Random(5)
     wrong = 0
     for combination, style in itertools.product(COMBINATIONS, ("plain", "system", "dialogue")):
@@ -68,7 +67,6 @@ def test_every_reference_answer_passes_the_unmodified_checkers(world: World) -> 
 
 
 def test_an_empty_or_careless_answer_fails(world: World) -> None:
-    prepare_checkers()
     rng = random.Random(6)
     drawn = [requests.draw(rng, world) for _ in range(300)]
     assert not any(all(follows(example, "")) for example in drawn)
