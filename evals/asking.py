@@ -17,13 +17,15 @@ class Answer:
     """The answer to the last request of a conversation.
 
     ``tokens`` counts what was generated for it, ``finished`` says that the model ended it by itself, and
-    ``fits`` is False where the prompt left no room in the model's window (the answer is then empty).
+    ``fits`` is False where the prompt left no room in the model's window (the answer is then empty). ``asked`` is the
+    conversation as it stood when the answer was given, the model's own earlier answers included.
     """
 
     text: str
     tokens: int
     finished: bool
     fits: bool = True
+    asked: tuple[Message, ...] = ()
 
 
 def answer(
@@ -56,7 +58,7 @@ def answer(
         greedy = Sampling(max_new_tokens, temperature=0.0, seed=seed)
         said = generate(engine, prompts, greedy, window=window, progress=progress if most == 1 else None)
         for index, completion in zip(now, said, strict=True):
-            answers[index] = _answer(chat, completion)
+            answers[index] = replace(_answer(chat, completion), asked=tuple(histories[index]))
             histories[index].append(Message(role="assistant", content=answers[index].text))
     return answers
 
@@ -90,6 +92,13 @@ def generate(
         for index, completion in zip(members, said, strict=True):
             results[index] = completion
     return results
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """A conversation for a person to read; a single request is just its text."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
 
 
 def _turns(messages: Sequence[Message]) -> list[list[Message]]:

@@ -15,7 +15,7 @@ from typing import Any
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from evals.asking import Answer, answer
+from evals.asking import Answer, answer, transcript
 from evals.harness import EngineLM, run_lm_eval
 from evals.knowledge import contains, exact_match
 from evals.statistics import score_of
@@ -185,8 +185,6 @@ def _item(prompt: Prompt, said: Answer) -> Item | None:
     extra: dict[str, Any] = {"tokens": said.tokens, "finished": said.finished}
     if not said.fits:
         extra["too_long"] = True
-    if len(prompt.messages) > 1:
-        extra["messages"] = [dict(message) for message in prompt.messages]
     if prompt.tags:
         extra["tags"] = list(prompt.tags)
     if prompt.checks:
@@ -214,7 +212,7 @@ def _item(prompt: Prompt, said: Answer) -> Item | None:
         extra |= {"rule": "answer", "headline": False, "answer": prompt.answer}
     else:
         return None
-    return Item(prompt.id, prompt.text, said.text, score, verdicts, extra=extra)
+    return Item(prompt.id, transcript(said.asked or prompt.messages), said.text, score, verdicts, extra=extra)
 
 
 def _names(checks: Sequence[Check]) -> list[str]:

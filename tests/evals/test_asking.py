@@ -60,6 +60,7 @@ def test_two_requests_are_answered_one_after_the_other(loaded: Loaded) -> None:
     history = said(("user", "Name a tree."), ("assistant", first.text), ("user", "Say it again."))
     (again,) = answer(loaded.chat, engine, [history], max_new_tokens=5)
     assert answers[1] == again
+    assert list(answers[1].asked) == history
     (third,) = answer(loaded.chat, engine, [asked[2][:3]], max_new_tokens=5)
     assert answers[2] == third
 
