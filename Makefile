@@ -57,7 +57,7 @@ lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
 
 bench: $(BENCH)/.ready  ## Every benchmark; each prints its ratio
-	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python -m benchmarks.startup
 	$(BENCH)/bin/python -m benchmarks.loss --write
 	$(BENCH)/bin/python -m benchmarks.step --write
 

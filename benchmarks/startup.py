@@ -1,4 +1,4 @@
-"""How long `recover --help` takes, and what it imports. Run: python benchmarks/startup.py
+"""How long `recover --help` takes, and what it imports. Run: python -m benchmarks.startup
 
 Prints the CPU time (user and system) of whole processes, the median and the range of several runs, against the
 limit of 0.3 s, and the ratio to starting Python alone. Ends with status 1 above the limit, or when a heavy
