@@ -60,9 +60,7 @@ def require_current(engine: Engine, shown: str) -> None:
     if revision is None:
         raise MissingDatabaseError(f"{shown} holds no tracker yet: run `recover demo` or any stage first")
     if revision != newest():
-        raise SchemaError(
-            f"{shown} has the older schema {revision}, not {newest()}: `recover status` upgrades it"
-        )
+        raise SchemaError(f"{shown} has the older schema {revision}, not {newest()}: `recover status` upgrades it")
 
 
 def _known_revision(connection: Connection, shown: str) -> str | None:

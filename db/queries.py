@@ -42,13 +42,9 @@ _PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
 
 def experiments(database: Database, *, limit: int = 200) -> list[records.Experiment]:
     """Experiments, newest first."""
-    counted = (
-        select(func.count()).where(Cycle.experiment_id == Experiment.id).scalar_subquery().label("cycles")
-    )
+    counted = select(func.count()).where(Cycle.experiment_id == Experiment.id).scalar_subquery().label("cycles")
     with database.reading() as connection:
-        rows = connection.execute(
-            select(Experiment.__table__, counted).order_by(Experiment.id.desc()).limit(limit)
-        )
+        rows = connection.execute(select(Experiment.__table__, counted).order_by(Experiment.id.desc()).limit(limit))
         return [_record(records.Experiment, row) for row in rows]
 
 
@@ -95,9 +91,7 @@ def running_stage(database: Database, experiment_id: int | None = None) -> recor
 
 def resumable_stages(database: Database, experiment_id: int) -> list[records.Stage]:
     """Stages that were interrupted, or whose process is gone, newest first."""
-    query = _stage_query().where(
-        Stage.experiment_id == experiment_id, Stage.status.in_(("interrupted", "running"))
-    )
+    query = _stage_query().where(Stage.experiment_id == experiment_id, Stage.status.in_(("interrupted", "running")))
     with database.reading() as connection:
         return [found for found in _stages(connection, query.limit(200)) if found.status == "interrupted"]
 
@@ -141,12 +135,8 @@ def overview(database: Database, experiment_id: int) -> records.Overview | None:
         found = _experiment(connection, Experiment.id == experiment_id)
         if found is None:
             return None
-        query = _checkpoint_query().where(
-            Checkpoint.experiment_id == experiment_id, Checkpoint.superseded_at.is_(None)
-        )
-        known = [
-            _record(records.Checkpoint, row) for row in connection.execute(query.order_by(Checkpoint.id))
-        ]
+        query = _checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.superseded_at.is_(None))
+        known = [_record(records.Checkpoint, row) for row in connection.execute(query.order_by(Checkpoint.id))]
         measured_scores = _scores(connection, [one.id for one in known])
         measured = {one.id: records.Measured(one, measured_scores[one.id]) for one in known}
         base = next((step for step in measured.values() if step.checkpoint.kind == "base"), None)
@@ -196,9 +186,7 @@ def latest_metrics(database: Database, stage_id: int) -> dict[str, records.Point
     with database.reading() as connection:
         rows = connection.execute(select(MetricSeries.__table__).where(MetricSeries.stage_id == stage_id))
         return {
-            row.name: records.Point(
-                row.last_step, row.last_value, row.last_value, row.last_value, row.last_time
-            )
+            row.name: records.Point(row.last_step, row.last_value, row.last_value, row.last_value, row.last_time)
             for row in rows
         }
 
@@ -216,25 +204,19 @@ def series(
     Where there are more than about ``max_points`` steps, the database averages neighbours; lowest and highest
     of each group are kept in the points. ``max_points=None`` gives every point.
     """
-    wanted = select(MetricSeries.id, MetricSeries.name, MetricSeries.last_step).where(
-        MetricSeries.stage_id == stage_id
-    )
+    wanted = select(MetricSeries.id, MetricSeries.name, MetricSeries.last_step).where(MetricSeries.stage_id == stage_id)
     wanted = wanted if names is None else wanted.where(MetricSeries.name.in_(names))
     with database.reading() as connection:
         known = {row.id: row for row in connection.execute(wanted.order_by(MetricSeries.name))}
         found: dict[str, list[records.Point]] = {row.name: [] for row in known.values()}
         fresh = [row.id for row in known.values() if since is None or row.last_step > since]
         if fresh:
-            first = connection.scalar(
-                select(func.min(MetricPoint.step)).where(MetricPoint.series_id.in_(fresh))
-            )
+            first = connection.scalar(select(func.min(MetricPoint.step)).where(MetricPoint.series_id.in_(fresh)))
             begin = max(first or 0, (first or 0) if since is None else since + 1)
             span = max(known[number].last_step for number in fresh) - begin + 1
             width = 1 if max_points is None else max(1, math.ceil(span / max_points))
             for row in connection.execute(_points(fresh, since, width)):
-                found[known[row.series_id].name].append(
-                    records.Point(row.step, row.value, row.low, row.high, row.time)
-                )
+                found[known[row.series_id].name].append(records.Point(row.step, row.value, row.low, row.high, row.time))
     return found
 
 
@@ -264,8 +246,7 @@ def samples(
         query = query.where(Sample.score >= 1 if passed else Sample.score < 1)
     if search:
         query = query.where(
-            Sample.prompt.icontains(search, autoescape=True)
-            | Sample.response.icontains(search, autoescape=True)
+            Sample.prompt.icontains(search, autoescape=True) | Sample.response.icontains(search, autoescape=True)
         )
     with database.reading() as connection:
         total = connection.scalar(select(func.count()).select_from(query.subquery())) or 0
@@ -275,9 +256,7 @@ def samples(
 
 def sample_scores(database: Database, evaluation_id: int) -> dict[str, float]:
     """Each item's score, for paired tests between two checkpoints. Items without a score are left out."""
-    query = select(Sample.item, Sample.score).where(
-        Sample.evaluation_id == evaluation_id, Sample.score.is_not(None)
-    )
+    query = select(Sample.item, Sample.score).where(Sample.evaluation_id == evaluation_id, Sample.score.is_not(None))
     with database.reading() as connection:
         rows = connection.execute(query.order_by(Sample.id))
         return {row.item: float(row.score) for row in rows}
@@ -321,9 +300,7 @@ def _first(kind: type[_Record], connection: Connection, query: Select[Any]) -> _
 
 
 def _experiment(connection: Connection, condition: Any) -> records.Experiment | None:
-    counted = (
-        select(func.count()).where(Cycle.experiment_id == Experiment.id).scalar_subquery().label("cycles")
-    )
+    counted = select(func.count()).where(Cycle.experiment_id == Experiment.id).scalar_subquery().label("cycles")
     return _first(records.Experiment, connection, select(Experiment.__table__, counted).where(condition))
 
 
@@ -336,9 +313,7 @@ def _cycles(connection: Connection, experiment_id: int) -> list[records.Cycle]:
         .scalar_subquery()
         .label("decision")
     )
-    query = (
-        select(Cycle.__table__, decided).where(Cycle.experiment_id == experiment_id).order_by(Cycle.number)
-    )
+    query = select(Cycle.__table__, decided).where(Cycle.experiment_id == experiment_id).order_by(Cycle.number)
     return [_record(records.Cycle, row) for row in connection.execute(query)]
 
 
@@ -394,12 +369,10 @@ def _gather(found: Mapping[tuple[str, int | None], records.Score]) -> records.Sc
     """Scores by suite and corpus, put in their places."""
     values: dict[str, Any] = {}
     for suite in _PER_CORPUS:
-        corpora = {
-            corpus: score for (name, corpus), score in found.items() if name == suite and corpus is not None
-        }
+        corpora = {corpus: score for (name, corpus), score in found.items() if name == suite and corpus is not None}
         values[suite + BY_CORPUS] = dict(sorted(corpora.items()))
     for suite in _HEADLINES:
-        pooled = _pooled(list(values.get(suite + BY_CORPUS, {}).values()))
+        pooled = records.pooled(list(values.get(suite + BY_CORPUS, {}).values()))
         values[suite] = found.get((suite, None), pooled)
     values["others"] = {
         suite if corpus is None else f"{suite}/{corpus}": score
@@ -407,16 +380,6 @@ def _gather(found: Mapping[tuple[str, int | None], records.Score]) -> records.Sc
         if suite not in _HEADLINES or (corpus is not None and suite not in _PER_CORPUS)
     }
     return records.Scores(**values)
-
-
-def _pooled(parts: Sequence[records.Score]) -> records.Score | None:
-    """The mean over the items of several independent scores, weighted by their number."""
-    total = sum(part.n for part in parts)
-    if not total:
-        return None
-    value = sum(part.n * part.value for part in parts) / total
-    variance = sum((part.n * (part.stderr or 0.0)) ** 2 for part in parts)
-    return records.Score(value, math.sqrt(variance) / total, total)
 
 
 def _cycle_rows(
@@ -446,7 +409,6 @@ def _points(series_ids: Sequence[int], since: int | None, width: int) -> Select[
         ends = [value.label("low"), value.label("high"), MetricPoint.time]
         columns: list[Any] = [MetricPoint.series_id, MetricPoint.step, value, *ends]
         return select(*columns).where(*condition).order_by(MetricPoint.series_id, MetricPoint.step)
-    bucket = MetricPoint.step // width
     return (
         select(
             MetricPoint.series_id,
@@ -457,6 +419,6 @@ def _points(series_ids: Sequence[int], since: int | None, width: int) -> Select[
             func.max(MetricPoint.time).label("time"),
         )
         .where(*condition)
-        .group_by(MetricPoint.series_id, bucket)
-        .order_by(MetricPoint.series_id, bucket)
+        .group_by(MetricPoint.series_id, MetricPoint.step // width)
+        .order_by(MetricPoint.series_id, func.max(MetricPoint.step))
     )

@@ -109,9 +109,7 @@ class StageRecorder:
                 update(Stage).where(Stage.id == self.id, Stage.lease == self._held.lease).values(values)
             )
         if not ended.rowcount:
-            raise StageBusyError(
-                f"stage {self.id} was taken over by another process: its end is not recorded"
-            )
+            raise StageBusyError(f"stage {self.id} was taken over by another process: its end is not recorded")
 
     def __enter__(self) -> Self:
         return self

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,6 +208,25 @@ class Overview:
         steps = [self.base] + [step for row in self.cycles for step in (row.midtrained, row.recovered)]
         return tuple(step for step in steps if step is not None)
 
+    @property
+    def corpora(self) -> tuple[int, ...]:
+        """The numbers of all corpora that any checkpoint was asked about."""
+        return tuple(sorted({corpus for step in self.path for corpus in step.scores.domain_knowledge_by_corpus}))
+
+    def knowledge(self, measured: Measured) -> Score | None:
+        """Knowledge over the same corpora for every checkpoint: all of the experiment, asked as questions.
+
+        A corpus that a checkpoint was not asked about counts as the base answers it. Where that is unknown too,
+        the checkpoint's own overall score is returned.
+        """
+        own = measured.scores.domain_knowledge_by_corpus
+        known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
+        parts = [own.get(corpus, known.get(corpus)) for corpus in self.corpora]
+        found = [part for part in parts if part is not None]
+        if not found or len(found) < len(parts):
+            return measured.scores.domain_knowledge
+        return pooled(found)
+
 
 @dataclass(frozen=True)
 class Point:
@@ -297,6 +317,16 @@ class TokenScores:
     prompt: str
     tokens: tuple[Any, ...]
     values: Mapping[str, Any]
+
+
+def pooled(parts: Sequence[Score]) -> Score | None:
+    """The mean over the items of several independent scores, weighted by their number."""
+    total = sum(part.n for part in parts)
+    if not total:
+        return None
+    value = sum(part.n * part.value for part in parts) / total
+    variance = sum((part.n * (part.stderr or 0.0)) ** 2 for part in parts)
+    return Score(value, math.sqrt(variance) / total, total)
 
 
 def _following(measured: Measured | None) -> float | None:

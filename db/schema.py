@@ -54,9 +54,7 @@ class Base(DeclarativeBase):
 def _parent(target: str, *, nullable: bool = False, cascade: bool = True, primary_key: bool = False) -> Any:
     """A foreign key column: children go with their parent, or keep standing without it."""
     rule = "CASCADE" if cascade else "SET NULL"
-    return mapped_column(
-        Integer, ForeignKey(target, ondelete=rule), nullable=nullable, primary_key=primary_key
-    )
+    return mapped_column(Integer, ForeignKey(target, ondelete=rule), nullable=nullable, primary_key=primary_key)
 
 
 class Experiment(Base):

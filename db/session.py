@@ -83,9 +83,7 @@ def open_database(address: str | Path | URL) -> Database:
     """
     url = database_url(address)
     if is_sqlite(url) and not Path(str(url.database)).parent.is_dir():
-        raise DatabaseError(
-            f"no folder {Path(str(url.database)).parent} for the tracker database: make it first"
-        )
+        raise DatabaseError(f"no folder {Path(str(url.database)).parent} for the tracker database: make it first")
     engine = _engine(url)
     if is_sqlite(url):
         event.listen(engine, "connect", _prepare_sqlite)
@@ -104,9 +102,7 @@ def open_readonly(address: str | Path | URL) -> Database:
     if is_sqlite(url):
         path = Path(str(url.database))
         if not path.is_file() or path.stat().st_size == 0:
-            raise MissingDatabaseError(
-                f"no tracker database at {path}: run `recover demo` or any stage first"
-            )
+            raise MissingDatabaseError(f"no tracker database at {path}: run `recover demo` or any stage first")
         query = {"uri": "true", "mode": "ro"}
         engine = _engine(URL.create("sqlite", database=path.as_uri(), query=query), poolclass=NullPool)
         event.listen(engine, "connect", _prepare_reader)

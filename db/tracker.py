@@ -46,9 +46,7 @@ class Tracker:
     Raises DatabaseError where that is not possible.
     """
 
-    def __init__(
-        self, url: str | Path | URL, *, flush_seconds: float = 0.5, heartbeat_seconds: float = 5.0
-    ) -> None:
+    def __init__(self, url: str | Path | URL, *, flush_seconds: float = 0.5, heartbeat_seconds: float = 5.0) -> None:
         self.database = open_database(url)
         self.url = self.database.url
         self._writer = Writer(self.database, flush_seconds, heartbeat_seconds)
@@ -234,9 +232,7 @@ class Tracker:
         """Point ``latest`` at a checkpoint: what the next stage works on."""
         values = {"checkpoint_id": checkpoint_id, "updated_at": time.time()}
         with self.database.writing() as connection:
-            moved = connection.execute(
-                update(Latest).where(Latest.experiment_id == experiment_id).values(values)
-            )
+            moved = connection.execute(update(Latest).where(Latest.experiment_id == experiment_id).values(values))
             if not moved.rowcount:
                 connection.execute(insert(Latest).values(values | {"experiment_id": experiment_id}))
 
@@ -370,9 +366,7 @@ def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:
     if known.content_hash == new_hash or evaluated is None:
         return False
     kept = f"{known.name}@{known.content_hash[:12]}-{known.id}"
-    connection.execute(
-        update(Checkpoint).where(Checkpoint.id == known.id).values(name=kept, superseded_at=time.time())
-    )
+    connection.execute(update(Checkpoint).where(Checkpoint.id == known.id).values(name=kept, superseded_at=time.time()))
     return True
 
 

@@ -133,9 +133,7 @@ class Writer:
 
     def _check(self, held: Held) -> None:
         if held.lost:
-            raise StageBusyError(
-                f"stage {held.stage_id} was taken over by another process: this one must stop"
-            )
+            raise StageBusyError(f"stage {held.stage_id} was taken over by another process: this one must stop")
 
     def _put_back(self, batches: list[tuple[Held, Batch]]) -> None:
         with self._buffer:
@@ -178,19 +176,13 @@ def _write_points(connection: Connection, held: Held, points: list[Point]) -> di
     )
     connection.execute(
         statement,
-        [
-            {"series_id": key[0], "step": key[1], "value": value, "time": at}
-            for key, (value, at) in rows.items()
-        ],
+        [{"series_id": key[0], "step": key[1], "value": value, "time": at} for key, (value, at) in rows.items()],
     )
     connection.execute(
         update(MetricSeries)
         .where(MetricSeries.id == bindparam("series"), MetricSeries.last_step <= bindparam("step"))
         .values(last_step=bindparam("step"), last_value=bindparam("value"), last_time=bindparam("at")),
-        [
-            {"series": ids[name], "step": step, "value": value, "at": at}
-            for name, step, value, at in newest.values()
-        ],
+        [{"series": ids[name], "step": step, "value": value, "at": at} for name, step, value, at in newest.values()],
     )
     return found
 
@@ -210,9 +202,7 @@ def _find_series(connection: Connection, held: Held, newest: Mapping[str, Point]
         if name not in found:
             _, step, value, at = newest[name]
             row = {"last_step": step, "last_value": value, "last_time": at}
-            made = connection.execute(
-                insert(MetricSeries).values(row | {"stage_id": held.stage_id, "name": name})
-            )
+            made = connection.execute(insert(MetricSeries).values(row | {"stage_id": held.stage_id, "name": name}))
             key = made.inserted_primary_key
             assert key is not None  # the table has one
             found[name] = int(key[0])
