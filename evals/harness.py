@@ -200,10 +200,12 @@ def run_lm_eval(
     *,
     include_path: str | Path | None = None,
     limit: int | None = None,
-    chat: bool = False,
+    chat: bool | None = None,
 ) -> dict[str, Any]:
-    """lm-eval's own evaluation loop on task names, YAML files or whole configurations; samples are kept.
+    """lm-eval's own evaluation loop on task names, YAML files or whole configurations: {"results", "samples"} by task.
 
+    ``chat`` puts requests through the chat template; None does so for tasks that generate, and leaves those that
+    score given continuations as plain text, which is how each is usually reported.
     Raises UsageError for a task that is not known or cannot be loaded.
     """
     specs = [str(task) if isinstance(task, str | Path) else dict(task) for task in tasks]
@@ -214,11 +216,28 @@ def run_lm_eval(
         except (KeyError, ValueError, TypeError, OSError) as error:
             said = (str(error).strip("'\" \n") or type(error).__name__).splitlines()[0][:200]
             raise UsageError(f"cannot load the lm-eval tasks {', '.join(map(_name, specs))}: {said}") from error
-        for task in loaded_tasks["tasks"].values():
-            task.build_all_requests = _without_bar(task.build_all_requests)
-        results = evaluate(lm, loaded_tasks, limit=limit, bootstrap_iters=0, log_samples=True, apply_chat_template=chat)
+        merged: dict[str, Any] = {"results": {}, "samples": {}}
+        for templated in (True, False):
+            chosen = {name: task for name, task in loaded_tasks["tasks"].items() if _in_chat(task, chat) is templated}
+            if chosen:
+                part = _evaluate(lm, chosen, limit, templated)
+                for kept in merged:
+                    merged[kept] |= part[kept]
+    return merged
+
+
+def _in_chat(task: Any, chat: bool | None) -> bool:
+    return bool(task.OUTPUT_TYPE == "generate_until") if chat is None else chat
+
+
+def _evaluate(lm: EngineLM, tasks: Mapping[str, Any], limit: int | None, chat: bool) -> Mapping[str, Any]:
+    for task in tasks.values():
+        task.build_all_requests = _without_bar(task.build_all_requests)
+    results = evaluate(
+        lm, {"tasks": dict(tasks)}, limit=limit, bootstrap_iters=0, log_samples=True, apply_chat_template=chat
+    )
     assert results is not None  # None is for the other ranks of a distributed run; there is one
-    return dict(results)
+    return results
 
 
 def _manager(names: Sequence[str], include_path: str | Path | None) -> TaskManager:

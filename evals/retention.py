@@ -30,13 +30,13 @@ def run_tasks(
     *,
     include_path: str | Path | None = None,
     limit: int | None = None,
-    chat: bool = False,
+    chat: bool | None = None,
 ) -> list[SuiteResult]:
     """Run lm-eval ``tasks`` (names, YAML files, configurations); one result a task, with its items.
 
-    ``include_path`` is a folder of further task files. ``chat`` puts requests through the chat template. The
-    headline is lm-eval's own aggregate, its standard error the one over our items where the aggregate is
-    their mean (so that it can be paired), else lm-eval's.
+    ``include_path`` is a folder of further task files. ``chat`` puts requests through the chat template (None: only
+    those of tasks that generate). The headline is lm-eval's own aggregate, its standard error the one over our items
+    where the aggregate is their mean (so that it can be paired), else lm-eval's.
     """
     results = run_lm_eval(lm, tasks, include_path=include_path, limit=limit, chat=chat)
     return [_suite(name, samples, results["results"][name]) for name, samples in sorted(results["samples"].items())]
@@ -83,23 +83,30 @@ def _headline(keys: Sequence[str]) -> str:
 
 def _item(sample: Mapping[str, Any], metric: str) -> Item:
     value = _number(sample[metric])
-    responses = sample["filtered_resps"]
-    verdicts = {"correct": bool(value)} if value in (0.0, 1.0) else {}
+    requests = _requests(sample["arguments"])
     return Item(
         id=str(sample["doc_id"]),
-        prompt=str(_first_argument(sample["arguments"])),
-        response=responses[0] if len(responses) == 1 and isinstance(responses[0], str) else str(responses),
+        prompt=str(requests[0][0]),
+        response=_response(sample["filtered_resps"], requests),
         score=value if value is not None else 0.0,
-        verdicts=verdicts,
+        verdicts={"correct": bool(value)} if value in (0.0, 1.0) else {},
         extra={"target": str(sample["target"])},
     )
 
 
-def _first_argument(arguments: Any) -> Any:
-    """The prompt: lm-eval gives arguments as tuples, or as mappings of mappings once it has cleaned them."""
-    while isinstance(arguments, Mapping | list | tuple) and arguments:
-        arguments = next(iter(arguments.values())) if isinstance(arguments, Mapping) else arguments[0]
-    return arguments
+def _response(answers: Sequence[Any], requests: Sequence[Sequence[Any]]) -> str:
+    """What was generated; among scored continuations, the likeliest one."""
+    if all(isinstance(answer, str) for answer in answers):
+        return "\n".join(answers)
+    totals = [answer[0] if isinstance(answer, tuple | list) else answer for answer in answers]
+    best = max(range(len(totals)), key=totals.__getitem__)
+    return str(requests[best][1]) if len(requests) == len(totals) and len(requests[best]) > 1 else str(totals[best])
+
+
+def _requests(arguments: Any) -> list[list[Any]]:
+    """The arguments of a sample's requests: lm-eval gives tuples, or mappings of mappings once it has cleaned them."""
+    rows = arguments.values() if isinstance(arguments, Mapping) else arguments
+    return [list(row.values()) if isinstance(row, Mapping) else list(row) for row in rows]
 
 
 def _number(value: Any) -> float | None:

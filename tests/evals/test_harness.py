@@ -140,7 +140,7 @@ metric_list:
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
     rows = [
-        {"question": f"Boat {i} is", "choices": [" green", " white", " at the pier"], "label": i % 3} for i in range(9)
+        {"question": f"Boat {i} is", "choices": ["green", "white", "at the pier"], "label": i % 3} for i in range(9)
     ]
     data = tmp_path / "quiz.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -168,14 +168,17 @@ def test_local_tasks_run_and_keep_their_items(
     assert quiz.details["acc"].value == pytest.approx(sum(right) / 9)
     assert [item.prompt for item in quiz.items] == [f"Boat {i} is" for i in range(9)]
     assert all(item.verdicts == {"correct": item.score == 1.0} for item in quiz.items)
+    assert {item.response for item in quiz.items} <= {" green", " white", " at the pier"}
     assert echo.score.value == 0.0
     assert all("\n" not in item.response for item in echo.items)
 
 
 def test_a_task_file_and_the_chat_template(lm: EngineLM, tasks: Path) -> None:
-    (result,) = run_tasks(lm, [tasks / "echo.yaml"], limit=2, chat=True)
-    assert result.score.n == 2
-    assert result.items[0].prompt.startswith("<|begin_of_text|>")
+    template = "<|begin_of_text|>"
+    for chat, templated in ((None, [True, False]), (True, [True, True]), (False, [False, False])):
+        results = run_tasks(lm, [tasks / "echo.yaml", tasks / "quiz.yaml"], limit=2, chat=chat)
+        assert [result.score.n for result in results] == [2, 2]
+        assert [result.items[0].prompt.startswith(template) for result in results] == templated
 
 
 @pytest.mark.parametrize(
