@@ -284,6 +284,27 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
     return kind(**values)
 
 
+def build_cycle(flags: Mapping[str, Any], *recipes: Recipe) -> CycleConfig:
+    """The settings of whole cycles. A flag that several stages have goes to each of them; ``midtrain_lr``,
+    ``distill_steps`` and their like go to one. ``knowledge_teacher`` "none" means that base teaches alone.
+    """
+    shared = {k: v for k, v in flags.items() if k not in ("docs", "knowledge_teacher")}
+    own = {k: v for k, v in flags.items() if k in ("docs", "knowledge_teacher", "replay_documents")}
+
+    def of(stage: str) -> dict[str, Any]:
+        prefix = f"{stage}_"
+        return shared | {k.removeprefix(prefix): v for k, v in shared.items() if k.startswith(prefix)}
+
+    config = build(CycleConfig, own, *recipes)
+    return dataclasses.replace(
+        config,
+        knowledge_teacher=None if config.knowledge_teacher == "none" else config.knowledge_teacher,
+        midtrain=build(MidtrainConfig, of("midtrain"), *recipes),
+        distill=build(DistillConfig, of("distill"), *recipes),
+        eval=build(EvalConfig, shared, *recipes),
+    )
+
+
 def to_json(config: Any) -> dict[str, Any]:
     """A configuration in JSON's own types, for the tracker."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}

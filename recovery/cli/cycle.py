@@ -10,10 +10,6 @@ import click
 
 from recovery.cli import options, stages
 
-# Flags of this command that set a field of one stage under another name.
-_MIDTRAIN = {"midtrain_steps": "steps", "midtrain_lr": "lr"}
-_DISTILL = {"distill_steps": "steps", "distill_lr": "lr"}
-
 
 @click.command()
 @options.docs
@@ -93,13 +89,13 @@ def command(
     One cycle for each --docs, in that order. Whatever stops it, `recover resume` goes on.
     """
     from pipelines.cycle import drop_plan, start_cycles
-    from recovery.config import Recipe, read_recipe
+    from recovery.config import Recipe, build_cycle, read_recipe
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = options.given(context)
-    configured(flags, own)
+    build_cycle(flags, own)  # what is wrong with the flags is said before anything is opened
     with stages.at_work(workspace, "recover cycle", model=model) as session:
-        config = configured(flags, own, session.recipe)
+        config = build_cycle(flags, own, session.recipe)
         if dry_run:
             _show_plan(session, config, as_json)
             return
@@ -109,28 +105,6 @@ def command(
     from recovery.cli.status import show
 
     show(workspace, as_json)
-
-
-def configured(flags: dict[str, Any], *recipes: Any) -> Any:
-    """The settings of all stages from this command's flags; recipes as in recovery.config.build."""
-    from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
-
-    own = {key: value for key, value in flags.items() if key not in ("docs", "knowledge_teacher")}
-    of_cycle: dict[str, Any] = {
-        k: v for k, v in flags.items() if k in ("docs", "replay_documents", "knowledge_teacher")
-    }
-    config = build(CycleConfig, of_cycle, *recipes)
-    return replace(
-        config,
-        knowledge_teacher=None if config.knowledge_teacher == "none" else config.knowledge_teacher,
-        midtrain=build(MidtrainConfig, own | _renamed(own, _MIDTRAIN), *recipes),
-        distill=build(DistillConfig, own | _renamed(own, _DISTILL), *recipes),
-        eval=build(EvalConfig, own, *recipes),
-    )
-
-
-def _renamed(flags: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {field: flags[flag] for flag, field in names.items() if flag in flags}
 
 
 def _show_plan(session: Any, config: Any, as_json: bool) -> None:

@@ -45,20 +45,23 @@ def run_and_kill(folder: Path, model: Path, work: Work, seconds: float) -> bool:
     return killed
 
 
-def goes_on(session: Session, begin: Work) -> None:
-    """Resume what was interrupted, or begin again where the kill came before there was a stage."""
+def goes_on(session: Session, begin: Work, result: str) -> None:
+    """Resume what was interrupted, or begin where the kill came before there was a stage; done is done."""
     if resumable(session) is not None:
         resume(session)
-    elif not any(c.name == "cycle-1/recovered" for c in session.registry.all()):
+    elif not any(c.name == f"cycle-1/{result}" for c in session.registry.all()):
         begin(session)
 
 
-def killed_often(folder: Path, model: Path, work: Work, kills: int, length: float, draw: random.Random) -> int:
+def killed_often(folder: Path, model: Path, work: Work, result: str, kills: int, length: float) -> int:
     """Kill the work ``kills`` times at random moments, then let it end. Returns how often a kill hit it."""
+    draw = random.Random(f"{folder.name} {kills}")
     hits = int(run_and_kill(folder, model, work, draw.uniform(0.3, 0.9) * length))
     for _ in range(kills - 1):
-        hits += run_and_kill(folder, model, lambda session: goes_on(session, work), draw.uniform(0.2, 0.8) * length)
-    in_workspace(folder, model, lambda session: goes_on(session, work))
+        hits += run_and_kill(
+            folder, model, lambda session: goes_on(session, work, result), draw.uniform(0.2, 0.8) * length
+        )
+    in_workspace(folder, model, lambda session: goes_on(session, work, result))
     return hits
 
 
@@ -94,7 +97,7 @@ def test_mid_training_killed_at_random(
         midtrain(session, config)
 
     length = timed(tmp_path / "whole", tiny_model, work)
-    hits = killed_often(tmp_path / "killed", tiny_model, work, 3, length, random.Random(tuning))
+    hits = killed_often(tmp_path / "killed", tiny_model, work, "midtrained", 3, length)
     assert hits, "no kill came in time"
     whole, steps, _ = made(tmp_path / "whole", tiny_model, "midtrained")
     assert made(tmp_path / "killed", tiny_model, "midtrained")[:2] == (whole, steps)
@@ -111,7 +114,7 @@ def distill_killed(
         distill(session, config)
 
     length = timed(folder / "whole", model, work)
-    hits = killed_often(folder / "killed", model, work, kills, length, random.Random(kills))
+    hits = killed_often(folder / "killed", model, work, "recovered", kills, length)
     whole, steps, _ = made(folder / "whole", model, "recovered")
     killed, again, _ = made(folder / "killed", model, "recovered")
     assert again == steps

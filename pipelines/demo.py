@@ -1,0 +1,86 @@
+"""The demo: corpora of the miniature's world as real files, three cycles on documents alone, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from db import queries
+from pipelines.cycle import read_plan, run_plan, start_cycles
+from pipelines.progress import Display
+from pipelines.results import Run
+from pipelines.session import Session
+from recovery.config import CycleConfig, build_cycle
+from recovery.errors import UsageError
+from recovery.miniature import write_corpora
+
+CYCLES = 3
+MINIATURE = "miniature"
+
+
+@dataclass(frozen=True)
+class DemoVariant:
+    """A way of running the demo: what it is called, and the flags of ``recover cycle`` that make it."""
+
+    name: str
+    folder: str
+    flags: dict[str, Any]
+
+
+TWO_TEACHERS = DemoVariant("documents alone, two teachers", "two-teachers", {})
+REPLAY = DemoVariant("with 30% chat replay", "replay", {"replay": 0.3})
+ONE_TEACHER = DemoVariant("documents alone, one teacher", "one-teacher", {"knowledge_teacher": "none"})
+
+
+def demo(session: Session, *, seed: int, flags: dict[str, Any]) -> None:
+    """Run the three cycles in an open workspace, or go on with them; done is done.
+
+    ``flags`` are those of ``recover cycle``. Raises UsageError where the workspace was used for something else.
+    """
+    corpora = session.workspace.folder / "demo" / "corpora"
+    plan = read_plan(session)
+    if plan is not None:
+        run_plan(session, plan)
+        return
+    if finished(session):
+        session.display.say("these cycles are done already; here is what came of them")
+        return
+    if session.next_cycle() > 1:
+        raise UsageError(
+            f"{session.workspace.folder} already holds cycles of another kind: name another --workspace for the demo"
+        )
+    folders = write_corpora(corpora, CYCLES, seed)
+    session.display.say(f"{CYCLES} corpora of a fictional world as Markdown in {corpora}: have a look at them")
+    start_cycles(session, demo_config(session, folders, seed, flags))
+
+
+def demo_config(session: Session, folders: list[Path], seed: int, flags: dict[str, Any]) -> CycleConfig:
+    """The demo's settings: the model's own recommendations, documents alone, and ``flags`` over both."""
+    given = {"replay": 0.0} | flags | {"docs": tuple(folders), "seed": seed}
+    return build_cycle(given, session.recipe)
+
+
+def finished(session: Session) -> bool:
+    """Whether this workspace holds a finished demo."""
+    made = {c.name for c in session.registry.all()}
+    documents = [cycle.documents for cycle in session.cycles().values()]
+    home = str((session.workspace.folder / "demo" / "corpora").resolve())
+    return f"cycle-{CYCLES}/recovered" in made and all(text.startswith(home) for text in documents)
+
+
+def run_variant(folder: Path, variant: DemoVariant, *, seed: int, flags: dict[str, Any], display: Display) -> Run:
+    """One variant with one seed in a workspace of its own under ``folder``."""
+    home = folder / variant.folder / f"seed-{seed}"
+    display.say(f"\n{variant.name}, seed {seed}: {home}")
+    with Session.open(home, model=MINIATURE, display=display) as session:
+        with session.workspace.lock("recover demo"):
+            demo(session, seed=seed, flags=flags | variant.flags)
+        return run_of(session, seed)
+
+
+def run_of(session: Session, seed: int) -> Run:
+    """What a finished run is judged by."""
+    status = queries.status_json(session.tracker.database, session.experiment_id)
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
+    return Run(seed, status, sum(stage.wall_seconds for stage in stages))

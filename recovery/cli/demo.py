@@ -1,0 +1,161 @@
+"""`recover demo`: the whole thing, watched from start to finish."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recovery.cli import options, stages
+
+
+def _read_seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in value.split(",")) if value else ()
+    except ValueError:
+        raise click.BadParameter(f"'{value}' is not a list of numbers such as 0,1,2", context, parameter) from None
+
+
+@click.command()
+@options.workspace
+@options.seed
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=None, help="Items asked of each suite at most.  [default: 1000]"
+)
+@click.option("--open", "open_browser", is_flag=True, help="Open the dashboard beside it, and keep it open afterwards.")
+@click.option(
+    "--seeds",
+    default=None,
+    metavar="0,1,2",
+    callback=_read_seeds,
+    help="Several seeds, each in a workspace of its own, and a table over them.",
+)
+@click.option("--replay", is_flag=True, help="In that table also: the same with 30% chat replay.")
+@click.option("--one-teacher", is_flag=True, help="In that table also: the same with base as the only teacher.")
+@click.option(
+    "--write-docs",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Write the table to a file, e.g. docs/results.md.",
+)
+@stages.model_options
+@options.as_json
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    workspace: Path,
+    seed: int,
+    limit: int | None,
+    open_browser: bool,
+    seeds: tuple[int, ...],
+    replay: bool,
+    one_teacher: bool,
+    write_docs: Path | None,
+    as_json: bool,
+    **_: object,
+) -> None:
+    """Watch three cycles on the built-in miniature, start to finish.
+
+    It writes three small corpora of a fictional world as Markdown, mid-trains on the documents alone, so that the
+    loss of behaviour is plain to see, and takes the behaviour back, three times over. Minutes on a laptop.
+    """
+    known = ("limit", "precision", "device", "template_args", "token_budget")
+    flags = {key: value for key, value in options.given(context).items() if key in known}
+    if seeds or replay or one_teacher or write_docs:
+        _study(workspace, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
+        return
+    dashboard = None
+    from pipelines.demo import MINIATURE, demo
+
+    with stages.at_work(workspace, "recover demo", model=MINIATURE) as session:
+        if open_browser:
+            dashboard = _dashboard(workspace)
+        try:
+            demo(session, seed=seed, flags=flags)
+        except BaseException:
+            if dashboard is not None:
+                dashboard.terminate()
+            raise
+    _tell(workspace, as_json)
+    if dashboard is not None:
+        options.note("the dashboard stays open: Ctrl-C ends it")
+        _wait(dashboard)
+
+
+def _tell(workspace: Path, as_json: bool) -> None:
+    from recovery.cli.status import show
+
+    show(workspace, as_json)
+    if as_json:
+        return
+    place = "" if workspace == options.DEFAULT_WORKSPACE else f" --workspace {workspace}"
+    click.echo(
+        "\nWhat to look at: `instructions` falls with each mid-training and comes back with each recovery (`of base`);\n"
+        "what the documents say stays, `asked` as questions and `stored` in their own words, corpus after corpus.\n"
+        f"  recover dashboard{place} --open      the same as curves, with every answer behind it\n"
+        f"  recover checkpoints{place}           what was made, from what\n"
+        "  recover cycle --docs ./your-documents --model ORG/MODEL --workspace ./mine      your own"
+    )
+
+
+def _variants(replay: bool, one_teacher: bool) -> list[Any]:
+    from pipelines.demo import ONE_TEACHER, REPLAY, TWO_TEACHERS
+
+    return [TWO_TEACHERS, *([REPLAY] if replay else []), *([ONE_TEACHER] if one_teacher else [])]
+
+
+def _study(
+    workspace: Path,
+    seeds: tuple[int, ...],
+    variants: list[Any],
+    flags: dict[str, Any],
+    docs: Path | None,
+    as_json: bool,
+) -> None:
+    """Every variant with every seed, and the table over them. What is done already is not done again."""
+    from pipelines.demo import run_variant
+    from pipelines.progress import Display
+    from pipelines.results import Variant, markdown
+    from pipelines.stage import StageInterrupted
+
+    display, table = Display(), []
+    try:
+        for variant in variants:
+            runs = [run_variant(workspace / "demo", variant, seed=s, flags=flags, display=display) for s in seeds]
+            table.append(Variant(variant.name, runs))
+    except StageInterrupted:
+        options.note("interrupted: the same command goes on from here")
+        raise click.exceptions.Exit(stages.INTERRUPTED) from None
+    extra = "".join(f" --{v.folder}" for v in variants[1:])
+    text = markdown(table, f"recover demo --seeds {','.join(map(str, seeds))}{extra}")
+    if docs is not None:
+        docs.parent.mkdir(parents=True, exist_ok=True)
+        docs.write_text(text, encoding="utf-8")
+    value = [
+        {
+            "variant": v.name,
+            "figures": [
+                {"name": ln.figure.name, "cells": ln.cells, "must": ln.must, "goal": ln.goal} for ln in v.lines()
+            ],
+        }
+        for v in table
+    ]
+    options.emit(value, as_json, text)
+
+
+def _dashboard(workspace: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "recovery", "dashboard", "--workspace", str(workspace.resolve()), "--open"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
