@@ -7,6 +7,7 @@ Each section "## `recover NAME`" holds a table between two markers; the prose ar
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import click
 
 from recovery.cli import main as cli
+from recovery.config import SECTIONS
 
 PAGE = Path(__file__).resolve().parent / "commands.md"
 SECTION = re.compile(
@@ -35,25 +37,45 @@ def command(path: str) -> click.Command:
     return found
 
 
-def row(option: click.Option, context: click.Context) -> str:
+def taken(option: click.Option, context: click.Context) -> str:
+    """What an option takes, in a word: ``N``, ``FOLDER``, ``auto/lora/full``; nothing for a flag."""
+    if option.is_flag:
+        return ""
+    if isinstance(option.type, click.Choice):
+        return "/".join(option.type.choices)
+    return {"INTEGER": "N", "FLOAT": "X", "INTEGER RANGE": "N", "FLOAT RANGE": "X", "DIRECTORY": "FOLDER"}.get(
+        metavar := option.make_metavar(context), metavar
+    )
+
+
+def default(option: click.Option, path: str) -> str | None:
+    """The default where the help does not say it itself: the flag's own, or that of the stage's settings."""
+    if "[default:" in (option.help or "") or option.is_flag:
+        return None
+    if option.show_default:
+        return str(option.show_default if isinstance(option.show_default, str) else option.default)
+    fields = {field.name: field.default for field in dataclasses.fields(SECTIONS[path])} if path in SECTIONS else {}
+    value = fields.get(str(option.name))
+    return str(value) if isinstance(value, str | int | float) else None
+
+
+def row(option: click.Option, path: str, context: click.Context) -> str:
     """One option as a line of the table: its flags with what they take, and its help with its default."""
-    flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
-    takes = "" if option.is_flag else option.make_metavar(context)
-    first, comma, rest = flags.partition("`,")
-    flags = f"{first.rstrip('`')} {takes}`{comma[1:]}{rest}" if takes else flags
-    help_text = re.sub(r"\s*\[default: ([^\]]*)\]", r" Default: \1.", option.help or "")
-    if option.show_default and option.default not in (None, ()):
-        shown = option.show_default if isinstance(option.show_default, str) else option.default
-        help_text = f"{help_text.rstrip('.')}. Default: {shown}."
-    return f"| {flags} | {help_text} |".replace("\n", " ").replace("|lora|full", "\\|lora\\|full")
+    first, *others = [*option.opts, *option.secondary_opts]
+    flags = ", ".join([f"`{first} {taken(option, context)}".rstrip() + "`", *(f"`{flag}`" for flag in others)])
+    text = re.sub(r"\s*\[default: ([^\]]*)\]", r" Default: \1.", option.help or "")
+    known = default(option, path)
+    if known is not None:
+        text = f"{text.rstrip('.')}. Default: {known}."
+    return f"| {flags} | {text} |".replace("\n", " ")
 
 
 def table(path: str) -> str:
-    """The arguments and options of a command as a Markdown table."""
+    """The options of a command as a Markdown table."""
     found = command(path)
     context = click.Context(found)
     options = [option for option in found.params if isinstance(option, click.Option) and not option.hidden]
-    lines = ["", "| option | meaning |", "|---|---|", *(row(option, context) for option in options), ""]
+    lines = ["", "| option | meaning |", "|---|---|", *(row(option, path, context) for option in options), ""]
     return "\n".join(lines) + "\n" if options else "\nNo options but `--help`.\n\n"
 
 
