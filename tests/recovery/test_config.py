@@ -1,0 +1,120 @@
+"""Settings: who wins, what is refused and by which name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recovery.config import (
+    CycleConfig,
+    DistillConfig,
+    EvalConfig,
+    MidtrainConfig,
+    Recipe,
+    build,
+    build_cycle,
+    from_json,
+    model_recipe,
+    read_recipe,
+    to_json,
+)
+from recovery.errors import UsageError
+
+
+def recipe(tmp_path: Path, text: str) -> Recipe:
+    path = tmp_path / "settings.toml"
+    path.write_text(text)
+    return read_recipe(path)
+
+
+def test_flags_win_over_the_recipe_over_the_models_own_over_the_defaults(tmp_path: Path) -> None:
+    own = recipe(tmp_path, "[model]\nlora_rank = 8\n[midtrain]\nlr = 2e-4\nrow_length = 99\n")
+    models = Recipe("model", {"model": {"lora_rank": 4, "seed": 9}, "midtrain": {"lr": 1.0, "replay": 0.1}})
+    config = build(MidtrainConfig, {"row_length": 77, "workspace": "not ours"}, own, models)
+    assert (config.row_length, config.lr, config.lora_rank, config.replay, config.seed) == (77, 2e-4, 8, 0.1, 9)
+    assert config.schedule == MidtrainConfig().schedule
+
+
+def test_steps_typed_replace_epochs_recommended_and_the_other_way_round() -> None:
+    models = Recipe("model", {"midtrain": {"epochs": 5}})
+    assert build(MidtrainConfig, {"steps": 7}, models) == MidtrainConfig(steps=7)
+    models = Recipe("model", {"midtrain": {"steps": 5}})
+    assert build(MidtrainConfig, {"epochs": 2.0}, models) == MidtrainConfig(epochs=2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[midtran]\nlr = 1", "no table .midtran.: did you mean 'midtrain'"),
+        ("[distill]\nsampels_per_prompt = 4", "no setting 'sampels_per_prompt': did you mean 'samples_per_prompt'"),
+        ("[midtrain]\ndocs = 'x'", "no setting 'docs'"),
+        ("lr = 1", "there is no table"),
+        ("[model]\nuntil = 1", "has no setting 'until'"),
+        ("[midtrain\nlr=1", "cannot be read"),
+    ],
+)
+def test_what_a_recipe_cannot_say_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        recipe(tmp_path, text)
+    assert "settings.toml" in str(caught.value)
+    assert "\n" not in str(caught.value).strip()
+
+
+def test_a_value_of_the_wrong_type_is_refused_where_it_stands(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="settings.toml: steps is 'many', but must be int"):
+        build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = 'many'"))
+    with pytest.raises(UsageError, match="settings.toml: steps is True"):
+        build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = true"))
+    assert build(DistillConfig, {}, recipe(tmp_path, "[distill]\nlr = 1")).lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (MidtrainConfig, {"steps": 5, "epochs": 2.0}, "--steps and --epochs"),
+        (MidtrainConfig, {"replay": 1.0}, "--replay is 1.0"),
+        (MidtrainConfig, {"batch_tokens": 3}, "--batch-tokens"),
+        (MidtrainConfig, {"lr": 0.0}, "--lr"),
+        (MidtrainConfig, {"tuning": "some"}, "--tuning 'some' is not known: use auto, lora or full"),
+        (DistillConfig, {"development": 50}, "--until 0.99 needs --development"),
+        (DistillConfig, {"knowledge_teacher": "midtrained", "prompts_per_step": 2}, "raise --knowledge-share"),
+        (DistillConfig, {"divergence": "kl"}, "--divergence 'kl'"),
+        (EvalConfig, {"limit": 0}, "--limit"),
+    ],
+)
+def test_settings_that_do_not_go_together_name_their_flags(kind: type, values: dict, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        kind(**values)
+
+
+def test_the_rate_follows_the_tuning_unless_one_is_given() -> None:
+    assert MidtrainConfig().rate("full") < MidtrainConfig().rate("lora")
+    assert MidtrainConfig(lr=0.5).rate("full") == MidtrainConfig(lr=0.5).rate("lora") == 0.5
+
+
+def test_a_configuration_survives_the_tracker() -> None:
+    config = CycleConfig(
+        docs=(Path("a"), Path("b")),
+        midtrain=MidtrainConfig(template_args={"enable_thinking": False}, prompts=Path("p")),
+        eval=EvalConfig(tasks=("arc_easy",)),
+    )
+    assert from_json(CycleConfig, to_json(config)) == config
+    with pytest.raises(UsageError, match="does not know: colour"):
+        from_json(EvalConfig, {"colour": "red"})
+
+
+def test_flags_of_a_cycle_reach_the_stages_that_have_them() -> None:
+    flags = {"midtrain_lr": 1e-3, "distill_steps": 7, "limit": 5, "seed": 3, "docs": (Path("q"),)}
+    config = build_cycle(flags | {"knowledge_teacher": "none"})
+    assert (config.midtrain.lr, config.midtrain.steps) == (1e-3, None)
+    assert (config.distill.lr, config.distill.steps) == (None, 7)
+    assert (config.eval.limit, config.eval.seed, config.midtrain.seed, config.distill.seed) == (5, 3, 3, 3)
+    assert (config.docs, config.knowledge_teacher, config.midtrain.docs) == ((Path("q"),), None, None)
+    assert build_cycle({}).knowledge_teacher == "midtrained"
+
+
+def test_a_model_folder_brings_its_own_settings(tmp_path: Path) -> None:
+    assert model_recipe(tmp_path) == Recipe()
+    (tmp_path / "recovery.toml").write_text("[eval]\nlimit = 12\n")
+    assert build(EvalConfig, {}, model_recipe(tmp_path)).limit == 12

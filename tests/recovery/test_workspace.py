@@ -1,0 +1,88 @@
+"""The workspace's folder: what is where, what a name means, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from recovery.errors import UsageError
+from recovery.workspace import Checkpoint, Workspace, find, model_key, unknown_name, write_atomically
+
+
+@dataclass
+class Registered:
+    """An index with what it is given; the last one is the latest."""
+
+    found: Sequence[Checkpoint]
+
+    def all(self) -> Sequence[Checkpoint]:
+        return self.found
+
+    def latest(self) -> Checkpoint | None:
+        return self.found[-1] if self.found else None
+
+
+def checkpoint(name: str, kind: str, folder: Path = Path("/nowhere")) -> Checkpoint:
+    return Checkpoint(name, kind, folder / name, "hash", folder / name)
+
+
+def test_names_find_the_newest_of_their_kind(tmp_path: Path) -> None:
+    names = [("base", "base"), ("cycle-1/midtrained", "midtrained"), ("cycle-1/recovered", "recovered")]
+    names += [("cycle-2/midtrained", "midtrained")]
+    index = Registered([checkpoint(name, kind, tmp_path) for name, kind in names])
+    found = {name: find(name, index) for name in ("base", "latest", "midtrained", "recovered", "cycle-1/midtrained")}
+    assert {name: c.name for name, c in found.items() if c is not None} == {
+        "base": "base",
+        "latest": "cycle-2/midtrained",
+        "midtrained": "cycle-2/midtrained",
+        "recovered": "cycle-1/recovered",
+        "cycle-1/midtrained": "cycle-1/midtrained",
+    }
+    assert find("cycle-7/recovered", index) is None
+    assert find("midtrained", Registered([])) is None
+    (tmp_path / "base").mkdir()
+    assert find(str(tmp_path / "base"), index) == index.all()[0]
+    assert "latest, base, cycle-1/midtrained" in str(unknown_name("x", index))
+
+
+def test_paths_inside_are_stored_relative_and_outside_absolute(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "w")
+    inside = workspace.checkpoint("cycle-1/recovered")
+    assert workspace.stored(inside) == "checkpoints/cycle-1/recovered"
+    assert workspace.found("checkpoints/cycle-1/recovered") == inside
+    assert workspace.stored(tmp_path / "model") == str(tmp_path / "model")
+    assert workspace.found(str(tmp_path / "model")) == tmp_path / "model"
+
+
+def test_a_workspace_is_about_one_model(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "w")
+    assert not workspace.exists
+    workspace.check_model("anything")
+    workspace.remember("miniature")
+    assert workspace.exists
+    workspace.check_model(None)
+    workspace.check_model("miniature")
+    with pytest.raises(UsageError, match=r"is about the model miniature, not ORG/MODEL"):
+        workspace.check_model("ORG/MODEL")
+    assert model_key(str(tmp_path / "w" / "..")) == str(tmp_path)
+
+
+def test_a_damaged_or_newer_workspace_is_refused(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    (tmp_path / "workspace.json").write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        workspace.settings()
+    (tmp_path / "workspace.json").write_text(json.dumps({"format": 99, "model": "x"}))
+    with pytest.raises(UsageError, match="newer version"):
+        workspace.settings()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "deep" / "file", "one")
+    write_atomically(tmp_path / "deep" / "file", "two")
+    assert (tmp_path / "deep" / "file").read_text() == "two"
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["file"]
