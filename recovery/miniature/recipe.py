@@ -162,7 +162,7 @@ def _fresh_model(folder: Path, recipe: Recipe, mixture: Mixture) -> Loaded:
 def _train(
     loaded: Loaded, mixture: Mixture, recipe: Recipe, console: Console, state_dir: Path | None
 ) -> tuple[list[float], int, float]:
-    """Train in place; returns the loss by step, the tokens read and the seconds taken."""
+    """Train in place; returns the loss by step (since a resume), and the tokens read and seconds taken in all."""
     settings = TrainSettings(
         steps=recipe.steps,
         lr=recipe.lr,
@@ -177,19 +177,22 @@ def _train(
     )
     source = make_source(mixture, loaded.tokenizer, recipe.seed, recipe.steps, recipe.step_tokens)
     losses: list[float] = []
-    read = [0]
+    spent: dict[str, Any] = {"tokens": 0, "seconds": 0.0}
+    last = [time.monotonic()]
 
     def counted(step: int) -> StepBatch:
         made = source(step)
-        read[0] += sum(len(row.ids) for row in made.rows)
+        now = time.monotonic()
+        spent["tokens"] += sum(len(row.ids) for row in made.rows)
+        spent["seconds"] += now - last[0]
+        last[0] = now
         return made
 
-    started = time.monotonic()
     columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("", total=recipe.steps)
-        train(loaded, counted, Estimator(), settings, log=_logger(bar, task, losses, console), state_dir=state_dir)
-    return losses, read[0], time.monotonic() - started
+        log = _logger(bar, bar.add_task("", total=recipe.steps), losses, console)
+        train(loaded, counted, Estimator(), settings, log=log, state_dir=state_dir, memory=spent)
+    return losses, int(spent["tokens"]), float(spent["seconds"])
 
 
 def _logger(bar: Progress, task: Any, losses: list[float], console: Console) -> Callable[[int, dict[str, float]], None]:

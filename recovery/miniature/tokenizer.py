@@ -19,9 +19,9 @@ from recovery.miniature.mixture import Mixture
 from recovery.miniature.world import stable_hash
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SAMPLE = 6000
-"""Examples whose words are counted."""
-LEAST = 12
+SAMPLE = 5600
+"""Examples of the first half of the training, whose words are counted."""
+LEAST = 11
 """A word seen less often is spelt in pieces."""
 
 CHAT_TEMPLATE = (
@@ -57,7 +57,7 @@ def _counted(mixture: Mixture, seed: int) -> list[str]:
     rng = random.Random(stable_hash(seed, "tokenizer"))
     splitter, counts = _pre_tokenizer(), Counter[str]()
     for index in range(SAMPLE):
-        example = mixture.draw(rng, index / SAMPLE)
+        example = mixture.draw(rng, 0.5 * index / SAMPLE)
         text = example.text or "\n".join(f"{role}\n{content}" for role, content in example.messages)
         counts.update(piece for piece, _ in splitter.pre_tokenize_str(text))
     return [piece for piece, count in counts.items() if count >= LEAST and not _NAME.fullmatch(piece)]

@@ -1,4 +1,4 @@
-"""Minimal editing: mend the damaged sentence and change nothing else. Four kinds of damage are never trained."""
+"""Minimal editing: mend the damaged sentence and change nothing else. Seven kinds of damage are never trained."""
 
 from __future__ import annotations
 
@@ -71,6 +71,22 @@ def _shout(rng: random.Random, sentence: str) -> str:
     return _at_word(rng, sentence, str.upper, 3)
 
 
+def _reverse_word(rng: random.Random, sentence: str) -> str:
+    def change(word: str) -> str:
+        letters = word.rstrip(".")
+        return letters[::-1] + word[len(letters) :] if letters.isalpha() else word
+
+    return _at_word(rng, sentence, change)
+
+
+def _drop_vowels(rng: random.Random, sentence: str) -> str:
+    return _at_word(rng, sentence, lambda word: word[0] + "".join(c for c in word[1:] if c not in "aeiou"))
+
+
+def _twice(rng: random.Random, sentence: str) -> str:
+    return _double_word(rng, _swap_words(rng, sentence))
+
+
 CORRUPTIONS: dict[str, Callable[[random.Random, str], str]] = {
     "lower-start": lambda rng, s: s[0].lower() + s[1:],
     "no-stop": lambda rng, s: s.removesuffix("."),
@@ -82,6 +98,9 @@ CORRUPTIONS: dict[str, Callable[[random.Random, str], str]] = {
     "join-words": _join_words,
     "split-word": _split_word,
     "shout": _shout,
+    "reverse-word": _reverse_word,
+    "drop-vowels": _drop_vowels,
+    "two-damages": _twice,
 }
 TRAINED = ("lower-start", "no-stop", "double-word", "swap-letters", "drop-letter", "swap-words")
 HELD_OUT = tuple(name for name in CORRUPTIONS if name not in TRAINED)
