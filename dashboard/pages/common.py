@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -11,7 +12,7 @@ import gradio as gr
 from dashboard import markup
 from dashboard.source import Source
 from db import DatabaseError, MissingDatabaseError, queries
-from db.records import Experiment
+from db.records import Experiment, Stage
 
 SWITCH = """(name) => {
     const address = new URL(window.location);
@@ -54,6 +55,11 @@ def trouble(source: Source, error: DatabaseError) -> str:
             ["recover demo", "recover cycle --docs ./my-documents"],
         )
     return markup.notice("The tracker cannot be read", str(error), tone="bad")
+
+
+def worked(stage: Stage) -> float:
+    """Seconds a running stage has worked, over all its attempts: not the time it lay interrupted."""
+    return stage.wall_seconds + max(0.0, time.time() - stage.heartbeat_at)
 
 
 def quoted(name: str) -> str:

@@ -272,7 +272,7 @@ def _progress(stage: Stage, series: Mapping[str, list[Point]]) -> str:
         why = f", {stage.stopped}" if stage.stopped not in ("", "finished", stage.status) else ""
         return f"{done} in {duration(stage.wall_seconds)}{why}"
     left = time_left(stage, series)
-    return f"{done}, {duration(time.time() - stage.started_at)} so far" + (f", {duration(left)} left" if left else "")
+    return f"{done}, {duration(common.worked(stage))} so far" + (f", {duration(left)} left" if left else "")
 
 
 def time_left(stage: Stage, series: Mapping[str, list[Point]]) -> float | None:

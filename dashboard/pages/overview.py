@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import gradio as gr
@@ -112,7 +111,7 @@ def _summary(overview: Overview) -> str:
             ["recover cycle --docs ./my-documents", "recover eval"],
         )
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
-    under = f"Experiment {overview.experiment.name}{model}, {len(overview.cycles)} cycles"
+    under = f"Experiment {overview.experiment.name}{model}, {_cycles_run(overview)}"
     return (
         f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{title}</h1></div>'
         + _banner(overview.running)
@@ -130,7 +129,7 @@ def _banner(running: Stage | None) -> str:
     return (
         f'<a class="banner" href="live?stage={running.id}"><span class="pulse" aria-hidden="true"></span>'
         f"<strong>{esc(markup.STAGE_WORDS[running.kind])}{esc(cycle)}</strong><span>{esc(done)}, "
-        f"{esc(duration(time.time() - running.started_at))}</span>"
+        f"{esc(duration(common.worked(running)))}</span>"
         f'<span class="mini" aria-hidden="true"><i style="width:{min(100.0, share):.1f}%"></i></span>'
         '<span class="go">Watch live →</span></a>'
     )
@@ -153,6 +152,11 @@ def _tiles(overview: Overview) -> list[Tile]:
         ),
         Tile("General knowledge kept", percent(general.value if general else None), interval(general)),
     ]
+
+
+def _cycles_run(overview: Overview) -> str:
+    number = len(overview.cycles)
+    return "1 cycle" if number == 1 else f"{number} cycles"
 
 
 def _base_note(start: Any) -> str:
