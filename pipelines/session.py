@@ -20,7 +20,7 @@ from recovery.config import Recipe, model_recipe
 from recovery.errors import CheckpointError
 from recovery.loading import resolve_base
 from recovery.miniature import materialise
-from recovery.workspace import MINIATURE, Checkpoint, Workspace, find, model_key, unknown_name
+from recovery.workspace import MINIATURE, Checkpoint, Workspace, find, is_hub_id, model_key, unknown_name
 
 
 @dataclass
@@ -89,7 +89,7 @@ class Session:
         if registered is not None:
             return self._standing(registered)
         folder = Path(name).expanduser()
-        if not folder.is_dir() and name.count("/") != 1:
+        if not folder.is_dir() and not is_hub_id(name):
             raise unknown_name(name, self.registry)
         return external(name)
 

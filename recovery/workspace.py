@@ -18,6 +18,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +185,11 @@ def find(name: str, index: Index) -> Checkpoint | None:
     if folder.is_dir():
         return next((c for c in registered if c.path.resolve() == folder.resolve()), None)
     return None
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether ``name`` can be a model on the hub: ORG/MODEL, and not of the form of this tool's own names."""
+    return name.count("/") == 1 and all(name.split("/")) and not re.match(r"cycle-\d+/|external/", name)
 
 
 def unknown_name(name: str, index: Index) -> CheckpointError:

@@ -18,9 +18,10 @@ from recovery.cli import options
 @click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
 def command(workspace: Path, host: str, port: int, open_browser: bool) -> None:
     """Open the review dashboard in a browser."""
-    from dashboard.app import launch_dashboard
     from pipelines.registry import existing
 
     database = existing(workspace).database.resolve()
+    from dashboard.app import launch_dashboard
+
     options.note(f"dashboard of {workspace} on http://{host}:{port} (Ctrl-C ends it)")
     launch_dashboard(str(database), host=host, port=port, open_browser=open_browser)

@@ -23,12 +23,13 @@ def command(checkpoint: str, folder: Path, workspace: Path, merge: bool, as_json
 
     CHECKPOINT is a name such as latest or cycle-2/recovered; FOLDER must not exist or be empty.
     """
-    from pipelines.export import export
     from pipelines.registry import existing
 
     existing(workspace)
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: name a new folder")
+    from pipelines.export import export
+
     with stages.at_work(workspace, "recover export", alone=False) as session:
         written = export(session, checkpoint, folder, merge=merge)
     options.emit(written, as_json, f"wrote {written['name']} ({written['kind']}) to {written['path']}")

@@ -18,10 +18,11 @@ def command(workspace: Path, dry_run: bool, as_json: bool) -> None:
 
     A stage goes on from its newest saved state; cycles go on with whatever the tracker says is missing.
     """
-    from pipelines.cycle import read_plan, resumable, resume
     from pipelines.registry import existing
 
     existing(workspace)
+    from pipelines.cycle import read_plan, resumable, resume
+
     with stages.at_work(workspace, "recover resume") as session:
         if dry_run:
             plan, stage = read_plan(session), resumable(session)

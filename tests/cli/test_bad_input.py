@@ -1,0 +1,84 @@
+"""What a person gets wrong costs one line that says what to do, and leaves nothing half done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from recovery.cli.main import run
+
+Say = Callable[..., str]
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """``refused("midtrain", ...)``: run a command in an empty folder and return the one line it was refused with."""
+    monkeypatch.chdir(tmp_path)
+
+    def say(*arguments: str | Path) -> str:
+        capsys.readouterr()
+        assert run([str(argument) for argument in arguments]) == 1
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recover: error:")]
+        assert len(lines) == 1
+        return lines[0]
+
+    return say
+
+
+def test_before_the_first_use(refused: Say, tmp_path: Path) -> None:
+    for command in ("status", "checkpoints", "resume", "dashboard"):
+        assert "there is no workspace" in refused(command)
+    assert "there is no workspace" in refused("export", "latest", "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_documents_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "binary").mkdir()
+    (tmp_path / "binary" / "photo.md").write_bytes(bytes(range(256)) * 40)
+    assert "--docs FOLDER" in refused("midtrain", "--model", tiny_model)
+    assert "no folder nowhere" in refused("midtrain", "--docs", "nowhere", "--model", tiny_model)
+    assert "empty" in refused("midtrain", "--docs", "empty", "--model", tiny_model)
+    assert "binary" in refused("midtrain", "--docs", "binary", "--model", tiny_model)
+    assert "there is nothing to learn" in refused("cycle", "--model", tiny_model)
+
+
+def test_models_and_checkpoints_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path, tiny_llama: Path) -> None:
+    assert "nor a hub id that can be fetched" in refused("eval", "--model", "nobody/nothing")
+    (tmp_path / "folder").mkdir()
+    assert "holds no model" in refused("eval", "--model", "folder")
+    assert "there is no checkpoint 'cycle-4/recovered'" in refused("eval", "cycle-4/recovered", "--model", tiny_model)
+    assert "another --workspace" in refused("eval", "--model", tiny_llama)
+    assert "nothing to recover" in refused("distill", "--teacher", "base")
+    assert "no checkpoint 'midtrained'" in refused("distill", "--student", "midtrained")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    assert "is not empty" in refused("export", "base", "full")
+
+
+def test_settings_that_cannot_be(refused: Say, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text("[distill]\nsampels_per_prompt = 3\n")
+    assert "did you mean 'samples_per_prompt'" in refused("distill", "--recipe", "r.toml")
+    assert "--steps and --epochs" in refused("midtrain", "--steps", "3", "--epochs", "2")
+    assert "--until 0.9 needs --development" in refused("distill", "--until", "0.9", "--development", "5")
+    assert not (tmp_path / "recovery-workspace").exists(), "nothing was begun"
+
+
+def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "one.txt").write_text("The harbour office opens at seven. " * 40)
+    command = ["midtrain", "--docs", "corpus", "--model", str(tiny_model), "--dry-run", "--json"]
+    assert run(command) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["steps"] > 0
+    assert plan["memory"]["needed"] > 0
+    assert plan["seconds"] >= 0
+    assert plan["documents"] == 1
+    assert run(["checkpoints", "--json"]) == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["base"]

@@ -1,0 +1,171 @@
+"""The commands as a person types them: whole lines in an empty folder, on checkpoints of every family."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from recovery.loading import load_model
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TEXT = """# The {name} ferry
+
+The {name} ferry is kept by Anna Berg in the town of Lund and carries 340 passengers on every day of the week.
+
+It was built in the year 1934 by the yard of Otto Finch, who also built the Copper ferry of the same line.
+
+The office of the {name} ferry opens at seven in the morning and closes when the last ferry has come back.
+"""
+
+RECIPE = """
+[model]
+precision = "float32"
+tuning = "{tuning}"
+lora_rank = 4
+[midtrain]
+steps = 4
+batch_tokens = 128
+row_length = 64
+lr = 3e-3
+[distill]
+steps = 2
+prompts_per_step = 2
+samples_per_prompt = 2
+max_new_tokens = 6
+until = 0
+[eval]
+limit = 3
+max_new_tokens = 6
+question_tokens = 4
+"""
+
+Recover = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """An empty folder with nothing in it but ./corpus, a folder of ordinary English Markdown."""
+    (tmp_path / "corpus").mkdir()
+    for name in ("Harbour", "Orchid", "Falcon"):
+        (tmp_path / "corpus" / f"{name.lower()}.md").write_text(TEXT.format(name=name))
+    return tmp_path
+
+
+def recipe(place: Path, tuning: str) -> Path:
+    path = place / "small.toml"
+    path.write_text(RECIPE.format(tuning=tuning))
+    return path
+
+
+def in_process(*arguments: str | Path) -> None:
+    """A command without the cost of a process of its own; the process tests hold that both are the same."""
+    from recovery.cli.main import run
+
+    assert run([str(argument) for argument in arguments]) == 0
+
+
+def test_the_line_of_the_readme_as_processes(recover: Recover, place: Path, tiny_qwen3: Path) -> None:
+    small = recipe(place, "full")
+    recover("midtrain", "--docs", "./corpus", "--model", tiny_qwen3, "--recipe", small, cwd=place)
+    recover("distill", "--teacher", "base", "--recipe", small, cwd=place)
+    said = json.loads(recover("eval", "--recipe", small, "--json", cwd=place).stdout)
+    assert said["checkpoint"] == "cycle-1/recovered"
+    status = json.loads(recover("status", "--json", cwd=place).stdout)
+    (cycle,) = status["cycles"]
+    assert (cycle["cycle"], cycle["decision"]) == (1, None)
+    assert cycle["recovered"]["instruction_following"] == said["scores"]["instruction_following"]
+    assert set(cycle["recovered"]["instruction_following"]) == {"value", "stderr", "n"}
+    assert set(cycle["recovered"]["domain_knowledge_by_corpus"]) == {"1"}
+    listed = json.loads(recover("checkpoints", "--json", cwd=place).stdout)
+    assert [row["name"] for row in listed] == ["base", "cycle-1/midtrained", "cycle-1/recovered"]
+    assert [row["parent"] for row in listed] == [None, "base", "cycle-1/midtrained"]
+    assert all({"name", "kind", "hash", "parent", "path"} <= set(row) for row in listed)
+    assert "cycle-1/recovered" in recover("status", cwd=place).stdout
+    wrong = recover("resume", cwd=place, check=False)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
+    assert "nothing to resume" in wrong.stderr
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
+def test_every_family_with_an_adapter(
+    place: Path, family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    model = request.getfixturevalue(f"tiny_{family}")
+    small = recipe(place, "lora")
+    in_process("midtrain", "--docs", "corpus", "--model", model, "--recipe", small)
+    in_process("distill", "--teacher", "base", "--recipe", small)
+    in_process("eval", "--recipe", small)
+    in_process("export", "latest", "merged", "--merge")
+    checkpoint = place / "recovery-workspace" / "checkpoints" / "cycle-1" / "recovered"
+    assert not (checkpoint / "config.json").exists(), "the checkpoint is an adapter on untouched weights"
+    assert not (place / "merged" / "adapter_config.json").exists()
+    merged = load_model(place / "merged", precision="float32", device="cpu").model
+    adapted = load_model(model, adapter=checkpoint, precision="float32", device="cpu").model
+    ids = torch.tensor([[5, 9, 17, 33]])
+    with torch.no_grad():
+        torch.testing.assert_close(merged(input_ids=ids).logits, adapted(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_every_family_as_processes(recover: Recover, place: Path, tiny_family: Path, tuning: str) -> None:
+    small = recipe(place, tuning)
+    recover("midtrain", "--docs", "./corpus", "--model", tiny_family, "--recipe", small, cwd=place)
+    recover("distill", "--teacher", "base", "--recipe", small, cwd=place)
+    recover("eval", "--recipe", small, cwd=place)
+    status = json.loads(recover("status", "--json", cwd=place).stdout)
+    assert status["cycles"][0]["recovered"]["instruction_following"]["n"] == 3
+
+
+def test_cycles_in_one_command(place: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    second = place / "second"
+    second.mkdir()
+    (second / "copper.md").write_text(TEXT.format(name="Copper"))
+    home = place / "home"
+    common = ["--workspace", home, "--recipe", recipe(place, "full"), "--json"]
+    docs = ["--docs", place / "corpus", "--docs", second, "--model", tiny_qwen3]
+    in_process("cycle", *docs, *common, "--dry-run")
+    plan = json.loads(capsys.readouterr().out)
+    assert [stage["steps"] for stage in plan["midtrain"]] == [4, 4]
+    in_process("cycle", *docs, "--knowledge-share", "0.5", *common)
+    status = json.loads(capsys.readouterr().out)
+    assert [cycle["cycle"] for cycle in status["cycles"]] == [1, 2]
+    assert set(status["cycles"][1]["recovered"]["domain_knowledge_by_corpus"]) == {"1", "2"}
+
+
+def test_ctrl_c_stops_at_a_step_and_resume_goes_on(recover: Recover, place: Path, tiny_qwen3: Path) -> None:
+    home = place / "home"
+    command = ["midtrain", "--docs", "corpus", "--model", tiny_qwen3, "--recipe", recipe(place, "full")]
+    command += ["--steps", "4000", "--workspace", home]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "recovery", *map(str, command)],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    states = home / "stages" / "0001-midtrain" / "states"
+    until = time.monotonic() + 120
+    while not list(states.glob("step-*")) and time.monotonic() < until and process.poll() is None:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "`recover resume` goes on" in said.splitlines()[-1]
+    assert "Traceback" not in said
+    shown = recover("resume", "--workspace", home, "--dry-run", "--json", cwd=place)
+    stage = json.loads(shown.stdout)["stage"]
+    assert stage["kind"] == "midtrain"
+    assert 0 < stage["step"] < 4000
+    assert "interrupted: midtrain" in recover("status", "--workspace", home, cwd=place).stdout
