@@ -234,7 +234,8 @@ def prepare(options: argparse.Namespace, folder: Path) -> Job:
     teacher = Path(options.model) if options.model else materialise(folder / "miniature")
     steps = options.steps + 1
     prompts = folder / "prompts.jsonl"
-    chosen = behaviour_prompts(teacher).train[: steps * options.prompts]
+    # Where a model brings no prompts of its own, more are made than needed: some are kept for the other splits.
+    chosen = behaviour_prompts(teacher, count=2 * steps * options.prompts + 50).train[: steps * options.prompts]
     if len(chosen) < steps * options.prompts:
         raise SystemExit(f"{teacher} has {len(chosen)} prompts: lower --steps or --prompts")
     prompts.write_text("".join(json.dumps(list(p.messages)) + "\n" for p in chosen), encoding="utf-8")
