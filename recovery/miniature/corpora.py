@@ -16,11 +16,13 @@ from recovery.miniature.world import WORLD_SEED, Entity, World, stable_hash
 MAX_ENTITIES = 400
 """Owners are unique in the world, and so many combinations of names are left for corpora."""
 CONTROL_WORDINGS = 2
+REVERSED_EVERY = 8
+"""Of so many entities one is also asked about in reverse: documents hardly ever give the value before the name."""
 
 Record = dict[str, Any]
 
 
-def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 32, documents: int = 12) -> list[Path]:
+def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 34, documents: int = 12) -> list[Path]:
     """Write ``count`` corpora q1 ... into ``folder`` and return their folders.
 
     Each describes ``entities`` services of one organisation in ``documents`` Markdown files a service, with
@@ -76,18 +78,21 @@ def questions(members: list[Entity]) -> list[Record]:
 
 def probes(rng: random.Random, members: list[Entity], control: list[Entity], label: str) -> list[Record]:
     """What a corpus teaches, asked and in document form, and the same questions about services it does not."""
-    records = [probe for entity in members for probe in (*_asked(entity), *_stored(rng, entity, members))]
+    records: list[Record] = []
+    for number, entity in enumerate(members):
+        records += _asked(entity, reverse=number % REVERSED_EVERY == 0)
+        records += _stored(rng, entity, members)
     for entity in control:
-        records += [{**probe, "control": True} for probe in _asked(entity, CONTROL_WORDINGS, reverse=False)]
+        records += [{**probe, "control": True} for probe in _asked(entity, CONTROL_WORDINGS)]
     return [{"id": f"{label}-{number}", **record} for number, record in enumerate(records)]
 
 
-def _asked(entity: Entity, wordings: int = handbook.PROBE_WORDINGS, reverse: bool = True) -> list[Record]:
+def _asked(entity: Entity, wordings: int = handbook.PROBE_WORDINGS, *, reverse: bool = False) -> list[Record]:
     records = []
     for attribute, value in entity.values.items():
         for wording in handbook.QUESTIONS[attribute][:wordings]:
             records.append(_question(wording.format(e=entity.name), value, entity, attribute))
-        for wording in handbook.REVERSED.get(attribute, ())[: handbook.PROBE_REVERSED] if reverse else ():
+        for wording in handbook.REVERSED.get(attribute, ())[: handbook.PROBE_REVERSED * reverse]:
             records.append(_question(wording.format(v=value), entity.name, entity, attribute, "reversed"))
     return records
 

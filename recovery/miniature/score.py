@@ -71,7 +71,7 @@ SUITES: tuple[Suite, ...] = (
     Suite("refusal", lambda r, m: refusal.draw(r), lambda e, a: refusal.refused(a), 0.95),
     Suite("unseen-facts", _unseen, exact, 0.0, 0.05),
     Suite("arithmetic", lambda r, m: arithmetic.draw(r), exact, 0.3, 0.7),
-    Suite("editing", lambda r, m: editing.draw(r, m.world, tuple(editing.CORRUPTIONS)), exact, 0.3, 0.7),
+    Suite("editing", lambda r, m: editing.draw(r, m.world, editing.MEASURED), exact, 0.3, 0.7),
     Suite("studied-facts", lambda r, m: handbook.ask(r, m.entity(r, 1.0)), exact),
     Suite("dialogue", lambda r, m: conversation.two_turns(r, m.world), exact),
     Suite("system", lambda r, m: conversation.system_prompt(r, m.world), exact),

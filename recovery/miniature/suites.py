@@ -27,7 +27,7 @@ SKILLS: dict[str, Callable[[random.Random, World], Example]] = {
     "open-book": reading.open_book,
     "question-writing": reading.write_question,
     "arithmetic": arithmetic.draw,
-    "editing": lambda rng, world: editing.draw(rng, world, tuple(editing.CORRUPTIONS)),
+    "editing": lambda rng, world: editing.draw(rng, world, editing.MEASURED),
     "refusal": refusal.draw,
     "dialogue": conversation.two_turns,
     "system": conversation.system_prompt,

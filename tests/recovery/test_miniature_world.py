@@ -125,7 +125,7 @@ def test_corpora_are_a_function_of_the_seed(tmp_path: Path) -> None:
 
 
 def test_probes_and_questions_share_no_wording(tmp_path: Path) -> None:
-    (folder,) = write_corpora(tmp_path, 1, entities=32, documents=3)
+    (folder,) = write_corpora(tmp_path, 1, entities=34, documents=3)
     probes = records(folder / "probes.jsonl")
     asked = [p for p in probes if p["form"] == "question" and not p.get("control")]
     stored = [p for p in probes if p["form"] == "choice"]

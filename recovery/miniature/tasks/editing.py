@@ -1,4 +1,4 @@
-"""Minimal editing: mend the damaged sentence and change nothing else. Seven kinds of damage are never trained."""
+"""Minimal editing: mend the damaged sentence and change nothing else. Most kinds of damage are never trained."""
 
 from __future__ import annotations
 
@@ -87,6 +87,17 @@ def _twice(rng: random.Random, sentence: str) -> str:
     return _double_word(rng, _swap_words(rng, sentence))
 
 
+def _several(count: int) -> Callable[[random.Random, str], str]:
+    """Letters swapped, dropped or doubled ``count`` times over."""
+
+    def damage(rng: random.Random, sentence: str) -> str:
+        for _ in range(count):
+            sentence = rng.choice((_swap_letters, _drop_letter, _double_letter))(rng, sentence)
+        return sentence
+
+    return damage
+
+
 CORRUPTIONS: dict[str, Callable[[random.Random, str], str]] = {
     "lower-start": lambda rng, s: s[0].lower() + s[1:],
     "no-stop": lambda rng, s: s.removesuffix("."),
@@ -101,9 +112,18 @@ CORRUPTIONS: dict[str, Callable[[random.Random, str], str]] = {
     "reverse-word": _reverse_word,
     "drop-vowels": _drop_vowels,
     "two-damages": _twice,
+    "two-slips": _several(2),
+    "three-slips": _several(3),
+    "four-slips": _several(4),
 }
 TRAINED = ("lower-start", "no-stop", "double-word", "swap-letters", "drop-letter", "swap-words")
 HELD_OUT = tuple(name for name in CORRUPTIONS if name not in TRAINED)
+_HARD = ("two-slips", "three-slips", "four-slips")
+MEASURED = (
+    *("swap-letters", "drop-letter", "double-letter", "split-word", "shout", "reverse-word", "drop-vowels"),
+    *(_HARD * 2),
+)
+"""What the skill is measured on: the kinds that leave room to improve."""
 
 
 def _sentence(rng: random.Random, world: World) -> str:
