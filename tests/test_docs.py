@@ -15,7 +15,8 @@ from recovery import __version__
 from recovery.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "requirements/README.md")]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCUMENTS += [ROOT / folder / "README.md" for folder in ("requirements", "benchmarks")]
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 
 
