@@ -24,6 +24,9 @@ KINDS = {"base": "base", "midtrained": "mid-trained", "recovered": "recovered", 
 FEW_CYCLES = 6
 """Up to here every point has a label of its own; beyond, only the first and the last cycle's have."""
 
+FEW_POINTS = 24
+"""Up to here a curve shows its points too."""
+
 _FONT = "IBM Plex Sans, system-ui, sans-serif"
 
 
@@ -93,7 +96,8 @@ def curve(
             y=[point.value for point in points],
             name=labels.get(name, name),
             meta=name,
-            mode="lines" if len(points) > 1 else "markers",
+            mode="lines" if len(points) > FEW_POINTS else "lines+markers",
+            marker={"size": 4, "color": colour},
             line={"color": colour, "width": 2, "dash": dash},
             hovertemplate=f"step %{{x:,}} · {_plain(labels.get(name, name))} <b>%{{y:.4g}}</b><extra></extra>",
         )

@@ -15,5 +15,9 @@ class SchemaError(DatabaseError):
     """The database was written by another version and cannot be used as it is."""
 
 
+class OutdatedSchemaError(SchemaError):
+    """The database was written by an older version: it is to be upgraded first."""
+
+
 class StageBusyError(DatabaseError):
     """A stage is run, or was taken over, by another live process."""

@@ -13,7 +13,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, text
 
-from db.errors import MissingDatabaseError, SchemaError
+from db.errors import MissingDatabaseError, OutdatedSchemaError, SchemaError
 
 FOLDER = Path(__file__).parent / "migrations"
 _LOCK_KEY = 7236831  # any number: it names the lock that serialises upgrades under PostgreSQL
@@ -54,13 +54,13 @@ def upgrade(engine: Engine, shown: str) -> None:
 
 
 def require_current(engine: Engine, shown: str) -> None:
-    """For readers. Raises MissingDatabaseError or SchemaError unless the schema is this code's."""
+    """For readers. Raises MissingDatabaseError, OutdatedSchemaError or SchemaError unless the schema is ours."""
     with engine.connect() as connection:
         revision = _known_revision(connection, shown)
     if revision is None:
         raise MissingDatabaseError(f"{shown} holds no tracker yet: run `recover demo` or any stage first")
     if revision != newest():
-        raise SchemaError(f"{shown} has the older schema {revision}, not {newest()}: `recover status` upgrades it")
+        raise OutdatedSchemaError(f"{shown} has the older schema {revision}, not {newest()}")
 
 
 def _known_revision(connection: Connection, shown: str) -> str | None:

@@ -196,10 +196,10 @@ def series(
     stage_id: int,
     names: Sequence[str] | None = None,
     *,
-    since: int | None = None,
+    since: int | Mapping[str, int] | None = None,
     max_points: int | None = 400,
 ) -> dict[str, list[records.Point]]:
-    """Curves of a stage by name, from after the step ``since``.
+    """Curves of a stage by name, from after the step ``since``: one for all, or one a name.
 
     Where there are more than about ``max_points`` steps, the database averages neighbours; lowest and highest
     of each group are kept in the points. ``max_points=None`` gives every point.
@@ -209,13 +209,16 @@ def series(
     with database.reading() as connection:
         known = {row.id: row for row in connection.execute(wanted.order_by(MetricSeries.name))}
         found: dict[str, list[records.Point]] = {row.name: [] for row in known.values()}
-        fresh = [row.id for row in known.values() if since is None or row.last_step > since]
-        if fresh:
-            first = connection.scalar(select(func.min(MetricPoint.step)).where(MetricPoint.series_id.in_(fresh)))
-            begin = max(first or 0, (first or 0) if since is None else since + 1)
-            span = max(known[number].last_step for number in fresh) - begin + 1
+        alike: dict[int | None, list[int]] = {}  # series that are read from the same step on
+        for row in known.values():
+            after = since.get(row.name) if isinstance(since, Mapping) else since
+            if after is None or row.last_step > after:
+                alike.setdefault(after, []).append(row.id)
+        for after, ids in alike.items():
+            first = _first_step(connection, ids) if after is None else after + 1
+            span = max(known[number].last_step for number in ids) - first + 1
             width = 1 if max_points is None else max(1, math.ceil(span / max_points))
-            for row in connection.execute(_points(fresh, since, width)):
+            for row in connection.execute(_points(ids, after, width)):
                 found[known[row.series_id].name].append(records.Point(row.step, row.value, row.low, row.high, row.time))
     return found
 
@@ -397,6 +400,11 @@ def _cycle_rows(
         if cycle.decision not in ("rejected", "rolled_back"):
             previous = recovered or midtrained or previous
     return tuple(rows)
+
+
+def _first_step(connection: Connection, series_ids: Sequence[int]) -> int:
+    first = connection.scalar(select(func.min(MetricPoint.step)).where(MetricPoint.series_id.in_(series_ids)))
+    return 0 if first is None else first
 
 
 def _points(series_ids: Sequence[int], since: int | None, width: int) -> Select[Any]:

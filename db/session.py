@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from db import migrate
-from db.errors import DatabaseError, MissingDatabaseError
+from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for another one before it gives up."""
@@ -96,7 +96,8 @@ def open_database(address: str | Path | URL) -> Database:
 def open_readonly(address: str | Path | URL) -> Database:
     """Open an existing database for reading, in a way that never holds up a writer.
 
-    Raises MissingDatabaseError where there is none, SchemaError where its version is not this code's.
+    An older one is brought up to date first, with a copy made, as a writer would.
+    Raises MissingDatabaseError where there is none, SchemaError where it is newer than this code.
     """
     url = database_url(address)
     if is_sqlite(url):
@@ -110,7 +111,10 @@ def open_readonly(address: str | Path | URL) -> Database:
     else:
         engine = _engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
     with _in_words(url, "opened"):
-        migrate.require_current(engine, describe(url))
+        try:
+            migrate.require_current(engine, describe(url))
+        except OutdatedSchemaError:
+            open_database(url).close()
     return Database(url, engine, readonly=True)
 
 

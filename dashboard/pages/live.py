@@ -55,8 +55,8 @@ class Panel:
 PANELS = (
     Panel("Reverse KL to the teacher", "nats a token", ("reverse_kl", "knowledge_kl"), log=True),
     Panel("Forward KL to the teacher", "nats a token", ("forward_kl",), log=True),
-    Panel("Loss", "nats a token", ("loss", "held_out_loss")),
-    Panel("Student's entropy", "nats a token", ("entropy",)),
+    Panel("Loss", "nats a token", ("loss", "label_loss", "held_out_loss")),
+    Panel("Student's entropy", "nats a token", ("entropy", "knowledge_entropy", "label_entropy")),
     Panel("Instructions followed, development", "share", ("development/instruction_following",)),
     Panel("Response length", "tokens", ("response_length",)),
     Panel("Responses that end by themselves", "share", ("end_rate",)),
@@ -71,7 +71,11 @@ LABELS = {
     "reverse_kl": "behaviour",
     "knowledge_kl": "knowledge",
     "held_out_loss": "held out",
-    "loss": "training",
+    "loss": "all",
+    "label_loss": "documents",
+    "entropy": "behaviour",
+    "knowledge_entropy": "knowledge",
+    "label_entropy": "documents",
     "seconds_generating": "generating",
     "seconds_scoring": "scoring",
     "seconds_training": "training",
@@ -100,10 +104,9 @@ class Seen:
     shown: tuple[str, ...] = ()
 
     @property
-    def step(self) -> int | None:
-        """The newest step that was sent."""
-        steps = [points[-1].step for points in self.series.values() if points]
-        return max(steps) if steps else None
+    def steps(self) -> dict[str, int]:
+        """The newest step of each curve that was sent. Curves differ: some are logged later in the same step."""
+        return {name: points[-1].step for name, points in self.series.items() if points}
 
 
 def build(page: gr.Blocks, source: Source) -> None:
@@ -160,7 +163,7 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     """The header follows the stage at every tick; figures are drawn once, then grow by the points that are new."""
     same = seen is not None and (seen.stage_id, seen.attempts) == (stage.id, stage.attempts)
     before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
-    fresh = queries.series(database, stage.id, since=before.step, max_points=POINTS_KEPT // 2)
+    fresh = queries.series(database, stage.id, since=before.steps, max_points=POINTS_KEPT // 2)
     now = _merged(database, before, fresh)
     panels = _panels(now.series)
     now.shown = tuple(panel.title for panel in panels)
@@ -186,7 +189,7 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
         *titles,
         *plots,
         _recent(queries.stages(database, experiment.id, limit=RECENT), stage, experiment) if listed else gr.skip(),
-        {"upto": now.step, "panels": growing} if growing else gr.skip(),
+        {"upto": now.steps, "panels": growing} if growing else gr.skip(),
     ]
 
 

@@ -127,11 +127,15 @@ def test_a_tick_sends_only_what_is_new(running: Any) -> None:
     running.tracker.flush()
     one = live._refresh(source, silent[0], Request())
     assert drawn(one) == []
-    assert one[-1] == {"upto": 35, "panels": {"panel-1": {"entropy": [[35], [0.3]]}}}
+    assert one[-1]["panels"] == {"panel-1": {"entropy": [[35], [0.3]]}}
     assert "35 of 80 steps" in one[3]
+    running.running.log(35, {"end_rate": 0.9})  # the same step, later: an evaluation's score comes so
+    running.tracker.flush()
+    late = live._refresh(source, one[0], Request())
+    assert late[-1]["panels"] == {"panel-3": {"end_rate": [[35], [0.9]]}}
     running.running.log(36, {"loss": 1.0})
     running.tracker.flush()
-    assert len(drawn(live._refresh(source, one[0], Request()))) > 0  # a curve of its own: a panel more
+    assert len(drawn(live._refresh(source, late[0], Request()))) > 0  # a curve of its own: a panel more
 
 
 def test_a_long_curve_stays_bounded(tmp_path: Path) -> None:
@@ -144,7 +148,7 @@ def test_a_long_curve_stays_bounded(tmp_path: Path) -> None:
                 tracker.flush()
                 seen = live._refresh(source, seen, Request())[0]
                 assert len(seen.series["loss"]) <= live.POINTS_KEPT
-        assert seen is not None and seen.step == 4000
+        assert seen is not None and seen.steps == {"loss": 4000}
 
 
 def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> None:

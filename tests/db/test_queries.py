@@ -100,6 +100,9 @@ def test_a_curve_is_fetched_in_increments(readable: Database, seeded: Any) -> No
     assert queries.series(readable, stage, since=57)["reverse_kl"] == whole[57:]
     assert queries.series(readable, stage, since=60)["reverse_kl"] == []
     assert queries.series(readable, stage, ["nothing"]) == {}
+    each = queries.series(readable, stage, ["reverse_kl", "entropy"], since={"reverse_kl": 58})
+    assert [point.step for point in each["reverse_kl"]] == [59, 60]
+    assert len(each["entropy"]) == 60
 
 
 def test_the_database_thins_a_long_curve_and_keeps_its_extremes(tracker: Tracker, experiment: int) -> None:
