@@ -156,7 +156,7 @@ def _shares(values: Sequence[float]) -> list[float]:
         return [0.0, 1.05]
     low, high = min(values), max(values)
     room = max(0.1, 0.14 * (high - low))
-    return [max(low - room, -0.09), min(high + room, 1.09)]
+    return [max(low - room, -0.04), min(high + room, 1.09)]
 
 
 def _checkpoints(figure: go.Figure, overview: Overview, steps: Sequence[Measured], kind: str) -> None:
@@ -171,7 +171,7 @@ def _checkpoints(figure: go.Figure, overview: Overview, steps: Sequence[Measured
         mode="markers+text",
         name=KINDS[kind],
         text=[_short(step, overview) for step in steps],
-        textposition="middle right" if kind == "midtrained" else "top right",
+        textposition="bottom right" if kind == "midtrained" else "top right",
         marker={
             "symbol": SHAPES[kind],
             "size": 14 if len(overview.cycles) <= FEW_CYCLES else 10,
@@ -261,14 +261,15 @@ def _band(figure: go.Figure, points: Sequence[Point], colour: str) -> None:
 
 
 def _ticks(steps: Sequence[Measured], overview: Overview) -> list[str]:
-    """Under each cycle's end its number; under the base its name; nothing halfway."""
+    """Under each cycle's end, or where it has come to, its number; under the base its name; nothing halfway."""
     every = max(1, math.ceil(len(overview.cycles) / 12))
     words = []
     for step in steps:
         number = step.checkpoint.cycle
+        ends = step.checkpoint.kind == "recovered" or step is steps[-1]
         if step.checkpoint.kind == "base":
             words.append("base")
-        elif step.checkpoint.kind == "recovered" and number is not None and (number - 1) % every == 0:
+        elif ends and number is not None and (number - 1) % every == 0:
             words.append(f"cycle {number}" if len(overview.cycles) <= FEW_CYCLES else str(number))
         else:
             words.append("")

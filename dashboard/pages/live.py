@@ -272,7 +272,8 @@ def _progress(stage: Stage, series: Mapping[str, list[Point]]) -> str:
         f"{stage.steps_done:,} of {stage.steps_total:,} steps" if stage.steps_total else f"{stage.steps_done:,} steps"
     )
     if stage.status != "running":
-        why = f", {stage.stopped}" if stage.stopped not in ("", "finished", stage.status) else ""
+        told = stage.status == "finished" and stage.stopped not in ("", "finished")
+        why = f", {stage.stopped}" if told else ""
         return f"{done} in {duration(stage.wall_seconds)}{why}"
     left = time_left(stage, series)
     return f"{done}, {duration(common.worked(stage))} so far" + (f", {duration(left)} left" if left else "")
