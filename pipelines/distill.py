@@ -408,9 +408,7 @@ class _Watch:
         test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
         self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
         self.memory.setdefault("checks", []).append({"step": step, "value": result.score.value, "ratio": test.ratio})
-        self.stage.session.display.say(
-            f"step {step}: {test.ratio:.1%} of {config.teacher} on {result.score.n} prompts; {test.reason}"
-        )
+        self.stage.session.display.say(f"step {step}: {test.reason}")
         return test.recovered
 
 

@@ -95,7 +95,7 @@ def _tell(workspace: Path, as_json: bool) -> None:
         return
     place = "" if workspace == options.DEFAULT_WORKSPACE else f" --workspace {workspace}"
     click.echo(
-        "\nWhat to look at: `instructions` falls with each mid-training and comes back with each recovery (`of base`);\n"
+        "\nWhat to look at: `instructions` falls in each mid-training and comes back in each recovery (`of base`);\n"
         "what the documents say stays, `asked` as questions and `stored` in their own words, cycle after cycle.\n"
         f"  recover dashboard{place} --open      the same as curves, with every answer behind it\n"
         f"  recover checkpoints{place}           what was made, from what\n"

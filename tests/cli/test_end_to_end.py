@@ -131,7 +131,8 @@ def test_every_family_as_processes(recover: Recover, place: Path, tiny_family: P
 def test_cycles_in_one_command(place: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = place / "second"
     second.mkdir()
-    (second / "copper.md").write_text(TEXT.format(name="Copper"))
+    for name in ("Copper", "Willow", "Granite"):
+        (second / f"{name.lower()}.md").write_text(TEXT.format(name=name).replace("Anna Berg", "Tomas Reed"))
     home = place / "home"
     common = ["--workspace", home, "--recipe", recipe(place, "full"), "--json"]
     docs = ["--docs", place / "corpus", "--docs", second, "--model", tiny_qwen3]

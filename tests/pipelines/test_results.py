@@ -25,10 +25,10 @@ def scores(following: float, asked: dict[int, float], stored: dict[int, float]) 
 def status(drop: float = 0.7, last_asked: float = 0.93) -> dict[str, Any]:
     cycles = []
     for k in (1, 2, 3):
-        asked = {j: 0.95 for j in range(1, k + 1)}
+        asked = dict.fromkeys(range(1, k + 1), 0.95)
         if k == 3:
             asked[1] = last_asked
-        stored = {j: 0.98 for j in range(1, k + 1)}
+        stored = dict.fromkeys(range(1, k + 1), 0.98)
         cycles.append(
             {
                 "cycle": k,

@@ -1,0 +1,47 @@
+"""The demo on the miniature itself, made short: every part of it runs, and its table can be drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.demo import MINIATURE, ONE_TEACHER, REPLAY, TWO_TEACHERS, demo, demo_config, run_variant
+from pipelines.progress import Display
+from pipelines.results import Variant, markdown
+from pipelines.session import Session
+from recovery.errors import UsageError
+
+SHORT = {"midtrain_steps": 3, "distill_steps": 1, "until": 0.0, "limit": 20, "max_new_tokens": 16}
+
+
+def test_three_cycles_and_the_table_over_them(tmp_path: Path) -> None:
+    display = Display(quiet=True)
+    run = run_variant(tmp_path, TWO_TEACHERS, seed=0, flags=SHORT, display=display)
+    assert len(run.status["cycles"]) == 3
+    last = run.status["cycles"][2]["recovered"]
+    assert set(last["domain_knowledge_by_corpus"]) == {"1", "2", "3"}
+    assert last["general"]["n"] == 20
+    assert len(list((tmp_path / "two-teachers" / "seed-0" / "demo" / "corpora").glob("q*/*.md"))) > 100
+    again = run_variant(tmp_path, TWO_TEACHERS, seed=0, flags=SHORT, display=display)
+    assert again.status == run.status, "what is done is not done again"
+    page = markdown([Variant(TWO_TEACHERS.name, [run])], "recover demo --seeds 0")
+    assert "documents alone, two teachers" in page
+    assert "not measured" not in page
+
+
+def test_variants_change_what_their_names_say(tmp_path: Path) -> None:
+    with Session.open(tmp_path / "w", model=MINIATURE, display=Display(quiet=True)) as session:
+        plain, replay, one = (
+            demo_config(session, [tmp_path], 4, variant.flags) for variant in (TWO_TEACHERS, REPLAY, ONE_TEACHER)
+        )
+        assert (plain.midtrain.replay, plain.knowledge_teacher, plain.midtrain.seed) == (0.0, "midtrained", 4)
+        assert (replay.midtrain.replay, replay.knowledge_teacher) == (0.3, "midtrained")
+        assert (one.midtrain.replay, one.knowledge_teacher) == (0.0, None)
+
+
+def test_a_workspace_with_other_cycles_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Session.open(tmp_path / "w", model=MINIATURE, display=Display(quiet=True)) as session:
+        monkeypatch.setattr(Session, "next_cycle", lambda self: 2)
+        with pytest.raises(UsageError, match="already holds cycles of another kind"):
+            demo(session, seed=0, flags=SHORT)
