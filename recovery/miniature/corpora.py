@@ -13,7 +13,7 @@ from recovery.miniature.suites import choices
 from recovery.miniature.tasks import handbook
 from recovery.miniature.world import WORLD_SEED, Entity, World, stable_hash
 
-MAX_ENTITIES = 400
+MAX_ENTITIES = 800
 """Owners are unique in the world, and so many combinations of names are left for corpora."""
 CONTROL_WORDINGS = 2
 REVERSED_EVERY = 8
@@ -35,7 +35,7 @@ def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 34
         raise UsageError(f"corpora times entities must be between 1 and {MAX_ENTITIES}: got {count} x {entities}")
     world = World(WORLD_SEED)
     taken: set[str] = set()
-    world.studied(mixture.STUDIED, mixture.STUDIED_LATE, taken)
+    world.studied(mixture.STUDIED, taken)
     control = world.entities(f"control-{seed}", 32, taken)
     folders = []
     for number in range(1, count + 1):

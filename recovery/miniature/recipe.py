@@ -40,7 +40,7 @@ class Recipe:
     """Shape of the model and length of its training. ``step_tokens`` are read a step; a third are targets."""
 
     seed: int = 0
-    steps: int = 5000
+    steps: int = 3300
     step_tokens: int = 4096
     lr: float = 1e-2
     warmup_steps: int = 100

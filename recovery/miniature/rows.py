@@ -39,8 +39,8 @@ class Encoder:
         tokens: list[int] = []
         mask: list[bool] = []
         for role, content in example.messages:
-            head = [self._start, *self._encode(f"{role}\n")]
-            body = [*self._encode(content), self._end]
+            head = [self._start, *self._encode(role)]
+            body = [*self._encode(f" {content}"), self._end]
             tokens += [*head, *body, *self._newline]
             mask += [False] * len(head) + [role == "assistant"] * len(body) + [False] * len(self._newline)
         return tokens, mask

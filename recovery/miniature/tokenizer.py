@@ -19,17 +19,19 @@ from recovery.miniature.mixture import Mixture
 from recovery.miniature.world import stable_hash
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-SAMPLE = 5600
-"""Examples of the first half of the training, whose words are counted."""
-LEAST = 11
+SAMPLE = 6000
+"""Examples whose words are counted."""
+LEAST = 10
 """A word seen less often is spelt in pieces."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{{ '<|im_start|>' + message['role'] + ' ' + message['content'] + '<|im_end|>' + '\\n' }}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
 )
+"""ChatML, but for the space after the role: the first word of an answer is then the same token as in a document,
+so that what a document stored can be said in an answer."""
 
 _SPLIT = Regex(r"\p{N}{1,2}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\n+|\s+")
 """Digits by twos, marks one by one (formats are composed), words with the space before them."""
@@ -57,8 +59,8 @@ def _counted(mixture: Mixture, seed: int) -> list[str]:
     rng = random.Random(stable_hash(seed, "tokenizer"))
     splitter, counts = _pre_tokenizer(), Counter[str]()
     for index in range(SAMPLE):
-        example = mixture.draw(rng, 0.5 * index / SAMPLE)
-        text = example.text or "\n".join(f"{role}\n{content}" for role, content in example.messages)
+        example = mixture.draw(rng, index / SAMPLE)
+        text = example.text or "\n".join(f"{role} {content}" for role, content in example.messages)
         counts.update(piece for piece, _ in splitter.pre_tokenize_str(text))
     return [piece for piece, count in counts.items() if count >= LEAST and not _NAME.fullmatch(piece)]
 

@@ -119,8 +119,7 @@ class World:
             found.append(Entity(name, organisation, values))
         return found
 
-    def studied(self, first: int, late: int, taken: set[str]) -> tuple[list[Entity], list[Entity]]:
-        """The base model's own entities, eight to an organisation, in two lists; ``taken`` grows."""
-        groups = [self.entities(f"studied-{number}", 8, taken) for number in range(first // 8)]
-        late_groups = [self.entities(f"late-{number}", 8, taken) for number in range(late // 8)]
-        return [e for group in groups for e in group], [e for group in late_groups for e in group]
+    def studied(self, count: int, taken: set[str]) -> list[Entity]:
+        """The base model's own entities, eight to an organisation; ``taken`` grows."""
+        groups = [self.entities(f"studied-{number}", 8, taken) for number in range(count // 8)]
+        return [entity for group in groups for entity in group]

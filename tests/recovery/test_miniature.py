@@ -32,8 +32,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_materialise_writes_a_checkpoint_that_loads(shipped: Path) -> None:
     loaded = load_model(shipped, device="cpu")
     ids, mask = loaded.chat.conversation([Message(role="user", content="Hi"), Message(role="assistant", content="yes")])
-    assert loaded.tokenizer.decode(ids) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
-    assert loaded.tokenizer.decode([i for i, said in zip(ids, mask, strict=True) if said]) == "yes<|im_end|>"
+    assert loaded.tokenizer.decode(ids) == "<|im_start|>user Hi<|im_end|>\n<|im_start|>assistant yes<|im_end|>\n"
+    assert loaded.tokenizer.decode([i for i, said in zip(ids, mask, strict=True) if said]) == " yes<|im_end|>"
     assert content_hash(shipped) == content_hash(package.WEIGHTS)
 
 

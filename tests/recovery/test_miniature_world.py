@@ -15,7 +15,7 @@ import pytest
 from recovery.corpus.text import normalise
 from recovery.errors import UsageError
 from recovery.miniature import words, write_corpora
-from recovery.miniature.mixture import STUDIED, STUDIED_LATE, Mixture
+from recovery.miniature.mixture import STUDIED, Mixture
 from recovery.miniature.score import follows
 from recovery.miniature.suites import write_suites
 from recovery.miniature.tasks import arithmetic, editing, handbook, reading, requests
@@ -107,7 +107,7 @@ def test_general_probes_are_not_among_the_prompts(suites: Path) -> None:
 def test_entities_of_corpora_are_new_and_unique(tmp_path: Path, world: World) -> None:
     folders = write_corpora(tmp_path, 3, seed=4, entities=24, documents=2)
     taken: set[str] = set()
-    world.studied(STUDIED, STUDIED_LATE, taken)
+    world.studied(STUDIED, taken)
     names = [{p["source"] for p in records(f / "probes.jsonl") if not p.get("control")} for f in folders]
     assert [len(found) for found in names] == [24, 24, 24]
     assert not set.intersection(*names)

@@ -60,7 +60,7 @@ def _keywords(rng: random.Random, world: World, draft: Draft) -> Arguments:
 
 
 def _add_keywords(draft: Draft, arguments: Arguments) -> None:
-    draft.extra.append(f"It makes me think of the {' and the '.join(arguments['keywords'])}.")
+    draft.extra.append(f"It makes me think of {_join(arguments['keywords'])}.")
 
 
 def _frequency(rng: random.Random, world: World, draft: Draft) -> Arguments:
@@ -74,7 +74,7 @@ def _add_frequency(draft: Draft, arguments: Arguments) -> None:
 
 def _forbidden(rng: random.Random, world: World, draft: Draft) -> Arguments:
     own = list(world.facts[draft.topic].values())
-    return {"forbidden_words": sorted({rng.choice(own), rng.choice((rng.choice(own), rng.choice(words.CITIES)))})}
+    return {"forbidden_words": sorted({rng.choice(own), *rng.sample(words.CITIES, rng.choice((0, 1)))})}
 
 
 def _avoid(draft: Draft, arguments: Arguments) -> None:
@@ -175,7 +175,7 @@ _OPTIONS = "'My answer is yes.' or 'My answer is no.' or 'My answer is maybe.'"
 INSTRUCTIONS: tuple[Instruction, ...] = (
     _make(
         "keywords:existence",
-        "content length-limit json",
+        "content length-limit json spoken",
         _keywords,
         _add_keywords,
         "Include the words {keywords}.",
@@ -184,7 +184,7 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     ),
     _make(
         "keywords:frequency",
-        "content length-limit json",
+        "content length-limit json spoken",
         _frequency,
         _add_frequency,
         "Use the word {keyword} {relation} {frequency} times.",
@@ -236,7 +236,7 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     ),
     _make(
         "length_constraints:nth_paragraph_first_word",
-        "parts start end title",
+        "parts start end title content",
         _first_word,
         _make_first_word,
         "Write {num_paragraphs} paragraphs separated by two new lines. Paragraph {nth_paragraph} must start with the "
@@ -353,7 +353,7 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
     ),
     _make(
         "change_case:english_capital",
-        "case heads marks number brackets",
+        "case heads marks number brackets spoken",
         _nothing,
         _fixed(case="upper", at_least=3),
         "Answer in all capital letters.",
