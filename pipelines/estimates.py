@@ -35,7 +35,12 @@ class Needs:
         return self.needed <= self.free * _HEADROOM
 
     def __str__(self) -> str:
-        return f"about {self.needed / GIB:.1f} GiB for weights and optimizer, {self.free / GIB:.1f} GiB free"
+        return f"about {size(self.needed)} for weights and optimizer, {size(self.free)} free"
+
+
+def size(count: int) -> str:
+    """Bytes in words: 120 MiB, 3.4 GiB."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
 
 
 def parameters(folder: Path) -> int:

@@ -53,7 +53,7 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, teachers: int) ->
         return Tuning(config.tuning, reason, needs(config.tuning), count)
     full = needs("full")
     if full.fits:
-        return Tuning("full", f"full fine-tuning: it fits in memory ({full})", full, count)
+        return Tuning("full", "full fine-tuning, since it fits in memory", full, count)
     return Tuning(
         "lora", f"LoRA, since full fine-tuning does not fit ({full}); LoRA learns documents less", needs("lora"), count
     )

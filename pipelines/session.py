@@ -6,6 +6,7 @@ checked before it teaches.
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,9 +177,12 @@ def _locate(workspace: Workspace, model: str, display: Display) -> Path:
     display.say("No --model given: the clean model is the built-in miniature, a tiny real model of a fictional world.")
     target = workspace.folder / "models" / MINIATURE
     if not target.is_dir():
-        writing = target.with_name(f".writing-{MINIATURE}")
+        writing = target.with_name(f".writing-{os.getpid()}-{MINIATURE}")
         shutil.rmtree(writing, ignore_errors=True)
         writing.parent.mkdir(parents=True, exist_ok=True)
         materialise(writing)
-        writing.rename(target)
+        try:
+            writing.rename(target)
+        except OSError:  # another process was faster; what it unpacked is the same
+            shutil.rmtree(writing, ignore_errors=True)
     return target

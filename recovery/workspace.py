@@ -203,7 +203,7 @@ def unknown_name(name: str, index: Index) -> CheckpointError:
 def write_atomically(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    writing = path.with_name(f".writing-{path.name}")
+    writing = path.with_name(f".writing-{os.getpid()}-{path.name}")  # two processes may begin a workspace at once
     with writing.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()

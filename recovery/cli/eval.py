@@ -49,7 +49,7 @@ def command(
     with its standard error and every answer.
     """
     from evals.suites import scores_json
-    from pipelines.evaluate import evaluate, plan_evaluate
+    from pipelines.evaluate import evaluate, measured, plan_evaluate
     from recovery.config import EvalConfig, Recipe, build, read_recipe
 
     own = read_recipe(recipe) if recipe else Recipe()
@@ -61,6 +61,8 @@ def command(
             options.emit(plan, as_json, plan.text)
             return
         results = evaluate(session, config)
+        if not measured(session, session.base):
+            options.note("the clean model was not measured yet, so there is nothing to compare with: recover eval base")
 
     def text() -> str:
         lines = [f"{r.suite:32} {r.score.value:7.3f} ± {r.score.stderr:.3f}  (n = {r.score.n:,})" for r in results]

@@ -32,5 +32,9 @@ def test_what_is_measured_is_of_this_machine() -> None:
     assert 0 < seconds_for(10**6, trained=1000) < seconds_for(10**6, trained=10**6)
 
 
+def test_sizes_in_words() -> None:
+    assert str(Needs(30 << 20, 3 << 30)) == "about 30 MiB for weights and optimizer, 3.0 GiB free"
+
+
 def test_durations_in_words() -> None:
     assert [duration(s) for s in (12, 600, 12_000)] == ["12 s", "10 min", "3 h 20 min"]
