@@ -78,8 +78,8 @@ def load_frozen(checkpoint: Checkpoint, config: ModelConfig) -> Loaded:
 
 
 def engine_of(loaded: Loaded, config: ModelConfig) -> TransformersEngine:
-    """The engine that samples from a model; it holds about twice what a training step does, without gradients."""
-    return TransformersEngine(loaded, token_budget=2 * config.token_budget)
+    """The engine that samples from a model."""
+    return TransformersEngine(loaded, token_budget=config.rollout_tokens)
 
 
 def teacher_of(

@@ -25,17 +25,22 @@ SHARED = "model"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """How a model is loaded. ``token_budget`` is padded tokens a micro-batch: memory only, never results."""
+    """How a model is loaded. ``token_budget`` is padded tokens a micro-batch: memory only, never results.
+
+    ``rollout_tokens`` bounds prompts and answers held at once while sampling, where no gradient is kept.
+    """
 
     precision: str = "auto"
     device: str = "auto"
     template_args: Mapping[str, Any] = field(default_factory=dict)
     token_budget: int = 16384
+    rollout_tokens: int = 32768
     seed: int = 0
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, ("auto", "float32", "bfloat16"))
         _at_least("token_budget", self.token_budget, 16)
+        _at_least("rollout_tokens", self.rollout_tokens, 16)
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def command(
     It writes three small corpora of a fictional world as Markdown, mid-trains on the documents alone, so that the
     loss of behaviour is plain to see, and takes the behaviour back, three times over. Minutes on a laptop.
     """
-    known = ("limit", "precision", "device", "template_args", "token_budget")
+    known = ("limit", "precision", "device", "template_args", "token_budget", "rollout_tokens")
     flags = {key: value for key, value in options.given(context).items() if key in known}
     if seeds or replay or one_teacher or write_docs:
         _study(workspace, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)

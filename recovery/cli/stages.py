@@ -30,7 +30,18 @@ def several(*decorators: Callable[[Any], Any]) -> Callable[[Function], Function]
     return decorate
 
 
-model_options = several(options.precision, options.device, options.template, options.token_budget)
+model_options = several(
+    options.precision,
+    options.device,
+    options.template,
+    options.token_budget,
+    click.option(
+        "--rollout-tokens",
+        type=click.IntRange(min=16),
+        default=None,
+        help="Tokens of prompts and answers held at once while sampling.",
+    ),
+)
 tuning_options = several(
     options.tuning,
     click.option("--lora-rank", type=click.IntRange(min=1), default=None, help="Rank of a new LoRA adapter."),
