@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from pipelines.demo import MINIATURE, ONE_TEACHER, REPLAY, TWO_TEACHERS, demo, demo_config, run_variant
 from pipelines.progress import Display
-from pipelines.results import Variant, markdown
 from pipelines.session import Session
+from recovery.cli.main import run as recover
 from recovery.errors import UsageError
 
 SHORT = {"midtrain_steps": 3, "distill_steps": 1, "until": 0.0, "limit": 20, "max_new_tokens": 16}
 
 
-def test_three_cycles_and_the_table_over_them(tmp_path: Path) -> None:
+def test_three_cycles_and_the_table_over_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     display = Display(quiet=True)
-    run = run_variant(tmp_path, TWO_TEACHERS, seed=0, flags=SHORT, display=display)
+    run = run_variant(tmp_path / "demo", TWO_TEACHERS, seed=0, flags=SHORT, display=display)
     assert len(run.status["cycles"]) == 3
     last = run.status["cycles"][2]["recovered"]
     assert set(last["domain_knowledge_by_corpus"]) == {"1", "2", "3"}
     assert last["general"]["n"] == 20
-    assert len(list((tmp_path / "two-teachers" / "seed-0" / "demo" / "corpora").glob("q*/*.md"))) > 100
-    again = run_variant(tmp_path, TWO_TEACHERS, seed=0, flags=SHORT, display=display)
+    assert len(list((tmp_path / "demo" / "two-teachers" / "seed-0" / "demo" / "corpora").glob("q*/*.md"))) > 100
+    again = run_variant(tmp_path / "demo", TWO_TEACHERS, seed=0, flags=SHORT, display=display)
     assert again.status == run.status, "what is done is not done again"
-    page = markdown([Variant(TWO_TEACHERS.name, [run])], "recover demo --seeds 0")
-    assert "documents alone, two teachers" in page
-    assert "not measured" not in page
+    page = tmp_path / "docs" / "results.md"
+    capsys.readouterr()
+    assert recover(["demo", "--seeds", "0", "--workspace", str(tmp_path), "--write-docs", str(page), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["variant"] == "documents alone, two teachers"
+    assert len(told["figures"]) == 8
+    assert "recover demo --seeds 0" in page.read_text()
+    assert "not measured" not in page.read_text()
+    home = str(tmp_path / "demo" / "two-teachers" / "seed-0")
+    assert recover(["demo", "--workspace", home]) == 0
+    assert "What to look at" in capsys.readouterr().out
 
 
 def test_variants_change_what_their_names_say(tmp_path: Path) -> None:
