@@ -49,11 +49,13 @@ class Mixture:
     Entities are studied in a sliding window: a new one is begun as the oldest is left, after some fifty readings,
     as in mid-training. Questions about an entity begin when a third of its readings are done, so that they teach
     how to reach what documents have stored; the more entities, the less of it can be learnt from the questions
-    themselves. ``revisit`` of the draws go back to any earlier entity.
+    themselves. ``revisit`` of the draws go back to any earlier entity. ``practice`` of the requests are of the
+    hardest kinds.
     """
 
     world: World
     revisit: float = 0.15
+    practice: float = 0.0
 
     @cached_property
     def studied(self) -> list[Entity]:
@@ -81,4 +83,6 @@ class Mixture:
             return handbook.study(rng, self.entity(rng, progress))
         if name == "questions":
             return handbook.ask(rng, self.entity(rng, progress, QUESTION_DELAY))
+        if name == "instructions" and self.practice and rng.random() < self.practice:
+            return requests.practise(rng, self.world)
         return SHARES[name][0](rng, self.world)

@@ -24,13 +24,13 @@ token_budget = 4096
 
 [midtrain]
 full_lr = 3e-3
-steps = 150
+epochs = 6.0
 batch_tokens = 2048
 row_length = 128
 
 [distill]
-full_lr = 3e-4
-steps = 80
+full_lr = 1e-3
+steps = 60
 prompts_per_step = 64
 samples_per_prompt = 2
 max_new_tokens = 128

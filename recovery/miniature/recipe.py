@@ -37,13 +37,20 @@ from recovery.types import Score
 
 @dataclass(frozen=True)
 class Recipe:
-    """Shape of the model and length of its training. ``step_tokens`` are read a step; a third are targets."""
+    """Shape of the model and length of its training. ``step_tokens`` are read a step; a third are targets.
+
+    After ``steps`` come ``finish_steps`` more, at a lower rate, in which ``practice`` of the requests are of the
+    kinds that are learnt last. Both phases end at a rate of zero.
+    """
 
     seed: int = 0
     steps: int = 3300
     step_tokens: int = 4096
     lr: float = 1e-2
     warmup_steps: int = 100
+    finish_steps: int = 600
+    finish_lr: float = 4e-3
+    practice: float = 0.6
     weight_decay: float = 0.03
     hidden: int = 192
     layers: int = 4
@@ -100,18 +107,20 @@ def build(
     on from its newest state. Ends with a table of required and reached scores. Installs nothing.
     """
     recipe = dataclasses.replace(recipe or Recipe(), seed=seed)
-    recipe = dataclasses.replace(recipe, steps=steps or recipe.steps)
+    if steps:
+        recipe = dataclasses.replace(recipe, steps=steps, finish_steps=recipe.finish_steps * steps // recipe.steps)
     console = console or Console()
     if threads:
         torch.set_num_threads(threads)
     mixture = Mixture(World(WORLD_SEED))
     with tempfile.TemporaryDirectory(prefix="recovery-miniature-") as scratch:
         loaded = _fresh_model(Path(scratch), recipe, mixture)
-        losses, tokens, seconds = _train(loaded, mixture, recipe, console, state_dir)
+        spent = _train(loaded, mixture, recipe, console, state_dir)
         _write_model(loaded, out)
     final = load_model(out, device="cpu")
     scores = measure_all(final, mixture, items, console)
-    report = BuildReport(out, scores, _reached(scores), losses, tokens, seconds)
+    tokens, seconds = int(spent.memory["tokens"]), float(spent.memory["seconds"])
+    report = BuildReport(out, scores, _reached(scores), spent.losses, tokens, seconds)
     (out / PROVENANCE).write_text(json.dumps(_provenance(report, recipe), indent=2) + "\n", encoding="utf-8")
     console.print(score_table(report))
     return report
@@ -159,10 +168,16 @@ def _fresh_model(folder: Path, recipe: Recipe, mixture: Mixture) -> Loaded:
     return load_model(folder, tuning="full", device="cpu")
 
 
-def _train(
-    loaded: Loaded, mixture: Mixture, recipe: Recipe, console: Console, state_dir: Path | None
-) -> tuple[list[float], int, float]:
-    """Train in place; returns the loss by step (since a resume), and the tokens read and seconds taken in all."""
+@dataclass
+class _Spent:
+    """What the training has cost so far, over both phases and any resumption."""
+
+    losses: list[float]
+    memory: dict[str, Any]
+
+
+def _train(loaded: Loaded, mixture: Mixture, recipe: Recipe, console: Console, state_dir: Path | None) -> _Spent:
+    """Train in place, both phases."""
     settings = TrainSettings(
         steps=recipe.steps,
         lr=recipe.lr,
@@ -175,24 +190,46 @@ def _train(
         seed=recipe.seed,
         checkpoint_every=200,
     )
-    source = make_source(mixture, loaded.tokenizer, recipe.seed, recipe.steps, recipe.step_tokens)
-    losses: list[float] = []
-    spent: dict[str, Any] = {"tokens": 0, "seconds": 0.0}
-    last = [time.monotonic()]
+    tokens = (loaded.tokenizer, recipe.seed, recipe.step_tokens)
+    spent = _Spent([], {"tokens": 0, "seconds": 0.0})
+    source = make_source(mixture, *tokens, lambda step: (step - 1) / recipe.steps)
+    _phase("learning", loaded, source, settings, spent, console, state_dir)
+    if recipe.finish_steps:
+        practising = dataclasses.replace(mixture, practice=recipe.practice)
+        last = dataclasses.replace(
+            settings, steps=recipe.finish_steps, lr=recipe.finish_lr, warmup_steps=min(20, recipe.finish_steps // 10)
+        )
+        source = make_source(practising, *tokens, lambda step: 1.0, "finish")
+        _phase("finishing", loaded, source, last, spent, console, state_dir and state_dir / "finish")
+    return spent
+
+
+def _phase(
+    name: str,
+    loaded: Loaded,
+    source: Callable[[int], StepBatch],
+    settings: TrainSettings,
+    spent: _Spent,
+    console: Console,
+    state_dir: Path | None,
+) -> None:
+    """One run of the training loop under a progress bar; adds to ``spent``."""
+    memory: dict[str, Any] = {"tokens": 0, "seconds": 0.0}
+    last = time.monotonic()
 
     def counted(step: int) -> StepBatch:
+        nonlocal last
         made = source(step)
-        now = time.monotonic()
-        spent["tokens"] += sum(len(row.ids) for row in made.rows)
-        spent["seconds"] += now - last[0]
-        last[0] = now
+        memory["tokens"] += sum(len(row.ids) for row in made.rows)
+        memory["seconds"] += time.monotonic() - last
+        last = time.monotonic()
         return made
 
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
-        log = _logger(bar, bar.add_task("", total=recipe.steps), losses, console)
-        train(loaded, counted, Estimator(), settings, log=log, state_dir=state_dir, memory=spent)
-    return losses, int(spent["tokens"]), float(spent["seconds"])
+        log = _logger(bar, bar.add_task("", total=settings.steps), spent.losses, console)
+        train(loaded, counted, Estimator(), settings, log=log, state_dir=state_dir, memory=memory)
+    spent.memory = {key: value + memory[key] for key, value in spent.memory.items()}
 
 
 def _logger(bar: Progress, task: Any, losses: list[float], console: Console) -> Callable[[int, dict[str, float]], None]:

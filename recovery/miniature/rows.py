@@ -47,17 +47,25 @@ class Encoder:
 
 
 def make_source(
-    mixture: Mixture, tokenizer: Any, seed: int, steps: int, step_tokens: int
+    mixture: Mixture,
+    tokenizer: Any,
+    seed: int,
+    step_tokens: int,
+    progress: Callable[[int], float],
+    phase: str = "step",
 ) -> Callable[[int], StepBatch]:
-    """Rows of about ``step_tokens`` tokens for each step, a function of (seed, step) alone."""
+    """Rows of about ``step_tokens`` tokens for each step, a function of (seed, phase, step) alone.
+
+    ``progress`` says how far a step is in the training, from 0 to 1.
+    """
     encoder = Encoder(tokenizer)
 
     def source(step: int) -> StepBatch:
-        rng = random.Random(stable_hash(seed, "step", step))
+        rng = random.Random(stable_hash(seed, phase, step))
         sequences: list[tuple[list[int], list[bool]]] = []
         total = 0
         while total < step_tokens:
-            sequences.append(encoder.encode(mixture.draw(rng, (step - 1) / steps)))
+            sequences.append(encoder.encode(mixture.draw(rng, progress(step))))
             total += len(sequences[-1][0])
         return StepBatch(pack((s for s in sequences if len(s[0]) <= ROW_TOKENS), ROW_TOKENS))
 

@@ -87,7 +87,7 @@ def test_rows_are_what_the_chat_template_gives(shipped: Path) -> None:
 def test_steps_are_a_function_of_seed_and_step() -> None:
     mixture = Mixture(World())
     tokenizer = train_tokenizer(mixture, 0)
-    first, again, other = (make_source(mixture, tokenizer, seed, 100, 1024) for seed in (0, 0, 1))
+    first, again, other = (make_source(mixture, tokenizer, seed, 1024, lambda step: step / 100) for seed in (0, 0, 1))
     assert first(7).rows == again(7).rows
     assert first(7).rows != first(8).rows
     assert first(7).rows != other(7).rows
@@ -95,9 +95,9 @@ def test_steps_are_a_function_of_seed_and_step() -> None:
 
 
 def test_a_few_steps_give_a_folder_with_provenance(tmp_path: Path) -> None:
-    small = Recipe(hidden=32, inner=64, layers=1, heads=2, groups=1, step_tokens=256)
+    small = Recipe(hidden=32, inner=64, layers=1, heads=2, groups=1, step_tokens=256, finish_steps=2200)
     report = build(tmp_path / "out", steps=3, items=8, console=Console(quiet=True), recipe=small)
-    assert len(report.losses) == 3
+    assert len(report.losses) == 3 + 2
     provenance = json.loads((tmp_path / "out" / "provenance.json").read_text())
     assert provenance["recipe"]["steps"] == 3
     assert provenance["sha256"] == package.model_hashes(tmp_path / "out")

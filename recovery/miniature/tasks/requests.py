@@ -18,6 +18,15 @@ Cell = tuple[str, tuple[Instruction, ...]]
 
 REQUESTS = ("Write about the {t}.", "Tell me about the {t}.", "Describe the {t}.", "What do you know about the {t}?")
 SPLITS = ("train", "development", "test")
+HARDEST = frozenset(
+    {
+        "keywords:existence",
+        "keywords:frequency",
+        "keywords:forbidden_words",
+        "length_constraints:nth_paragraph_first_word",
+    }
+)
+"""The instructions learnt last: they hang on single words of the request."""
 CONSTRAINED = "detectable_format:constrained_response"
 
 
@@ -86,3 +95,14 @@ def draw(rng: random.Random, world: World, split: str = "train") -> Example:
     """A request from a split: four in ten with one instruction, the others with two."""
     single, double = cells_by_size(split)
     return compose(rng, world, rng.choice(single if rng.random() < 0.4 else double))
+
+
+@cache
+def hardest_cells() -> tuple[Cell, ...]:
+    """The training cells with one of the instructions that are learnt last."""
+    return tuple(cell for cell in cells("train") if any(instruction.id in HARDEST for instruction in cell[1]))
+
+
+def practise(rng: random.Random, world: World) -> Example:
+    """A training request of the hardest kinds."""
+    return compose(rng, world, rng.choice(hardest_cells()))
