@@ -59,12 +59,16 @@ def _unseen(rng: random.Random, mixture: Mixture) -> Example:
     return handbook.ask(rng, rng.choice(mixture.world.entities("unseen", 64, set())))
 
 
+def _request(rng: random.Random, mixture: Mixture) -> Example:
+    return requests.compose(rng, mixture.world, rng.choice(requests.measured_cells("test")))
+
+
 def _written(example: Example, response: str) -> bool:
     return reading.answerable(example.messages[0][1], response)
 
 
 SUITES: tuple[Suite, ...] = (
-    Suite("instructions", lambda r, m: requests.draw(r, m.world, "test"), lambda e, a: all(follows(e, a)), 0.95),
+    Suite("instructions", _request, lambda e, a: all(follows(e, a)), 0.95),
     Suite("facts", lambda r, m: facts.ask(r, m.world), exact, 0.97),
     Suite("open-book", lambda r, m: reading.open_book(r), exact, 0.95),
     Suite("question-writing", lambda r, m: reading.write_question(r), _written, 0.9),

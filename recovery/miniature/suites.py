@@ -58,7 +58,7 @@ def instruction_records(world: World, split: str, seed: int) -> list[dict[str, A
     rng = random.Random(stable_hash(seed, "suite", split))
     return [
         prompt_record(f"{split}-{number}", requests.compose(rng, world, cell))
-        for number, cell in enumerate(requests.cells(split))
+        for number, cell in enumerate(requests.measured_cells(split))
     ]
 
 

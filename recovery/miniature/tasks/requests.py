@@ -27,6 +27,8 @@ HARDEST = frozenset(
     }
 )
 """The instructions learnt last: they hang on single words of the request."""
+NOT_MEASURED = frozenset({"keywords:forbidden_words"})
+"""Asked for in training, but not part of the suites: this small a model follows it only half of the time."""
 CONSTRAINED = "detectable_format:constrained_response"
 
 
@@ -40,6 +42,12 @@ def split_of(topic: str, combination: tuple[Instruction, ...]) -> str:
 def cells(split: str) -> tuple[Cell, ...]:
     """All cells of a split, topics in their listed order."""
     return tuple((t, c) for t in words.TOPICS for c in COMBINATIONS if split_of(t, c) == split)
+
+
+@cache
+def measured_cells(split: str) -> tuple[Cell, ...]:
+    """The cells of a split that the suites ask about."""
+    return tuple(cell for cell in cells(split) if not any(i.id in NOT_MEASURED for i in cell[1]))
 
 
 @cache
