@@ -24,13 +24,14 @@ token_budget = 4096
 
 [midtrain]
 full_lr = 3e-3
-epochs = 6.0
+epochs = 10.0
 batch_tokens = 2048
 row_length = 128
 
 [distill]
 full_lr = 1e-3
-steps = 60
+steps = 40
+until = 0.995
 prompts_per_step = 64
 samples_per_prompt = 2
 max_new_tokens = 128
