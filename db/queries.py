@@ -393,7 +393,8 @@ def _cycle_rows(
     rows: list[records.CycleRow] = []
     previous = base
     for cycle in found:
-        midtrained = newest.get((cycle.id, "midtrained"))
+        # A student degraded elsewhere stands where a cycle of ours has its mid-trained checkpoint.
+        midtrained = newest.get((cycle.id, "midtrained")) or newest.get((cycle.id, "external"))
         recovered = newest.get((cycle.id, "recovered"))
         parent = measured.get(midtrained.checkpoint.parent_id or 0) if midtrained else None
         rows.append(records.CycleRow(cycle, base, parent or previous, midtrained, recovered))

@@ -179,7 +179,7 @@ class CycleRow:
             parts.append(f"lost {100 * self.lost:.0f}" if self.lost >= 0.005 else "lost nothing")
         if self.back is not None:
             parts.append(f"back at {100 * self.back:.0f}% of base")
-        elif self.midtrained is not None:
+        elif self.midtrained is not None and self.recovered is None:
             parts.append("not recovered yet")
         return f"cycle {self.cycle.number}: " + (", ".join(parts) or "not measured yet")
 

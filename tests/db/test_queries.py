@@ -76,6 +76,18 @@ def test_a_rejected_cycle_is_not_where_the_next_begins(tracker: Tracker, experim
     assert found.cycles[1].before.checkpoint.name == "mine"
 
 
+def test_a_student_degraded_elsewhere_stands_before_its_recovery(tracker: Tracker, experiment: int) -> None:
+    tracker.add_checkpoint(experiment, "base", "base", path="a")
+    cycle = tracker.cycle(experiment, 1)
+    tracker.add_checkpoint(experiment, "external/mine", "external", path="b", cycle_id=cycle)
+    tracker.add_checkpoint(experiment, "cycle-1/recovered", "recovered", path="c", cycle_id=cycle)
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None
+    row = found.cycles[0]
+    assert row.midtrained is not None and row.midtrained.checkpoint.name == "external/mine"
+    assert row.summary == "cycle 1: not measured yet"
+
+
 def test_status_json_has_the_documented_shape(readable: Database, seeded: Any) -> None:
     status = json.loads(json.dumps(queries.status_json(readable, seeded.experiment)))
     score = status["cycles"][1]["recovered"]
