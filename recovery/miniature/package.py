@@ -30,12 +30,12 @@ row_length = 128
 
 [distill]
 full_lr = 1e-3
-steps = 40
+steps = 80
 until = 0.995
 prompts_per_step = 64
-samples_per_prompt = 2
+samples_per_prompt = 1
 max_new_tokens = 128
-check_every = 20
+check_every = 40
 row_length = 256
 
 [eval]
