@@ -24,14 +24,14 @@ token_budget = 4096
 
 [midtrain]
 full_lr = 3e-3
-epochs = 10.0
+epochs = 6.0
 batch_tokens = 2048
 row_length = 128
 
 [distill]
 full_lr = 1e-3
 steps = 80
-until = 0.995
+until = 1.0
 prompts_per_step = 64
 samples_per_prompt = 1
 max_new_tokens = 128
