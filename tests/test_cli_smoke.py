@@ -116,8 +116,10 @@ def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
 
 def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
     code = (
-        "import sys, click, time\n"
+        "import signal, sys, click, time\n"
         "from recovery.cli import main\n"
+        # Tests that a shell started in the background inherit an ignored SIGINT.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "@click.command()\n"
         "def waiting():\n"
         "    print('waiting', flush=True); time.sleep(60)\n"
