@@ -43,8 +43,9 @@ format: $(READY)  ## Put the code into its standard form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## Write the option tables of docs/commands.md
+docs: $(READY)  ## Write the option tables of docs/commands.md and the pages of the methods
 	$(BIN)/python docs/write_options.py
+	$(BIN)/python docs/write_methods.py
 
 # Resolve pyproject.toml into pinned versions, keeping what is pinned already; UPGRADE=1 takes the newest.
 # The local label of a CPU build of torch (2.13.0+cpu) is cut off, so that the lock holds for every build.

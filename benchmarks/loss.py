@@ -34,6 +34,7 @@ from torch import Tensor
 from benchmarks import _report
 from recovery.objectives.fused import fused_loss
 from recovery.objectives.heads import Head
+from recovery.objectives.terms import Term
 
 try:
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
@@ -124,8 +125,8 @@ def trl(t: Tensors) -> Tensor:
 
 def ours(t: Tensors) -> Tensor:
     """This project's."""
-    head, teacher = Head(t.weight_VD), Head(t.teacher_VD)
-    return fused_loss(t.hidden_ND, head, teacher_hidden_NE=t.teacher_ND, teacher_head=teacher).loss
+    term = Term("reverse_kl", teacher_hidden_NE=t.teacher_ND, teacher_head=Head(t.teacher_VD))
+    return fused_loss(t.hidden_ND, Head(t.weight_VD), [term]).loss
 
 
 LOSSES: dict[str, Callable[[Tensors], Tensor]] = {"plain": plain, "TRL": trl, "ours": ours}

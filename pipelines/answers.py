@@ -80,39 +80,54 @@ def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int) -> list[Prom
     return [p for p in prompts if len(chat.prompt_ids(p.messages)) <= room]
 
 
-def base_conversations(
-    base: Loaded,
+@dataclass(frozen=True)
+class Answered:
+    """A whole conversation in which a model answered a prompt."""
+
+    prompt: Prompt
+    messages: tuple[Message, ...]
+
+    @property
+    def answer(self) -> str:
+        """The last thing the model said."""
+        return self.messages[-1]["content"]
+
+
+def conversations(
+    loaded: Loaded,
     engine: Engine,
     prompts: Sequence[Prompt],
     *,
-    base_hash: str,
-    max_new_tokens: int,
-    seed: int,
+    content_hash: str,
+    sampling: Sampling,
     cache: Path,
     tick: Callable[[int], None],
-) -> list[tuple[Message, ...]]:
-    """Whole conversations in which the clean model answers ``prompts`` (temperature 1); cut-off ones are left out.
+) -> list[Answered]:
+    """Whole conversations in which a frozen model answers ``prompts``; cut-off ones are left out.
 
-    They are kept under ``cache`` chunk by chunk, so that an interruption loses one chunk at most.
+    ``content_hash`` is the model's. They are kept under ``cache`` chunk by chunk, so that an interruption loses one
+    chunk at most and the same model is never asked twice.
     """
-    key = _key(
-        base_hash, prompts_hash(prompts), max_new_tokens, seed, base.precision, sorted(base.chat.template_args.items())
-    )
-    path = cache / f"answers-{key}.jsonl"
+    parts = (content_hash, prompts_hash(prompts), sampling, loaded.precision, sorted(loaded.chat.template_args.items()))
+    path = cache / f"answers-{_key(*parts)}.jsonl"
     kept = _read_lines(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as stream:
         for number in range(len(kept), -(-len(prompts) // CHUNK)):
             chunk = prompts[number * CHUNK : (number + 1) * CHUNK]
-            sampling = Sampling(max_new_tokens, seed=derive_seed(seed, number, 7))
-            spoken = speak(base.chat, engine, chunk, sampling)
-            last = {s.prompt.id: s for s in spoken}
-            found = [list(s.messages) for s in last.values() if s.completion.finished]
+            drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, 7))
+            spoken = speak(loaded.chat, engine, [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)], drawn)
+            last = {int(s.prompt.id): s for s in spoken}
+            found = [[index, list(s.messages)] for index, s in sorted(last.items()) if s.completion.finished]
             kept.append(found)
             stream.write(json.dumps(found, ensure_ascii=False) + "\n")
             stream.flush()
             tick(len(chunk))
-    return [tuple(messages) for found in kept for messages in found]
+    return [
+        Answered(prompts[number * CHUNK + index], tuple(messages))
+        for number, found in enumerate(kept)
+        for index, messages in found
+    ]
 
 
 def development_result(

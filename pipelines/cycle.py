@@ -88,7 +88,7 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
     _evaluate(session, config, trained, number)
     restored = _made(session, number, "recovered")
     if restored is None:
-        distill_config = _distill_config(config, trained)
+        distill_config = _distill_config(config, trained, number)
         restored = distill(session, distill_config, cycle=number, resume=_unfinished(session, "distill", number))
     _evaluate(session, config, restored, number)
 
@@ -147,10 +147,17 @@ def _midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
     )
 
 
-def _distill_config(config: CycleConfig, trained: Checkpoint) -> DistillConfig:
+def _distill_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
     teacher = config.knowledge_teacher
     knowledge = trained.name if teacher == "midtrained" else teacher
-    return dataclasses.replace(config.distill, student=trained.name, knowledge_teacher=knowledge)
+    # What this mid-training did to earlier knowledge, the checkpoint it started from has not suffered.
+    earlier = trained.parent if teacher == "midtrained" and number > 1 else None
+    return dataclasses.replace(
+        config.distill,
+        student=trained.name,
+        knowledge_teacher=knowledge,
+        earlier_teacher=config.distill.earlier_teacher or earlier,
+    )
 
 
 def _evaluate_base(session: Session, config: CycleConfig, number: int) -> None:

@@ -1,53 +1,56 @@
-"""Distillation: the student answers, the teachers score every token, the student moves. Read top to bottom.
+"""One stage for every method: answers, scores, updates. `recover distill` is its on-policy face. Read top to bottom.
 
 Behaviour prompts are scored by the clean base. Questions about the documents can be routed to a second teacher,
-the frozen mid-trained checkpoint, which knows the answers; the base does not.
+the frozen mid-trained checkpoint, which knows the answers; the base does not. What else a method may do (answers
+made before, rewards, the student as its own teacher with a context) is a matter of the configuration's dials.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import random
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import torch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from db import records
-from evals.statistics import recovered
 from evals.suites import sample
-from pipelines.answers import development_file, development_result, fitting, read_result, speak, write_result
+from pipelines.answers import (
+    conversations,
+    development_file,
+    development_result,
+    fitting,
+    read_result,
+    write_result,
+)
 from pipelines.corpora import FrozenCorpus, thaw_all
 from pipelines.estimates import Needs, seconds_for
 from pipelines.midtrain import row_length, rows_of
-from pipelines.mixing import targets
-from pipelines.models import choose_tuning, engine_of, load_frozen, load_student, teacher_of
+from pipelines.models import choose_tuning, engine_of, load_frozen, load_student, self_teacher, teacher_of
 from pipelines.progress import duration
 from pipelines.session import Session
+from pipelines.sources import BEHAVIOUR, KNOWLEDGE, Pools, Source, expert
 from pipelines.stage import Stage, running, settings_of
-from recovery.batches import Batch, Row
-from recovery.config import DistillConfig
+from pipelines.watch import ENOUGH_TO_DECIDE, Observer, Timed, Watch
+from recovery.batches import Row
+from recovery.config import SELF_TEACHERS, DistillConfig
+from recovery.contexts import Context
 from recovery.errors import UsageError
 from recovery.loading import Loaded, pick_device
+from recovery.methods import method_named
 from recovery.objectives.estimator import Estimator
-from recovery.objectives.heads import Head
-from recovery.prompts import PromptSplits, behaviour_prompts
+from recovery.prompts import PromptSplits, behaviour_prompts, load_conversations
+from recovery.rewards import can_judge, judged, resolve_reward
 from recovery.rollouts import Engine, Sampling
-from recovery.teachers import Teacher
-from recovery.training import StepBatch, derive_seed
-from recovery.types import Prompt, SuiteResult
+from recovery.teachers import Frozen, MovingAverage, Weighted
+from recovery.training import resume_step
+from recovery.types import Message, Prompt, SuiteResult
 from recovery.workspace import Checkpoint
 
-ENOUGH_TO_DECIDE = 1000
-RECOVERED, PLATEAU = "recovered", "plateau"
-# A window's mean divergence must fall to this share of the window before, or the stage has run its course.
-_STILL_FALLING = 0.97
 # Tokens a response takes on average, as a share of the most it may take: for the estimates of a dry run.
 _USUAL_LENGTH = 0.5
-
-T = TypeVar("T")
+NOBODY = ("none", "label")
+EARLIER = "earlier-documents"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class DistillPlan:
     """Everything that is known before weights are loaded."""
 
     cycle: int
+    method: str
     student: str
     teacher: str
     knowledge_teacher: str | None
@@ -82,9 +86,9 @@ class DistillPlan:
         )
         return "\n".join(
             [
-                f"distil {self.student} ({self.parameters / 1e6:,.1f}M parameters): {self.teacher} scores "
-                f"{self.behaviour_prompts} behaviour prompts ({self.prompts}){knowledge}",
-                f"at most {self.steps} steps of {self.rollouts_per_step} rollouts, up to "
+                f"{method_named(self.method).title} of {self.student} ({self.parameters / 1e6:,.1f}M parameters): "
+                f"teacher {self.teacher}, {self.behaviour_prompts} prompts ({self.prompts}){knowledge}",
+                f"at most {self.steps} steps of {self.rollouts_per_step} answers, up to "
                 f"{self.tokens_sampled:,} tokens in all, peak rate {self.lr:g}",
                 self.tuning_reason,
                 *self.notes,
@@ -95,21 +99,39 @@ class DistillPlan:
 
 @dataclass(frozen=True)
 class _Setting:
-    """Who is taught by whom, and with what: all names resolved."""
+    """Who is taught by whom, and with what: all names resolved. ``teachers`` is empty where nobody frozen teaches."""
 
     cycle: int
     student: Checkpoint
-    teacher: Checkpoint
+    teachers: dict[Checkpoint, float]
     knowledge: Checkpoint | None
+    experts: dict[str, Checkpoint]
     prompts: PromptSplits
+    train: tuple[Prompt, ...]
     development: tuple[Prompt, ...]
     corpora: dict[int, FrozenCorpus]
+    context: Context | None
     notes: tuple[str, ...]
 
     @property
     def questions(self) -> list[Prompt]:
-        """Document questions of every cycle so far."""
-        return [question for corpus in self.corpora.values() for question in corpus.questions]
+        """Document questions of every cycle so far; those of earlier ones are tagged where they have their teacher."""
+        earlier = (EARLIER,) if EARLIER in self.experts else ()
+        return [
+            question if number == self.cycle else dataclasses.replace(question, tags=(*question.tags, *earlier))
+            for number, corpus in self.corpora.items()
+            for question in corpus.questions
+        ]
+
+    @property
+    def teacher(self) -> Checkpoint | None:
+        """The first of the teachers."""
+        return next(iter(self.teachers), None)
+
+    def copies(self, config: DistillConfig) -> int:
+        """How many models are held beside the student, when nothing is shared."""
+        others = (self.knowledge is not None, config.anchor > 0, config.teacher in ("start", "ema"))
+        return len(self.teachers) + len(self.experts) + sum(others)
 
 
 def plan_distill(session: Session, config: DistillConfig, cycle: int | None = None) -> DistillPlan:
@@ -123,10 +145,14 @@ def distill(
     *,
     cycle: int | None = None,
     resume: records.Stage | None = None,
+    name: str | None = None,
+    observe: Observer | None = None,
 ) -> Checkpoint:
-    """Run the stage to its end and return the recovered checkpoint, which is then ``latest``.
+    """Run the stage to its end and return the checkpoint it made, which is then ``latest``.
 
-    Raises StageInterrupted when asked to stop; ``resume`` is that stage's record, to go on with it.
+    ``name`` is what the checkpoint is called, "cycle-K/recovered" where it is left out; ``observe`` looks at the model
+    every ``check_every`` steps. Raises StageInterrupted when
+    asked to stop; ``resume`` is that stage's record, to go on with it.
     """
     setting = _resolve(session, config, resume.cycle if resume is not None else cycle)
     plan = _plan(config, setting)
@@ -135,31 +161,56 @@ def distill(
     session.display.say(plan.text())
     with running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage:
         reference = _reference(session, stage, config, setting)
+        given = _given(session, stage, config, setting, student)
         loaded = load_student(student, plan.tuning, config)
-        teachers = {"base": _Timed(teacher_of(session, student, loaded, setting.teacher, config))}
-        if setting.knowledge is not None:
-            teachers["knowledge"] = _Timed(teacher_of(session, student, loaded, setting.knowledge, config))
+        memory: dict[str, Any] = {}
+        teachers = _teachers(session, config, setting, student, loaded)
+        anchor = Timed(teacher_of(session, student, loaded, session.base, config)) if config.anchor else None
+        timed = _timed([*teachers.values(), *([anchor] if anchor else [])])
         engine = engine_of(loaded, config)
-        source = _source(config, setting, loaded, engine)
-        watch = _Watch(stage, config, loaded, engine, setting.development, reference, list(teachers.values()))
+        source = Source(
+            config,
+            loaded,
+            engine,
+            _pools(config, setting, loaded, given),
+            teachers,
+            setting.context,
+            resolve_reward(config.reward) if config.rewarded else None,
+            _speaker(timed, config),
+            memory,
+        )
+        estimator = Estimator(teachers, config.dials(), anchor)
+        watch = Watch(stage, config, loaded, engine, setting.development, reference, timed, estimator, memory, observe)
+        watch.measure(resume_step(stage.states) + 1)
         result = stage.train(
             loaded,
             source,
-            Estimator(teachers, divergence=config.divergence),  # type: ignore[arg-type]  # checked by the configuration
+            estimator,
             settings_of(config, plan.steps, plan.tuning),
             figure="reverse_kl",
             measured=watch.measured,
             after_step=watch.after_step,
-            memory=watch.memory,
+            sound=watch.sound,
+            memory=memory,
+            shadow=_shadow(timed),
         )
         extra = {
             "cycle": setting.cycle,
-            "teacher": setting.teacher.name,
+            "method": config.method,
+            "teacher": plan.teacher,
             "steps": result.step,
             "stopped": result.stopped,
         }
-        stage.details = {**extra, "development": watch.memory.get("checks", [])}
-        return stage.keep(loaded, "recovered", student, extra)
+        stage.details = {
+            **extra,
+            "development": memory.get("checks", []),
+            "observed": memory.get("observed", []),
+            "geometry": memory.get("geometry", []),
+            "parameters": plan.parameters,
+        }
+        if result.stopped.startswith("collapse"):
+            session.display.say(f"stopped: {result.stopped}; kept the state of step {result.step}")
+        return stage.keep(loaded, "recovered", student, extra, name=name)
 
 
 def _named(config: DistillConfig, student: Checkpoint, setting: _Setting) -> DistillConfig:
@@ -172,24 +223,80 @@ def _named(config: DistillConfig, student: Checkpoint, setting: _Setting) -> Dis
 
 
 def _resolve(session: Session, config: DistillConfig, cycle: int | None) -> _Setting:
-    student, teacher = session.resolve(config.student), session.resolve(config.teacher)
-    if student.hash == teacher.hash:
-        raise UsageError(
-            f"the student {config.student} is the teacher {teacher.name} itself, so there is nothing to recover: "
-            f"mid-train first (recover midtrain --docs FOLDER), or name a degraded model with --student"
-        )
+    student = session.resolve(config.student)
+    teachers = _named_teachers(session, config, student)
     number = cycle or student.cycle or session.next_cycle()
     corpora = thaw_all(session.workspace, [k for k in session.cycles() if k <= number])
     prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
-    if not prompts.train:
-        raise UsageError(f"there is no behaviour prompt to train on ({prompts.source}): give more with --prompts")
     notes = list(prompts.notes)
+    context = _context(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
     if knowledge is not None and not any(corpus.questions for corpus in corpora.values()):
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
-    development = _development(config, prompts, notes)
-    return _Setting(number, student, teacher, knowledge, prompts, development, corpora, tuple(notes))
+    return _Setting(
+        number,
+        student,
+        teachers,
+        knowledge,
+        _experts(session, config),
+        prompts,
+        _usable(config, prompts, context, notes),
+        _development(config, prompts, notes),
+        corpora,
+        context,
+        tuple(notes),
+    )
+
+
+def _experts(session: Session, config: DistillConfig) -> dict[str, Checkpoint]:
+    """Who scores prompts of which tag. Questions about earlier documents are such prompts."""
+    earlier = {EARLIER: config.earlier_teacher} if config.earlier_teacher else {}
+    return {tag: session.resolve(name) for tag, name in (config.routes | earlier).items()}
+
+
+def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint) -> dict[Checkpoint, float]:
+    """The frozen teachers and their weights. Raises UsageError where the only one is the student itself."""
+    if config.lam == 0.0 or config.teacher in (*NOBODY, *SELF_TEACHERS):
+        return {}
+    found = {session.resolve(name): weight for name, weight in config.teacher_weights.items()}
+    for teacher in found if len(found) == 1 and config.context == "none" and not config.routes else ():
+        if student.hash == teacher.hash:
+            raise UsageError(
+                f"the student {config.student} is the teacher {teacher.name} itself, so there is nothing to recover: "
+                f"mid-train first (recover midtrain --docs FOLDER), or name a degraded model with --student"
+            )
+    return found
+
+
+def _context(config: DistillConfig) -> Context | None:
+    if config.context == "none":
+        return None
+    text = config.context_file.read_text(encoding="utf-8").strip() if config.context_file else ""
+    return Context.of(config.context, text, config.context_template)
+
+
+def _usable(
+    config: DistillConfig, prompts: PromptSplits, context: Context | None, notes: list[str]
+) -> tuple[Prompt, ...]:
+    """The training prompts that this method can do something with. Raises UsageError where there are none."""
+    if not prompts.train:
+        raise UsageError(f"there is no behaviour prompt to train on ({prompts.source}): give more with --prompts")
+    kept = [p for p in prompts.train if context is None or context.fits(p)]
+    if not kept:
+        raise UsageError(
+            f"no prompt brings what --context {config.context} tells the teacher: give --context-file, or prompts with "
+            f"{'an answer' if config.context == 'answer' else 'a context'} each (--prompts)"
+        )
+    if config.rewarded:
+        kept = [p for p in kept if can_judge(config.reward, p)]
+    if not kept:
+        raise UsageError(
+            f"--reward {config.reward} can judge none of the prompts ({prompts.source}): they need checks or an answer"
+        )
+    if len(kept) < len(prompts.train):
+        notes.append(f"{len(prompts.train) - len(kept)} of {len(prompts.train)} prompts do not suit {config.method}")
+    return tuple(kept)
 
 
 def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[Prompt, ...]:
@@ -206,42 +313,51 @@ def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str])
 
 
 def _plan(config: DistillConfig, setting: _Setting) -> DistillPlan:
-    tuning = choose_tuning(config, setting.student, teachers=1 + (setting.knowledge is not None))
+    tuning = choose_tuning(config, setting.student, teachers=setting.copies(config))
     rollouts = config.prompts_per_step * config.samples_per_prompt
-    tokens = round(config.steps * rollouts * config.max_new_tokens * _USUAL_LENGTH)
+    tokens = round(config.steps / config.batch_epochs * rollouts * config.max_new_tokens * _USUAL_LENGTH)
     device = str(pick_device(config.device))
+    sampled = round(config.alpha * tokens)
     return DistillPlan(
         cycle=setting.cycle,
+        method=config.method,
         student=setting.student.name,
-        teacher=setting.teacher.name,
+        teacher=" and ".join(teacher.name for teacher in setting.teachers) or config.teacher,
         knowledge_teacher=setting.knowledge.name if setting.knowledge is not None else None,
         prompts=setting.prompts.source,
-        behaviour_prompts=len(setting.prompts.train),
+        behaviour_prompts=len(setting.train),
         knowledge_prompts=len(setting.questions) if setting.knowledge is not None else 0,
         development_prompts=len(setting.development),
         rollouts_per_step=rollouts,
         steps=config.steps,
-        tokens_sampled=tokens,
+        tokens_sampled=sampled,
         tuning=tuning.name,
         tuning_reason=tuning.reason,
         lr=config.rate(tuning.name),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=seconds_for(tuning.parameters, trained=tokens, sampled=tokens, scored=tokens, device=device),
+        seconds=seconds_for(
+            tuning.parameters,
+            trained=tokens * config.batch_epochs,
+            sampled=sampled,
+            scored=tokens if setting.copies(config) else 0,
+            device=device,
+        ),
         notes=setting.notes,
     )
 
 
 def _reference(session: Session, stage: Stage, config: DistillConfig, setting: _Setting) -> SuiteResult | None:
-    """The teacher's own result on the development prompts: measured once, then kept by its content hash."""
+    """The clean model's own result on the development prompts: measured once, then kept by its content hash."""
     if not setting.development:
         return None
-    path = development_file(session.workspace.folder / "cache", setting.teacher.hash, setting.development, config)
+    teacher = setting.teacher or session.base
+    path = development_file(session.workspace.folder / "cache", teacher.hash, setting.development, config)
     known = read_result(path)
     if known is not None:
         return known
-    loaded = load_frozen(session.verified(setting.teacher), config)
-    with session.display.bar("base on development prompts", len(setting.development)):
+    loaded = load_frozen(session.verified(teacher), config)
+    with session.display.bar(f"{teacher.name} on development prompts", len(setting.development)):
         result = development_result(
             loaded,
             engine_of(loaded, config),
@@ -254,167 +370,125 @@ def _reference(session: Session, stage: Stage, config: DistillConfig, setting: _
     return result
 
 
-# --- what each step trains on --------------------------------------------------------------------------------
+def _teachers(
+    session: Session, config: DistillConfig, setting: _Setting, student: Checkpoint, loaded: Loaded
+) -> dict[str, Timed | Weighted]:
+    """Who scores, by the names rows carry."""
+
+    def of(checkpoint: Checkpoint) -> Timed:
+        return Timed(teacher_of(session, student, loaded, checkpoint, config))
+
+    found: dict[str, Timed | Weighted] = {}
+    if config.self_taught:
+        found[BEHAVIOUR] = Timed(self_teacher(student, loaded, config))
+    elif len(setting.teachers) > 1:
+        found[BEHAVIOUR] = Weighted([of(teacher) for teacher in setting.teachers], list(setting.teachers.values()))
+    elif setting.teacher is not None:
+        found[BEHAVIOUR] = of(setting.teacher)
+    if setting.knowledge is not None:
+        found[KNOWLEDGE] = of(setting.knowledge)
+    return found | {expert(tag): of(checkpoint) for tag, checkpoint in setting.experts.items()}
 
 
-@dataclass
-class _Source:
-    """Step → rows: fresh rollouts of the student on that step's prompts. A function of (seed, step, weights)."""
-
-    config: DistillConfig
-    loaded: Loaded
-    engine: Engine
-    behaviour: Sequence[Prompt]
-    questions: Sequence[Prompt]
-    documents: Sequence[Row]
-
-    def __call__(self, step: int) -> StepBatch:
-        config = self.config
-        asked = config.knowledge_prompts if self.questions else 0
-        prompts = [
-            *choose(self.behaviour, config.prompts_per_step - asked, step, config.seed, stream=21),
-            *choose(self.questions, asked, step, config.seed, stream=22),
-        ]
-        grouped = [prompt for prompt in prompts for _ in range(config.samples_per_prompt)]
-        started = time.perf_counter()
-        sampling = Sampling(config.max_new_tokens, seed=derive_seed(config.seed, step, 23))
-        spoken = speak(self.loaded.chat, self.engine, grouped, sampling)
-        seconds = time.perf_counter() - started
-        rows = [
-            Row(
-                [*turn.context, *turn.completion.ids],
-                [False] * len(turn.context) + [True] * len(turn.completion.ids),
-                teacher="knowledge" if turn.prompt.kind == "knowledge" and asked else "base",
-            )
-            for turn in spoken
-            if turn.completion.ids
-        ]
-        tokens = sum(len(turn.completion.ids) for turn in spoken)
-        metrics = {
-            "response_length": tokens / len(spoken),
-            "end_rate": sum(turn.completion.finished for turn in spoken) / len(spoken),
-            "tokens_sampled": float(tokens),
-            "tokens_scored": float(tokens),
-            "seconds_generating": seconds,
-        }
-        return StepBatch(rows + self._documents(step, tokens), metrics)
-
-    def _documents(self, step: int, responses: int) -> list[Row]:
-        """Document rows (the label teaches) for their share of the step's target tokens."""
-        share = self.config.document_loss
-        wanted = share / (1 - share) * responses
-        order = list(self.documents)
-        random.Random(derive_seed(self.config.seed, step, 24)).shuffle(order)
-        rows: list[Row] = []
-        for row in order:
-            if wanted <= 0:
-                break
-            rows.append(row)
-            wanted -= targets(row)
-        return rows
+def _timed(teachers: Iterable[Timed | Weighted]) -> list[Timed]:
+    """Every teacher by itself, with its clock."""
+    found: list[Timed] = []
+    for teacher in teachers:
+        parts = [part for part, _ in teacher.parts] if isinstance(teacher, Weighted) else [teacher]
+        found += [part for part in parts if isinstance(part, Timed)]
+    return found
 
 
-def choose(items: Sequence[T], count: int, step: int, seed: int, stream: int) -> list[T]:
-    """The items of a step (from 1): each pass goes through all of them in a fresh order. Depends on nothing else."""
-    chosen: list[T] = []
-    orders: dict[int, list[int]] = {}
-    for at in range((step - 1) * count, step * count):
-        number, index = divmod(at, len(items))
-        if number not in orders:
-            orders[number] = list(range(len(items)))
-            random.Random(derive_seed(seed, number, stream)).shuffle(orders[number])
-        chosen.append(items[orders[number][index]])
-    return chosen
+def _shadow(timed: Iterable[Timed]) -> MovingAverage | None:
+    return next((t.teacher for t in timed if isinstance(t.teacher, MovingAverage)), None)
 
 
-def _source(config: DistillConfig, setting: _Setting, loaded: Loaded, engine: Engine) -> _Source:
+def _speaker(timed: Sequence[Timed], config: DistillConfig) -> Engine | None:
+    """The teacher's own voice, where it is to continue the student's answers."""
+    if not config.continuation:
+        return None
+    teacher = timed[0].teacher
+    if not isinstance(teacher, Frozen):
+        raise UsageError("--continuation needs a teacher loaded beside the student: use --tuning full")
+    return engine_of(teacher.loaded, config)
+
+
+# --- what is trained on --------------------------------------------------------------------------------------
+
+
+def _pools(config: DistillConfig, setting: _Setting, loaded: Loaded, given: Sequence[tuple[Message, ...]]) -> Pools:
     room = loaded.max_length - min(config.max_new_tokens, loaded.max_length // 2)
-    behaviour = fitting(loaded.chat, setting.prompts.train, room)
+    behaviour = [p for p in fitting(loaded.chat, setting.train, room) if _told_fits(config, setting, loaded, p)]
     questions = fitting(loaded.chat, setting.questions, room) if setting.knowledge is not None else []
-    if not behaviour:
+    if not behaviour and config.alpha > 0:
         raise UsageError(
-            f"every prompt is longer than the {room} tokens that leave room for an answer: lower --max-new-tokens, "
-            f"or give shorter prompts with --prompts"
+            f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "
+            f"--max-new-tokens, or give shorter prompts with --prompts"
         )
     documents: list[Row] = []
     if config.document_loss:
         length = row_length(setting.student, config.row_length)
         documents = rows_of(loaded.tokenizer, length, *setting.corpora.values())
-    return _Source(config, loaded, engine, behaviour, questions, documents)
+    return Pools(behaviour, questions, given, documents)
 
 
-# --- when to stop --------------------------------------------------------------------------------------------
+def _told_fits(config: DistillConfig, setting: _Setting, loaded: Loaded, prompt: Prompt) -> bool:
+    """Whether the teacher's window holds the prompt with its context, and the answer."""
+    if setting.context is None:
+        return True
+    told = loaded.chat.prompt_ids(setting.context.messages(prompt, prompt.messages))
+    return len(told) + config.max_new_tokens <= loaded.max_length
 
 
-@dataclass
-class _Timed:
-    """A teacher, and the seconds it has taken since they were last asked for."""
+def _given(
+    session: Session, stage: Stage, config: DistillConfig, setting: _Setting, student: Checkpoint
+) -> list[tuple[Message, ...]]:
+    """The answers of the data states: the user's, or those of a frozen model asked beforehand."""
+    if config.alpha == 1.0:
+        return []
+    if config.answers == "given":
+        return _labelled(config, setting)
+    speaker = setting.teacher if config.answers == "teacher" and setting.teacher is not None else student
+    loaded = load_frozen(session.verified(speaker), config)
+    wanted = round(config.steps * config.prompts_per_step * (1 - config.alpha))
+    prompts = fitting(loaded.chat, setting.train, loaded.max_length // 2)[:wanted]
+    repeated = [p for p in prompts for _ in range(config.samples_per_prompt if config.answers == "rejection" else 1)]
+    with session.display.bar(f"answers of {speaker.name}", len(repeated)) as bar:
 
-    teacher: Teacher
-    seconds: float = 0.0
+        def tick(count: int) -> None:
+            bar.advance(count)
+            stage.interrupts.check()
 
-    def hidden(self, batch: Batch) -> torch.Tensor:
-        """The teacher's own."""
-        started = time.perf_counter()
-        hidden_BTE = self.teacher.hidden(batch)
-        self.seconds += time.perf_counter() - started
-        return hidden_BTE
-
-    @property
-    def head(self) -> Head:
-        """The teacher's own."""
-        return self.teacher.head
-
-    def taken(self) -> float:
-        """Seconds since the last call."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
-
-
-@dataclass
-class _Watch:
-    """Looks at every step and says when the stage has done its work. ``memory`` outlives a resume."""
-
-    stage: Stage
-    config: DistillConfig
-    loaded: Loaded
-    engine: Engine
-    development: Sequence[Prompt]
-    reference: SuiteResult | None
-    teachers: Sequence[_Timed]
-    memory: dict[str, Any] = field(default_factory=dict)
-
-    def measured(self, metrics: dict[str, float]) -> None:
-        """Take the divergence down, and set scoring apart from training."""
-        scoring = sum(teacher.taken() for teacher in self.teachers)
-        metrics["seconds_scoring"] = scoring
-        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - scoring)
-        history = self.memory.setdefault("divergence", [])
-        history.append(metrics.get("reverse_kl", metrics["loss"]))
-        del history[: -2 * max(1, self.config.plateau)]
-
-    def after_step(self, step: int) -> str | None:
-        """Why to stop, if so."""
-        if self.reference is not None and step % self.config.check_every == 0 and self._recovered(step):
-            return RECOVERED
-        return PLATEAU if on_plateau(self.memory.get("divergence", []), self.config.plateau) else None
-
-    def _recovered(self, step: int) -> bool:
-        assert self.reference is not None
-        config = self.config
-        result = development_result(
-            self.loaded, self.engine, self.development, max_new_tokens=config.max_new_tokens, seed=config.seed
+        answered = conversations(
+            loaded,
+            engine_of(loaded, config),
+            repeated,
+            content_hash=speaker.hash,
+            sampling=Sampling(config.max_new_tokens, config.temperature, seed=config.seed),
+            cache=session.workspace.folder / "cache",
+            tick=tick,
         )
-        test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
-        self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
-        self.memory.setdefault("checks", []).append({"step": step, "value": result.score.value, "ratio": test.ratio})
-        self.stage.session.display.say(f"step {step}: {test.reason}")
-        return test.recovered
+    stage.recorder.usage(tokens_sampled=sum(len(loaded.chat.encode(a.answer)) + 1 for a in answered))
+    if config.answers == "rejection":
+        reward = resolve_reward(config.reward)
+        answered = [a for a in answered if judged(reward, a.prompt, a.answer) >= config.keep_above]
+    if not answered:
+        raise UsageError(f"no answer of {speaker.name} was kept: lower --keep-above, or raise --max-new-tokens")
+    return [a.messages for a in answered]
 
 
-def on_plateau(history: Sequence[float], window: int) -> bool:
-    """Whether the mean of the last ``window`` values hardly differs from that of the window before."""
-    if not window or len(history) < 2 * window:
-        return False
-    before, now = sum(history[-2 * window : -window]), sum(history[-window:])
-    return now > _STILL_FALLING * before
+def _labelled(config: DistillConfig, setting: _Setting) -> list[tuple[Message, ...]]:
+    """Conversations that end in the answer to imitate: the user's file, or prompts with a reference answer."""
+    if config.data is not None:
+        return load_conversations(Path(config.data))
+    found = [
+        (*p.messages, Message(role="assistant", content=p.answer))
+        for p in setting.prompts.train
+        if p.answer is not None
+    ]
+    if not found:
+        raise UsageError(
+            f"--answers given: none of the prompts has an answer ({setting.prompts.source}): give conversations with "
+            f"--data FILE, or let a model answer (--answers teacher)"
+        )
+    return found

@@ -100,11 +100,17 @@ def peak_memory(device: str) -> int:
 def seconds_for(count: int, *, trained: int, sampled: int = 0, scored: int = 0, device: str = "cpu") -> float:
     """A rough time for tokens through ``count`` parameters, from a quick measure of this machine's products.
 
-    Training costs 6 operations a parameter and token, a forward pass 2 (Kaplan et al., arXiv 2001.08361); decoding
-    is taken to run at a fifth of the speed of a batch.
+    Decoding is taken to run at a fifth of the speed of a batch.
     """
-    operations = count * (_FLOPS_TRAINED * trained + _FLOPS_FORWARD * (scored + 5 * sampled))
-    return operations / operations_per_second(device)
+    return flops(count, trained=trained, sampled=5 * sampled, scored=scored) / operations_per_second(device)
+
+
+def flops(count: int, *, trained: int, sampled: int = 0, scored: int = 0) -> float:
+    """Floating-point operations of tokens through ``count`` parameters: 6 each when trained on, 2 when read or spoken.
+
+    Kaplan et al., arXiv 2001.08361; the head's product is in it, since the count holds the head's weights.
+    """
+    return float(count) * (_FLOPS_TRAINED * trained + _FLOPS_FORWARD * (scored + sampled))
 
 
 def operations_per_second(device: str) -> float:

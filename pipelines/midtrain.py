@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
 from db import records
-from pipelines.answers import base_conversations, fitting
+from pipelines.answers import conversations, fitting
 from pipelines.corpora import FrozenCorpus, freeze, gather, thaw, thaw_all
 from pipelines.estimates import Needs, seconds_for
-from pipelines.mixing import Stream, schedule, step_tokens, steps_for
-from pipelines.models import Tuning, choose_tuning, engine_of, load_frozen, load_student
+from pipelines.mixing import Stream, choose, schedule, step_tokens, steps_for
+from pipelines.models import Tuning, choose_tuning, engine_of, load_frozen, load_student, teacher_of
 from pipelines.progress import duration
 from pipelines.session import Session
 from pipelines.stage import Stage, running, settings_of
@@ -24,11 +24,16 @@ from recovery.config import MidtrainConfig
 from recovery.corpus import document_rows
 from recovery.errors import UsageError
 from recovery.loading import Loaded, pick_device
+from recovery.objectives.dials import Dials
 from recovery.objectives.estimator import Estimator
-from recovery.prompts import behaviour_prompts
+from recovery.prompts import behaviour_prompts, load_conversations
+from recovery.rollouts import Sampling
 from recovery.training import StepBatch
 from recovery.types import Message
 from recovery.workspace import Checkpoint
+
+# Conversations whose loss a projected gradient may not raise, at each step.
+GUARD_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -98,10 +103,12 @@ def midtrain(
     cycle: int | None = None,
     opened: bool = False,
     resume: records.Stage | None = None,
+    name: str | None = None,
 ) -> Checkpoint:
     """Run the stage to its end and return the mid-trained checkpoint, which is then ``latest``.
 
-    ``opened`` says that the cycle's documents were frozen already.
+    ``opened`` says that the cycle's documents were frozen already; ``name`` is what the checkpoint is called,
+    "cycle-K/midtrained" where it is left out.
 
     Raises StageInterrupted when asked to stop; ``resume`` is that stage's record, to go on with it.
     """
@@ -113,19 +120,21 @@ def midtrain(
     plan = _plan(config, student, sources)
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
-        chat_rows = _replay(session, stage, config) if config.replay else []
+        chat_rows = _replay(session, stage, config) if config.replay or config.project else []
         loaded = load_student(student, plan.tuning, config)
         streams = _streams(config, loaded, plan.row_length, sources, chat_rows)
         steps = schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
+        anchor = teacher_of(session, student, loaded, session.base, config) if config.anchor else None
         result = stage.train(
             loaded,
             lambda step: StepBatch(steps[step - 1], {}),
-            Estimator(),
+            Estimator(dials=Dials(anchor=config.anchor), anchor=anchor),
             settings_of(config, plan.steps, plan.tuning),
+            reference=_guard(config, chat_rows) if config.project else None,
         )
         extra = {"cycle": number, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
         stage.details = {"corpus": list(own.lines), "replay": len(chat_rows), **extra}
-        return stage.keep(loaded, "midtrained", student, extra)
+        return stage.keep(loaded, "midtrained", student, extra, name=name)
 
 
 def open_cycle(session: Session, config: MidtrainConfig, number: int) -> FrozenCorpus:
@@ -186,6 +195,11 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> Mid
     )
 
 
+def _guard(config: MidtrainConfig, chat_rows: Sequence[Row]) -> Callable[[int], list[Row]]:
+    """The chat rows of each step whose loss that step may not raise."""
+    return lambda step: choose(chat_rows, min(GUARD_ROWS, len(chat_rows)), step, config.seed, stream=29)
+
+
 def _earlier_share(config: MidtrainConfig, sources: _Sources) -> float:
     return (config.replay_documents or 0.0) if sources.earlier_documents else 0.0
 
@@ -223,8 +237,13 @@ def _streams(
 
 
 def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]:
-    """Chat for replay: training prompts answered by the clean base itself, only the answers as targets."""
+    """Chat for replay: training prompts answered by the clean base itself, or the user's; answers are the targets."""
     base = session.verified(session.base)
+    if config.replay_data is not None:
+        loaded = load_frozen(base, config)
+        return _conversation_rows(
+            loaded.chat, load_conversations(config.replay_data), config.row_length, loaded.max_length
+        )
     splits = behaviour_prompts(base.path, config.prompts, config.seed)
     loaded = load_frozen(base, config)
     prompts = fitting(loaded.chat, splits.train, loaded.max_length // 2)[: config.replay_prompts]
@@ -235,17 +254,16 @@ def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]
             bar.advance(count)
             stage.interrupts.check()
 
-        conversations = base_conversations(
+        answered = conversations(
             loaded,
             engine_of(loaded, config),
             prompts,
-            base_hash=base.hash,
-            max_new_tokens=config.max_new_tokens,
-            seed=config.seed,
+            content_hash=base.hash,
+            sampling=Sampling(config.max_new_tokens, seed=config.seed),
             cache=session.workspace.folder / "cache",
             tick=tick,
         )
-    rows = _conversation_rows(loaded.chat, conversations, config.row_length, loaded.max_length)
+    rows = _conversation_rows(loaded.chat, [a.messages for a in answered], config.row_length, loaded.max_length)
     if not rows:
         raise UsageError(
             f"none of the clean model's answers ended within {config.max_new_tokens} tokens, so there is no chat to "

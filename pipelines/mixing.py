@@ -6,9 +6,12 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from recovery.batches import Row
 from recovery.training import derive_seed
+
+T = TypeVar("T")
 
 SMALLEST_STEP, LARGEST_STEP, UPDATES = 512, 8192, 50
 
@@ -66,6 +69,19 @@ def schedule(streams: Sequence[Stream], steps: int, per_step: int, seed: int) ->
         # Where long rows have filled the quotas of steps to come, those steps take the rows before them again.
         plan.append(rows or plan[-1])
     return plan
+
+
+def choose(items: Sequence[T], count: int, step: int, seed: int, stream: int) -> list[T]:
+    """The items of a step (from 1): each pass goes through all of them in a fresh order. Depends on nothing else."""
+    chosen: list[T] = []
+    orders: dict[int, list[int]] = {}
+    for at in range((step - 1) * count, step * count):
+        number, index = divmod(at, len(items))
+        if number not in orders:
+            orders[number] = list(range(len(items)))
+            random.Random(derive_seed(seed, number, stream)).shuffle(orders[number])
+        chosen.append(items[orders[number][index]])
+    return chosen
 
 
 def _endless(count: int, seed: int) -> Iterator[int]:

@@ -9,11 +9,11 @@ import torch
 
 from pipelines.estimates import Needs, parameters, training_needs
 from pipelines.session import Session
-from recovery.config import ModelConfig, TrainingConfig
+from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, LoraSettings, load_model, pick_device
 from recovery.rollouts import TransformersEngine
-from recovery.teachers import AdapterOff, Frozen, Teacher, check_same_tokens
+from recovery.teachers import AdapterOff, Frozen, Live, MovingAverage, Teacher, check_same_tokens
 from recovery.training import derive_seed
 from recovery.workspace import Checkpoint
 
@@ -96,6 +96,14 @@ def teacher_of(
     frozen = load_frozen(teacher, config)
     check_same_tokens(loaded.tokenizer, frozen.tokenizer, student_name=student.name, teacher_name=teacher.name)
     return Frozen(frozen)
+
+
+def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> Teacher:
+    """The student as its own teacher: live, or a second copy, loaded alike, that stays or follows as an average."""
+    if config.teacher == "self":
+        return Live(loaded)
+    copy = load_student(student, loaded.tuning, config)
+    return MovingAverage(copy, config.ema_decay) if config.teacher == "ema" else Frozen(copy)
 
 
 def _place(config: ModelConfig) -> dict[str, Any]:

@@ -181,13 +181,18 @@ def _items(variant: Variant) -> str:
     return f"Every score is over at least {min(counts):,} items." if counts else ""
 
 
-def _machine(variants: Sequence[Variant]) -> list[str]:
-    from_stages = statistics.fmean(run.seconds for variant in variants for run in variant.runs)
+def machine() -> str:
+    """What a result was made on: processor, cores, versions."""
     versions = {package: _version(package) for package in ("torch", "transformers", "lm_eval")}
     told = ", ".join(f"{name} {number}" for name, number in versions.items())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"Machine: {_processor()}, {cores} cores; Python {platform.python_version()}, {told}."
+
+
+def _machine(variants: Sequence[Variant]) -> list[str]:
+    from_stages = statistics.fmean(run.seconds for variant in variants for run in variant.runs)
     return [
-        f"Machine: {_processor()}, {cores} cores; Python {platform.python_version()}, {told}.",
+        machine(),
         f"One run of three cycles took {from_stages / 60:.1f} minutes in the stages (mean over all runs).",
     ]
 

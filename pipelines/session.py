@@ -35,13 +35,21 @@ class Session:
 
     @classmethod
     def open(
-        cls, folder: Path, *, model: str | None = None, fallback: str | None = None, display: Display | None = None
+        cls,
+        folder: Path,
+        *,
+        model: str | None = None,
+        fallback: str | None = None,
+        display: Display | None = None,
+        database: Path | None = None,
+        experiment: str = EXPERIMENT,
     ) -> Session:
         """Open the workspace in ``folder``; begin it there if there is none.
 
         ``model`` names the clean model (hub id, folder, "miniature"). In a new workspace without it, ``fallback``
-        is taken (a teacher given by path or hub id), else the miniature. Raises UsageError where the workspace
-        is about another model.
+        is taken (a teacher given by path or hub id), else the miniature. A workspace inside another may record its
+        work in that one's ``database``, as an ``experiment`` of its own. Raises UsageError where the workspace is about
+        another model.
         """
         workspace = Workspace(folder.expanduser())
         workspace.check_model(model)
@@ -50,10 +58,10 @@ class Session:
         if not begun:
             source = _locate(workspace, model or fallback or MINIATURE, display)
         workspace.folder.mkdir(parents=True, exist_ok=True)
-        tracker = Tracker(workspace.database)
+        tracker = Tracker(database or workspace.database)
         tracker.reap_dead_stages()
         name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
-        session = cls(workspace, tracker, tracker.experiment(EXPERIMENT, base_model=name), display)
+        session = cls(workspace, tracker, tracker.experiment(experiment, base_model=name), display)
         if not begun:
             session._register_base(source, name)
         return session

@@ -39,6 +39,16 @@ _METRICS = {
     "entropy/base": "entropy",
     "entropy/knowledge": "knowledge_entropy",
     "entropy/label": "label_entropy",
+    "entropy/reward": "entropy",
+    "loss/reward": "policy_loss",
+    "anchor/base": "anchor",
+    "anchor/label": "anchor",
+    "ratio/base": "ratio",
+    "ratio/reward": "ratio",
+    "clipped/base": "clipped",
+    "clipped/reward": "clipped",
+    "dropped/base": "dropped",
+    "dropped/reward": "dropped",
 }
 
 
@@ -103,11 +113,12 @@ class Stage:
         figure: str = "loss",
         measured: Callable[[dict[str, float]], None] = lambda _: None,
         after_step: Callable[[int], str | None] = lambda _: None,
-        memory: dict[str, Any] | None = None,
+        **more: Any,
     ) -> TrainResult:
         """Run the loop with this stage's log, states and stop; ``figure`` is the metric shown beside the bar.
 
-        ``measured`` may read and add to each step's metrics (the tracker's names) before they are recorded.
+        ``measured`` may read and add to each step's metrics (the tracker's names) before they are recorded; ``more``
+        goes to the loop as it is.
         Raises StageInterrupted where it was asked to stop.
         """
         self.recorder.describe(steps_total=settings.steps)
@@ -121,7 +132,7 @@ class Stage:
                 state_dir=self.states,
                 should_stop=lambda: self.interrupts.requested,
                 after_step=self._recorded(after_step, settings),
-                memory=memory,
+                **more,
             )
         if result.stopped == INTERRUPTED:
             raise StageInterrupted(
@@ -130,14 +141,16 @@ class Stage:
         self.stopped = result.stopped
         return result
 
-    def keep(self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any]) -> Checkpoint:
+    def keep(
+        self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any], name: str | None = None
+    ) -> Checkpoint:
         """Write the trained model as this cycle's checkpoint of that kind, and make it the latest.
 
-        A stage that was killed after this keeps the name it had given.
+        It is called ``name``, or else by cycle and kind; a stage that was killed after this keeps the name it gave.
         """
         session = self.session
         known = session.registry.of_stage(self.recorder.id)
-        name = known.name if known is not None else free_name(session, f"cycle-{self.cycle}/{kind}")
+        name = known.name if known is not None else free_name(session, name or f"cycle-{self.cycle}/{kind}")
         folder = session.workspace.checkpoint(name)
         stage = f"{self.recorder.kind} {self.recorder.id}"
         info = save_checkpoint(

@@ -7,6 +7,7 @@ which transformers turns into a block-diagonal attention mask.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -25,13 +26,30 @@ class Row:
 
     ``loss_mask[t]`` says that token t is a target (predicted from the tokens before it). ``segments`` are the
     lengths of the documents packed into the row, empty for a single one. ``teacher`` names who scores it;
-    "label" means the tokens themselves are the targets.
+    "label" means the tokens themselves are the targets, "reward" that only ``advantages`` speak.
+
+    ``teacher_ids`` is what the teacher reads instead, where its context differs: that context, then the same
+    response; the targets are found from the right. ``advantages`` (how much better than expected each target was)
+    and ``old_logprobs`` (its natural log-probability when it was sampled) hold one entry a target, or none at all.
     """
 
     ids: Sequence[int]
     loss_mask: Sequence[bool]
     segments: tuple[int, ...] = ()
     teacher: str = "label"
+    teacher_ids: Sequence[int] | None = None
+    advantages: Sequence[float] = ()
+    old_logprobs: Sequence[float] = ()
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longer side: the student's, or the teacher's with its own context."""
+        return max(len(self.ids), len(self.teacher_ids or ()))
+
+    @property
+    def kind(self) -> tuple[str, bool, bool, bool]:
+        """Rows of one kind can share a batch: one teacher, and the same things at hand."""
+        return self.teacher, self.teacher_ids is not None, bool(self.advantages), bool(self.old_logprobs)
 
 
 @dataclass(frozen=True)
@@ -39,7 +57,9 @@ class Batch:
     """Rows of one teacher, padded to [B, T]; N target tokens in all.
 
     ``sources_N`` are flat indices (b·T + t − 1) of the positions whose hidden state predicts a target;
-    ``targets_N`` the target tokens; ``rows_N`` the row each belongs to.
+    ``targets_N`` the target tokens; ``rows_N`` the row each belongs to. ``advantages_N`` and ``old_logprobs_N`` are
+    those of the rows, None where they have none. ``seen_by_teacher`` holds the same N targets, in the same order,
+    behind the context that only the teacher reads; None where both sides read the same.
     """
 
     ids_BT: torch.Tensor
@@ -48,6 +68,9 @@ class Batch:
     targets_N: torch.Tensor
     rows_N: torch.Tensor
     teacher: str
+    advantages_N: torch.Tensor | None = None
+    old_logprobs_N: torch.Tensor | None = None
+    seen_by_teacher: Batch | None = None
 
     @property
     def tokens(self) -> int:
@@ -60,14 +83,17 @@ class Batch:
 
 
 def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu") -> Batch:
-    """Pad rows of one teacher into a batch.
+    """Pad rows of one kind into a batch.
 
-    Raises UsageError where a row is empty or the rows name several teachers.
+    Raises UsageError where a row is empty, the rows name several teachers or only some have advantages or a
+    context of the teacher's, or where what a row carries does not fit its targets.
     """
     if not rows or any(not row.ids for row in rows):
         raise UsageError("a training row is empty: every row needs at least one token")
     if len({row.teacher for row in rows}) != 1:
         raise UsageError("rows of several teachers were put into one batch")
+    if len({row.kind for row in rows}) != 1:
+        raise UsageError("rows with and without teacher_ids, advantages or old_logprobs were put into one batch")
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
     positions = torch.empty((len(rows), width), dtype=torch.long)
@@ -80,7 +106,7 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         sources.append(b * width + at - 1)
         targets.append(ids[b, at])
         owners.append(torch.full_like(at, b))
-    return Batch(
+    batch = Batch(
         ids.to(device),
         positions.to(device),
         torch.cat(sources).to(device),
@@ -88,28 +114,70 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         torch.cat(owners).to(device),
         rows[0].teacher,
     )
+    counts = [len(found) for found in targets]
+    return dataclasses.replace(
+        batch,
+        advantages_N=_per_target("advantages", [row.advantages for row in rows], counts, device),
+        old_logprobs_N=_per_target("old_logprobs", [row.old_logprobs for row in rows], counts, device),
+        seen_by_teacher=_seen_by_teacher(rows, batch, pad_id, device),
+    )
+
+
+def _per_target(
+    name: str, entries: Sequence[Sequence[float]], counts: Sequence[int], device: torch.device | str
+) -> torch.Tensor | None:
+    """One number a target of all rows in turn; None where the rows have none."""
+    if not any(entries):
+        return None
+    for found, count in zip(entries, counts, strict=True):
+        if len(found) != count:
+            raise UsageError(f"a row has {len(found)} {name} for {count} targets: it needs one a target, or none")
+    return torch.tensor([value for found in entries for value in found], dtype=torch.float32).to(device)
+
+
+def _seen_by_teacher(rows: Sequence[Row], batch: Batch, pad_id: int, device: torch.device | str) -> Batch | None:
+    """The same targets behind the teacher's own context."""
+    if rows[0].teacher_ids is None:
+        return None
+    seen = collate([_teacher_row(row) for row in rows], pad_id, device)
+    if not torch.equal(seen.targets_N, batch.targets_N):
+        raise UsageError("teacher_ids of a row do not end in its response: both sides must read the same targets")
+    return seen
+
+
+def _teacher_row(row: Row) -> Row:
+    """What the teacher reads, with the student's targets marked in it, counted from the right."""
+    if len(row.segments) > 1:
+        raise UsageError("a row of several documents cannot have teacher_ids: give the documents a row each")
+    ids = row.teacher_ids or ()
+    # The student's first token is no target: nothing predicts it, though the teacher's context might.
+    mask = [False, *row.loss_mask[1:]]
+    extra = len(ids) - len(mask)
+    if not ids or any(mask[: max(0, 1 - extra)]):
+        raise UsageError(f"teacher_ids of a row hold {len(ids)} tokens: they need a context and the whole response")
+    return Row(ids, [False] * extra + mask if extra >= 0 else mask[-extra:], teacher=row.teacher)
 
 
 def micro_batches(
     rows: Iterable[Row], token_budget: int, pad_id: int, device: torch.device | str = "cpu"
 ) -> list[Batch]:
-    """Group rows by teacher and length into batches of at most ``token_budget`` padded tokens each.
+    """Group rows by kind and length into batches of at most ``token_budget`` padded tokens each.
 
-    A single row longer than the budget is a batch of its own. The grouping does not change any sum over
-    target tokens, so the budget is a matter of memory and speed only. On a CPU batches stay within
-    ``CPU_TOKENS`` whatever the budget.
+    The wider side of a row counts, the student's or the teacher's. A single row longer than the budget is a batch
+    of its own. The grouping does not change any sum over target tokens, so the budget is a matter of memory and
+    speed only. On a CPU batches stay within ``CPU_TOKENS`` whatever the budget.
     """
     if torch.device(device).type == "cpu":
         token_budget = min(token_budget, CPU_TOKENS)
-    by_teacher: dict[str, list[Row]] = {}
+    by_kind: dict[tuple[str, bool, bool, bool], list[Row]] = {}
     for row in rows:
-        by_teacher.setdefault(row.teacher, []).append(row)
+        by_kind.setdefault(row.kind, []).append(row)
     batches = []
-    for group in by_teacher.values():
-        group.sort(key=lambda row: len(row.ids), reverse=True)
+    for group in by_kind.values():
+        group.sort(key=lambda row: row.width, reverse=True)
         start = 0
         while start < len(group):
-            size = max(1, token_budget // len(group[start].ids))
+            size = max(1, token_budget // max(1, group[start].width))
             batches.append(collate(group[start : start + size], pad_id, device))
             start += size
     return batches

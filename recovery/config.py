@@ -18,9 +18,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recovery.errors import UsageError
+from recovery.methods import method_named
+from recovery.objectives.dials import Dials
 
 RECIPE_NAME = "recovery.toml"
 SHARED = "model"
+SELF_TEACHERS = ("self", "start", "ema")
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,10 @@ class MidtrainConfig(TrainingConfig):
 
     Length is ``steps``, or ``epochs`` over this cycle's documents. ``batch_tokens`` are target tokens a step
     (None: up to 8,192, fewer for a small corpus, so that it still gets some fifty updates); no row is longer.
-    ``replay`` is the share of them that is chat answered by the clean base; ``replay_documents`` the share of the
-    document tokens that comes from earlier cycles (None: 0, or the cycle's own default inside ``recover cycle``).
+    ``replay`` is the share of them that is chat answered by the clean base, or the chat in ``replay_data``;
+    ``replay_documents`` the share of the document tokens that comes from earlier cycles (None: 0, or the cycle's own
+    default inside ``recover cycle``). ``anchor`` weighs the KL to base on the documents; ``project`` takes out of each
+    gradient what would raise the loss on such chat (A-GEM, arXiv 1812.00420).
     """
 
     docs: Path | None = None
@@ -101,7 +106,10 @@ class MidtrainConfig(TrainingConfig):
     row_length: int = 2048
     replay: float = 0.0
     replay_prompts: int = 1000
+    replay_data: Path | None = None
     replay_documents: float | None = None
+    anchor: float = 0.0
+    project: bool = False
     held_out: float = 0.05
     max_new_tokens: int = 256
     prompts: Path | None = None
@@ -120,6 +128,9 @@ class MidtrainConfig(TrainingConfig):
         _at_least("replay_prompts", self.replay_prompts, 1)
         _at_least("max_new_tokens", self.max_new_tokens, 1)
         _share("replay", self.replay)
+        _at_least("anchor", self.anchor, 0)
+        if self.replay_data is not None and not (self.replay or self.project):
+            raise UsageError("--replay-data is for --replay or --project: set the share of chat, as in --replay 0.3")
         _share("replay_documents", self.replay_documents or 0.0)
         _share("held_out", self.held_out, upper=0.5)
 
@@ -131,26 +142,66 @@ class MidtrainConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class DistillConfig(TrainingConfig):
-    """On-policy distillation: the student answers, the teachers score every token.
+    """Every method, as dials; the defaults are on-policy distillation: the student answers, the teachers score.
+
+    ``method`` names the preset whose values these are (:mod:`recovery.methods`). ``alpha`` is the share of a step's
+    prompts that the student answers itself; the others bring answers of ``answers``: "given" (``data`` or the prompts'
+    own), "teacher", "self" (the student as it started), or "rejection" (those of them whose reward reaches
+    ``keep_above``). ``lam`` weighs the teacher, 1 - lam the ``reward``. ``teacher`` is a checkpoint, or "label" (the
+    answer itself), "none", "self", "start" or "ema" (the student now, as it started, its moving average), which need
+    a ``context`` that the student does not see. ``batch_epochs`` are updates on one batch of answers;
+    ``positions`` "one" scores a single position of each; ``skip_first`` tokens of a response are not scored;
+    ``continuation`` tokens (0: none) are spoken by the teacher from a prefix of the student's answer and imitated.
+    ``experts`` ("TAG=NAME") score the prompts that carry their tag; a ``teacher`` may be several with weights
+    ("NAME=0.5,NAME=0.5"). ``alarm`` stops a run that collapses and keeps the last state before; ``max_tokens``
+    (sampled, scored and trained together) ends one that has had its share.
 
     ``until`` stops when the student's score is proven to reach that share of base's, by a paired test with
     ``margin`` on ``development`` prompts each ``check_every`` steps (0: never). ``plateau`` is the window in
     steps over which the divergence must still fall (0: off). ``knowledge_share`` of the prompts are questions
-    about the documents, scored by ``knowledge_teacher``; ``document_loss`` is a share of trained tokens.
+    about the documents, scored by ``knowledge_teacher``, those about earlier cycles' by ``earlier_teacher`` if set; ``document_loss`` is a share of trained tokens.
     """
 
     student: str = "latest"
     teacher: str = "base"
     knowledge_teacher: str | None = None
     knowledge_share: float = 0.2
+    earlier_teacher: str | None = None
+    experts: tuple[str, ...] = ()
     document_loss: float = 0.0
     prompts: Path | None = None
     prompts_per_step: int = 32
     samples_per_prompt: int = 4
     max_new_tokens: int = 256
+    temperature: float = 1.0
     steps: int = 200
     full_lr: float = 5e-6
+    method: str = "opd"
+    alpha: float = 1.0
+    lam: float = 1.0
     divergence: str = "reverse_kl"
+    beta: float = 0.5
+    anchor: float = 0.0
+    clip: float | None = None
+    drop: float | None = None
+    entry_clip: float | None = None
+    floor: float | None = None
+    top_k: int = 0
+    batch_epochs: int = 1
+    positions: str = "all"
+    skip_first: int = 0
+    continuation: int = 0
+    answers: str = "given"
+    data: Path | None = None
+    reward: str = "verifiable"
+    keep_above: float = 1.0
+    context: str = "none"
+    context_file: Path | None = None
+    context_template: str | None = None
+    ema_decay: float = 0.99
+    alarm: bool = True
+    geometry_every: int = 10
+    max_tokens: int | None = None
     until: float = 0.99
     margin: float = 0.02
     check_every: int = 25
@@ -160,23 +211,120 @@ class DistillConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _one_of("divergence", self.divergence, ("reverse_kl", "forward_kl", "jsd"))
-        for name in ("prompts_per_step", "samples_per_prompt", "max_new_tokens", "steps", "check_every"):
+        self.dials()
+        self._check_states()
+        self._check_teacher()
+        counts = ("prompts_per_step", "samples_per_prompt", "max_new_tokens", "steps", "check_every", "batch_epochs")
+        for name in counts:
             _at_least(name, getattr(self, name), 1)
         for name in ("knowledge_share", "document_loss", "margin"):
             _share(name, getattr(self, name))
         _share("until", self.until, upper=1.0)
         _at_least("plateau", self.plateau, 0)
+        if self.max_tokens is not None:
+            _at_least("max_tokens", self.max_tokens, 1)
         if self.until and self.development < 1000:
             raise UsageError(
                 f"--until {self.until} needs --development of at least 1000 prompts to be decided (given: "
                 f"{self.development}); --until 0 switches the test off"
             )
+        if self.earlier_teacher and not self.knowledge_teacher:
+            raise UsageError("--earlier-teacher goes with --knowledge-teacher, which scores the newest documents")
         if self.knowledge_teacher and self.prompts_per_step * self.knowledge_share < 0.5:
             raise UsageError(
                 f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.prompts_per_step} prompts of a "
                 f"step: raise --knowledge-share or --prompts-per-step, or leave the teacher out"
             )
+
+    def dials(self) -> Dials:
+        """The part of these settings that the loss needs. Raises UsageError where a dial is out of its range."""
+        names = ("clip", "drop", "entry_clip", "floor")
+        limits: dict[str, Any] = {
+            name: getattr(self, name) or None for name in names
+        }  # 0 switches one off, over a preset
+        return Dials(self.lam, self.divergence, self.beta, self.anchor, top_k=self.top_k, **limits)
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Which expert scores prompts of which tag. Raises UsageError where that is not said as TAG=NAME."""
+        pairs = [expert.partition("=") for expert in self.experts]
+        for tag, equals, name in pairs:
+            if not (tag and equals and name):
+                raise UsageError(f"--expert {tag + equals + name!r} is not TAG=NAME: a prompt's tag and a checkpoint")
+        return {tag: name for tag, _, name in pairs}
+
+    @property
+    def teacher_weights(self) -> dict[str, float]:
+        """The teachers by name with weights that sum to 1; one alone has 1. Raises UsageError where they do not."""
+        if "=" not in self.teacher:
+            return {self.teacher: 1.0}
+        try:
+            pairs = [part.rsplit("=", 1) for part in self.teacher.split(",")]
+            found = {name.strip(): float(weight) for name, weight in pairs}
+        except ValueError:
+            raise UsageError(f"--teacher {self.teacher!r}: several are given as NAME=0.5,NAME=0.5") from None
+        if min(found.values()) <= 0 or abs(sum(found.values()) - 1) > 1e-6:
+            raise UsageError(f"--teacher {self.teacher!r}: the weights must be above 0 and sum to 1")
+        return found
+
+    @property
+    def self_taught(self) -> bool:
+        """Whether the student itself, told more than it is asked, is the teacher."""
+        return self.teacher in SELF_TEACHERS
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether answers are judged by the reward."""
+        return self.lam < 1.0 or (self.answers == "rejection" and self.alpha < 1.0)
+
+    def _check_states(self) -> None:
+        _share("alpha", self.alpha, upper=1.0)
+        _one_of("positions", self.positions, ("all", "one"))
+        _one_of("answers", self.answers, ("given", "teacher", "self", "rejection"))
+        for name in ("skip_first", "continuation", "geometry_every"):
+            _at_least(name, getattr(self, name), 0)
+        if self.lam < 1.0 and self.alpha == 0.0:
+            raise UsageError("--alpha 0 leaves no answer of the student to reward: raise it, or set --lambda 1")
+        if self.alpha > 0 and self.teacher == "label":
+            raise UsageError(
+                "--teacher label knows only the data's answers, not the student's own: set --alpha 0, or name a teacher"
+            )
+        if self.lam < 1.0 and self.teacher == "none" and self.samples_per_prompt < 2:
+            raise UsageError("--samples-per-prompt 1 leaves no group to compare rewards in: take 4 to 8")
+        _above_zero("temperature", self.temperature)
+        if self.temperature != 1.0 and (self.lam < 1.0 or self.divergence == "sampled"):
+            raise UsageError(
+                f"--temperature {self.temperature:g}: importance ratios are taken at temperature 1, so sample there"
+            )
+        if self.continuation and (self.alpha < 1.0 or self.lam < 1.0 or self.self_taught):
+            raise UsageError("--continuation needs --alpha 1, --lambda 1 and a checkpoint as the --teacher")
+
+    def _check_teacher(self) -> None:
+        weights = self.teacher_weights
+        if len(weights) > 1 and (self.divergence == "sampled" or self.continuation):
+            raise UsageError(
+                "several teachers with weights are compared over the vocabulary: leave --divergence sampled"
+            )
+        if self.routes and self.lam == 0.0:
+            raise UsageError("--expert names a teacher, and --lambda 0 asks none: raise it")
+        if self.lam > 0.0 and self.teacher == "none":
+            raise UsageError(f"--lambda {self.lam:g} asks for a teacher: name one with --teacher, or set --lambda 0")
+        if self.lam == 0.0 and self.teacher not in ("none", "base"):
+            raise UsageError(f"--lambda 0 leaves --teacher {self.teacher} nothing to say: raise it, or --teacher none")
+        if self.self_taught and self.alpha < 1.0:
+            raise UsageError(f"--teacher {self.teacher} scores the student's own answers: set --alpha 1")
+        if self.self_taught and self.context == "none":
+            raise UsageError(f"--teacher {self.teacher} knows no more than the student: give it a --context")
+        if self.context != "none" and not self.self_taught and self.teacher in ("none", "label"):
+            raise UsageError(
+                f"--context {self.context} is for a teacher that reads it; --teacher {self.teacher} reads none"
+            )
+        if not 0.0 < self.ema_decay < 1.0:
+            raise UsageError(f"--ema-decay {self.ema_decay:g} must lie between 0 and 1")
+        for name in ("context_file", "data"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise UsageError(f"{flag(name)} {path} is not a file")
 
     @property
     def knowledge_prompts(self) -> int:
@@ -234,10 +382,14 @@ Config = TypeVar("Config", MidtrainConfig, DistillConfig, EvalConfig, CycleConfi
 
 @dataclass(frozen=True)
 class Recipe:
-    """A parsed TOML file of settings: table → key → value, all known. ``origin`` names the file in errors."""
+    """A parsed TOML file of settings: table → key → value, all known. ``origin`` names the file in errors.
+
+    ``recommended`` marks what a model recommends for itself, which a method's preset overrides.
+    """
 
     origin: str = ""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    recommended: bool = False
 
     def settings(self, section: str) -> dict[str, Any]:
         """What the file says for one stage: the shared table first, the stage's own over it."""
@@ -268,7 +420,7 @@ def read_recipe(path: Path) -> Recipe:
 def model_recipe(folder: Path) -> Recipe:
     """The settings a model folder recommends for itself; an empty recipe where it has none."""
     path = folder / RECIPE_NAME
-    return read_recipe(path) if path.is_file() else Recipe()
+    return dataclasses.replace(read_recipe(path), recommended=True) if path.is_file() else Recipe(recommended=True)
 
 
 def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Config:
@@ -278,6 +430,8 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
     Raises UsageError where values do not fit their type or one another.
     """
     section = next(name for name, value in SECTIONS.items() if value is kind)
+    if kind is DistillConfig:
+        recipes = _with_preset(flags, recipes)
     values: dict[str, Any] = {}
     for recipe in reversed(recipes):
         said = recipe.settings(section)
@@ -327,6 +481,14 @@ def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
 def flag(name: str) -> str:
     """The flag that sets a field: ``batch_tokens`` → ``--batch-tokens``."""
     return "--" + name.replace("_", "-")
+
+
+def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
+    """The recipes with the preset of the method they or the flags name, above what a model recommends for itself."""
+    said = [flags, *(recipe.settings("distill") for recipe in recipes)]
+    name = next((str(values["method"]) for values in said if values.get("method")), "opd")
+    preset = Recipe(f"the method {name}", {"distill": method_named(name).settings})
+    return (*(r for r in recipes if not r.recommended), preset, *(r for r in recipes if r.recommended))
 
 
 def _one_length(values: dict[str, Any], over: Mapping[str, Any]) -> None:

@@ -95,6 +95,31 @@ def load_prompts(path: Path, *, kind: str = "behaviour", problems: list[str] | N
     return prompts
 
 
+def load_conversations(path: Path) -> list[tuple[Message, ...]]:
+    """Conversations that end with what the assistant is to learn to say: chat records, or a prompt with its answer.
+
+    Raises UsageError naming the first record without an answer: a file to imitate must have one on each.
+    """
+    records, problems = read_records(Path(path))
+    found: list[tuple[Message, ...]] = []
+    for number, record in records:
+        try:
+            prompt = from_record(record)
+            messages = _conversation(record)
+        except (ValueError, AttributeError) as error:
+            raise UsageError(f"--data {path}, record {number}: {error}") from error
+        if messages[-1]["role"] != "assistant":
+            if prompt.answer is None:
+                raise UsageError(
+                    f"--data {path}, record {number} has no answer to imitate: end its messages with the assistant's"
+                )
+            messages.append(Message(role="assistant", content=prompt.answer))
+        found.append(tuple(messages))
+    if not found:
+        raise UsageError(f"--data {path} holds no conversation{f' ({problems[0]})' if problems else ''}")
+    return found
+
+
 def _report(problem: str, problems: list[str] | None) -> None:
     if problems is None:
         logger.warning("%s", problem)
@@ -116,6 +141,9 @@ def from_record(record: Any, kind: str = "behaviour") -> Prompt:
     kind = record.get("kind") or kind
     if kind not in ("behaviour", "knowledge"):
         raise ValueError(f'kind is "{kind}"; it is "behaviour" or "knowledge"')
+    context = record.get("context") or ""
+    if not isinstance(context, str):
+        raise ValueError("context is not a string")
     key = record.get("key", record.get("id"))
     return Prompt(
         id=str(key) if key is not None else prompt_id(messages),
@@ -124,6 +152,7 @@ def from_record(record: Any, kind: str = "behaviour") -> Prompt:
         checks=_checks(record),
         answer=answer,
         tags=tuple(tags),
+        context=context,
     )
 
 
@@ -141,6 +170,8 @@ def to_record(prompt: Prompt) -> dict[str, Any]:
         record["answer"] = prompt.answer
     if prompt.tags:
         record["tags"] = list(prompt.tags)
+    if prompt.context:
+        record["context"] = prompt.context
     return record
 
 
@@ -157,6 +188,16 @@ def prompt_id(messages: Sequence[Message]) -> str:
 
 
 def _messages(record: dict[str, Any]) -> tuple[Message, ...]:
+    """The conversation up to the user turn that is to be answered."""
+    messages = _conversation(record)
+    while messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not messages or messages[-1]["role"] != "user":
+        raise ValueError("no user turn to answer")
+    return tuple(messages)
+
+
+def _conversation(record: dict[str, Any]) -> list[Message]:
     turns = record.get("messages") or record.get("conversations") or record.get("conversation")
     if turns is None and isinstance(record.get("prompt"), list):
         turns = record["prompt"]
@@ -164,12 +205,7 @@ def _messages(record: dict[str, Any]) -> tuple[Message, ...]:
         return _question(record)
     if not isinstance(turns, list):
         raise ValueError("messages is not a list")
-    messages = [_message(turn) for turn in turns]
-    while messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    if not messages or messages[-1]["role"] != "user":
-        raise ValueError("no user turn to answer")
-    return tuple(messages)
+    return [_message(turn) for turn in turns]
 
 
 def _message(turn: Any) -> Message:
@@ -189,7 +225,7 @@ def _message(turn: Any) -> Message:
     return Message(role=role, content=content)
 
 
-def _question(record: dict[str, Any]) -> tuple[Message, ...]:
+def _question(record: dict[str, Any]) -> list[Message]:
     text = next((record[k] for k in _QUESTION_KEYS if isinstance(record.get(k), str)), None)
     if text is None:
         raise ValueError("no prompt, messages, conversations or question in it")
@@ -201,7 +237,7 @@ def _question(record: dict[str, Any]) -> tuple[Message, ...]:
     messages = [Message(role="user", content=text)]
     if isinstance(system := record.get("system"), str) and system.strip():
         messages.insert(0, Message(role="system", content=system))
-    return tuple(messages)
+    return messages
 
 
 def _checks(record: dict[str, Any]) -> tuple[Check, ...]:

@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -70,6 +70,19 @@ class Objective(Protocol):
     def __call__(self, student: Loaded, batch: Batch) -> LossOutput: ...
 
 
+class Shadow(Protocol):
+    """Weights that follow the trained ones (a moving average, say): updated after each step, saved with each state."""
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The following weights by the names of the trained parameters."""
+        ...
+
+    def update(self, params: Mapping[str, torch.Tensor]) -> None:
+        """Follow one step."""
+        ...
+
+
 @dataclass
 class TrainResult:
     """Where training stopped and why: "finished", "interrupted", or the reason ``after_step`` gave."""
@@ -97,13 +110,18 @@ def train(
     state_dir: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     after_step: Callable[[int], str | None] = lambda _step: None,
+    sound: Callable[[], bool] = lambda: True,
     memory: dict[str, Any] | None = None,
+    shadow: Shadow | None = None,
+    reference: Callable[[int], list[Row]] | None = None,
 ) -> TrainResult:
     """Train until ``settings.steps``, until ``should_stop``, or until ``after_step`` gives a reason.
 
     Steps are numbered from 1 in ``log`` and ``after_step``. ``memory`` is a JSON-like dictionary of the
-    caller's that is stored with each state and restored on resume. Raises RecoveryError when the loss or the
-    gradient is not finite; the states saved before stay.
+    caller's that is stored with each state and restored on resume. While ``sound`` says no, no state is saved, and a
+    run that ``after_step`` ends then goes back to the newest state. ``reference`` gives rows whose loss no step may
+    raise: a gradient that would is projected (A-GEM). Raises RecoveryError when the loss or the gradient is not
+    finite; the states saved before stay.
     """
     params = loaded.trainable()
     if not params:
@@ -111,19 +129,34 @@ def train(
     optimizers = _optimizers(params, settings)
     memory = {} if memory is None else memory
     state = _State(memory=memory)
-    if state_dir is not None:
-        _restore(state_dir, params, optimizers, state)
+    saved = _Saved(state_dir, params, optimizers, shadow, settings.keep_states)
+    saved.restore(state)
     while state.step < settings.steps and state.stopped is None:
         if should_stop():
-            _save(state_dir, params, optimizers, state, settings.keep_states)
+            saved.write(state)
             return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
         step = state.step + 1
-        log(step, _one_step(loaded, source, objective, settings, params, optimizers, state))
+        log(step, _one_step(loaded, source, objective, settings, params, optimizers, state, reference))
+        if shadow is not None:
+            shadow.update(params)
         state.step = step
         state.stopped = after_step(step)
-        if step % settings.checkpoint_every == 0 or state.stopped or step == settings.steps:
-            _save(state_dir, params, optimizers, state, settings.keep_states)
+        if not sound():
+            if state.stopped is not None:
+                return _gone_back(saved, state)
+        elif step % settings.checkpoint_every == 0 or state.stopped or step == settings.steps:
+            saved.write(state)
     return TrainResult(state.step, state.stopped or FINISHED, state.trained_tokens)
+
+
+def _gone_back(saved: _Saved, state: _State) -> TrainResult:
+    """The weights of the newest state, and the reason for which the run ended after it."""
+    reason, tokens = str(state.stopped), state.trained_tokens
+    if not saved.restore(state):
+        raise RecoveryError(
+            f"{reason}; no state was saved before, so the student stays as it was: lower --lr, or --checkpoint-every"
+        )
+    return TrainResult(state.step, reason, tokens)
 
 
 def resume_step(state_dir: Path) -> int:
@@ -159,6 +192,7 @@ def _one_step(
     params: dict[str, torch.nn.Parameter],
     optimizers: list[torch.optim.Optimizer],
     state: _State,
+    reference: Callable[[int], list[Row]] | None,
 ) -> dict[str, float]:
     step = state.step + 1
     torch.manual_seed(derive_seed(settings.seed, step))
@@ -173,6 +207,9 @@ def _one_step(
         raise RecoveryError(f"step {step} has no token to train on: every row is masked")
     loaded.model.train()
     sums = _accumulate(loaded, objective, batches, tokens)
+    if reference is not None:
+        guard = micro_batches(reference(step), settings.token_budget, loaded.chat.pad_id, loaded.device)
+        sums |= _project(loaded, objective, guard, list(params.values()))
     loaded.model.eval()
     norm = float(torch.nn.utils.clip_grad_norm_(params.values(), settings.max_grad_norm))
     if not math.isfinite(norm):
@@ -207,16 +244,33 @@ def _accumulate(loaded: Loaded, objective: Objective, batches: list[Batch], toke
             continue
         output = objective(loaded, batch)
         (output.loss / tokens).backward()
-        counts[batch.teacher] = counts.get(batch.teacher, 0) + output.tokens
         for name, value in output.sums.items():
             totals[name] = totals.get(name, 0.0) + float(value)
-    means = {name: total / counts[name.rsplit("/", 1)[1]] for name, total in totals.items()}
+            counts[name] = counts.get(name, 0) + output.tokens
+    means = {name: total / counts[name] for name, total in totals.items()}
     loss = sum(value for name, value in totals.items() if name.startswith("loss/")) / tokens
     if not math.isfinite(loss):
         raise RecoveryError(
             "the loss is not finite: lower --lr, or use --precision float32; the last saved state is kept"
         )
     return {"loss": loss} | means
+
+
+def _project(
+    loaded: Loaded, objective: Objective, guard: list[Batch], params: list[torch.nn.Parameter]
+) -> dict[str, float]:
+    """A-GEM (arXiv 1812.00420): where g . g_ref < 0, take the part along g_ref out of g: no step raises its loss."""
+    wanted = [None if p.grad is None else p.grad.clone() for p in params]
+    for p in params:
+        p.grad = None
+    sums = _accumulate(loaded, objective, guard, sum(batch.tokens for batch in guard))
+    pairs = [(w, p.grad) for w, p in zip(wanted, params, strict=True) if w is not None and p.grad is not None]
+    along = sum(float(torch.sum(w * g)) for w, g in pairs)
+    square = sum(float(torch.sum(g * g)) for _, g in pairs)
+    scale = along / square if along < 0 and square > 0 else 0.0
+    for p, w in zip(params, wanted, strict=True):
+        p.grad = w if w is None or p.grad is None or scale == 0.0 else w.sub_(p.grad, alpha=scale)
+    return {"reference_loss": sums["loss"], "projected": float(scale != 0.0)}
 
 
 def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
@@ -243,67 +297,76 @@ def _inside_layers(name: str) -> bool:
     return "embed" not in name and "lm_head" not in name
 
 
-def _save(
-    state_dir: Path | None,
-    params: dict[str, torch.nn.Parameter],
-    optimizers: Iterable[torch.optim.Optimizer],
-    state: _State,
-    keep: int,
-) -> None:
-    """Write step-000040/ whole or not at all: into a folder of another name first, then renamed."""
-    if state_dir is None:
-        return
-    final = state_dir / f"step-{state.step:06d}"
-    if final.exists():
-        return
-    writing = state_dir / f".writing-{state.step:06d}"
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
-    tensors = {f"param/{name}": p.detach().cpu() for name, p in params.items()}
-    names = {id(p): name for name, p in params.items()}
-    for optimizer in optimizers:
-        for p, entries in optimizer.state.items():
-            tensors |= {f"optimizer/{key}/{names[id(p)]}": v.detach().cpu() for key, v in entries.items()}
-    save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, writing / "state.safetensors")
-    meta = {"step": state.step, "trained_tokens": state.trained_tokens, "stopped": state.stopped}
-    (writing / "state.json").write_text(json.dumps(meta | {"memory": state.memory}))
-    for path in writing.iterdir():
-        _sync(path)
-    writing.rename(final)
-    _sync(state_dir)
-    for _, old in sorted(_states(state_dir))[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+@dataclass(frozen=True)
+class _Saved:
+    """The training states of a run on disk; without a folder nothing is kept."""
 
+    folder: Path | None
+    params: dict[str, torch.nn.Parameter]
+    optimizers: list[torch.optim.Optimizer]
+    shadow: Shadow | None
+    keep: int
 
-def _restore(
-    state_dir: Path,
-    params: dict[str, torch.nn.Parameter],
-    optimizers: Iterable[torch.optim.Optimizer],
-    state: _State,
-) -> None:
-    """Load the newest state that reads; an unreadable one is passed over for the one before it."""
-    for _, folder in sorted(_states(state_dir), reverse=True):
-        try:
-            tensors = load_file(folder / "state.safetensors")
-            meta = json.loads((folder / "state.json").read_text())
-        except (OSError, ValueError, SafetensorError):
-            continue
-        break
-    else:
-        return
-    with torch.no_grad():
-        for name, p in params.items():
-            p.copy_(tensors[f"param/{name}"])
-    chosen = {id(p): optimizer for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    for key, tensor in tensors.items():
-        if key.startswith("optimizer/"):
-            _, entry, name = key.split("/", 2)
-            p = params[name]
-            # AdamW counts its steps in a tensor that stays on the CPU unless fused on a GPU.
-            chosen[id(p)].state[p][entry] = tensor.clone() if tensor.ndim == 0 else tensor.to(p.device).clone()
-    state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
-    state.stopped = meta["stopped"]
-    state.memory.update(meta["memory"])
+    def write(self, state: _State) -> None:
+        """Write step-000040/ whole or not at all: into a folder of another name first, then renamed."""
+        if self.folder is None:
+            return
+        final = self.folder / f"step-{state.step:06d}"
+        if final.exists():
+            return
+        writing = self.folder / f".writing-{state.step:06d}"
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        save_file(self._tensors(), writing / "state.safetensors")
+        meta = {"step": state.step, "trained_tokens": state.trained_tokens, "stopped": state.stopped}
+        (writing / "state.json").write_text(json.dumps(meta | {"memory": state.memory}))
+        for path in writing.iterdir():
+            _sync(path)
+        writing.rename(final)
+        _sync(self.folder)
+        for _, old in sorted(_states(self.folder))[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        names = {id(p): name for name, p in self.params.items()}
+        tensors = {f"param/{name}": p.detach().cpu() for name, p in self.params.items()}
+        for optimizer in self.optimizers:
+            for p, entries in optimizer.state.items():
+                tensors |= {f"optimizer/{key}/{names[id(p)]}": v.detach().cpu() for key, v in entries.items()}
+        if self.shadow is not None:
+            tensors |= {f"shadow/{name}": tensor.detach().cpu() for name, tensor in self.shadow.tensors.items()}
+        return {key: tensor.contiguous() for key, tensor in tensors.items()}
+
+    def restore(self, state: _State) -> bool:
+        """Load the newest state that reads, if any; an unreadable one is passed over for the one before it."""
+        for _, folder in sorted(_states(self.folder), reverse=True) if self.folder is not None else ():
+            try:
+                tensors = load_file(folder / "state.safetensors")
+                meta = json.loads((folder / "state.json").read_text())
+            except (OSError, ValueError, SafetensorError):
+                continue
+            break
+        else:
+            return False
+        self._load(tensors)
+        state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
+        state.stopped = meta["stopped"]
+        state.memory.update(meta["memory"])
+        return True
+
+    def _load(self, tensors: dict[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, p in self.params.items():
+                p.copy_(tensors[f"param/{name}"])
+            for name, followed in self.shadow.tensors.items() if self.shadow is not None else ():
+                followed.copy_(tensors[f"shadow/{name}"])
+        chosen = {id(p): o for o in self.optimizers for group in o.param_groups for p in group["params"]}
+        for key, tensor in tensors.items():
+            if key.startswith("optimizer/"):
+                _, entry, name = key.split("/", 2)
+                p = self.params[name]
+                # AdamW counts its steps in a tensor that stays on the CPU unless fused on a GPU.
+                chosen[id(p)].state[p][entry] = tensor.clone() if tensor.ndim == 0 else tensor.to(p.device).clone()
 
 
 def _states(state_dir: Path) -> list[tuple[int, Path]]:

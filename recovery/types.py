@@ -31,7 +31,8 @@ class Prompt:
     """A request the student is asked to answer.
 
     ``kind`` routes it: "behaviour" prompts are scored by the behaviour teacher, "knowledge" prompts by the
-    knowledge teacher. ``checks`` make the answer verifiable; ``answer`` is a reference where there is one.
+    knowledge teacher. ``checks`` make the answer verifiable; ``answer`` is a reference where there is one;
+    ``context`` is what a teacher may be told about it that the student is not.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Prompt:
     checks: tuple[Check, ...] = ()
     answer: str | None = None
     tags: tuple[str, ...] = ()
+    context: str = ""
 
     @property
     def text(self) -> str:

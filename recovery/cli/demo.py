@@ -12,13 +12,6 @@ import click
 from recovery.cli import options, stages
 
 
-def _read_seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in value.split(",")) if value else ()
-    except ValueError:
-        raise click.BadParameter(f"'{value}' is not a list of numbers such as 0,1,2", context, parameter) from None
-
-
 @click.command()
 @options.workspace
 @options.seed
@@ -26,22 +19,10 @@ def _read_seeds(context: click.Context, parameter: click.Parameter, value: str |
     "--limit", type=click.IntRange(min=1), default=None, help="Items asked of each suite at most.  [default: 1000]"
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the dashboard beside it, and keep it open afterwards.")
-@click.option(
-    "--seeds",
-    default=None,
-    metavar="0,1,2",
-    callback=_read_seeds,
-    help="Several seeds, each in a workspace of its own, and a table over them.",
-)
+@options.seeds
 @click.option("--replay", is_flag=True, help="In that table also: the same with 30% chat replay.")
 @click.option("--one-teacher", is_flag=True, help="In that table also: the same with base as the only teacher.")
-@click.option(
-    "--write-docs",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=None,
-    metavar="FILE",
-    help="Write the table to a file, e.g. docs/results.md.",
-)
+@options.write_docs
 @stages.model_options
 @options.as_json
 @click.pass_context
@@ -121,21 +102,15 @@ def _study(
     from pipelines.demo import run_variant
     from pipelines.progress import Display
     from pipelines.results import Variant, markdown
-    from pipelines.stage import StageInterrupted
 
     display, table = Display(), []
-    try:
+    with stages.resumable():
         for variant in variants:
             runs = [run_variant(workspace / "demo", variant, seed=s, flags=flags, display=display) for s in seeds]
             table.append(Variant(variant.name, runs))
-    except StageInterrupted:
-        options.note("interrupted: the same command goes on from here")
-        raise click.exceptions.Exit(stages.INTERRUPTED) from None
     extra = "".join(f" --{v.folder}" for v in variants[1:])
     text = markdown(table, f"recover demo --seeds {','.join(map(str, seeds))}{extra}")
-    if docs is not None:
-        docs.parent.mkdir(parents=True, exist_ok=True)
-        docs.write_text(text, encoding="utf-8")
+    stages.write_page(docs, text)
     value = [
         {
             "variant": v.name,

@@ -48,6 +48,18 @@ from recovery.cli import options, stages
     "--replay-prompts", type=click.IntRange(min=1), default=None, help="Prompts the clean model answers for the replay."
 )
 @click.option(
+    "--replay-data",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="Conversations of your own to replay instead: JSON Lines of messages.",
+)
+@click.option("--anchor", type=click.FloatRange(min=0), default=None, help="Weight of the KL to base on the documents.")
+@click.option(
+    "--project/--no-project",
+    default=None,
+    help="Take out of each gradient what would raise the loss on base's own chat (A-GEM).",
+)
+@click.option(
     "--replay-documents",
     type=click.FloatRange(0, 0.95),
     default=None,

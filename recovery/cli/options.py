@@ -33,6 +33,14 @@ def _read_template_args(
     return arguments
 
 
+def _read_seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """``"0,1,2"`` -> ``(0, 1, 2)``."""
+    try:
+        return tuple(int(part) for part in value.split(",")) if value else ()
+    except ValueError:
+        raise click.BadParameter(f"'{value}' is not a list of numbers such as 0,1,2", context, parameter) from None
+
+
 workspace: Decorator[Any] = click.option(
     "--workspace",
     type=click.Path(file_okay=False, path_type=Path),
@@ -49,6 +57,20 @@ model: Decorator[Any] = click.option(
 )
 seed: Decorator[Any] = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of every random choice."
+)
+seeds: Decorator[Any] = click.option(
+    "--seeds",
+    default=None,
+    metavar="0,1,2",
+    callback=_read_seeds,
+    help="Several seeds, each in a workspace of its own, and a table over them.",
+)
+write_docs: Decorator[Any] = click.option(
+    "--write-docs",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Write the table to a file, e.g. docs/results.md.",
 )
 as_json: Decorator[Any] = click.option(
     "--json", "as_json", is_flag=True, help="Print the result as JSON on standard output."

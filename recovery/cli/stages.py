@@ -84,6 +84,25 @@ def at_work(
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Work of many runs, done ones skipped: asked to stop, it ends with status 130 and one line."""
+    from pipelines.stage import StageInterrupted
+
+    try:
+        yield
+    except StageInterrupted:
+        options.note("interrupted: the same command goes on from here")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+def write_page(path: Path | None, text: str) -> None:
+    """Write a page of the documentation where one was asked for."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
 def checkpoint_json(checkpoint: Any) -> dict[str, Any]:
     """A checkpoint as the commands print it."""
     return {

@@ -23,19 +23,19 @@ tuning = "full"
 token_budget = 4096
 
 [midtrain]
-full_lr = 3e-3
-epochs = 6.0
+full_lr = 2.5e-3
+epochs = 7.0
 batch_tokens = 2048
 row_length = 128
 
 [distill]
-full_lr = 1e-3
-steps = 80
-until = 1.0
+full_lr = 1.6e-3
+min_lr_ratio = 0.0
+steps = 100
+until = 0.0
 prompts_per_step = 64
 samples_per_prompt = 1
 max_new_tokens = 128
-check_every = 40
 row_length = 256
 
 [eval]

@@ -11,9 +11,15 @@ gradient therefore come out of the same pass, and nothing has to be kept for a b
                      limits are the forward KL (beta -> 0) and the reverse KL (beta -> 1)
     cross-entropy    C = -log p(y)                          p - 1_y
 
+Each divergence is a sum of d_v over the vocabulary, and two limits act on its entries. An entry clip c makes it
+sum min(d_v, c), as on-policy self-distillation does: g_v = 0 where d_v >= c, and elsewhere log(p_v/q_v) + 1 for
+the reverse KL (the +1 no longer cancels), -q_v/p_v for the forward KL, (1-beta) log(p_v/m_v) for JSD. A floor f
+puts max(log q, f) for log q in the reverse KL, and max(log p, f) for log p in the forward KL, where g_v = 0 below
+it. A floored side sums to more than 1, so that agreement is no longer exactly 0: off by the mass under the floor.
+
 The functions that end in an underscore overwrite the buffers they are given: the fused loss calls them on
 blocks of rows small enough to stay in the processor's cache. :func:`divergence` is the pure form of the same
-code.
+code. Forms that touch a few entries only are in :mod:`recovery.objectives.sampled`.
 """
 
 from __future__ import annotations
@@ -22,6 +28,8 @@ import torch
 from torch import Tensor
 
 from recovery.errors import UsageError
+from recovery.objectives.dials import check_limits
+from recovery.objectives.sampled import cross_entropy
 
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd", "cross_entropy")
 
@@ -30,40 +38,83 @@ DIVERGENCES = ("reverse_kl", "forward_kl", "jsd", "cross_entropy")
 _LOG_RATIO_LIMIT = 60.0
 
 
-def resolve_divergence(name: str, beta: float = 0.5) -> str:
+def resolve_divergence(
+    name: str,
+    beta: float = 0.5,
+    *,
+    entry_clip: float | None = None,
+    floor: float | None = None,
+    known: tuple[str, ...] = DIVERGENCES,
+) -> str:
     """The divergence that is meant: a Jensen-Shannon divergence at either end of beta is one of the two KLs.
 
     Raises:
-        UsageError: the name is unknown, or beta lies outside [0, 1].
+        UsageError: the name is none of ``known``, beta lies outside [0, 1], or a limit is out of range or does
+            not act on this divergence.
     """
-    if name not in DIVERGENCES:
-        raise UsageError(f"unknown divergence {name!r}: choose one of {', '.join(DIVERGENCES)}")
-    if name != "jsd":
-        return name
-    if not 0.0 <= beta <= 1.0:
+    if name not in known:
+        raise UsageError(f"unknown divergence {name!r}: choose one of {', '.join(known)}")
+    if name == "jsd" and not 0.0 <= beta <= 1.0:
         raise UsageError(f"beta of the Jensen-Shannon divergence is {beta}: it must lie between 0 and 1")
-    return {0.0: "forward_kl", 1.0: "reverse_kl"}.get(float(beta), "jsd")
+    resolved = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(float(beta), "jsd") if name == "jsd" else name
+    check_limits(entry_clip=entry_clip, floor=floor)
+    if entry_clip is not None and resolved not in ("reverse_kl", "forward_kl", "jsd"):
+        raise UsageError(f"--entry-clip {entry_clip} acts on reverse_kl, forward_kl and jsd, not on {name}")
+    if floor is not None and resolved not in ("reverse_kl", "forward_kl"):
+        raise UsageError(f"--floor {floor} acts on reverse_kl and forward_kl, not on {name}")
+    return resolved
 
 
-def reverse_kl_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
-    """KL(p | q) in nats, a number a position; ``log_p_NV`` becomes the gradient of it."""
+def reverse_kl_(
+    p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, entry_clip: float | None = None, floor: float | None = None
+) -> Tensor:
+    """KL(p | q) in nats, a number a position; ``log_p_NV`` becomes the gradient of it, ``log_q_NV`` scratch."""
+    if floor is not None:
+        log_q_NV.clamp_(min=floor)
     log_p_NV -= log_q_NV
-    value_N = torch.linalg.vecdot(p_NV, log_p_NV)
-    log_p_NV -= value_N.unsqueeze(-1)
+    if entry_clip is None:
+        value_N = centre_N = torch.linalg.vecdot(p_NV, log_p_NV)
+    else:
+        entries_NV = torch.mul(p_NV, log_p_NV, out=log_q_NV)
+        # g less the 1 of every entry, which moves no gradient: agreement then gives exactly zero.
+        log_p_NV.masked_fill_(entries_NV >= entry_clip, -1.0)
+        value_N = entries_NV.clamp_(max=entry_clip).sum(-1)
+        centre_N = torch.linalg.vecdot(p_NV, log_p_NV)
+    log_p_NV -= centre_N.unsqueeze(-1)
     log_p_NV *= p_NV
     return value_N
 
 
-def forward_kl_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:
+def forward_kl_(
+    p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, entry_clip: float | None = None, floor: float | None = None
+) -> Tensor:
     """KL(q | p) in nats; ``log_p_NV`` becomes the gradient, ``log_q_NV`` the teacher's probabilities."""
+    stopped_NV = None
+    if floor is not None:
+        stopped_NV = log_p_NV < floor
+        log_p_NV.clamp_(min=floor)
     torch.sub(log_q_NV, log_p_NV, out=log_p_NV)
     q_NV = torch.softmax(log_q_NV, -1, out=log_q_NV)
-    value_N = torch.linalg.vecdot(q_NV, log_p_NV)
-    torch.sub(p_NV, q_NV, out=log_p_NV)
+    if entry_clip is None:
+        value_N = torch.linalg.vecdot(q_NV, log_p_NV)
+    else:
+        entries_NV = log_p_NV.mul_(q_NV)
+        clipped_NV = entries_NV >= entry_clip
+        stopped_NV = clipped_NV if stopped_NV is None else stopped_NV.logical_or_(clipped_NV)
+        value_N = entries_NV.clamp_(max=entry_clip).sum(-1)
+    if stopped_NV is None:
+        torch.sub(p_NV, q_NV, out=log_p_NV)
+        return value_N
+    # g = -q/p but for the stopped entries: the gradient is p - q, plus the stopped part of q, taken from all by p.
+    lost_NV = torch.mul(q_NV, stopped_NV, out=log_p_NV)
+    share_N1 = lost_NV.sum(-1, keepdim=True)
+    log_p_NV += p_NV
+    log_p_NV -= q_NV
+    log_p_NV.addcmul_(p_NV, share_N1, value=-1.0)
     return value_N
 
 
-def jsd_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, beta: float) -> Tensor:
+def jsd_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, beta: float, entry_clip: float | None = None) -> Tensor:
     """JSD_beta in nats for 0 < beta < 1; ``log_p_NV`` becomes the gradient, ``log_q_NV`` scratch.
 
     With u = log(q/p) the mixture is m = p (1 + beta (e^u - 1)), so that log(m/p) = log1p(beta expm1(u)) is
@@ -73,53 +124,58 @@ def jsd_(p_NV: Tensor, log_p_NV: Tensor, log_q_NV: Tensor, beta: float) -> Tenso
     u_NV = log_q_NV.sub_(log_p_NV).clamp_(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     log_m_over_p_NV = torch.expm1(u_NV, out=log_p_NV).mul_(beta).log1p_()
     u_NV -= log_m_over_p_NV
-    teacher_side_N = torch.linalg.vecdot(q_NV, u_NV)
-    student_side_N = -torch.linalg.vecdot(p_NV, log_m_over_p_NV)
-    log_m_over_p_NV += student_side_N.unsqueeze(-1)
+    if entry_clip is None:
+        teacher_side_N = torch.linalg.vecdot(q_NV, u_NV)
+        centre_N = torch.linalg.vecdot(p_NV, log_m_over_p_NV)
+        value_N = beta * teacher_side_N - (1.0 - beta) * centre_N
+    else:
+        entries_NV = u_NV.mul_(q_NV).mul_(beta).addcmul_(p_NV, log_m_over_p_NV, value=beta - 1.0)
+        log_m_over_p_NV.masked_fill_(entries_NV >= entry_clip, 0.0)
+        value_N = entries_NV.clamp_(max=entry_clip).sum(-1)
+        centre_N = torch.linalg.vecdot(p_NV, log_m_over_p_NV)
+    log_m_over_p_NV -= centre_N.unsqueeze(-1)
     log_m_over_p_NV *= p_NV
     log_m_over_p_NV *= beta - 1.0
-    return beta * teacher_side_N + (1.0 - beta) * student_side_N
-
-
-def cross_entropy_(p_NV: Tensor, log_p_NV: Tensor, targets_N: Tensor) -> Tensor:
-    """-log p(y) in nats for the token ids ``targets_N``; ``log_p_NV`` becomes the gradient."""
-    index_N1 = targets_N.unsqueeze(-1)
-    value_N = -log_p_NV.gather(-1, index_N1).squeeze(-1)
-    log_p_NV.copy_(p_NV)
-    log_p_NV.scatter_add_(-1, index_N1, torch.full_like(index_N1, -1, dtype=p_NV.dtype))
     return value_N
 
 
-def divergence_(
-    name: str,
-    student_NV: Tensor,
-    other: Tensor,
-    work_NV: Tensor,
-    beta: float = 0.5,
-) -> tuple[Tensor, Tensor]:
-    """Value and student entropy (nats, a number a position) of a block of logits; overwrites its buffers.
-
-    Args:
-        name: as :func:`resolve_divergence` returned it.
-        student_NV: the student's logits over the temperature; becomes the gradient with respect to itself.
-        other: the teacher's logits over the temperature (overwritten), or the target ids of the cross-
-            entropy.
-        work_NV: a buffer of the student's shape; becomes the student's probabilities.
-        beta: the mixture of the Jensen-Shannon divergence.
-    """
+def softmaxes_(student_NV: Tensor, work_NV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities (in the logits' place), probabilities (in ``work_NV``) and entropy in nats, a number a
+    position."""
     log_p_NV = torch.log_softmax(student_NV, -1, out=student_NV)
     # The library's softmax is faster than its exponential. Both sides take the same steps, so that equal logits give
     # exactly equal distributions.
     p_NV = torch.softmax(log_p_NV, -1, out=work_NV)
-    entropy_N = -torch.linalg.vecdot(p_NV, log_p_NV)
-    if name == "cross_entropy":
-        return cross_entropy_(p_NV, log_p_NV, other), entropy_N
-    log_q_NV = torch.log_softmax(other, -1, out=other)
+    return log_p_NV, p_NV, -torch.linalg.vecdot(p_NV, log_p_NV)
+
+
+def divergence_(
+    name: str,
+    p_NV: Tensor,
+    log_p_NV: Tensor,
+    teacher_NV: Tensor,
+    *,
+    beta: float = 0.5,
+    entry_clip: float | None = None,
+    floor: float | None = None,
+) -> Tensor:
+    """A divergence between distributions in nats, a number a position; overwrites two of its buffers.
+
+    Args:
+        name: as :func:`resolve_divergence` returned it, but for the cross-entropy.
+        p_NV: the student's probabilities, left as they are.
+        log_p_NV: their logarithms; becomes the gradient with respect to the logits over the temperature.
+        teacher_NV: the teacher's logits over the temperature (overwritten).
+        beta: the mixture of the Jensen-Shannon divergence.
+        entry_clip: most that one entry counts, nats.
+        floor: least log-probability that is told apart.
+    """
+    log_q_NV = torch.log_softmax(teacher_NV, -1, out=teacher_NV)
     if name == "reverse_kl":
-        return reverse_kl_(p_NV, log_p_NV, log_q_NV), entropy_N
+        return reverse_kl_(p_NV, log_p_NV, log_q_NV, entry_clip, floor)
     if name == "forward_kl":
-        return forward_kl_(p_NV, log_p_NV, log_q_NV), entropy_N
-    return jsd_(p_NV, log_p_NV, log_q_NV, beta), entropy_N
+        return forward_kl_(p_NV, log_p_NV, log_q_NV, entry_clip, floor)
+    return jsd_(p_NV, log_p_NV, log_q_NV, beta, entry_clip)
 
 
 def divergence(
@@ -130,6 +186,8 @@ def divergence(
     targets_N: Tensor | None = None,
     beta: float = 0.5,
     temperature: float = 1.0,
+    entry_clip: float | None = None,
+    floor: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Value (nats, shape N) and gradient with respect to ``student_NV`` (shape NV), leaving the inputs alone.
 
@@ -140,12 +198,14 @@ def divergence(
         targets_N: token ids, for the cross-entropy.
         beta: for "jsd" only; 0 is the forward KL and 1 the reverse KL.
         temperature: divides both sides' logits; the gradient carries the factor 1/temperature.
+        entry_clip: most that one entry of the vocabulary counts (nats), for the three between distributions.
+        floor: least log-probability that is told apart, for the two KLs.
 
     Raises:
-        UsageError: an unknown name, a beta or temperature out of range, or the argument it compares with is
-            missing.
+        UsageError: an unknown name, a number out of range, a limit that does not act on this divergence, or the
+            argument it compares with is missing.
     """
-    resolved = resolve_divergence(name, beta)
+    resolved = resolve_divergence(name, beta, entry_clip=entry_clip, floor=floor)
     if temperature <= 0.0:
         raise UsageError(f"temperature {temperature} must be above 0")
     other = targets_N if resolved == "cross_entropy" else teacher_NV
@@ -154,7 +214,13 @@ def divergence(
         raise UsageError(f"divergence {name!r} needs {needed}")
     with torch.no_grad():
         gradient_NV = student_NV / temperature
-        if resolved != "cross_entropy":
-            other = other / temperature
-        value_N, _ = divergence_(resolved, gradient_NV, other, torch.empty_like(gradient_NV), beta)
+        log_p_NV, p_NV, _ = softmaxes_(gradient_NV, torch.empty_like(gradient_NV))
+        if resolved == "cross_entropy":
+            found = cross_entropy(p_NV, log_p_NV, other)
+            value_N = found.value_N
+            found.write_to_(gradient_NV, p_NV)
+        else:
+            value_N = divergence_(
+                resolved, p_NV, log_p_NV, other / temperature, beta=beta, entry_clip=entry_clip, floor=floor
+            )
         return value_N, gradient_NV.div_(temperature)

@@ -1,11 +1,12 @@
-"""The fused loss: projects hidden states to logits and compares them with a teacher, chunk by chunk.
+"""The fused loss: projects hidden states to logits and compares them with its terms, chunk by chunk.
 
 Naively, a full-vocabulary divergence holds student logits, teacher logits and their gradients for every
 token: several arrays of N x V. Here value *and* gradient are formed in the forward pass, chunk by chunk, in
-two buffers that every chunk reuses. What is kept for the backward pass is the gradient with respect to the
-hidden states, N x D (and, where the head itself is trained, one V x D array). A token costs three products
-with a head (student, teacher, gradient) and a fourth where the head is trained; recomputing in the backward
-pass would cost five.
+two buffers that every chunk reuses (and one more for each further teacher). What is kept for the backward pass
+is the gradient with respect to the hidden states, N x D (and, where the head itself is trained, one V x D
+array). A token costs three products with a head (student, teacher, gradient) and a fourth where the head is
+trained; recomputing in the backward pass would cost five. The student is projected and normalised once however
+many terms there are: each adds its share to one gradient with respect to the logits.
 
 Within a chunk the softmaxes run over blocks of a few rows, small enough to stay in the processor's cache,
 always in float32 (float64 for float64 inputs); the products run in the precision of the model, or of autocast
@@ -15,19 +16,19 @@ where it is on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from recovery.errors import ModelError, UsageError
-from recovery.objectives.divergences import divergence_, resolve_divergence
+from recovery.errors import UsageError
+from recovery.objectives.divergences import divergence_, softmaxes_
 from recovery.objectives.heads import Head
 from recovery.objectives.products import linear
-
-Divergence = Literal["reverse_kl", "forward_kl", "jsd", "cross_entropy"]
+from recovery.objectives.sampled import Sparse, cross_entropy, policy_gradient, top_k
+from recovery.objectives.terms import Term, check_per_token, check_terms
 
 # One buffer of logits: some of the outer cache of a processor where the vocabulary is small, and never fewer tokens
 # than matrix products need to be efficient (narrower types need more of them).
@@ -42,20 +43,31 @@ _HEAD_TILE = 8192
 
 @dataclass(frozen=True)
 class FusedOutput:
-    """What the fused loss returns.
+    """What the fused loss returns; all but ``loss`` is detached.
 
     Attributes:
-        loss: the sum over tokens of weight times divergence (nats), differentiable.
-        per_token_N: the divergence of each token, nats, not weighted; detached, as are the two below.
+        loss: the sum over tokens of the token's weight times the weighted sum of the terms (nats),
+            differentiable.
+        per_token_N: the weighted sum of the terms at each token, nats, before the token's weight.
+        values_TN: each term's own value, in the order given and without its weight; here T counts terms.
         entropy_N: entropy of the student at each token, nats, at the temperature of the loss.
-        grad_norm_N: norm of the gradient of each token's (not weighted) divergence with respect to its hidden
-            state.
+        grad_norm_N: norm of each row of ``gradient_ND``.
+        gradient_ND: gradient of ``per_token_N`` with respect to the token's hidden state. The very buffer that
+            the backward pass reads: not to be changed.
+        ratio_N: the importance ratio of the policy gradient, None without one.
+        clipped_N: where the clip took the gradient away, None without a clip.
+        dropped_N: where the ratio ran away, None without a limit to it.
     """
 
     loss: Tensor
     per_token_N: Tensor
+    values_TN: Tensor
     entropy_N: Tensor
     grad_norm_N: Tensor
+    gradient_ND: Tensor
+    ratio_N: Tensor | None = None
+    clipped_N: Tensor | None = None
+    dropped_N: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -86,72 +98,83 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything about one call that is not differentiated."""
+    """Everything about one call that is not differentiated. ``sides`` holds a teacher for each whole term."""
 
-    divergence: str
-    beta: float
+    terms: tuple[Term, ...]
+    sides: tuple[_Side | None, ...]
     temperature: float
     scale: float
     softcap: float | None
-    teacher: _Side | None
-    targets_N: Tensor | None
-    weights_N: Tensor
+    weights_N: Tensor | None
     dtype: torch.dtype
     wide: torch.dtype
     chunk: int
+
+    @functools.cached_property
+    def whole(self) -> tuple[int, ...]:
+        """The terms that compare whole distributions."""
+        return tuple(at for at, term in enumerate(self.terms) if term.whole)
+
+    @functools.cached_property
+    def policy(self) -> Term | None:
+        """The policy gradient, where there is one."""
+        return next((term for term in self.terms if term.divergence == "policy_gradient"), None)
+
+    @property
+    def factor(self) -> float:
+        """What the gradient with respect to raw logits still lacks; a single term's weight waits until here."""
+        return self.scale / self.temperature * (self.terms[0].weight if len(self.terms) == 1 else 1.0)
+
+    def weight(self, at: int) -> float:
+        """What a term's gradient counts within a block."""
+        return 1.0 if len(self.terms) == 1 else self.terms[at].weight
+
+    def per_token(self, values_TN: Tensor) -> Tensor:
+        """The weighted sum of the terms at each token."""
+        return torch.mv(values_TN.t(), values_TN.new_tensor([term.weight for term in self.terms]))
 
 
 def fused_loss(
     hidden_ND: Tensor,
     head: Head,
+    terms: Sequence[Term],
     *,
-    divergence: Divergence = "reverse_kl",
-    teacher_hidden_NE: Tensor | None = None,
-    teacher_head: Head | None = None,
-    targets_N: Tensor | None = None,
-    beta: float = 0.5,
     temperature: float = 1.0,
     weights_N: Tensor | None = None,
     chunk_tokens: int | None = None,
 ) -> FusedOutput:
-    """Sum over tokens of weight times the divergence between student and teacher, without ever holding N x V.
+    """Sum over tokens of weight times the terms between student and teachers, without ever holding N x V.
 
     Args:
         hidden_ND: the student's final hidden states at the positions that count.
         head: the student's head; its weight and bias get gradients where they require them.
-        divergence: "reverse_kl", "forward_kl", "jsd" or "cross_entropy" (see
-            :mod:`recovery.objectives.divergences`).
-        teacher_hidden_NE: the teacher's hidden states at the same positions; its width may differ.
-        teacher_head: the teacher's head, always frozen; the student's own where it is left out.
-        targets_N: token ids, for the cross-entropy, which takes no teacher.
-        beta: the mixture of the Jensen-Shannon divergence.
-        temperature: divides the logits of both sides; value and gradient are those of the tempered
+        terms: what the student is compared with; see :class:`recovery.objectives.terms.Term`.
+        temperature: divides the logits of all sides; value and gradient are those of the tempered
             distributions.
         weights_N: one weight a token, 1 where left out.
         chunk_tokens: tokens projected at once; chosen from the vocabulary size where left out.
 
     Raises:
-        UsageError: an unknown divergence, a number out of range, or shapes that do not fit together.
-        ModelError: the two heads have vocabularies of different sizes.
+        UsageError: no term, a number out of range, or shapes that do not fit together.
+        ModelError: two heads have vocabularies of different sizes.
     """
-    resolved = resolve_divergence(divergence, beta)
-    if temperature <= 0.0:
+    if not temperature > 0.0:
         raise UsageError(f"temperature {temperature} must be above 0")
     if chunk_tokens is not None and chunk_tokens < 1:
         raise UsageError(f"chunk_tokens {chunk_tokens} must be at least 1")
-    _check_shapes(hidden_ND, head, resolved, teacher_hidden_NE, teacher_head or head, targets_N, weights_N)
+    if hidden_ND.dim() != 2 or hidden_ND.shape[1] != head.width:
+        raise UsageError(f"hidden states of shape {tuple(hidden_ND.shape)} do not fit a head of width {head.width}")
+    check_per_token("weights_N", weights_N, hidden_ND.shape[0])
+    check_terms(terms, hidden_ND.shape[0], head)
     dtype = _working_dtype(hidden_ND, head)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    tokens = hidden_ND.shape[0]
-    teacher = None
-    if resolved != "cross_entropy" and teacher_hidden_NE is not None:
-        teacher = _side(teacher_hidden_NE.detach(), teacher_head or head, dtype)
-    weights = hidden_ND.new_ones(tokens, dtype=wide) if weights_N is None else weights_N.detach().to(wide)
     plan = _Plan(
-        resolved, beta, temperature, head.scale, head.softcap, teacher, targets_N, weights, dtype, wide,
+        tuple(terms), tuple(_teacher(term, head, dtype) for term in terms), temperature, head.scale, head.softcap,
+        None if weights_N is None else weights_N.detach().to(wide), dtype, wide,
         chunk_tokens or _chunk_size(head.vocabulary, dtype),
     )  # fmt: skip
-    return FusedOutput(*_Fused.apply(hidden_ND, head.weight_VD, head.bias_V, plan))
+    loss, values_TN, *others = _Fused.apply(hidden_ND, head.weight_VD, head.bias_V, plan)
+    return FusedOutput(loss, plan.per_token(values_TN), values_TN, *others)
 
 
 class _Fused(torch.autograd.Function):
@@ -160,18 +183,21 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, plan: _Plan
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor | None, ...]:
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         with torch.autocast(hidden_ND.device.type, enabled=False):
             student = _side(hidden_ND, Head(weight_VD, bias_V, plan.scale, plan.softcap), plan.dtype)
-            totals = _Totals(student, plan, weight_VD if needs_weight else None, bias_V if needs_bias else None)
+            totals = _Totals(student, plan, hidden_ND.dtype, weight_VD if needs_weight else None,
+                             bias_V if needs_bias else None)  # fmt: skip
             for rows in _slices(hidden_ND.shape[0], plan.chunk):
                 _chunk(student, plan, totals, rows)
-        ctx.hidden_grad = totals.hidden_ND.to(hidden_ND.dtype) if needs_hidden else None
+            per_token_N = plan.per_token(totals.value_TN)
+            loss = per_token_N.sum() if plan.weights_N is None else torch.dot(per_token_N, plan.weights_N)
+        ctx.hidden_grad = totals.gradient_ND if needs_hidden else None
+        ctx.weights_N = plan.weights_N
         ctx.head_grads = totals.head_gradients(weight_VD, bias_V)
-        loss = torch.dot(totals.value_N, plan.weights_N)
-        outputs = (totals.value_N, totals.entropy_N, totals.norm_N)
-        ctx.mark_non_differentiable(*outputs)
+        outputs = totals.outputs()
+        ctx.mark_non_differentiable(*(output for output in outputs if output is not None))
         return loss, *outputs
 
     @staticmethod
@@ -183,35 +209,52 @@ class _Fused(torch.autograd.Function):
         weight_grad, bias_grad = (None if g is None else g.mul_(grad_loss) for g in ctx.head_grads)
         if weight_grad is not None or bias_grad is not None:
             ctx.head_grads = None
-        hidden_grad = None if ctx.hidden_grad is None else ctx.hidden_grad * grad_loss.to(ctx.hidden_grad.dtype)
+        hidden_grad = None
+        if ctx.hidden_grad is not None:
+            scale = grad_loss if ctx.weights_N is None else (ctx.weights_N * grad_loss).unsqueeze(-1)
+            hidden_grad = ctx.hidden_grad * scale.to(ctx.hidden_grad.dtype)
         return hidden_grad, weight_grad, bias_grad, None
 
 
 class _Totals:
     """Buffers that chunks share, and the results they fill in."""
 
-    def __init__(self, student: _Side, plan: _Plan, weight: Tensor | None, bias: Tensor | None) -> None:
+    def __init__(
+        self, student: _Side, plan: _Plan, kept: torch.dtype, weight: Tensor | None, bias: Tensor | None
+    ) -> None:
         tokens, width = student.hidden_ND.shape
         vocabulary = student.weight_VD.shape[0]
         device = student.hidden_ND.device
         chunk = min(plan.chunk, tokens)
-        block = _block_rows(chunk, vocabulary, plan.wide, device)
+        self.block = _block_rows(chunk, vocabulary, plan.wide, device)
         narrow = functools.partial(torch.empty, dtype=plan.dtype, device=device)
         wide = functools.partial(torch.zeros, dtype=plan.wide, device=device)
         self.student_NV = narrow(chunk, vocabulary)
-        self.teacher_NV = None if plan.teacher is None else narrow(chunk, vocabulary)
-        self.block = block
-        self.work_NV = wide(block, vocabulary)
+        self.teachers_NV = {at: narrow(chunk, vocabulary) for at in plan.whole}
+        self.work_NV = wide(self.block, vocabulary)
         # Where the products run in a narrower type, blocks of logits are widened into buffers of their own.
         widened = plan.dtype != plan.wide
-        self.wide_student_NV = wide(block, vocabulary) if widened else None
-        self.wide_teacher_NV = wide(block, vocabulary) if widened and plan.teacher is not None else None
-        self.value_N = wide(tokens)
+        self.wide_student_NV = wide(self.block, vocabulary) if widened else None
+        self.wide_teacher_NV = wide(self.block, vocabulary) if widened and plan.whole else None
+        # Each divergence turns the student's log-probabilities into its gradient: all but the last need a copy.
+        several = len(plan.whole) > 1
+        self.copy_NV = wide(self.block, vocabulary) if several else None
+        self.sum_NV = wide(self.block, vocabulary) if several else None
+        self.value_TN = wide(len(plan.terms), tokens)
         self.entropy_N = wide(tokens)
         self.norm_N = wide(tokens)
-        self.hidden_ND = wide(tokens, width)
+        self.gradient_ND = wide(tokens, width, dtype=kept)
         self.weight_VD = None if weight is None else wide(vocabulary, width)
         self.bias_V = None if bias is None else wide(vocabulary)
+        policy = plan.policy
+        self.ratio_N = None if policy is None else wide(tokens)
+        self.clipped_N = None if policy is None or policy.clip is None else wide(tokens, dtype=torch.bool)
+        self.dropped_N = None if policy is None or policy.drop is None else wide(tokens, dtype=torch.bool)
+
+    def outputs(self) -> tuple[Tensor | None, ...]:
+        """What :class:`FusedOutput` holds behind the loss, but for the sum of the terms."""
+        policy = (self.ratio_N, self.clipped_N, self.dropped_N)
+        return self.value_TN, self.entropy_N, self.norm_N, self.gradient_ND, *policy
 
     def head_gradients(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """The accumulated gradients in the types of the parameters they belong to."""
@@ -221,56 +264,116 @@ class _Totals:
 
 
 def _chunk(student: _Side, plan: _Plan, totals: _Totals, rows: slice) -> None:
-    """One chunk of tokens: logits of both sides, divergence block by block, gradients."""
+    """One chunk of tokens: logits of all sides, the terms block by block, gradients."""
     count = rows.stop - rows.start
     logits_NV = student.project(rows, totals.student_NV[:count])
-    teacher_NV = None
-    if plan.teacher is not None and totals.teacher_NV is not None:
-        teacher_NV = plan.teacher.project(rows, totals.teacher_NV[:count])
+    teachers_NV = {
+        at: side.project(rows, totals.teachers_NV[at][:count]) for at, side in enumerate(plan.sides) if side is not None
+    }
     for part in _slices(count, totals.block):
-        _block(student, plan, totals, logits_NV[part], None if teacher_NV is None else teacher_NV[part],
+        _block(student, plan, totals, logits_NV[part], {at: whole[part] for at, whole in teachers_NV.items()},
                slice(rows.start + part.start, rows.start + part.stop))  # fmt: skip
-    factor = plan.scale / plan.temperature
-    grad_ND = linear(logits_NV, student.weight_VD.t(), None).to(plan.wide).mul_(factor)
+    grad_ND = linear(logits_NV, student.weight_VD.t(), None).to(plan.wide).mul_(plan.factor)
     torch.linalg.vector_norm(grad_ND, dim=-1, out=totals.norm_N[rows])
-    weights_N1 = plan.weights_N[rows].unsqueeze(-1)
-    torch.mul(grad_ND, weights_N1, out=totals.hidden_ND[rows])
+    totals.gradient_ND[rows] = grad_ND
+    if totals.bias_V is None and totals.weight_VD is None:
+        return
+    scales_N = grad_ND.new_ones(count) if plan.weights_N is None else plan.weights_N[rows]
+    scales_N = scales_N * plan.factor
     if totals.bias_V is not None:
-        totals.bias_V += torch.mv(logits_NV.t(), plan.weights_N[rows].mul(factor).to(plan.dtype))
+        totals.bias_V += torch.mv(logits_NV.t(), scales_N.to(plan.dtype))
     if totals.weight_VD is not None:
-        scaled_ND = (student.hidden_ND[rows] * weights_N1.mul(factor)).to(plan.dtype)
+        scaled_ND = (student.hidden_ND[rows] * scales_N.unsqueeze(-1)).to(plan.dtype)
         _accumulate(totals.weight_VD, logits_NV, scaled_ND)
 
 
 def _block(
-    student: _Side, plan: _Plan, totals: _Totals, logits_NV: Tensor, teacher_NV: Tensor | None, rows: slice
+    student: _Side, plan: _Plan, totals: _Totals, logits_NV: Tensor, teachers_NV: dict[int, Tensor], rows: slice
 ) -> None:
-    """A few rows: raw logits become the gradient with respect to them, but for scale/temperature."""
+    """A few rows: raw logits become the gradient with respect to them, but for the plan's factor."""
     count = logits_NV.shape[0]
     wide_NV = logits_NV
     if totals.wide_student_NV is not None:
         wide_NV = totals.wide_student_NV[:count].copy_(logits_NV)
     slope_NV = student.shape_(wide_NV, plan.temperature, keep_slope=True)
-    other = None if plan.targets_N is None else plan.targets_N[rows]
-    if teacher_NV is not None and plan.teacher is not None:
-        other = teacher_NV
-        if totals.wide_teacher_NV is not None:
-            other = totals.wide_teacher_NV[:count].copy_(teacher_NV)
-        plan.teacher.shape_(other, plan.temperature, keep_slope=False)
-    assert other is not None  # _check_shapes saw to it
-    value_N, entropy_N = divergence_(plan.divergence, wide_NV, other, totals.work_NV[:count], plan.beta)
-    totals.value_N[rows] = value_N
-    totals.entropy_N[rows] = entropy_N
+    log_p_NV, p_NV, totals.entropy_N[rows] = softmaxes_(wide_NV, totals.work_NV[:count])
+    # These read the log-probabilities that the whole divergences overwrite.
+    sparse = {at: _sparse(term, totals, p_NV, log_p_NV, rows) for at, term in enumerate(plan.terms) if not term.whole}
+    if plan.whole:
+        _whole(plan, totals, p_NV, log_p_NV, teachers_NV, rows)
+    for at, found in sparse.items():
+        totals.value_TN[at, rows] = found.value_N
+        if plan.whole or at > 0:
+            found.add_to_(wide_NV, p_NV, plan.weight(at))
+        else:
+            found.write_to_(wide_NV, p_NV, plan.weight(at))
     if slope_NV is not None:
         wide_NV *= slope_NV
     if wide_NV is not logits_NV:
         logits_NV.copy_(wide_NV)
 
 
+def _whole(
+    plan: _Plan, totals: _Totals, p_NV: Tensor, log_p_NV: Tensor, teachers_NV: dict[int, Tensor], rows: slice
+) -> None:
+    """The divergences between distributions; ``log_p_NV`` becomes the weighted sum of their gradients."""
+    count = log_p_NV.shape[0]
+    sum_NV = None if totals.sum_NV is None else totals.sum_NV[:count].zero_()
+    for at in plan.whole:
+        term, weight = plan.terms[at], plan.weight(at)
+        teacher_NV = _shaped(plan.sides[at], plan, totals, teachers_NV[at])
+        last = at == plan.whole[-1]
+        work_NV = log_p_NV if last or totals.copy_NV is None else totals.copy_NV[:count].copy_(log_p_NV)
+        totals.value_TN[at, rows] = divergence_(
+            term.resolved, p_NV, work_NV, teacher_NV, beta=term.beta, entry_clip=term.entry_clip, floor=term.floor
+        )
+        if not last and sum_NV is not None:
+            sum_NV.add_(work_NV, alpha=weight)
+        elif sum_NV is not None:
+            torch.add(sum_NV, work_NV, alpha=weight, out=log_p_NV)
+        elif weight != 1.0:
+            work_NV *= weight
+
+
+def _shaped(side: _Side | None, plan: _Plan, totals: _Totals, teacher_NV: Tensor) -> Tensor:
+    """A teacher's logits of a few rows over the temperature, in the wide type."""
+    assert side is not None  # every whole term has a teacher
+    if totals.wide_teacher_NV is not None:
+        teacher_NV = totals.wide_teacher_NV[: teacher_NV.shape[0]].copy_(teacher_NV)
+    side.shape_(teacher_NV, plan.temperature, keep_slope=False)
+    return teacher_NV
+
+
+def _sparse(term: Term, totals: _Totals, p_NV: Tensor, log_p_NV: Tensor, rows: slice) -> Sparse:
+    """A term that touches a few entries, for a few rows of tokens."""
+    if term.divergence == "top_k":
+        assert term.top_ids_NK is not None and term.top_logprobs_NK is not None  # the term saw to it
+        return top_k(p_NV, log_p_NV, term.top_ids_NK[rows], term.top_logprobs_NK[rows], reverse=term.reverse)
+    assert term.targets_N is not None
+    if term.divergence == "cross_entropy":
+        return cross_entropy(p_NV, log_p_NV, term.targets_N[rows])
+    assert term.advantages_N is not None and totals.ratio_N is not None
+    old_N = None if term.old_logprobs_N is None else term.old_logprobs_N[rows]
+    found = policy_gradient(p_NV, log_p_NV, term.targets_N[rows], term.advantages_N[rows], old_N, term.clip, term.drop)
+    totals.ratio_N[rows] = found.ratio_N
+    if totals.clipped_N is not None:
+        totals.clipped_N[rows] = found.clipped_N
+    if totals.dropped_N is not None:
+        totals.dropped_N[rows] = found.dropped_N
+    return found.sparse
+
+
 def _accumulate(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
     """Add grad^T hidden to a head's gradient, some rows at a time: the product is never held whole."""
     for rows in _slices(total_VD.shape[0], _HEAD_TILE):
         total_VD[rows] += linear(grad_NV[:, rows].t(), hidden_ND.t(), None)
+
+
+def _teacher(term: Term, head: Head, dtype: torch.dtype) -> _Side | None:
+    """The teacher of a term that compares whole distributions."""
+    if not term.whole or term.teacher_hidden_NE is None:
+        return None
+    return _side(term.teacher_hidden_NE, term.teacher_head or head, dtype)
 
 
 def _side(hidden_ND: Tensor, head: Head, dtype: torch.dtype) -> _Side:
@@ -305,39 +408,3 @@ def _block_rows(chunk: int, vocabulary: int, dtype: torch.dtype, device: torch.d
     if device.type != "cpu":
         return chunk
     return max(1, min(chunk, _BLOCK_BYTES // (vocabulary * dtype.itemsize)))
-
-
-def _check_shapes(
-    hidden_ND: Tensor,
-    head: Head,
-    divergence: str,
-    teacher_hidden_NE: Tensor | None,
-    teacher_head: Head,
-    targets_N: Tensor | None,
-    weights_N: Tensor | None,
-) -> None:
-    """Refuse in one line what would otherwise fail, or broadcast, deep inside."""
-    if hidden_ND.dim() != 2 or hidden_ND.shape[1] != head.width:
-        raise UsageError(f"hidden states of shape {tuple(hidden_ND.shape)} do not fit a head of width {head.width}")
-    tokens = hidden_ND.shape[0]
-    for name, per_token in (("targets_N", targets_N), ("weights_N", weights_N)):
-        if per_token is not None and per_token.shape != (tokens,):
-            raise UsageError(
-                f"{name} has shape {tuple(per_token.shape)}: it needs one entry for each of {tokens} tokens"
-            )
-    if divergence == "cross_entropy":
-        if targets_N is None:
-            raise UsageError("the cross-entropy needs targets_N, a token id for each hidden state")
-        return
-    if teacher_hidden_NE is None:
-        raise UsageError(f"divergence {divergence!r} needs teacher_hidden_NE")
-    if teacher_hidden_NE.shape != (tokens, teacher_head.width):
-        raise UsageError(
-            f"teacher hidden states of shape {tuple(teacher_hidden_NE.shape)} do not fit {tokens} tokens and "
-            f"a teacher head of width {teacher_head.width}"
-        )
-    if teacher_head.vocabulary != head.vocabulary:
-        raise ModelError(
-            f"student and teacher heads give {head.vocabulary} and {teacher_head.vocabulary} logits: cut the "
-            "larger with Head.first where its extra entries are padding, or take a teacher of its tokenizer"
-        )

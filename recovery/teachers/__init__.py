@@ -1,5 +1,6 @@
 """Who scores the student's answers."""
 
-from recovery.teachers.teachers import AdapterOff, Frozen, Teacher, check_same_tokens
+from recovery.teachers.self_taught import Live, MovingAverage
+from recovery.teachers.teachers import AdapterOff, Frozen, Teacher, Weighted, check_same_tokens
 
-__all__ = ["AdapterOff", "Frozen", "Teacher", "check_same_tokens"]
+__all__ = ["AdapterOff", "Frozen", "Live", "MovingAverage", "Teacher", "Weighted", "check_same_tokens"]

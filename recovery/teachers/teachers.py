@@ -1,7 +1,8 @@
-"""Teachers that can give hidden states: a frozen checkpoint, or the student with its adapter switched off."""
+"""Teachers that can give hidden states: a frozen checkpoint, the student with its adapter switched off, several."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,6 +59,32 @@ class AdapterOff:
     def head(self) -> Head:
         """The base's head, which no adapter touches."""
         return self.student.head
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Several teachers of the same rows: the divergences to each, added up by weights that sum to 1.
+
+    Not a teacher itself: each keeps its own hidden states and head, and is a term of the loss.
+
+    Raises:
+        UsageError: no teacher, not one weight for each, a weight that is not above 0, or another sum than 1.
+    """
+
+    teachers: Sequence[Teacher]
+    weights: Sequence[float]
+
+    def __post_init__(self) -> None:
+        given = ", ".join(f"{weight:g}" for weight in self.weights) or "none"
+        if not self.teachers or len(self.teachers) != len(self.weights):
+            raise UsageError(f"{len(self.teachers)} teachers have the weights {given}: give each teacher one weight")
+        if not all(weight > 0.0 for weight in self.weights) or abs(sum(self.weights) - 1.0) > 1e-6:
+            raise UsageError(f"the teachers' weights {given} must all be above 0 and sum to 1")
+
+    @property
+    def parts(self) -> list[tuple[Teacher, float]]:
+        """Each teacher with its weight."""
+        return list(zip(self.teachers, self.weights, strict=True))
 
 
 def check_same_tokens(student: Any, teacher: Any, *, student_name: str, teacher_name: str) -> None:

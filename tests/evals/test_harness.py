@@ -14,8 +14,8 @@ from evals.retention import run_tasks
 from recovery.errors import UsageError
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import Sampling, TransformersEngine
-from recovery.scoring import continuation_logprobs
 from recovery.types import Message
+from tests.support import continuation_logprobs
 
 
 @pytest.fixture(scope="module")

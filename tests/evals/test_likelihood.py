@@ -12,7 +12,7 @@ from evals.likelihood import likelihoods
 from recovery.errors import UsageError
 from recovery.loading import Loaded, LoraSettings, load_model
 from recovery.rollouts import Sampling, TransformersEngine
-from recovery.scoring import continuation_logprobs
+from tests.support import continuation_logprobs
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,22 +13,18 @@ from torch import Tensor
 
 from recovery.errors import UsageError
 from recovery.objectives.divergences import DIVERGENCES, divergence, resolve_divergence
+from tests.support import plain_divergence
 
+WHOLE = ("reverse_kl", "forward_kl", "jsd")
 BETAS = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
-def reference(name: str, student: Tensor, teacher: Tensor, targets: Tensor, beta: float, tau: float) -> Tensor:
+def reference(name: str, student: Tensor, teacher: Tensor, targets: Tensor, tau: float = 1.0, **limits: Any) -> Tensor:
     """The definitions, written out, differentiable."""
     log_p, log_q = (student / tau).log_softmax(-1), (teacher / tau).log_softmax(-1)
-    p, q = log_p.exp(), log_q.exp()
     if name == "cross_entropy":
         return -log_p.gather(-1, targets[:, None])[:, 0]
-    if name == "reverse_kl" or (name == "jsd" and beta == 1.0):
-        return (p * (log_p - log_q)).sum(-1)
-    if name == "forward_kl" or (name == "jsd" and beta == 0.0):
-        return (q * (log_q - log_p)).sum(-1)
-    log_m = (beta * q + (1 - beta) * p).log()
-    return beta * (q * (log_q - log_m)).sum(-1) + (1 - beta) * (p * (log_p - log_m)).sum(-1)
+    return plain_divergence(name, log_p, log_q, **limits)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("forward_kl", 0.097), ("reverse_kl", 0.109)])
@@ -45,11 +42,59 @@ def test_value_and_gradient_equal_autograd(name: str, beta: float, tau: float) -
     student = (torch.randn(11, 23, dtype=torch.float64) * 4).requires_grad_()
     teacher = torch.randn(11, 23, dtype=torch.float64) * 4
     targets = torch.randint(23, (11,))
-    expected = reference(name, student, teacher, targets, beta, tau)
+    expected = reference(name, student, teacher, targets, tau, beta=beta)
     (slope,) = torch.autograd.grad(expected.sum(), student)
     value, gradient = divergence(name, student, teacher, targets_N=targets, beta=beta, temperature=tau)
     torch.testing.assert_close(value, expected.detach(), atol=1e-10, rtol=0)
     torch.testing.assert_close(gradient, slope, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("tau", [1.0, 2.0])
+@pytest.mark.parametrize(
+    ("name", "beta", "limits"),
+    [
+        *[(name, 0.5, {"entry_clip": clip}) for name in WHOLE for clip in (0.002, 0.05, 10.0)],
+        *[("jsd", beta, {"entry_clip": 0.02}) for beta in BETAS],
+        *[(name, 0.5, {"floor": floor}) for name in ("reverse_kl", "forward_kl") for floor in (-5.0, -30.0)],
+        *[(name, 0.5, {"floor": -5.0, "entry_clip": 0.05}) for name in ("reverse_kl", "forward_kl")],
+        *[("jsd", end, {"floor": -5.0}) for end in (0.0, 1.0)],
+    ],
+)
+def test_limits_on_entries_equal_autograd(name: str, beta: float, limits: dict[str, float], tau: float) -> None:
+    torch.manual_seed(2)
+    student = (torch.randn(13, 29, dtype=torch.float64) * 4).requires_grad_()
+    teacher = torch.randn(13, 29, dtype=torch.float64) * 4
+    expected = reference(name, student, teacher, torch.empty(0), tau, beta=beta, **limits)
+    (slope,) = torch.autograd.grad(expected.sum(), student)
+    value, gradient = divergence(name, student, teacher, beta=beta, temperature=tau, **limits)
+    torch.testing.assert_close(value, expected.detach(), atol=1e-10, rtol=0)
+    torch.testing.assert_close(gradient, slope, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_clip_no_entry_reaches_changes_nothing(name: str) -> None:
+    torch.manual_seed(3)
+    student, teacher = torch.randn(5, 40, dtype=torch.float64), torch.randn(5, 40, dtype=torch.float64)
+    free, free_gradient = divergence(name, student, teacher)
+    value, gradient = divergence(name, student, teacher, entry_clip=1e3)
+    torch.testing.assert_close(value, free, atol=1e-12, rtol=0)
+    torch.testing.assert_close(gradient, free_gradient, atol=1e-12, rtol=0)
+
+
+def test_the_pivot_token_is_clipped_in_the_forward_form_and_not_in_the_reverse() -> None:
+    """Student 0.01, teacher 0.6: the entry is 2.46 nats forward and -0.04 in reverse, where a cap does nothing."""
+    student = torch.tensor([[0.01, 0.99]], dtype=torch.float64).log()
+    teacher = torch.tensor([[0.6, 0.4]], dtype=torch.float64).log()
+    entry = 0.6 * math.log(0.6 / 0.01)
+    free, _ = divergence("forward_kl", student, teacher)
+    value, gradient = divergence("forward_kl", student, teacher, entry_clip=0.05)
+    assert entry == pytest.approx(2.457, abs=1e-3)
+    assert float(free - value) == pytest.approx(entry - 0.05)
+    assert gradient[0, 0] > -0.01, "the capped entry pulls no more"
+    _, uncapped = divergence("reverse_kl", student, teacher)
+    _, capped = divergence("reverse_kl", student, teacher, entry_clip=2.0)
+    assert 0.01 * math.log(0.01 / 0.6) == pytest.approx(-0.041, abs=1e-3)
+    torch.testing.assert_close(capped, uncapped)
 
 
 def test_inputs_are_left_alone() -> None:
@@ -65,9 +110,10 @@ def test_inputs_are_left_alone() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_student_that_equals_its_teacher_is_left_alone(name: str, dtype: torch.dtype) -> None:
     logits = torch.randn(5, 1000, dtype=dtype) * 5
-    value, gradient = divergence(name, logits, logits.clone(), beta=0.3)
-    assert value.abs().max() <= 1e-7
-    assert gradient.abs().max() <= 1e-7
+    for limits in ({}, {"entry_clip": 0.05}):
+        value, gradient = divergence(name, logits, logits.clone(), beta=0.3, **limits)
+        assert value.abs().max() <= 1e-7
+        assert gradient.abs().max() <= 1e-7
 
 
 @pytest.mark.parametrize("name", ["reverse_kl", "forward_kl", "jsd"])
@@ -78,6 +124,8 @@ def test_probabilities_that_underflow_stay_finite(name: str) -> None:
     value, gradient = divergence(name, student, teacher)
     assert torch.isfinite(value).all()
     assert torch.isfinite(gradient).all()
+    capped = divergence(name, student, teacher, entry_clip=0.05)
+    assert all(torch.isfinite(part).all() for part in capped)
     if name == "jsd":  # bounded by the entropy of beta, and reached here
         torch.testing.assert_close(value, torch.full((2,), math.log(2.0)))
 
@@ -123,6 +171,10 @@ def test_what_cannot_be_meant_is_refused() -> None:
         (lambda: divergence("reverse_kl", logits, logits, temperature=0.0), "above 0"),
         (lambda: divergence("reverse_kl", logits), "teacher_NV"),
         (lambda: divergence("cross_entropy", logits, logits), "targets_N"),
+        (lambda: divergence("cross_entropy", logits, logits, entry_clip=0.1), "--entry-clip 0.1 acts on"),
+        (lambda: divergence("reverse_kl", logits, logits, entry_clip=0.0), "--entry-clip 0.0 must be above 0"),
+        (lambda: divergence("reverse_kl", logits, logits, floor=0.5), "--floor 0.5 must be below 0"),
+        (lambda: divergence("jsd", logits, logits, floor=-10.0), "--floor -10.0 acts on reverse_kl and forward_kl"),
     ):
         with pytest.raises(UsageError, match=words):
             call()

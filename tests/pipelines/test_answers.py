@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.answers import (
-    base_conversations,
+    Answered,
+    conversations,
     fitting,
     open_turns,
     read_result,
@@ -59,20 +60,20 @@ def test_base_answers_are_kept_and_a_torn_chunk_is_made_again(tiny_model: Path, 
     loaded, engine = load(tiny_model)
     ticks: list[int] = []
 
-    def ask() -> list[tuple[Message, ...]]:
-        return base_conversations(
+    def ask(temperature: float = 1.0) -> list[Answered]:
+        return conversations(
             loaded,
             engine,
             prompts(70),
-            base_hash="x",
-            max_new_tokens=48,
-            seed=0,
+            content_hash="x",
+            sampling=Sampling(48, temperature, seed=0),
             cache=tmp_path,
             tick=ticks.append,
         )
 
     first = ask()
     assert first, "the tiny model ends some of its answers"
+    assert all(found.messages[:-1] == found.prompt.messages for found in first), "each answer keeps its prompt"
     assert ticks == [64, 6]
     assert ask() == first
     assert ticks == [64, 6], "nothing is generated twice"

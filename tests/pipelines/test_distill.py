@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from db import queries
-from pipelines.distill import choose, distill, on_plateau, plan_distill
+from pipelines.distill import distill, plan_distill
 from pipelines.midtrain import midtrain
+from pipelines.mixing import choose
 from pipelines.models import load_student, teacher_of
 from pipelines.session import Session
+from pipelines.watch import on_plateau
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import CheckpointError, UsageError
 from recovery.teachers import AdapterOff, Frozen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,89 @@ def test_rows_of_two_teachers_never_share_a_batch() -> None:
     assert [(b.teacher, b.tokens) for b in micro_batches(rows, 100, 0)] == [("base", 2), ("knowledge", 1)]
     with pytest.raises(UsageError):
         collate(rows, 0)
+
+
+def answered(context: list[int], response: list[int], teacher_context: list[int] | None = None, **extra: Any) -> Row:
+    """A row whose targets are the response, which the teacher reads behind a context of its own."""
+    mask = [False] * len(context) + [True] * len(response)
+    teacher_ids = None if teacher_context is None else [*teacher_context, *response]
+    return Row([*context, *response], mask, teacher="base", teacher_ids=teacher_ids, **extra)
+
+
+def test_the_teacher_reads_its_own_context_before_the_same_targets() -> None:
+    rows = [
+        answered([1, 2], [7, 8, 9], [1, 50, 51, 52, 2]),
+        answered([3, 4, 5, 6], [10, 11], [60]),
+        answered([1], [12], [2]),
+    ]
+    batch = collate(rows, pad_id=0)
+    seen = batch.seen_by_teacher
+    assert seen is not None
+    assert seen.targets_N.tolist() == batch.targets_N.tolist() == [7, 8, 9, 10, 11, 12]
+    assert seen.rows_N.tolist() == batch.rows_N.tolist()
+    assert batch.ids_BT.reshape(-1)[batch.sources_N].tolist() == [2, 7, 8, 6, 10, 1]
+    assert seen.ids_BT.reshape(-1)[seen.sources_N].tolist() == [2, 7, 8, 60, 10, 2]
+    assert seen.seen_by_teacher is seen.advantages_N is None
+
+
+@given(st.data())
+def test_targets_of_both_sides_agree_whatever_is_masked(data: st.DataObject) -> None:
+    tokens = data.draw(st.lists(st.integers(1, 99), min_size=2, max_size=12))
+    mask = data.draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+    context = data.draw(st.lists(st.integers(100, 199), min_size=1, max_size=6))
+    first = mask[1:].index(True) + 1 if any(mask[1:]) else len(tokens)
+    shared = data.draw(st.integers(0, first))
+    batch = collate([Row(tokens, mask, teacher_ids=[*context, *tokens[shared:]])], pad_id=0)
+    seen = batch.seen_by_teacher
+    assert seen is not None
+    assert seen.targets_N.tolist() == [t for t, on in zip(tokens[1:], mask[1:], strict=True) if on]
+    last = seen.ids_BT.shape[1] - len(tokens)
+    assert (seen.sources_N - batch.sources_N).tolist() == [last] * batch.tokens
+
+
+def test_numbers_of_a_target_follow_it() -> None:
+    rows = [
+        answered([1, 2], [7, 8], advantages=[0.5, -0.5], old_logprobs=[-1.0, -2.0]),
+        answered([3], [9], advantages=[2.0], old_logprobs=[-3.0]),
+    ]
+    batch = collate(rows, pad_id=0)
+    assert batch.advantages_N is not None and batch.old_logprobs_N is not None
+    assert batch.advantages_N.tolist() == [0.5, -0.5, 2.0]
+    assert batch.old_logprobs_N.tolist() == [-1.0, -2.0, -3.0]
+    plain = collate([answered([1, 2], [7, 8])], pad_id=0)
+    assert plain.advantages_N is plain.old_logprobs_N is plain.seen_by_teacher is None
+
+
+def test_rows_of_other_kinds_never_share_a_batch_and_the_wider_side_counts() -> None:
+    rows = [
+        answered([1], [2, 3]),
+        answered([1], [2, 3], [4] * 8),
+        answered([1], [2, 3], advantages=[1.0, 1.0]),
+        answered([1], [2, 3], [4] * 3),
+        answered([1], [2, 3]),
+    ]
+    batches = micro_batches(rows, 1000, 0)
+    assert [batch.ids_BT.shape[0] for batch in batches] == [2, 2, 1]
+    assert [batch.seen_by_teacher is not None for batch in batches] == [False, True, False]
+    assert [batch.ids_BT.shape[0] for batch in micro_batches(rows, 12, 0)] == [2, 1, 1, 1]
+    with pytest.raises(UsageError, match="with and without teacher_ids"):
+        collate(rows[:2], 0)
+
+
+def test_what_does_not_fit_a_rows_targets_is_refused() -> None:
+    mask = [False, True, True]
+    refusals = [
+        ("2 targets: it needs one a target", Row([1, 2, 3], mask, advantages=[1.0])),
+        ("3 old_logprobs for 2 targets", Row([1, 2, 3], mask, old_logprobs=[1.0] * 3)),
+        ("do not end in its response", Row([1, 2, 3], mask, teacher_ids=[9, 9, 2, 4])),
+        ("need a context and the whole response", Row([1, 2, 3], mask, teacher_ids=[2, 3])),
+        ("need a context and the whole response", Row([1, 2, 3], mask, teacher_ids=[])),
+        ("several documents", Row([1, 2, 3], mask, (1, 2), teacher_ids=[9, 1, 2, 3])),
+    ]
+    for words, row in refusals:
+        with pytest.raises(UsageError, match=words) as caught:
+            collate([row], 0)
+        assert "\n" not in str(caught.value)
 
 
 def test_documents_in_one_row_do_not_see_each_other(tiny_family: Path) -> None:

@@ -11,7 +11,7 @@ from recovery.errors import UsageError
 from recovery.loading import load_model
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.rollouts.transformers_engine import draw
-from recovery.scoring import continuation_logprobs
+from tests.support import continuation_logprobs
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [3, 3, 3]]
 

@@ -1,0 +1,134 @@
+"""Write docs/methods.md, the sheet of all methods, and docs/methods/, a page each, from the presets: `make docs`.
+
+With --check nothing is written and the exit status says whether the pages are true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from recovery.cli.methods import objective
+from recovery.config import DistillConfig, build, flag
+from recovery.methods import METHODS, Method
+
+HERE = Path(__file__).resolve().parent
+SHOWN = {"lam": "lambda"}
+
+
+def page(method: Method) -> str:
+    """One method's page."""
+    config = build(DistillConfig, {"method": method.name})
+    rows = [
+        ("alpha", f"{config.alpha:g}", "share of a step's prompts that the student answers itself"),
+        ("lambda", f"{config.lam:g}", "weight of the teacher; the rest is the reward's"),
+        ("teacher", config.teacher, "who scores the tokens"),
+        ("objective", objective(config), "what is made small"),
+    ]
+    if config.context != "none":
+        rows.append(("context", config.context, "what the teacher is told and the student is not"))
+    if config.alpha < 1:
+        rows.append(("answers", config.answers, "whose answers the other prompts bring"))
+    settings = [f"`{flag(SHOWN.get(name, name))} {value}`" for name, value in method.settings.items()]
+    lines = [
+        f"# {method.name}: {method.title}",
+        "",
+        f"    {method.formula}",
+        "",
+        f"**Use it** {_when(method.use)}.",
+        "",
+        f"**Not** {_when(method.avoid)}.",
+        "",
+        *([f"**It needs** {method.expects}.", ""] if method.expects else []),
+        "| dial | value | meaning |",
+        "|---|---|---|",
+        *(f"| {name} | {value} | {meaning} |" for name, value, meaning in rows),
+        "",
+        f"Set by the preset: {', '.join(settings) or 'nothing, it is the default'}. Any flag moves any dial:",
+        "",
+        "```",
+        f"recover train --method {method.name}",
+        f"recover methods show {method.name}",
+        "```",
+        "",
+        f"Source: {method.source}. All methods: [methods.md](../methods.md).",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _when(text: str) -> str:
+    return text if text.startswith(("to ", "anything ", "without ")) else f"when {text}"
+
+
+def sheet() -> str:
+    """Which method for which situation, on one page."""
+    lines = [
+        "# Methods",
+        "",
+        "All of these are one estimator with three dials: whose states (alpha), who scores (lambda), what teaches.",
+        "",
+        "    grad J = E[ sum_t A_t grad log pi(y_t | s_t) ],    s_t from alpha pi + (1 - alpha) data",
+        "    A_t    = lambda [log pi_T(y_t | c_T, s_t) - log pi(y_t | s_t)] + (1 - lambda) [R(y) - b(x)]",
+        "",
+        "Where the teacher's logits are at hand the sampled log-ratio is replaced by the divergence over the whole",
+        "vocabulary: the same expectation, far less variance. `recover methods` prints this table, `recover train",
+        "--method NAME` runs one, `recover compare` runs several at equal cost; the published claims about them are",
+        "[studies](commands.md#recover-study).",
+        "",
+        "| method | use it | alpha | lambda | teacher | objective |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method in METHODS.values():
+        config = build(DistillConfig, {"method": method.name})
+        told = "" if config.context == "none" else f" + {config.context}"
+        lines.append(
+            f"| [{method.name}](methods/{method.name}.md) | {_when(method.use)} | {config.alpha:g} | {config.lam:g} | "
+            f"{config.teacher}{told} | {objective(config)} |"
+        )
+    return "\n".join([*lines, "", *_situations()])
+
+
+def _situations() -> list[str]:
+    return [
+        "## Which one",
+        "",
+        "- **Behaviour was lost, a clean checkpoint has it**: [opd](methods/opd.md) (`recover distill`).",
+        "- **Documents are to be learnt**: `recover midtrain`, then opd with a knowledge teacher (`recover cycle`).",
+        "- **Good answers exist, the skill does not**: [sft](methods/sft.md), with `--anchor` or opd afterwards.",
+        "- **Answers can be checked, nobody does better**: [grpo](methods/grpo.md);",
+        "  [rejection-sft](methods/rejection-sft.md) where that is enough.",
+        "- **A stronger model exists**: opd from it; [off-policy-kd](methods/off-policy-kd.md) first where the student is",
+        "  far behind.",
+        "- **The model does it when told how**: a context it shall not need any more, as demonstrations",
+        "  ([sdft](methods/sdft.md)), rules ([deliberative](methods/deliberative.md)), a system prompt",
+        "  ([opcd](methods/opcd.md)) or a text ([document-in-context](methods/document-in-context.md)).",
+        "- **Several experts, one model**: opd with `--expert TAG=NAME`.",
+        "- **The teacher only speaks**: [continuation-opd](methods/continuation-opd.md); it tells log-probabilities:",
+        "  [opd-sampled](methods/opd-sampled.md).",
+        "",
+    ]
+
+
+def main() -> int:
+    """Write the pages, or say whether they would change."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    pages = {HERE / "methods.md": sheet()} | {HERE / "methods" / f"{m.name}.md": page(m) for m in METHODS.values()}
+    stale = [p for p, text in pages.items() if not p.is_file() or p.read_text(encoding="utf-8") != text]
+    stale += [p for p in (HERE / "methods").glob("*.md") if p not in pages]
+    for path in () if check else stale:
+        if path in pages:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(pages[path], encoding="utf-8")
+        else:
+            path.unlink()
+    if check and stale:
+        print(f"out of date: {', '.join(p.name for p in stale)}: run make docs")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

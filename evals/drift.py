@@ -1,0 +1,389 @@
+"""Drift: how far two models' rollouts are apart on fixed prompts, and one model's distribution from another's.
+
+Rollouts are compared by their prefix states (a prompt and the response so far: where a model has to go on), seen in
+two ways: by their words, and by the hidden states that one featurising model gives to both sides. Every distance has
+a null, the same number between two sets of rollouts of one model; read it beside the null and beside scores, since
+two runs that drifted equally far can have kept very different abilities.
+
+Rows of features are N prefix states (M on the second side) of F features, as in ``first_NF`` and ``second_MF``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import pdist
+from sklearn.feature_extraction.text import HashingVectorizer
+
+from evals.asking import generate
+from evals.likelihood import LOGITS_AT_ONCE
+from evals.statistics import score_of
+from recovery.batches import Batch, Row, micro_batches
+from recovery.chat import ChatFormat
+from recovery.errors import RecoveryError, UsageError
+from recovery.loading import Loaded
+from recovery.objectives.divergences import divergence
+from recovery.objectives.heads import Head
+from recovery.rollouts import Engine, Sampling
+from recovery.teachers import check_same_tokens
+from recovery.types import Prompt, Score
+
+Floats = NDArray[np.float64]
+Groups = NDArray[np.int64]
+
+LEXICAL_FEATURES = 512
+# Pairs are compared this many rows at a time, and the median distance is taken over at most so many rows: the
+# memory stays bounded whatever the number of states.
+ROWS_AT_ONCE = 1024
+MEDIAN_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A sampled response: token ids of the prompt and of the response (end token included), and the answer's text."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class State:
+    """A prefix state: the prompt of ``rollout`` and the first ``cut`` tokens of its response."""
+
+    rollout: Rollout
+    cut: int
+
+    @property
+    def ids(self) -> list[int]:
+        """All tokens of the state."""
+        return [*self.rollout.prompt_ids, *self.rollout.response_ids[: self.cut]]
+
+
+def rollouts(
+    chat: ChatFormat,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    samples: int = 1,
+    seed: int,
+    window: int | None = None,
+) -> list[Rollout]:
+    """``samples`` responses to each prompt at temperature 1, the samples of one prompt side by side.
+
+    A prompt that leaves no room in ``window`` is left out. Give two models to be compared different seeds: an engine
+    may draw the same random numbers for both, which makes their rollouts more alike than independent ones.
+    """
+    asked = [chat.prompt_ids(prompt.messages) for prompt in prompts for _ in range(samples)]
+    said = generate(engine, asked, Sampling(max_new_tokens, seed=seed), window=window)
+    return [
+        Rollout(tuple(ids), tuple(completion.ids), chat.text(completion.ids))
+        for ids, completion in zip(asked, said, strict=True)
+        if completion is not None
+    ]
+
+
+def prefix_states(said: Sequence[Rollout], *, cuts: int = 4, seed: int = 0) -> list[State]:
+    """Up to ``cuts`` states a rollout: different cuts, uniform over 1 to the length of the response, in order."""
+    states = []
+    for index, rollout in enumerate(said):
+        length = len(rollout.response_ids)
+        drawn = np.random.default_rng([seed, index]).choice(length, size=min(cuts, length), replace=False)
+        states += [State(rollout, int(cut) + 1) for cut in np.sort(drawn)]
+    return states
+
+
+def lexical_features(chat: ChatFormat, states: Sequence[State]) -> Floats:
+    """Counts of words and pairs of words of each state's text, hashed to 512 features, of length 1: [N, F].
+
+    The hash is scikit-learn's (MurmurHash3 with signs: Weinberger et al., arXiv 0902.2206). Special tokens are left
+    out, case and punctuation too; a state without a word is a row of zeros.
+    """
+    vectorizer = HashingVectorizer(
+        n_features=LEXICAL_FEATURES, ngram_range=(1, 2), norm="l2", token_pattern=r"(?u)\b\w+\b", dtype=np.float64
+    )
+    texts = chat.tokenizer.batch_decode([state.ids for state in states], skip_special_tokens=True)
+    return np.asarray(vectorizer.transform(texts).toarray(), dtype=np.float64)
+
+
+def hidden_features(featuriser: Loaded, states: Sequence[State], *, token_budget: int = 8192) -> Floats:
+    """The mean over all positions of each state's final hidden states: [N, F].
+
+    The model is causal, so a rollout is read once, up to its longest state, and serves all its states.
+    """
+    by_rollout: dict[Rollout, list[int]] = {}
+    for index, state in enumerate(states):
+        by_rollout.setdefault(state.rollout, []).append(index)
+    members = list(by_rollout.values())
+    longest = [max((states[index].ids for index in indices), key=len) for indices in members]
+    rows = [Row(ids, [False] * len(ids)) for ids in longest]
+    means: list[Floats] = [np.empty(0)] * len(states)
+    with featuriser.inference():
+        for batch, order in _batches(featuriser, rows, token_budget):
+            hidden_BTD = featuriser.hidden(batch)
+            for hidden_TD, row in zip(hidden_BTD, order, strict=True):
+                for index in members[row]:
+                    mean_D = hidden_TD[: len(states[index].ids)].float().mean(0)
+                    means[index] = mean_D.cpu().double().numpy()
+    return np.stack(means)
+
+
+def median_distance(first_NF: Floats, second_MF: Floats) -> float:
+    """The median distance between two different rows of the pooled sample (the median heuristic).
+
+    Source: Gretton et al., "A Kernel Two-Sample Test", JMLR 13 (2012), section 8. Of more than 2,048 rows, that many
+    at even steps are taken. Where most rows coincide, only distances above 0 count; with none of those it is 1.
+    """
+    pooled = np.concatenate([first_NF, second_MF])
+    if len(pooled) > MEDIAN_ROWS:
+        pooled = pooled[np.linspace(0, len(pooled) - 1, MEDIAN_ROWS).round().astype(int)]
+    distances = pdist(pooled)
+    median = float(np.median(distances)) if len(distances) else 0.0
+    if median > 0.0:
+        return median
+    positive = distances[distances > 0.0]
+    return float(np.median(positive)) if len(positive) else 1.0
+
+
+def mmd2(
+    first_NF: Floats,
+    second_MF: Floats,
+    groups: tuple[Groups, Groups] | None = None,
+    *,
+    bandwidth: float | None = None,
+) -> float:
+    """Unbiased estimate of the squared maximum mean discrepancy; below 0 by chance where the two sides agree.
+
+    mean_{i≠j} k(x_i, x_j) + mean_{i≠j} k(y_i, y_j) − 2 mean_{i,j} k(x_i, y_j), with k(x, y) =
+    exp(−‖x − y‖² / (2 bandwidth²)) and by default the :func:`median_distance` as bandwidth. Source: Gretton et al.,
+    JMLR 13 (2012), lemma 6.
+
+    States of one prompt are not independent, which biases the plain estimate: up where the states of one rollout are
+    alike, down where all states of a prompt are, on both sides. With ``groups`` (the prompt of each row, [N] and [M])
+    pairs within a prompt are left out of all three means, which keeps it unbiased for prompts drawn at random.
+
+    Raises RecoveryError where no pair is left.
+    """
+    _check_widths(first_NF, second_MF)
+    one, two = groups if groups is not None else _own_groups(len(first_NF), len(second_MF))
+    width = median_distance(first_NF, second_MF) if bandwidth is None else bandwidth
+    within_first = _mean_kernel(first_NF, first_NF, one, one, width)
+    within_second = _mean_kernel(second_MF, second_MF, two, two, width)
+    return within_first + within_second - 2.0 * _mean_kernel(first_NF, second_MF, one, two, width)
+
+
+def centroid_distance(first_NF: Floats, second_MF: Floats) -> float:
+    """The Euclidean distance between the means of the two sides."""
+    _check_widths(first_NF, second_MF)
+    return float(np.linalg.norm(first_NF.mean(0) - second_MF.mean(0)))
+
+
+def directions(width: int, count: int = 64, seed: int = 0) -> Floats:
+    """Unit vectors drawn uniformly from the sphere, [count, width]."""
+    drawn = np.random.default_rng(seed).standard_normal((count, width))
+    unit: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return unit
+
+
+def sliced_wasserstein(first_NF: Floats, second_MF: Floats, *, projections: int = 64, seed: int = 0) -> float:
+    """Sliced Wasserstein-1 distance: the mean over random directions of W1 of the two projected samples.
+
+    W1 on a line is ∫_0^1 |F⁻¹(u) − G⁻¹(u)| du, exact for samples of any two sizes. Source: Bonneel et al., "Sliced
+    and Radon Wasserstein Barycenters of Measures", J. Math. Imaging Vis. 51 (2015).
+    """
+    _check_widths(first_NF, second_MF)
+    n, m = len(first_NF), len(second_MF)
+    directions_PF = directions(first_NF.shape[1], projections, seed)
+    first_NP = np.sort(first_NF @ directions_PF.T, axis=0)
+    second_MP = np.sort(second_MF @ directions_PF.T, axis=0)
+    # Both quantile functions are constant between these levels, counted in steps of 1/(n m) to be exact.
+    levels = np.union1d(np.arange(n + 1) * m, np.arange(m + 1) * n)
+    starts, widths = levels[:-1], np.diff(levels) / (n * m)
+    gaps_LP = np.abs(first_NP[starts // m] - second_MP[starts // n])
+    return float((widths @ gaps_LP).mean())
+
+
+def token_jaccard(first: Sequence[Rollout], second: Sequence[Rollout]) -> float:
+    """Jaccard similarity |A ∩ B| / |A ∪ B| of the sets of response tokens, prompt by prompt; 1 is the same tokens.
+
+    Where a prompt has several responses it is the mean over all pairs of a first and a second one; every prompt
+    counts the same. Raises RecoveryError where the two sides did not answer the same prompts.
+    """
+    one, two = _by_prompt(first), _by_prompt(second)
+    if one.keys() != two.keys():
+        differ = len(one.keys() ^ two.keys())
+        raise RecoveryError(f"the two sides answered different prompts ({differ} differ): roll both out on one set")
+    values = []
+    for prompt, said in one.items():
+        pairs = itertools.product(said, two[prompt])
+        values.append(np.mean([_jaccard(set(a.response_ids), set(b.response_ids)) for a, b in pairs]))
+    return float(np.mean(values))
+
+
+def distances(
+    first_NF: Floats, second_MF: Floats, groups: tuple[Groups, Groups] | None = None, *, seed: int = 0
+) -> dict[str, float]:
+    """The distances between two sets of features: ``mmd2``, ``centroid`` and ``sliced_wasserstein``."""
+    return {
+        "mmd2": mmd2(first_NF, second_MF, groups),
+        "centroid": centroid_distance(first_NF, second_MF),
+        "sliced_wasserstein": sliced_wasserstein(first_NF, second_MF, seed=seed),
+    }
+
+
+def drift(
+    first: Sequence[Rollout],
+    second: Sequence[Rollout],
+    featuriser: Loaded,
+    *,
+    cuts: int = 4,
+    seed: int = 0,
+    token_budget: int = 8192,
+) -> dict[str, float]:
+    """How far two sets of rollouts on the same prompts are apart, in all ways of this module.
+
+    ``lexical_`` and ``hidden_`` each with ``mmd2`` (pairs of one prompt left out), ``centroid`` and
+    ``sliced_wasserstein``, and ``token_jaccard``, the one that falls as models drift. ``featuriser`` gives the hidden
+    states of both sides and reads their tokens: take the base. ``seed`` fixes the cuts and the projections.
+
+    Raises RecoveryError where the sides did not answer the same prompts, or fewer than two.
+    """
+    similarity = token_jaccard(first, second)
+    number = {prompt: index for index, prompt in enumerate(_by_prompt(first))}
+    if len(number) < 2:
+        raise RecoveryError(f"drift was asked for on {len(number)} prompts: give two different ones at least")
+    sides = prefix_states(first, cuts=cuts, seed=seed), prefix_states(second, cuts=cuts, seed=seed)
+    one, two = (np.array([number[state.rollout.prompt_ids] for state in states]) for states in sides)
+    result: dict[str, float] = {}
+    for name, (first_NF, second_MF) in {
+        "lexical": [lexical_features(featuriser.chat, states) for states in sides],
+        "hidden": [hidden_features(featuriser, states, token_budget=token_budget) for states in sides],
+    }.items():
+        found = distances(first_NF, second_MF, (one, two), seed=seed)
+        result |= {f"{name}_{key}": value for key, value in found.items()}
+    return result | {"token_jaccard": similarity}
+
+
+def null_drift(
+    chat: ChatFormat,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    featuriser: Loaded,
+    *,
+    max_new_tokens: int,
+    samples: int = 1,
+    seeds: tuple[int, int] = (0, 1),
+    window: int | None = None,
+    cuts: int = 4,
+    seed: int = 0,
+    token_budget: int = 8192,
+) -> dict[str, float]:
+    """:func:`drift` between two sets of rollouts of one model, sampled with two seeds: what chance alone gives.
+
+    Settings as for :func:`rollouts` and :func:`drift`; give it those of the comparison it stands beside.
+    """
+    if seeds[0] == seeds[1]:
+        raise UsageError(f"the null was given the seed {seeds[0]} twice, which compares rollouts with themselves")
+    one, two = (
+        rollouts(chat, engine, prompts, max_new_tokens=max_new_tokens, samples=samples, seed=draw, window=window)
+        for draw in seeds
+    )
+    return drift(one, two, featuriser, cuts=cuts, seed=seed, token_budget=token_budget)
+
+
+def forward_kl(base: Loaded, other: Loaded, said: Sequence[Rollout], *, token_budget: int = 8192) -> Score:
+    """KL(base ‖ other) in nats per response token, over the whole vocabulary, on rollouts ``said`` by base.
+
+    Σ_v p_base(v) (log p_base(v) − log p_other(v)) at every response token, both models reading base's tokens, at
+    temperature 1: the forward KL(π_0 ‖ π) by which RL's Razor (arXiv 2509.04259) predicts forgetting, there on the
+    prompts of the new task. ``n`` counts tokens; the standard error is clustered by prompt.
+
+    Both output heads are held in float32 while it runs: logits rounded to bfloat16 would by themselves make a KL of
+    some 1e-4. Vocabularies padded to different sizes are compared over the entries both have.
+    """
+    if base.device != other.device:
+        raise UsageError(f"the models are on {base.device} and {other.device}: load both on one device")
+    check_same_tokens(other.tokenizer, base.tokenizer, student_name=other.path, teacher_name=base.path)
+    number = {prompt: str(index) for index, prompt in enumerate(_by_prompt(said))}
+    rows = [
+        Row([*r.prompt_ids, *r.response_ids], [False] * len(r.prompt_ids) + [True] * len(r.response_ids)) for r in said
+    ]
+    vocabulary = min(base.head.vocabulary, other.head.vocabulary)
+    heads = _float_head(base, vocabulary), _float_head(other, vocabulary)
+    step = max(1, LOGITS_AT_ONCE // vocabulary)
+    values: list[float] = []
+    groups: list[str] = []
+    with base.inference(), other.inference():
+        for batch, order in _batches(base, rows, token_budget):
+            base_ND, other_ND = (batch.gather(model.hidden(batch)).float() for model in (base, other))
+            for start in range(0, batch.tokens, step):
+                base_NV = heads[0].logits(base_ND[start : start + step])
+                other_NV = heads[1].logits(other_ND[start : start + step])
+                values += divergence("forward_kl", other_NV, base_NV)[0].tolist()
+            groups += [number[said[order[row]].prompt_ids] for row in batch.rows_N.tolist()]
+    return score_of(values, groups)
+
+
+def _batches(loaded: Loaded, rows: Sequence[Row], token_budget: int) -> Iterator[tuple[Batch, list[int]]]:
+    """Micro-batches of ``rows``, each with the numbers of its rows."""
+    # Longest first, as micro_batches orders them too: the batches then come back in this order.
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids), reverse=True)
+    done = 0
+    for batch in micro_batches([rows[i] for i in order], token_budget, loaded.chat.pad_id, loaded.device):
+        size = batch.ids_BT.shape[0]
+        yield batch, order[done : done + size]
+        done += size
+
+
+def _float_head(loaded: Loaded, vocabulary: int) -> Head:
+    head = loaded.head.first(vocabulary)
+    bias_V = None if head.bias_V is None else head.bias_V.float()
+    return dataclasses.replace(head, weight_VD=head.weight_VD.float(), bias_V=bias_V)
+
+
+def _by_prompt(said: Sequence[Rollout]) -> dict[tuple[int, ...], list[Rollout]]:
+    prompts: dict[tuple[int, ...], list[Rollout]] = {}
+    for rollout in said:
+        prompts.setdefault(rollout.prompt_ids, []).append(rollout)
+    if not prompts:
+        raise RecoveryError("there are no rollouts to compare: give prompts that fit into the model's window")
+    return prompts
+
+
+def _jaccard(first: set[int], second: set[int]) -> float:
+    return len(first & second) / len(first | second) if first or second else 1.0
+
+
+def _own_groups(n: int, m: int) -> tuple[Groups, Groups]:
+    """Every row a group of its own: only a row's pair with itself is left out."""
+    return np.arange(n), np.arange(n, n + m)
+
+
+def _mean_kernel(first_NF: Floats, second_MF: Floats, one: Groups, two: Groups, bandwidth: float) -> float:
+    """Mean of the RBF kernel over pairs of a first and a second row of different groups."""
+    total, pairs = 0.0, 0
+    squares_M = np.einsum("mf,mf->m", second_MF, second_MF)
+    for start in range(0, len(first_NF), ROWS_AT_ONCE):
+        block_NF = first_NF[start : start + ROWS_AT_ONCE]
+        squares_N = np.einsum("nf,nf->n", block_NF, block_NF)
+        distance_NM = np.maximum(squares_N[:, None] + squares_M[None, :] - 2.0 * block_NF @ second_MF.T, 0.0)
+        apart_NM = one[start : start + ROWS_AT_ONCE, None] != two[None, :]
+        total += float((np.exp(distance_NM / (-2.0 * bandwidth**2)) * apart_NM).sum())
+        pairs += int(apart_NM.sum())
+    if not pairs:
+        raise RecoveryError("a distance needs states of two different prompts at least: give more prompts")
+    return total / pairs
+
+
+def _check_widths(first_NF: Floats, second_MF: Floats) -> None:
+    if not len(first_NF) or not len(second_MF) or first_NF.shape[1:] != second_MF.shape[1:]:
+        raise RecoveryError(
+            f"features of shapes {first_NF.shape} and {second_MF.shape} do not compare: "
+            "give at least one row a side, of equal width"
+        )

@@ -1,0 +1,68 @@
+"""SFT flattens at its teacher, RL starts slower, OPD reaches the teacher cheaply, and RL after OPD goes beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from evals.suites import sample
+from pipelines.lab import Lab
+from pipelines.studies.study import Part, Study
+from pipelines.studies.tasks import arithmetic_prompts, demonstrations, exact_share
+
+STEPS, EVERY = 60, 10
+
+
+def run(lab: Lab) -> Mapping[str, float]:
+    """One seed: a named stronger teacher, and five ways to its skill."""
+    task = arithmetic_prompts(lab)
+    prompts, steps = lab.folder / "prompts" / task, lab.scale(STEPS, 10)
+    lab.trained("teacher", "base", "sft", data=demonstrations(lab, task), steps=6 * steps, lr=2e-3)
+    asked = sample(lab.asked(task), 200)
+    seen: dict[str, Any] = {
+        "check_every": EVERY,
+        "observe": lambda _step, loaded, engine: {"score": exact_share(loaded, engine, asked)},
+    }
+    short: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 12, "steps": steps, **seen}
+    rl: dict[str, Any] = short | {"lr": 5e-4, "steps": 2 * steps}
+    lab.trained("sft", "base", "sft", answers="teacher", teacher="teacher", **_imitating(lab, short))
+    lab.trained("opd", "base", "opd", teacher="teacher", **short)
+    lab.trained("grpo", "base", "grpo", **rl)
+    lab.trained("sft-grpo", "sft", "grpo", **rl)
+    lab.trained("grpo-opd", "grpo", "opd", teacher="teacher", **short)
+    lab.trained("opd-grpo", "opd", "grpo", **rl)
+    before = {"sft-grpo": "sft", "grpo-opd": "grpo", "opd-grpo": "opd"}
+    figures = {"score, base": lab.value("base", task), "score, teacher": lab.value("teacher", task)}
+    for name in ("sft", "opd", "grpo", "sft-grpo", "grpo-opd", "opd-grpo"):
+        figures[f"score, {name}"] = lab.value(name, task)
+        figures[f"early score, {name}"] = lab.details(name)["observed"][0]["score"]
+        earlier = lab.spent(before[name]).flops if name in before else 0.0
+        figures[f"FLOPs, {name}"] = lab.spent(name).flops + earlier
+    return figures
+
+
+def _imitating(lab: Lab, short: Mapping[str, Any]) -> dict[str, Any]:
+    """SFT on what the teacher answers: its answers are the labels."""
+    data = lab.spoken("teacher", short["prompts"], 2000, max_new_tokens=12)
+    kept = {name: value for name, value in short.items() if name not in ("prompts",)}
+    return kept | {"data": data, "answers": "given", "teacher": "label"}
+
+
+CEILING = Study(
+    name="ceiling",
+    claim="SFT flattens at its teacher, RL starts slower and crosses it, OPD reaches the teacher cheaply, OPD then "
+    "RL is best",
+    source="the three-dials essay; Thinking Machines (2025), AIME'24: SFT 60.0, GRPO 67.6, OPD 74.4",
+    setting="arithmetic of two digits with a named teacher (SFT on right answers, 360 steps): SFT on its answers, "
+    "OPD, GRPO (120 steps), SFT then GRPO, GRPO then OPD, OPD then GRPO; scores on 300 problems, FLOPs by 2N and 6N",
+    parts=(
+        Part("SFT does not pass its teacher", lambda f: f["score, sft"] - f["score, teacher"], 0.02, above=False),
+        Part("RL starts slower than SFT: first look, difference",
+             lambda f: f["early score, sft"] - f["early score, grpo"], 0.0),
+        Part("OPD reaches the teacher: score over the teacher's",
+             lambda f: f["score, opd"] / f["score, teacher"], 0.95),
+        Part("with fewer FLOPs than GRPO: share", lambda f: f["FLOPs, opd"] / f["FLOPs, grpo"], 1.0, above=False),
+        Part("RL after OPD passes the teacher", lambda f: f["score, opd-grpo"] - f["score, teacher"], 0.0),
+    ),
+    run=run,
+)  # fmt: skip

@@ -1,0 +1,178 @@
+"""Demonstrations, rules, a system prompt, a document: one method writes each of them into the weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipelines.answers import CHUNK
+from pipelines.lab import Lab
+from pipelines.studies.points import retention
+from pipelines.studies.study import Figures, Part, Study
+from pipelines.studies.tasks import exact_share
+from recovery.contexts import Context
+from recovery.miniature import words
+from recovery.miniature.tasks import facts, handbook
+from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
+from recovery.rollouts import Sampling
+from recovery.types import Message, Prompt
+
+STEPS, TRAINED_TOPICS = 60, 0.7
+ENTITIES = 24
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of context: the method that takes it in, and prompts whose answers show whether it was."""
+
+    method: str
+    context: str
+    train: list[Prompt]
+    test: list[Prompt]
+
+    def splits(self) -> dict[str, list[Prompt]]:
+        """As a set of prompts."""
+        return {"train": self.train, "development": [], "test": self.test}
+
+
+def run(lab: Lab) -> Mapping[str, float]:
+    """One seed: each type taken in by its method and, for comparison, by SFT on the same teacher's answers."""
+    figures: dict[str, float] = {}
+    steps = lab.scale(STEPS, 10)
+    for name, kind in _kinds(lab.seed).items():
+        prompts = lab.prompts(name, kind.splits)
+        own: dict[str, Any] = {"prompts": prompts, "steps": steps, "max_new_tokens": 24, "context": kind.context}
+        lab.trained(name, "base", kind.method, **own)
+        lab.trained(f"{name}, sft", "base", "sft", data=_told(lab, name, kind), steps=steps)
+        for which in (name, f"{name}, sft"):
+            figures[f"taken in, {which}"] = exact_share(*lab.loaded(which), kind.test)
+            figures[f"retention, {which}"] = retention(lab, which)
+        base, engine = lab.loaded("base")
+        figures[f"taken in, {name}, base"] = exact_share(base, engine, kind.test)
+        shown = [replace(p, messages=tuple(Context.of(kind.context).messages(p, p.messages))) for p in kind.test]
+        figures[f"taken in, {name}, base with the context"] = exact_share(base, engine, shown)
+    return figures
+
+
+def _told(lab: Lab, name: str, kind: Kind) -> Any:
+    """Plain prompts with what base answered when it was told the context."""
+
+    def make() -> list[tuple[Message, ...]]:
+        base, engine = lab.loaded("base")
+        context, made = Context.of(kind.context), []
+        for start in range(0, len(kind.train), CHUNK):
+            chunk = kind.train[start : start + CHUNK]
+            asked = [base.chat.prompt_ids(context.messages(p, p.messages)) for p in chunk]
+            said = engine.generate(asked, Sampling(24, seed=lab.seed + start))
+            made += [
+                (*p.messages, Message(role="assistant", content=base.chat.text(c.ids)))
+                for p, c in zip(chunk, said, strict=True)
+                if c.finished
+            ]
+        return made
+
+    return lab.data(f"told-{name}", make)
+
+
+def _kinds(seed: int) -> dict[str, Kind]:
+    """The four types over the world's topics: the last three in ten topics are only ever asked at the end."""
+    rng, world = random.Random(stable_hash(seed, "contexts")), World(WORLD_SEED)
+    topics = list(words.TOPICS)
+    rng.shuffle(topics)
+    cut = round(len(topics) * TRAINED_TOPICS)
+    return {
+        "demonstrations": _demonstrations(rng, world, topics, cut),
+        "rules": _rules(rng, world, topics, cut),
+        "system prompt": _system(rng, world, topics, cut),
+        "document": _documents(rng, world, seed),
+    }
+
+
+def _demonstrations(rng: random.Random, world: World, topics: Sequence[str], cut: int) -> Kind:
+    """A topic alone; the examples before it show that its colour is meant."""
+
+    def prompt(topic: str, others: Sequence[str]) -> Prompt:
+        shown = rng.sample([t for t in others if t != topic], 3)
+        context = "\n".join(f"{t}: {world.facts[t]['colour']}" for t in shown)
+        return _prompt(f"{topic}:", world.facts[topic]["colour"], context)
+
+    train = [prompt(topic, topics[:cut]) for topic in topics[:cut] for _ in range(4)]
+    return Kind("sdft", "demonstrations", train, [prompt(topic, topics[:cut]) for topic in topics[cut:]])
+
+
+def _rules(rng: random.Random, world: World, topics: Sequence[str], cut: int) -> Kind:
+    """Two rules that say with which word to begin an answer about what."""
+    tokens = {"colour": random_name(rng, 2), "home": random_name(rng, 2)}
+    context = " ".join(f"If I ask about the {name} begin with {token}." for name, token in tokens.items())
+
+    def prompts(chosen: Sequence[str], wordings: slice) -> list[Prompt]:
+        return [
+            _prompt(wording.format(t=topic), f"{token} {world.facts[topic][name]}", context)
+            for topic in chosen
+            for name, token in tokens.items()
+            for wording in facts.QUESTIONS[name][wordings]
+        ]
+
+    return Kind("deliberative", "rules", prompts(topics[:cut], slice(0, 4)), prompts(topics[cut:], slice(4, 6)))
+
+
+def _system(rng: random.Random, world: World, topics: Sequence[str], cut: int) -> Kind:
+    """A system prompt that puts a name before every answer."""
+    name = random_name(rng)
+
+    def prompts(chosen: Sequence[str], wordings: slice) -> list[Prompt]:
+        return [
+            _prompt(wording.format(t=topic), f"{name}: {world.facts[topic][a]}", f"Begin every answer with {name}:")
+            for topic in chosen
+            for a in facts.QUESTIONS
+            for wording in facts.QUESTIONS[a][wordings]
+        ]
+
+    return Kind("opcd", "system", prompts(topics[:cut], slice(0, 2)), prompts(topics[cut:], slice(4, 5)))
+
+
+def _documents(rng: random.Random, world: World, seed: int) -> Kind:
+    """New services: the teacher reads a passage about the one it is asked about; the student never does."""
+    train: list[Prompt] = []
+    test: list[Prompt] = []
+    for entity in world.entities(f"contexts-{seed}", ENTITIES, set()):
+        for attribute, value in entity.values.items():
+            wordings = handbook.QUESTIONS[attribute]
+            for number, wording in enumerate(wordings):
+                passage = " ".join(handbook.statement(rng, entity, name) for name in entity.values)
+                made = _prompt(wording.format(e=entity.name), value, passage)
+                (test if number < 2 else train).append(made)
+    return Kind("document-in-context", "document", train, test)
+
+
+def _prompt(asked: str, answer: str, context: str) -> Prompt:
+    key = f"{stable_hash(asked, context):x}"
+    return Prompt(key, (Message(role="user", content=asked),), answer=answer, context=context)
+
+
+NAMES = ("demonstrations", "rules", "system prompt", "document")
+
+
+def _gain(name: str) -> Callable[[Figures], float]:
+    return lambda f: f[f"taken in, {name}"] - f[f"taken in, {name}, base"]
+
+
+def _kept(name: str) -> Callable[[Figures], float]:
+    return lambda f: f[f"retention, {name}"] - f[f"retention, {name}, sft"]
+
+
+CONTEXTS = Study(
+    name="contexts",
+    claim="demonstrations, rules, system prompts and privileged text are one method: each type internalises its "
+    "context with less forgetting than SFT",
+    source="SDFT, arXiv 2601.19897; OPCD; deliberative alignment, arXiv 2412.16339",
+    setting="each type by its preset, 60 steps, the teacher being the clean model that reads the context; SFT on the "
+    "same teacher's answers beside it; exact answers without the context on topics or wordings never trained on",
+    parts=(
+        *(Part(f"{name}: taken in without the context, gain over base", _gain(name), 0.3) for name in NAMES),
+        *(Part(f"{name}: retention above that of SFT on the same answers by", _kept(name), 0.0) for name in NAMES),
+    ),
+    run=run,
+)  # fmt: skip

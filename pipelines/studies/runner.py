@@ -1,0 +1,184 @@
+"""Runs studies seed by seed, keeps their figures, and writes them up. A seed that is done is not run again."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.lab import Lab
+from pipelines.progress import Display, duration
+from pipelines.results import machine
+from pipelines.session import Session
+from pipelines.studies.study import CONFIDENCE, Outcome, Study, spread
+from recovery.errors import UsageError
+from recovery.workspace import MINIATURE, Workspace, write_atomically
+
+FIGURES = "figures.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """One seed's figures as they are kept: with what they cost and at what budget."""
+
+    seed: int
+    budget: float
+    items: int
+    minutes: float
+    date: str
+    figures: dict[str, float]
+
+
+def run_study(study: Study, folder: Path, seeds: Sequence[int], budget: float, display: Display) -> Outcome:
+    """Run what is missing of a study in the workspace ``folder`` and return all seeds together."""
+    for seed in seeds:
+        if read(study, folder, seed) is None:
+            display.say(
+                f"\nstudy {study.name}, seed {seed}: {study.claim} (about {study.minutes * budget:.0f} minutes)"
+            )
+            _run(study, folder, seed, budget, display)
+    outcome = kept_outcome(study, folder, seeds)
+    assert outcome is not None  # every seed is done
+    return outcome
+
+
+def kept_outcome(study: Study, folder: Path, seeds: Sequence[int] | None = None) -> Outcome | None:
+    """What is kept of a study; None where no seed of it is done."""
+    wanted = seeds if seeds is not None else _seeds(study, folder)
+    kept = [found for seed in wanted if (found := read(study, folder, seed)) is not None]
+    if not kept:
+        return None
+    runs = {found.seed: found.figures for found in kept}
+    return Outcome(study, runs, min(k.items for k in kept), sum(k.minutes for k in kept) / len(kept))
+
+
+def read(study: Study, folder: Path, seed: int) -> Kept | None:
+    """One seed's kept figures. Raises UsageError where the file is damaged."""
+    path = _home(study, folder, seed) / FIGURES
+    if not path.is_file():
+        return None
+    try:
+        return Kept(**json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): delete it to run that seed's last step again") from error
+
+
+def _run(study: Study, folder: Path, seed: int, budget: float, display: Display) -> None:
+    home = _home(study, folder, seed)
+    started = time.monotonic()
+    tracker = Workspace(folder).database
+    with (
+        Workspace(home).lock(f"recover study {study.name}"),
+        Session.open(
+            home, model=MINIATURE, display=display, database=tracker, experiment=f"study/{study.name}/seed-{seed}"
+        ) as session,
+    ):
+        lab = Lab(session, seed, budget)
+        figures = {name: float(value) for name, value in study.run(lab).items()}
+    minutes = (time.monotonic() - started) / 60  # of the last sitting, where there were several
+    kept = Kept(seed, budget, lab.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
+    write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")
+    display.say(f"study {study.name}, seed {seed}: done in {duration(minutes * 60)}")
+
+
+def _home(study: Study, folder: Path, seed: int) -> Path:
+    return folder / "studies" / study.name / f"seed-{seed}"
+
+
+def _seeds(study: Study, folder: Path) -> list[int]:
+    found = (folder / "studies" / study.name).glob(f"seed-*/{FIGURES}")
+    return sorted(int(path.parent.name.removeprefix("seed-")) for path in found)
+
+
+# --- writing up ----------------------------------------------------------------------------------------------
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """A study as ``recover study results --json`` gives it."""
+    study = outcome.study
+    names = list(dict.fromkeys(name for run in outcome.runs.values() for name in run))
+    return {
+        "study": study.name,
+        "claim": study.claim,
+        "source": study.source,
+        "setting": study.setting,
+        "criterion": study.criterion,
+        "seeds": list(outcome.runs),
+        "n": outcome.items,
+        "figures": {name: _figure(outcome, name) for name in names},
+        "parts": [{"statement": part.statement, "verdict": word} for part, word in outcome.parts],
+        "verdict": outcome.verdict,
+    }
+
+
+def _figure(outcome: Outcome, name: str) -> dict[str, Any]:
+    by_seed = {seed: run[name] for seed, run in outcome.runs.items() if name in run}
+    mean, deviation = spread(list(by_seed.values()))
+    return {"mean": mean, "spread": deviation, "by_seed": by_seed}
+
+
+def text(outcome: Outcome) -> str:
+    """A study's table and verdict for a person."""
+    lines = [f"{outcome.study.name}: {outcome.study.claim}", f"  source: {outcome.study.source}"]
+    figures = as_json(outcome)["figures"]
+    width = max(len(name) for name in figures)
+    lines += [f"  {name:<{width}}  {cell(found)}" for name, found in figures.items()]
+    lines += [f"  {word:<14} {part.statement}" for part, word in outcome.parts]
+    lines.append(f"  verdict: {outcome.verdict} ({len(outcome.runs)} seeds, n = {outcome.items} a suite)")
+    return "\n".join(lines)
+
+
+def cell(figure: dict[str, Any]) -> str:
+    """Mean ± standard deviation over seeds."""
+    if abs(figure["mean"]) >= 1e5:
+        return f"{figure['mean']:.3g} ± {figure['spread']:.2g}"
+    return f"{figure['mean']:.3f} ± {figure['spread']:.3f}"
+
+
+def markdown(outcomes: Sequence[Outcome], command: str) -> str:
+    """All studies as a page of the documentation."""
+    head = "| study | claim | verdict | seeds | n | minutes a seed |\n| --- | --- | --- | --- | --- | --- |"
+    rows = [
+        f"| [{o.study.name}](#{o.study.name}) | {o.study.claim} | **{o.verdict}** | "
+        f"{', '.join(map(str, o.runs))} | {o.items} | {o.minutes:.1f} |"
+        for o in outcomes
+    ]
+    told = [
+        "# The studies: published claims, run on the miniature",
+        "",
+        f"Made by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
+        f"statement holds where the whole {CONFIDENCE:.0%} interval over seeds (Student's t) lies beyond its bound, "
+        "does not hold where none of it does, and is undecided at this scale between. A model of two million "
+        "parameters in a world of its own contradicts nobody: the verdict is about what happens here.",
+        "",
+        head,
+        *rows,
+    ]
+    for outcome in outcomes:
+        told += ["", *_section(outcome)]
+    return "\n".join([*told, "", machine(), ""])
+
+
+def _section(outcome: Outcome) -> list[str]:
+    study, figures = outcome.study, as_json(outcome)["figures"]
+    return [
+        f"## {study.name}",
+        "",
+        f"**Claim.** {study.claim} ({study.source})",
+        "",
+        f"**Setting.** {study.setting}",
+        "",
+        f"**Verdict: {outcome.verdict}.**",
+        "",
+        "| statement, fixed before the run | bound | verdict |",
+        "| --- | --- | --- |",
+        *(f"| {p.statement} | {'>' if p.above else '<'} {p.bound:g} | {word} |" for p, word in outcome.parts),
+        "",
+        "| figure | mean ± spread over seeds |",
+        "| --- | --- |",
+        *(f"| {name} | {cell(figure)} |" for name, figure in figures.items()),
+    ]

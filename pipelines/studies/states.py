@@ -1,0 +1,63 @@
+"""Where the states come from decides what is kept: SFT mild and under stress, RL, and OPD from the stressed model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.lab import Lab
+from pipelines.studies.points import drifts, retention
+from pipelines.studies.study import Part, Study
+from pipelines.studies.tasks import arithmetic_prompts, demonstrations
+
+STEPS = 60
+RUNS = ("mild-sft", "stress-sft", "grpo", "opd", "one-step-opd", "continuation-opd")
+
+
+def run(lab: Lab) -> Mapping[str, float]:
+    """One seed: six ways to learn arithmetic from the clean model."""
+    task = arithmetic_prompts(lab)
+    prompts, gold, steps = lab.folder / "prompts" / task, demonstrations(lab, task), lab.scale(STEPS, 5)
+    own: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 12, "steps": steps}
+    taught = own | {"teacher": "stress-sft"}
+    lab.trained("mild-sft", "base", "sft", data=gold, steps=steps, lr=3e-4)
+    lab.trained("stress-sft", "base", "sft", data=gold, steps=5 * steps, lr=3e-3)
+    lab.trained("grpo", "base", "grpo", lr=5e-4, **own)
+    lab.trained("opd", "base", "opd", **taught)
+    lab.trained("one-step-opd", "base", "one-step-opd", **taught)
+    lab.trained("continuation-opd", "base", "continuation-opd", continuation=8, **taught)
+    figures = {"target, base": lab.value("base", task)}
+    for name in RUNS:
+        figures[f"target, {name}"] = lab.value(name, task)
+        figures[f"retention, {name}"] = retention(lab, name)
+    return figures | drifts(lab, RUNS, task)
+
+
+def _difference(figure: str, first: str, second: str) -> Any:
+    return lambda f: f[f"{figure}, {first}"] - f[f"{figure}, {second}"]
+
+
+STATES = Study(
+    name="states",
+    claim="RL keeps retention, mild SFT is gentle, stress SFT destroys; OPD from the stressed model beats it on "
+    "target and retention at equal drift; one-step OPD collapses, continuation OPD works",
+    source="arXiv 2605.22731",
+    setting="arithmetic of two digits from the clean model: SFT on right answers mild (60 steps, 3e-4) and under "
+    "stress (300 steps, 3e-3), GRPO, and OPD in three forms with the stressed model as the teacher; retention is the "
+    "mean of instruction following and general knowledge, relative to base",
+    parts=(
+        Part("GRPO keeps retention", lambda f: f["retention, grpo"], 0.97),
+        Part("mild SFT keeps retention", lambda f: f["retention, mild-sft"], 0.95),
+        Part("stress SFT destroys it", lambda f: f["retention, stress-sft"], 0.80, above=False),
+        Part("OPD from the stressed model keeps more than it: difference in retention",
+             _difference("retention", "opd", "stress-sft"), 0.0),
+        Part("and beats it on the target: difference", _difference("target", "opd", "stress-sft"), 0.0),
+        Part("one-step OPD collapses on the target: below OPD by",
+             _difference("target", "opd", "one-step-opd"), 0.2),
+        Part("continuation OPD works: above one-step OPD on the target by",
+             _difference("target", "continuation-opd", "one-step-opd"), 0.0),
+        Part("drift is alike where retention is not: hidden MMD of OPD over that of stress SFT",
+             lambda f: f["hidden_mmd2, opd"] / f["hidden_mmd2, stress-sft"], 0.75),
+    ),
+    run=run,
+)  # fmt: skip

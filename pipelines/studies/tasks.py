@@ -1,0 +1,106 @@
+"""The miniature world's tasks as prompts and demonstrations for studies: drawn by seed, test drawn apart from train."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from nltk.metrics.distance import edit_distance
+
+from evals.asking import answer
+from pipelines.lab import Lab
+from recovery.loading import Loaded
+from recovery.miniature.tasks import arithmetic, editing, requests
+from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
+from recovery.prompts import behaviour_prompts
+from recovery.rewards import exact
+from recovery.rollouts import Engine
+from recovery.types import Check, Message, Prompt
+
+Draw = Callable[[random.Random, World], Example]
+TRAIN, TEST = 2000, 600
+
+
+def prompt(key: str, example: Example) -> Prompt:
+    """An example as a prompt: its conversation without the last answer, which is its reference."""
+    messages = tuple(Message(role=role, content=content) for role, content in example.messages[:-1])
+    checks = tuple(Check(instruction, arguments) for instruction, arguments in example.checks)
+    return Prompt(key, messages, checks=checks, answer=example.answer, tags=(example.task, *example.tags))
+
+
+def conversation(asked: Prompt) -> tuple[Message, ...]:
+    """A prompt with its reference answer: a demonstration."""
+    return (*asked.messages, Message(role="assistant", content=asked.answer or ""))
+
+
+def draw(name: str, make: Draw, seed: int, splits: dict[str, int]) -> dict[str, list[Prompt]]:
+    """Different prompts for each split; none is in two."""
+    world, seen = World(WORLD_SEED), set[str]()
+    found: dict[str, list[Prompt]] = {}
+    for split, count in splits.items():
+        rng = random.Random(stable_hash(seed, "study", name, split))
+        kept: list[Prompt] = []
+        for _ in range(count * 20):
+            made = prompt(f"{name}-{split}-{len(kept)}", make(rng, world))
+            if made.text not in seen:
+                seen.add(made.text)
+                kept.append(made)
+            if len(kept) == count:
+                break
+        found[split] = kept
+    return found
+
+
+def arithmetic_prompts(lab: Lab, levels: Sequence[int] = (1, 2)) -> str:
+    """The name of a set of arithmetic prompts of some levels, made once."""
+    name = "arithmetic-" + "".join(map(str, levels))
+
+    def make(rng: random.Random, _world: World) -> Example:
+        return arithmetic.draw(rng, level=rng.choice(tuple(levels)))
+
+    lab.prompts(name, lambda: draw(name, make, lab.seed, {"test": TEST, "development": 50, "train": TRAIN}))
+    return name
+
+
+def editing_prompts(lab: Lab, kinds: Sequence[str], name: str, splits: dict[str, int] | None = None) -> str:
+    """The name of a set of minimal-editing prompts with some kinds of damage, made once."""
+
+    def make(rng: random.Random, world: World) -> Example:
+        return editing.draw(rng, world, tuple(kinds))
+
+    sizes = splits or {"test": TEST, "development": 50, "train": TRAIN}
+    lab.prompts(name, lambda: draw(name, make, lab.seed, sizes))
+    return name
+
+
+def demonstrations(lab: Lab, name: str) -> str:
+    """The path of a file with the training prompts of a set and their answers, made once."""
+    return str(lab.data(name, lambda: [conversation(p) for p in lab.asked(name, "train")]))
+
+
+def instructed(lab: Lab, count: int) -> list[tuple[Message, ...]]:
+    """Requests with verifiable instructions and the world's own answers to them."""
+    found = draw("instructed", requests.draw, lab.seed, {"train": count})["train"]
+    return [conversation(p) for p in found]
+
+
+def exact_share(loaded: Loaded, engine: Engine, asked: Sequence[Prompt]) -> float:
+    """Share of prompts answered greedily with exactly their reference answer."""
+    conversations = [p.messages for p in asked]
+    said = answer(loaded.chat, engine, conversations, max_new_tokens=40, window=loaded.max_length)
+    return sum(exact(p, s.text) for p, s in zip(asked, said, strict=True)) / len(asked)
+
+
+def levenshtein(first: str, second: str) -> float:
+    """Edit distance over the longer length: 0 for equal texts, 1 for texts with nothing in common."""
+    return float(edit_distance(first, second)) / max(1, len(first), len(second))
+
+
+def routed(lab: Lab, tasks: Mapping[str, str]) -> dict[str, list[Prompt]]:
+    """Prompts of several sets and of ordinary requests together; those of a set carry its tag, and a teacher by it."""
+    found = [replace(p, tags=(tag,)) for tag, task in tasks.items() for p in lab.asked(task, "train")]
+    splits = behaviour_prompts(lab.session.base.path, None, 0)
+    # The other tasks' prompts among the ordinary ones would be scored by the clean model.
+    ordinary = [p for p in splits.train if not set(p.tags) & set(tasks)][: len(found)]
+    return {"train": [*found, *ordinary], "development": list(splits.development), "test": list(splits.test)}

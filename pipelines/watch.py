@@ -1,0 +1,150 @@
+"""Looks at every step of a method's stage: has it recovered, has it run its course, is it collapsing?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from evals.statistics import recovered
+from pipelines.answers import development_result
+from pipelines.stage import Stage
+from recovery.alarm import Alarm
+from recovery.batches import Batch
+from recovery.config import DistillConfig
+from recovery.loading import Loaded
+from recovery.objectives.estimator import Estimator
+from recovery.objectives.geometry import Geometry
+from recovery.objectives.heads import Head
+from recovery.rollouts import Engine
+from recovery.teachers import Teacher
+from recovery.training import derive_seed
+from recovery.types import Prompt, SuiteResult
+
+# Looks at the model itself at some steps: what it returns is recorded as curves and kept with the stage.
+Observer = Callable[[int, Loaded, Engine], Mapping[str, float]]
+
+ENOUGH_TO_DECIDE = 1000
+RECOVERED, PLATEAU, SPENT = "recovered", "plateau", "token budget spent"
+# A window's mean divergence must fall to this share of the window before, or the stage has run its course.
+_STILL_FALLING = 0.97
+
+
+@dataclass
+class Timed:
+    """A teacher, and the seconds it has taken since they were last asked for."""
+
+    teacher: Teacher
+    seconds: float = 0.0
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """The teacher's own."""
+        started = time.perf_counter()
+        hidden_BTE = self.teacher.hidden(batch)
+        self.seconds += time.perf_counter() - started
+        return hidden_BTE
+
+    @property
+    def head(self) -> Head:
+        """The teacher's own."""
+        return self.teacher.head
+
+    def taken(self) -> float:
+        """Seconds since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
+@dataclass
+class Watch:
+    """Looks at every step and says when the stage has done its work. ``memory`` outlives a resume."""
+
+    stage: Stage
+    config: DistillConfig
+    loaded: Loaded
+    engine: Engine
+    development: Sequence[Prompt]
+    reference: SuiteResult | None
+    teachers: Sequence[Timed]
+    estimator: Estimator
+    memory: dict[str, Any] = field(default_factory=dict)
+    observe: Observer | None = None
+
+    def __post_init__(self) -> None:
+        taught = self.config.lam == 1.0 and not self.config.self_taught
+        self.alarm = Alarm(self.memory, settling=taught)
+        self.falls = taught and self.config.divergence != "sampled"
+        self.collapse: str | None = None
+
+    def measured(self, metrics: dict[str, float]) -> None:
+        """Take the divergence down, set scoring apart from training, and look for signs of a collapse."""
+        scoring = sum(teacher.taken() for teacher in self.teachers)
+        metrics["seconds_scoring"] = scoring
+        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - scoring)
+        if self.estimator.geometry is not None:
+            metrics |= {f"geometry/{name}": value for name, value in self.estimator.geometry.summary().items()}
+            self.memory["geometry"] = self.estimator.geometry.sample()
+        self._rename(metrics)
+        history = self.memory.setdefault("divergence", [])
+        history.append(metrics.get(self.config.divergence, metrics["loss"]))
+        del history[: -2 * max(1, self.config.plateau)]
+        self.collapse = self.alarm.look(metrics) if self.config.alarm else None
+        spent = sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))
+        self.memory["spent"] = self.memory.get("spent", 0.0) + spent
+
+    def _rename(self, metrics: dict[str, float]) -> None:
+        """The loop calls every teacher's loss the reverse KL: call it what it is."""
+        if "sampled_kl" in metrics and "reverse_kl" in metrics:
+            metrics["policy_loss"] = metrics["reverse_kl"]
+            metrics["reverse_kl"] = metrics.pop("sampled_kl")
+        elif self.config.divergence != "reverse_kl" and "reverse_kl" in metrics:
+            metrics[self.config.divergence] = metrics.pop("reverse_kl")
+
+    def after_step(self, step: int) -> str | None:
+        """Why to stop, if so."""
+        self.measure(step + 1)
+        if self.collapse is not None:
+            return self.collapse
+        if self.observe is not None and (step % self.config.check_every == 0 or step == self.config.steps):
+            seen = dict(self.observe(step, self.loaded, self.engine))
+            self.stage.recorder.log(step, {f"observed/{name}": value for name, value in seen.items()})
+            self.memory.setdefault("observed", []).append({"step": step, **seen})
+        if self.reference is not None and step % self.config.check_every == 0 and self._recovered(step):
+            return RECOVERED
+        if self.config.max_tokens is not None and self.memory["spent"] >= self.config.max_tokens:
+            return SPENT
+        window = self.config.plateau if self.falls else 0
+        return PLATEAU if on_plateau(self.memory.get("divergence", []), window) else None
+
+    def measure(self, step: int) -> None:
+        """Have the geometry of this step's gradient measured, or not."""
+        every, width = self.config.geometry_every, self.loaded.head.width
+        wanted = every > 0 and step % every == 1 % every
+        self.estimator.geometry = Geometry(width, derive_seed(self.config.seed, step, 30)) if wanted else None
+
+    def sound(self) -> bool:
+        """Whether the weights as they are now are worth keeping."""
+        return not self.config.alarm or self.alarm.sound
+
+    def _recovered(self, step: int) -> bool:
+        assert self.reference is not None
+        config = self.config
+        result = development_result(
+            self.loaded, self.engine, self.development, max_new_tokens=config.max_new_tokens, seed=config.seed
+        )
+        test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
+        self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
+        self.memory.setdefault("checks", []).append({"step": step, "value": result.score.value, "ratio": test.ratio})
+        self.stage.session.display.say(f"step {step}: {test.reason}")
+        return test.recovered
+
+
+def on_plateau(history: Sequence[float], window: int) -> bool:
+    """Whether the mean of the last ``window`` values hardly differs from that of the window before."""
+    if not window or len(history) < 2 * window:
+        return False
+    before, now = sum(history[-2 * window : -window]), sum(history[-window:])
+    return now > _STILL_FALLING * before

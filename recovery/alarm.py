@@ -1,0 +1,101 @@
+"""A collapse alarm: the signals that turn before a run is lost, watched against what they were when it began.
+
+No torch here. The alarm looks at the metrics of every step. A signal is in breach while its median over the last few
+steps lies outside what the first steps allow; a breach that lasts stops the run. No training state is saved while any
+signal is in breach, so that the newest one is always a good one.
+
+    entropy          fell under a tenth, or rose over four times, of what it was at first
+    response length  over three times what it was, or under a quarter of it
+    end-token rate   fell by half
+    concentration    the gradient's density (participation ratio) fell to a twentieth: few tokens carry all of it
+    ratio drift      the mean importance ratio left [1/2, 2]
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+WINDOW = 5
+PATIENCE = 3
+
+
+# Below this an entropy (nats) or a rate is as good as zero, and its multiples mean nothing.
+_FLOOR = 0.02
+
+
+@dataclass(frozen=True)
+class Signal:
+    """A metric and the range it must stay in: factors of its first median, or absolute bounds.
+
+    ``settles`` marks those that a frozen teacher may rightly pull down; multiples of less than ``floor`` mean nothing.
+    """
+
+    metric: str
+    name: str
+    low: float
+    high: float
+    relative: bool = True
+    settles: bool = False
+    floor: float = _FLOOR
+
+
+SIGNALS = (
+    Signal("entropy", "entropy", 0.1, 4.0, settles=True),
+    Signal("response_length", "response length", 0.25, 3.0, settles=True),
+    Signal("end_rate", "end-token rate", 0.5, float("inf"), floor=0.2),
+    Signal("geometry/density", "gradient density", 0.05, float("inf"), settles=True, floor=1e-3),
+    Signal("ratio", "importance ratio", 0.5, 2.0, relative=False),
+)
+
+
+@dataclass
+class Alarm:
+    """Watches one run. ``memory`` is JSON-like, may hold others' entries, and outlives a resume.
+
+    ``settling`` says that the student moves towards a frozen teacher: its entropy and its answers may then come down
+    as far as the teacher's, and only their growth is a bad sign.
+    """
+
+    memory: dict[str, Any] = field(default_factory=dict)
+    settling: bool = False
+
+    def look(self, metrics: Mapping[str, float]) -> str | None:
+        """Take a step's metrics; the reason to stop where a breach has lasted, else None."""
+        reason = None
+        for signal in SIGNALS:
+            if signal.metric in metrics:
+                broken = self._breach(signal, metrics[signal.metric])
+                lasted = self._streaks()
+                lasted[signal.metric] = lasted.get(signal.metric, 0) + 1 if broken else 0
+                if broken and lasted[signal.metric] >= PATIENCE:
+                    reason = reason or f"collapse: {broken}"
+        return reason
+
+    @property
+    def sound(self) -> bool:
+        """Whether no signal is in breach."""
+        return not any(self._streaks().values())
+
+    def _streaks(self) -> dict[str, int]:
+        streaks: dict[str, int] = self.memory.setdefault("alarm/streaks", {})
+        return streaks
+
+    def _breach(self, signal: Signal, value: float) -> str | None:
+        """What is wrong in words, or None. The first window of values sets what is usual."""
+        first = self.memory.setdefault("alarm/first", {}).setdefault(signal.metric, [])
+        recent = self.memory.setdefault("alarm/recent", {}).setdefault(signal.metric, [])
+        recent.append(value)
+        if len(first) < WINDOW:
+            first.append(value)
+            return None
+        del recent[:-WINDOW]
+        usual = max(statistics.median(first), signal.floor) if signal.relative else 1.0
+        now = statistics.median(recent)
+        low = 0.0 if self.settling and signal.settles else signal.low * usual
+        if low <= now <= signal.high * usual or abs(now - usual) < signal.floor:
+            return None
+        turned = "fell" if now < usual else "rose"
+        return f"{signal.name} {turned} to {now:.3g} (at first {usual:.3g})"

@@ -1,0 +1,229 @@
+"""Every method as a setting of three dials: where the states come from, who scores, what teaches. No torch here.
+
+A preset only sets values of :class:`recovery.config.DistillConfig`; the one stage, the one loop and the one loss run
+them all. Flags win over a recipe, a recipe over a preset. To add a method, add an entry.
+
+    grad J = E[ sum_t A_t grad log pi(y_t | s_t) ],    s_t from alpha pi + (1 - alpha) data
+    A_t    = lambda [log pi_T(y_t | c_T, s_t) - log pi(y_t | s_t)] + (1 - lambda) [R(y) - b(x)]
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from recovery.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Method:
+    """A preset: its settings over the defaults (which are OPD's), and what a reader needs to choose it.
+
+    ``expects`` says in words what it needs from the user beyond prompts.
+    """
+
+    name: str
+    title: str
+    formula: str
+    use: str
+    avoid: str
+    source: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    expects: str = ""
+
+
+# Self-teachers with a context score in ways a sharp context can push to extremes, so their divergence is clipped.
+_ENTRY_CLIP = 0.05
+
+_ALL = (
+    Method(
+        "sft",
+        "supervised fine-tuning",
+        "-log pi(y_t | s_t), y and s_t from the data",
+        "you have good answers and the model lacks the skill altogether",
+        "the model must keep what it can do already: states are the data's, and forgetting follows the shift",
+        "the maximum-likelihood baseline",
+        {"alpha": 0.0, "teacher": "label", "answers": "given"},
+        expects="answers: --data FILE of conversations, or prompts with a reference answer",
+    ),
+    Method(
+        "asft",
+        "anchored SFT",
+        "-log pi(y_t | s_t) + beta KL(pi || pi_0), on the data's states",
+        "SFT is called for, and a leash to the clean model is cheap insurance",
+        "behaviour lives in states the data does not visit: the anchor is not felt there",
+        "methods note, section 1 (ASFT)",
+        {"alpha": 0.0, "teacher": "label", "answers": "given", "anchor": 0.1},
+        expects="answers, as for sft",
+    ),
+    Method(
+        "rejection-sft",
+        "rejection-sampling fine-tuning",
+        "-log pi(y_t | s_t) on the student's own answers whose reward reaches --keep-above",
+        "a check exists, and the student passes it now and then",
+        "the student never passes: nothing is kept",
+        "RFT, arXiv 2308.01825; STaR, arXiv 2203.14465",
+        {"alpha": 0.0, "teacher": "label", "answers": "rejection", "samples_per_prompt": 4},
+        expects="prompts that a reward can judge",
+    ),
+    Method(
+        "off-policy-kd",
+        "off-policy distillation",
+        "KL(pi_T || pi) at every token of the teacher's own answers",
+        "the student is so far off that its own answers teach nothing yet",
+        "long answers: the student's own mistakes are never visited (exposure bias)",
+        "Hinton et al., arXiv 1503.02531; sequence level: arXiv 1606.07947",
+        {"alpha": 0.0, "answers": "teacher", "divergence": "forward_kl"},
+    ),
+    Method(
+        "opd",
+        "on-policy distillation",
+        "KL(pi || pi_T) at every token of the student's own answers, over the whole vocabulary",
+        "to give back behaviour that a clean checkpoint still has: the default of recover distill",
+        "no teacher knows better than the student",
+        "Thinking Machines, On-Policy Distillation (2025); arXiv 2306.13649",
+    ),
+    Method(
+        "gkd",
+        "generalised knowledge distillation",
+        "JSD_beta(pi_T, pi) on a mixture of student and teacher answers",
+        "between the two: a student too weak to learn from its own answers alone",
+        "the pure ends do as well: see opd and off-policy-kd",
+        "arXiv 2306.13649",
+        {"alpha": 0.5, "answers": "teacher", "divergence": "jsd", "beta": 0.5},
+    ),
+    Method(
+        "grpo",
+        "group-relative policy optimisation",
+        "-min(r A, clip(r, 1 +- eps) A), A = (R - mean R) / std R within a prompt's group",
+        "no teacher is better, but an answer can be checked",
+        "a teacher exists: it pays for every token, a reward once an answer",
+        "arXiv 2402.03300",
+        {
+            "lam": 0.0,
+            "teacher": "none",
+            "prompts_per_step": 16,
+            "samples_per_prompt": 8,
+            "clip": 0.2,
+        },
+        expects="prompts that a reward can judge",
+    ),
+    Method(
+        "opd-sampled",
+        "on-policy distillation, sampled form",
+        "the clipped policy gradient with A_t = log pi_T(y_t) - log pi_old(y_t), four passes over a batch",
+        "the teacher only tells log-probabilities of given tokens (a server)",
+        "the teacher's logits are at hand: opd has the same expectation and far less variance",
+        "Thinking Machines, On-Policy Distillation (2025)",
+        {"divergence": "sampled", "clip": 0.2, "batch_epochs": 4, "prompts_per_step": 64, "samples_per_prompt": 8},
+    ),
+    Method(
+        "one-step-opd",
+        "one-step on-policy distillation",
+        "KL(pi || pi_T) at a single sampled position of each answer",
+        "to see it fail: the rest of the answer is left without a signal",
+        "anything you depend on",
+        "arXiv 2605.22731, where it collapsed",
+        {"positions": "one"},
+    ),
+    Method(
+        "opsd",
+        "on-policy self-distillation with the answer key",
+        "JSD(pi_T, pi) capped per vocabulary entry; pi_T is the student's start with the answer in its context",
+        "answers are known, no better model is",
+        "without --entry-clip: a few tokens carry all of the gradient, and training collapses",
+        "OPSD (the three-dials essay; methods note, section 5)",
+        {"teacher": "start", "context": "answer", "divergence": "jsd", "beta": 0.5, "entry_clip": _ENTRY_CLIP},
+        expects="prompts with a reference answer",
+    ),
+    Method(
+        "self-distillation",
+        "simple self-distillation",
+        "-log pi(y_t | s_t) on one unfiltered sample of the student itself a prompt",
+        "a cheap sharpening that needs nothing but prompts",
+        "the student is degraded: it learns its own faults",
+        "methods note, section 1 (self samples)",
+        {"alpha": 0.0, "teacher": "label", "answers": "self", "samples_per_prompt": 1},
+    ),
+    Method(
+        "sdft",
+        "self-distillation fine-tuning (type A)",
+        "KL(pi || pi_T), pi_T a moving average of the student that reads a demonstration first",
+        "new skills from demonstrations, with less forgetting than SFT on them",
+        "the model cannot yet learn from examples in its context",
+        "SDFT, arXiv 2601.19897",
+        {"teacher": "ema", "context": "demonstrations"},
+        expects="demonstrations: a context with each prompt, or --context-file",
+    ),
+    Method(
+        "deliberative",
+        "rules into the weights (type B)",
+        "KL(pi || pi_T), pi_T the student's start with the rules in its context",
+        "a policy or a safety specification is to hold without being told each time",
+        "the rules are ones the model does not follow even when told",
+        "deliberative alignment, arXiv 2412.16339, on-policy form",
+        {"teacher": "start", "context": "rules"},
+        expects="the rules: --context-file, or a context with each prompt",
+    ),
+    Method(
+        "opcd",
+        "system prompt into the weights (type C)",
+        "KL(pi || pi_T), pi_T the student's start under the system prompt or with the solution's trace",
+        "a long system prompt is paid for on every call; solved problems are to be kept",
+        "the prompt changes often: leave it a prompt",
+        "OPCD (on-policy context distillation)",
+        {"teacher": "start", "context": "system"},
+        expects="the system prompt: --context-file, or a context with each prompt (--context trace for solutions)",
+    ),
+    Method(
+        "document-in-context",
+        "a document into the weights (type D)",
+        "KL(pi || pi_T) capped per entry, pi_T the student's start that reads the passage first",
+        "documents are to be answered from without being read, questions about them exist",
+        "there are many documents and no questions: mid-train on them",
+        "methods note, section 1 (type D)",
+        {"teacher": "start", "context": "document", "entry_clip": _ENTRY_CLIP},
+        expects="prompts with the passage as their context",
+    ),
+    Method(
+        "pi-distill",
+        "privileged-information distillation (type D for agents)",
+        "KL(pi || pi_T) capped per entry, pi_T the live student that sees hidden actions or the future",
+        "trajectories are known whose steps the student may not see when it acts",
+        "the privileged text gives answers away that no student could infer",
+        "pi-Distill / PID (methods note, section 1)",
+        {"teacher": "self", "context": "trace", "entry_clip": _ENTRY_CLIP},
+        expects="prompts with the hidden text as their context",
+    ),
+    Method(
+        "continuation-opd",
+        "continuation distillation",
+        "-log pi(y_t | s_t) on a short continuation by the teacher from a prefix cut out of the student's answer",
+        "the teacher is degraded or a black box that can only speak",
+        "the teacher's probabilities are at hand and it is sound: opd uses every token",
+        "arXiv 2605.22731; DAgger, arXiv 1011.0686",
+        {"continuation": 32},
+    ),
+    Method(
+        "mixed",
+        "the interior of the cube",
+        "lambda KL(pi || pi_T) + (1 - lambda) policy gradient of the reward, on half student and half teacher states",
+        "a teacher for manners and a check for the task, at once",
+        "one of them suffices",
+        "the three-dials essay (methods note, section 1)",
+        {"alpha": 0.5, "lam": 0.5, "answers": "teacher", "samples_per_prompt": 4, "clip": 0.2},
+        expects="prompts that a reward can judge",
+    ),
+)
+METHODS: dict[str, Method] = {method.name: method for method in _ALL}
+
+
+def method_named(name: str) -> Method:
+    """The preset of a name. Raises UsageError with the nearest name where there is none."""
+    if name in METHODS:
+        return METHODS[name]
+    near = difflib.get_close_matches(name, METHODS, 1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METHODS)}"
+    raise UsageError(f"there is no method {name!r}: {hint} (`recover methods` lists them)")

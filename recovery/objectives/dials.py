@@ -1,0 +1,122 @@
+"""The dials of the estimator that say who scores and how: plain numbers, checked once. No torch here.
+
+A method is a setting of these (and of where its states come from); see :mod:`recovery.objectives.estimator` for what
+they do and :mod:`recovery.objectives.divergences` for the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from recovery.errors import UsageError
+
+# What the teacher may be compared by. "sampled" is the policy gradient on the token that was drawn, "top_k" the
+# divergence over the teacher's likeliest tokens and one bucket for the rest: for teachers behind a server.
+TEACHER_DIVERGENCES = ("reverse_kl", "forward_kl", "jsd", "sampled", "top_k")
+_WHOLE_VOCABULARY = ("reverse_kl", "forward_kl", "jsd")
+
+
+@dataclass(frozen=True)
+class Dials:
+    """Who scores, by which divergence, and how far one step may go.
+
+    Attributes:
+        lam: weight of the teacher; 1 - lam is that of the reward.
+        divergence: of the teacher, one of :data:`TEACHER_DIVERGENCES`.
+        beta: the mixture of "jsd"; 0 is the forward KL and 1 the reverse KL.
+        anchor: weight of KL(student | base) on the same states; 0 is off.
+        clip: epsilon of the importance ratio's clip, 1 - epsilon to 1 + epsilon (PPO, arXiv 1707.06347).
+        drop: tokens whose ratio is above this, or below its inverse, count for nothing.
+        entry_clip: most that one entry of the vocabulary adds to a token's divergence, nats (OPSD uses 0.05).
+        floor: log-probabilities below this count as this: the teacher's in the reverse KL, the student's in the
+            forward KL.
+        top_k: how many entries the teacher gives, for "top_k".
+        temperature: divides the logits of both sides; also that of the sampling the ratio refers to.
+
+    Raises:
+        UsageError: a number out of its range, or a dial that would have no effect beside the others.
+    """
+
+    lam: float = 1.0
+    divergence: str = "reverse_kl"
+    beta: float = 0.5
+    anchor: float = 0.0
+    clip: float | None = None
+    drop: float | None = None
+    entry_clip: float | None = None
+    floor: float | None = None
+    top_k: int = 0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_teacher()
+        self._check_policy()
+
+    def _check_ranges(self) -> None:
+        """Each dial alone. Every comparison is written so that a NaN fails it."""
+        if self.divergence not in TEACHER_DIVERGENCES:
+            known = ", ".join(TEACHER_DIVERGENCES)
+            raise UsageError(f"--divergence {self.divergence!r} is not known: choose one of {known}")
+        _refuse(not 0.0 <= self.lam <= 1.0, f"--lambda {self.lam} must lie between 0 (reward) and 1 (teacher)")
+        _refuse(not 0.0 <= self.beta <= 1.0, f"--beta {self.beta} must lie between 0 (forward KL) and 1 (reverse KL)")
+        _refuse(not 0.0 <= self.anchor < math.inf, f"--anchor {self.anchor} must be 0 or above")
+        _refuse(not 0.0 < self.temperature < math.inf, f"--temperature {self.temperature} must be above 0")
+        _refuse(self.top_k < 0, f"--top-k {self.top_k} must be 0 (off) or above")
+        check_limits(self.clip, self.drop, self.entry_clip, self.floor)
+
+    def _check_teacher(self) -> None:
+        """Dials of the teacher's divergence, against that divergence."""
+        name = self.divergence
+        if name == "top_k":
+            _refuse(self.top_k < 1, "--divergence top_k needs --top-k: how many entries the teacher gives")
+        else:
+            _refuse(self.top_k > 0, f"--top-k {self.top_k} needs --divergence top_k, not {name}")
+        if name != "jsd":
+            _refuse(self.beta != 0.5, f"--beta {self.beta} mixes the two sides of jsd: it needs --divergence jsd")
+        if self.entry_clip is not None:
+            whole = name in _WHOLE_VOCABULARY
+            _refuse(not whole, f"--entry-clip {self.entry_clip} needs a divergence over the whole vocabulary: "
+                               f"--divergence {', '.join(_WHOLE_VOCABULARY)}, not {name}")  # fmt: skip
+        if self.floor is not None:
+            bounded = name == "jsd" and 0.0 < self.beta < 1.0
+            _refuse(bounded, f"--floor {self.floor} does nothing for --divergence jsd, which is bounded: leave it out")
+            _refuse(name not in _WHOLE_VOCABULARY, f"--floor {self.floor} needs --divergence reverse_kl or forward_kl")
+        if self.lam == 0.0:
+            for flag, given in (("entry-clip", self.entry_clip), ("floor", self.floor), ("top-k", self.top_k or None)):
+                _refuse(given is not None, f"--{flag} {given} shapes a teacher's divergence, and --lambda 0 asks none")
+
+    def _check_policy(self) -> None:
+        """The trust region of the policy gradient, against there being one."""
+        if self.divergence == "sampled" or self.lam < 1.0:
+            return
+        for flag, given in (("clip", self.clip), ("drop", self.drop)):
+            _refuse(
+                given is not None,
+                f"--{flag} {given} acts on importance ratios: it needs --divergence sampled or --lambda below 1",
+            )
+
+
+def check_limits(
+    clip: float | None = None, drop: float | None = None, entry_clip: float | None = None, floor: float | None = None
+) -> None:
+    """Refuse limits out of range; None is off.
+
+    Raises:
+        UsageError: names the flag.
+    """
+    _refuse(clip is not None and not 0.0 < clip < 1.0, f"--clip {clip} must lie between 0 and 1, both left out")
+    _refuse(drop is not None and not 1.0 < drop < math.inf, f"--drop {drop} must be above 1: a ratio of 1 is no drift")
+    _refuse(
+        entry_clip is not None and not 0.0 < entry_clip < math.inf, f"--entry-clip {entry_clip} must be above 0 (nats)"
+    )
+    _refuse(
+        floor is not None and not -math.inf < floor < 0.0,
+        f"--floor {floor} must be below 0: it is the logarithm of a probability, as in -10",
+    )
+
+
+def _refuse(wrong: bool, reason: str) -> None:
+    if wrong:
+        raise UsageError(reason)

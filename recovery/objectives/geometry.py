@@ -1,0 +1,109 @@
+"""The shape of a step's training signal: statistics over the gradient vectors of its tokens.
+
+With g_t the gradient of token t's loss with respect to its hidden state, over all N tokens of a step:
+
+    density         (sum |g|^2)^2 / (N sum |g|^4), the participation ratio: 1 where every token pulls equally hard,
+                    1/N where one pulls alone
+    bias            |mean g| / mean |g|: 1 where all pull the same way; its null is the same with random signs, which
+                    falls as N^(-1/2)
+    concentration   largest |g| over the median of those that are not 0
+    top_1_percent   share of sum |g|^2 that the hardest-pulling hundredth of the tokens carries
+    shared          share of sum |g|^2 that is one vector for each response: sum_r n_r |mean of r|^2 over it; for
+                    vectors with nothing in common it is R/N, with R responses
+
+The vectors themselves are seen once, a micro-batch at a time: what is kept is their norms, a few sums of vectors, and
+the projections of a small sample.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from recovery.errors import UsageError
+
+_NULL_DRAWS = 8
+
+
+class Geometry:
+    """Gathers the gradient vectors of one step; a fresh one for every step."""
+
+    def __init__(self, width: int, seed: int, keep: int = 200) -> None:
+        """``width`` is D; ``seed`` draws signs, sample and projection; ``keep`` bounds the sampled tokens."""
+        self.width = width
+        self.keep = keep
+        self._draw = torch.Generator().manual_seed(seed)
+        self._toss = torch.Generator().manual_seed(seed + 1)
+        # Two random directions, scaled so that lengths are kept on average.
+        self._plane_D2 = torch.randn(width, 2, generator=self._draw) / math.sqrt(2.0)
+        self._norms: list[Tensor] = []
+        self._rows = 0
+        self._sum_D = torch.zeros(width, dtype=torch.float64)
+        self._null_D = torch.zeros(_NULL_DRAWS, width, dtype=torch.float64)
+        self._between = 0.0
+        # The sample: tokens with the smallest of random keys, whatever the micro-batches.
+        self._keys = torch.empty(0)
+        self._points = torch.empty(0, 2)
+        self._owners = torch.empty(0, dtype=torch.long)
+
+    def add(self, gradient_ND: Tensor, rows_N: Tensor) -> None:
+        """Take in a micro-batch: a gradient vector for each token, and the row of the batch it belongs to.
+
+        Raises:
+            UsageError: the shapes do not fit the width or each other.
+        """
+        tokens = rows_N.shape[0]
+        if gradient_ND.shape != (tokens, self.width):
+            raise UsageError(
+                f"gradients of shape {tuple(gradient_ND.shape)} do not fit {tokens} tokens and a width of {self.width}"
+            )
+        if not tokens:
+            return
+        found_ND = gradient_ND.detach().float() if gradient_ND.dtype == torch.bfloat16 else gradient_ND.detach()
+        self._norms.append(torch.linalg.vector_norm(found_ND, dim=-1).double().cpu())
+        self._sum_D += found_ND.sum(0, dtype=torch.float64).cpu()
+        signs = torch.randint(2, (_NULL_DRAWS, tokens), generator=self._toss).mul_(2).sub_(1)
+        self._null_D += (signs.to(found_ND) @ found_ND).double().cpu()
+        self._add_responses(found_ND, rows_N)
+        self._add_sample(found_ND, rows_N)
+        self._rows += int(rows_N.max()) + 1
+
+    def summary(self) -> dict[str, float]:
+        """The statistics by name; all 0 where no token pulled at all."""
+        norms_N = torch.cat(self._norms) if self._norms else torch.zeros(0, dtype=torch.float64)
+        squares_N = norms_N.square()
+        tokens, total = len(norms_N), float(squares_N.sum())
+        names = ("density", "bias", "bias_null", "concentration", "top_1_percent", "shared")
+        if total == 0.0:
+            return dict.fromkeys(names, 0.0)
+        length = float(norms_N.sum())
+        values = (
+            total**2 / (tokens * float(squares_N.square().sum())),
+            float(self._sum_D.norm()) / length,
+            float(self._null_D.norm(dim=-1).mean()) / length,
+            float(norms_N.max() / norms_N[norms_N > 0].median()),
+            float(squares_N.topk(math.ceil(tokens / 100)).values.sum()) / total,
+            self._between / total,
+        )
+        return dict(zip(names, values, strict=True))
+
+    def sample(self) -> list[tuple[float, float, int]]:
+        """At most ``keep`` tokens, drawn evenly from the step: two coordinates and the number of the row."""
+        rows = self._owners.tolist()
+        return [(x, y, row) for (x, y), row in zip(self._points.tolist(), rows, strict=True)]
+
+    def _add_responses(self, found_ND: Tensor, rows_N: Tensor) -> None:
+        """Responses lie whole within a micro-batch, so that only a number of each has to be kept."""
+        count = int(rows_N.max()) + 1
+        sums_RD = found_ND.new_zeros(count, self.width).index_add_(0, rows_N, found_ND)
+        lengths_R = torch.bincount(rows_N, minlength=count).clamp(min=1)
+        self._between += float((sums_RD.double().square().sum(-1) / lengths_R).sum())
+
+    def _add_sample(self, found_ND: Tensor, rows_N: Tensor) -> None:
+        keys = torch.cat([self._keys, torch.rand(rows_N.shape[0], generator=self._draw)])
+        points = torch.cat([self._points, (found_ND @ self._plane_D2.to(found_ND)).float().cpu()])
+        owners = torch.cat([self._owners, rows_N.cpu() + self._rows])
+        kept = keys.argsort()[: self.keep].sort().values  # in the order they came
+        self._keys, self._points, self._owners = keys[kept], points[kept], owners[kept]

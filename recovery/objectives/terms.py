@@ -1,0 +1,162 @@
+"""The terms of a loss: what a student's distribution is compared with, and how, one record each.
+
+A loss is a weighted sum of terms over the same tokens: a teacher, a reward, an anchor to the clean model. The fused
+loss projects the student once and gives each term its share of the gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from recovery.errors import ModelError, UsageError
+from recovery.objectives.dials import check_limits
+from recovery.objectives.divergences import resolve_divergence
+from recovery.objectives.heads import Head
+
+WHOLE_VOCABULARY = ("reverse_kl", "forward_kl", "jsd")
+TERMS = (*WHOLE_VOCABULARY, "cross_entropy", "policy_gradient", "top_k")
+_NEEDS = {
+    "cross_entropy": ("targets_N",),
+    "policy_gradient": ("targets_N", "advantages_N"),
+    "top_k": ("top_ids_NK", "top_logprobs_NK"),
+    **dict.fromkeys(WHOLE_VOCABULARY, ("teacher_hidden_NE",)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One comparison of the student's distribution, over N tokens.
+
+    Attributes:
+        divergence: one of :data:`TERMS`; the formulas are in :mod:`recovery.objectives.divergences` and
+            :mod:`recovery.objectives.sampled`.
+        weight: what the term's value and gradient count in the sum; 0 measures without teaching.
+        beta: the mixture of "jsd".
+        teacher_hidden_NE: the teacher's hidden states at the same positions, for the divergences over the whole
+            vocabulary; its width may differ from the student's.
+        teacher_head: the teacher's head, always frozen; the student's own where left out.
+        targets_N: token ids, for "cross_entropy" (the label) and "policy_gradient" (the sampled token).
+        advantages_N: how much better than expected each sampled token was, for "policy_gradient".
+        old_logprobs_N: natural log-probability of each sampled token when it was sampled, at the temperature of
+            the loss; where left out the student has not moved since.
+        clip: epsilon of the importance ratio's clip.
+        drop: tokens whose ratio is above this or below its inverse count for nothing.
+        top_ids_NK: the entries the teacher gives, for "top_k"; each once.
+        top_logprobs_NK: their natural log-probabilities, at the temperature of the loss.
+        reverse: whether "top_k" is the KL of the student to the teacher, or the other way.
+        entry_clip: most that one entry of the vocabulary counts, nats.
+        floor: least log-probability that is told apart, in the two KLs.
+
+    Raises:
+        UsageError: an unknown divergence, a number out of range, a limit that does not act on this divergence, or
+            something it compares with is missing.
+    """
+
+    divergence: str
+    weight: float = 1.0
+    beta: float = 0.5
+    teacher_hidden_NE: Tensor | None = None
+    teacher_head: Head | None = None
+    targets_N: Tensor | None = None
+    advantages_N: Tensor | None = None
+    old_logprobs_N: Tensor | None = None
+    clip: float | None = None
+    drop: float | None = None
+    top_ids_NK: Tensor | None = None
+    top_logprobs_NK: Tensor | None = None
+    reverse: bool = True
+    entry_clip: float | None = None
+    floor: float | None = None
+
+    def __post_init__(self) -> None:
+        resolve_divergence(self.divergence, self.beta, entry_clip=self.entry_clip, floor=self.floor, known=TERMS)
+        if not math.isfinite(self.weight):
+            raise UsageError(f"the weight {self.weight} of a {self.divergence} term is not a finite number")
+        for name in _NEEDS[self.divergence]:
+            if getattr(self, name) is None:
+                raise UsageError(f"a {self.divergence} term needs {name}")
+        check_limits(clip=self.clip, drop=self.drop)
+        for flag, limit in (("clip", self.clip), ("drop", self.drop)):
+            if limit is None:
+                continue
+            if self.divergence != "policy_gradient":
+                raise UsageError(f"--{flag} {limit} acts on importance ratios: {self.divergence} has none")
+            if self.old_logprobs_N is None:
+                raise UsageError(
+                    f"--{flag} {limit} needs the log-probabilities the tokens were sampled with (old_logprobs_N)"
+                )
+
+    @functools.cached_property
+    def resolved(self) -> str:
+        """The divergence that is meant: "jsd" at either end of beta is one of the two KLs."""
+        return resolve_divergence(self.divergence, self.beta, known=TERMS)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the term compares whole distributions, and so needs a teacher's logits."""
+        return self.divergence in WHOLE_VOCABULARY
+
+    def check(self, tokens: int, head: Head) -> None:
+        """Refuse in one line what would otherwise fail, or broadcast, deep inside.
+
+        Raises:
+            UsageError: something does not hold one entry for each of ``tokens`` tokens.
+            ModelError: the teacher's head has another vocabulary than the student's ``head``.
+        """
+        for name in ("targets_N", "advantages_N", "old_logprobs_N"):
+            check_per_token(name, getattr(self, name), tokens)
+        if self.teacher_hidden_NE is not None:
+            self._check_teacher(self.teacher_hidden_NE, tokens, self.teacher_head or head)
+            check_same_vocabulary(head, self.teacher_head or head)
+        if self.top_ids_NK is not None and self.top_logprobs_NK is not None:
+            self._check_top(self.top_ids_NK, self.top_logprobs_NK, tokens, head.vocabulary)
+
+    @staticmethod
+    def _check_teacher(hidden_NE: Tensor, tokens: int, head: Head) -> None:
+        if hidden_NE.shape != (tokens, head.width):
+            raise UsageError(
+                f"teacher hidden states of shape {tuple(hidden_NE.shape)} do not fit {tokens} tokens and "
+                f"a teacher head of width {head.width}"
+            )
+
+    @staticmethod
+    def _check_top(ids_NK: Tensor, logprobs_NK: Tensor, tokens: int, vocabulary: int) -> None:
+        if ids_NK.dim() != 2 or ids_NK.shape != logprobs_NK.shape or ids_NK.shape[0] != tokens:
+            raise UsageError(
+                f"top_ids_NK and top_logprobs_NK have shapes {tuple(ids_NK.shape)} and {tuple(logprobs_NK.shape)}: "
+                f"they need the same k entries for each of {tokens} tokens"
+            )
+        if not 1 <= ids_NK.shape[1] <= vocabulary:
+            raise UsageError(f"--top-k {ids_NK.shape[1]} must lie between 1 and the vocabulary's {vocabulary} entries")
+        if bool((ids_NK.sort(-1).values.diff(dim=-1) == 0).any()):
+            raise UsageError("top_ids_NK names an entry twice at one position: its mass would be counted twice")
+
+
+def check_terms(terms: Sequence[Term], tokens: int, head: Head) -> None:
+    """Refuse terms that do not fit these tokens, this head or each other; see :meth:`Term.check`."""
+    if not terms:
+        raise UsageError("the loss has no term: give at least one thing to compare the student with")
+    for term in terms:
+        term.check(tokens, head)
+    if sum(term.divergence == "policy_gradient" for term in terms) > 1:
+        raise UsageError("the loss has two policy gradients: add their advantages up and give one")
+
+
+def check_per_token(name: str, per_token: Tensor | None, tokens: int) -> None:
+    """Refuse a tensor that does not hold one entry a token."""
+    if per_token is not None and per_token.shape != (tokens,):
+        raise UsageError(f"{name} has shape {tuple(per_token.shape)}: it needs one entry for each of {tokens} tokens")
+
+
+def check_same_vocabulary(student: Head, teacher: Head) -> None:
+    """Refuse two heads that give different numbers of logits."""
+    if teacher.vocabulary != student.vocabulary:
+        raise ModelError(
+            f"student and teacher heads give {student.vocabulary} and {teacher.vocabulary} logits: cut the "
+            "larger with Head.first where its extra entries are padding, or take a teacher of its tokenizer"
+        )

@@ -1,0 +1,83 @@
+"""Plain reference forms that several tests hold the fast ones against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from recovery.loading import Loaded
+from recovery.objectives.heads import Head
+from recovery.objectives.terms import Term
+
+
+def continuation_logprobs(loaded: Loaded, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
+    """Natural log-probability of every continuation token, by the model's own logits, one pair at a time.
+
+    ``pairs`` are (context ids, continuation ids); a context needs at least one token.
+    """
+    found = []
+    with loaded.inference(), loaded.autocast():
+        for context, continuation in pairs:
+            ids = torch.tensor([[*context, *continuation]], device=loaded.device)
+            logprobs_TV = loaded.model(ids).logits[0, len(context) - 1 : -1].float().log_softmax(-1)
+            targets_T1 = ids[0, len(context) :, None]
+            found.append(logprobs_TV.gather(-1, targets_T1)[:, 0].tolist())
+    return found
+
+
+def plain_term(term: Term, head: Head, hidden_ND: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """A term's value at each token as it is defined, over whole logits, differentiable."""
+    log_p = (head.logits(hidden_ND) / temperature).log_softmax(-1)
+    if term.divergence == "cross_entropy":
+        assert term.targets_N is not None
+        return -log_p.gather(-1, term.targets_N[:, None])[:, 0]
+    if term.divergence == "policy_gradient":
+        return _plain_policy(term, log_p)
+    if term.divergence == "top_k":
+        return _plain_top_k(term, log_p)
+    assert term.teacher_hidden_NE is not None
+    log_q = ((term.teacher_head or head).logits(term.teacher_hidden_NE) / temperature).log_softmax(-1).detach()
+    return plain_divergence(term.divergence, log_p, log_q, term.beta, term.entry_clip, term.floor)
+
+
+def plain_divergence(
+    name: str,
+    log_p: torch.Tensor,
+    log_q: torch.Tensor,
+    beta: float = 0.5,
+    entry_clip: float | None = None,
+    floor: float | None = None,
+) -> torch.Tensor:
+    """A divergence between distributions at each position, entry by entry."""
+    p, q = log_p.exp(), log_q.exp()
+    least = -torch.inf if floor is None else floor
+    if name == "reverse_kl" or (name == "jsd" and beta == 1.0):
+        entries = p * (log_p - log_q.clamp(min=least))
+    elif name == "forward_kl" or (name == "jsd" and beta == 0.0):
+        entries = q * (log_q - log_p.clamp(min=least))
+    else:
+        log_m = (beta * q + (1 - beta) * p).log()
+        entries = beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+    return entries.clamp(max=torch.inf if entry_clip is None else entry_clip).sum(-1)
+
+
+def _plain_policy(term: Term, log_p: torch.Tensor) -> torch.Tensor:
+    assert term.targets_N is not None and term.advantages_N is not None
+    chosen = log_p.gather(-1, term.targets_N[:, None])[:, 0]
+    old = chosen.detach() if term.old_logprobs_N is None else term.old_logprobs_N
+    ratio = (chosen - old).exp()
+    gain = ratio * term.advantages_N
+    if term.clip is not None:
+        gain = torch.minimum(gain, ratio.clamp(1 - term.clip, 1 + term.clip) * term.advantages_N)
+    if term.drop is not None:
+        gain = torch.where((ratio > term.drop) | (ratio < 1 / term.drop), torch.zeros_like(gain), gain)
+    return -gain
+
+
+def _plain_top_k(term: Term, log_p: torch.Tensor) -> torch.Tensor:
+    assert term.top_ids_NK is not None and term.top_logprobs_NK is not None
+    p, q = log_p.exp().gather(-1, term.top_ids_NK), term.top_logprobs_NK.exp()
+    if p.shape[-1] < log_p.shape[-1]:
+        p, q = (torch.cat([side, 1 - side.sum(-1, keepdim=True)], -1) for side in (p, q))
+    return (p * (p / q).log() if term.reverse else q * (q / p).log()).sum(-1)
