@@ -30,7 +30,8 @@ _FLOOR = 0.02
 class Signal:
     """A metric and the range it must stay in: factors of its first median, or absolute bounds.
 
-    ``settles`` marks those that a frozen teacher may rightly pull down; multiples of less than ``floor`` mean nothing.
+    ``settles`` marks those that a frozen teacher may rightly pull down; multiples of less than ``floor`` mean nothing;
+    where the first median is under ``least`` there is nothing to lose.
     """
 
     metric: str
@@ -40,12 +41,13 @@ class Signal:
     relative: bool = True
     settles: bool = False
     floor: float = _FLOOR
+    least: float = 0.0
 
 
 SIGNALS = (
     Signal("entropy", "entropy", 0.1, 4.0, settles=True),
     Signal("response_length", "response length", 0.25, 3.0, settles=True),
-    Signal("end_rate", "end-token rate", 0.5, float("inf"), floor=0.2),
+    Signal("end_rate", "end-token rate", 0.5, float("inf"), least=0.5),
     Signal("geometry/density", "gradient density", 0.05, float("inf"), settles=True, floor=1e-3),
     Signal("ratio", "importance ratio", 0.5, 2.0, relative=False),
 )
@@ -92,6 +94,8 @@ class Alarm:
             first.append(value)
             return None
         del recent[:-WINDOW]
+        if signal.relative and statistics.median(first) < signal.least:
+            return None
         usual = max(statistics.median(first), signal.floor) if signal.relative else 1.0
         now = statistics.median(recent)
         low = 0.0 if self.settling and signal.settles else signal.low * usual

@@ -159,7 +159,8 @@ class DistillConfig(TrainingConfig):
     ``until`` stops when the student's score is proven to reach that share of base's, by a paired test with
     ``margin`` on ``development`` prompts each ``check_every`` steps (0: never). ``plateau`` is the window in
     steps over which the divergence must still fall (0: off). ``knowledge_share`` of the prompts are questions
-    about the documents, scored by ``knowledge_teacher``, those about earlier cycles' by ``earlier_teacher`` if set; ``document_loss`` is a share of trained tokens.
+    about the documents, scored by ``knowledge_teacher``, those about earlier cycles' by ``earlier_teacher`` if
+    set; ``document_loss`` is a share of trained tokens.
     """
 
     student: str = "latest"

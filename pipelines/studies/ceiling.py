@@ -8,14 +8,14 @@ from typing import Any
 from evals.suites import sample
 from pipelines.lab import Lab
 from pipelines.studies.study import Part, Study
-from pipelines.studies.tasks import arithmetic_prompts, demonstrations, exact_share
+from pipelines.studies.tasks import demonstrations, exact_share, mending
 
 STEPS, EVERY = 60, 10
 
 
 def run(lab: Lab) -> Mapping[str, float]:
     """One seed: a named stronger teacher, and five ways to its skill."""
-    task = arithmetic_prompts(lab)
+    task = mending(lab)
     prompts, steps = lab.folder / "prompts" / task, lab.scale(STEPS, 10)
     lab.trained("teacher", "base", "sft", data=demonstrations(lab, task), steps=6 * steps, lr=2e-3)
     asked = sample(lab.asked(task), 200)
@@ -23,7 +23,7 @@ def run(lab: Lab) -> Mapping[str, float]:
         "check_every": EVERY,
         "observe": lambda _step, loaded, engine: {"score": exact_share(loaded, engine, asked)},
     }
-    short: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 12, "steps": steps, **seen}
+    short: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 40, "steps": steps, **seen}
     rl: dict[str, Any] = short | {"lr": 5e-4, "steps": 2 * steps}
     lab.trained("sft", "base", "sft", answers="teacher", teacher="teacher", **_imitating(lab, short))
     lab.trained("opd", "base", "opd", teacher="teacher", **short)
@@ -43,7 +43,7 @@ def run(lab: Lab) -> Mapping[str, float]:
 
 def _imitating(lab: Lab, short: Mapping[str, Any]) -> dict[str, Any]:
     """SFT on what the teacher answers: its answers are the labels."""
-    data = lab.spoken("teacher", short["prompts"], 2000, max_new_tokens=12)
+    data = lab.spoken("teacher", short["prompts"], 2000, max_new_tokens=40)
     kept = {name: value for name, value in short.items() if name not in ("prompts",)}
     return kept | {"data": data, "answers": "given", "teacher": "label"}
 
@@ -53,8 +53,9 @@ CEILING = Study(
     claim="SFT flattens at its teacher, RL starts slower and crosses it, OPD reaches the teacher cheaply, OPD then "
     "RL is best",
     source="the three-dials essay; Thinking Machines (2025), AIME'24: SFT 60.0, GRPO 67.6, OPD 74.4",
-    setting="arithmetic of two digits with a named teacher (SFT on right answers, 360 steps): SFT on its answers, "
-    "OPD, GRPO (120 steps), SFT then GRPO, GRPO then OPD, OPD then GRPO; scores on 300 problems, FLOPs by 2N and 6N",
+    setting="mending badly damaged sentences with a named teacher (SFT on right answers, 360 steps): SFT on its "
+    "answers, OPD, GRPO (120 steps), SFT then GRPO, GRPO then OPD, OPD then GRPO; scores on 300 sentences, FLOPs by "
+    "2N and 6N",
     parts=(
         Part("SFT does not pass its teacher", lambda f: f["score, sft"] - f["score, teacher"], 0.02, above=False),
         Part("RL starts slower than SFT: first look, difference",

@@ -34,7 +34,7 @@ class Kind:
 
     def splits(self) -> dict[str, list[Prompt]]:
         """As a set of prompts."""
-        return {"train": self.train, "development": [], "test": self.test}
+        return {"train": self.train, "development": self.test, "test": self.test}
 
 
 def run(lab: Lab) -> Mapping[str, float]:
@@ -168,8 +168,8 @@ CONTEXTS = Study(
     claim="demonstrations, rules, system prompts and privileged text are one method: each type internalises its "
     "context with less forgetting than SFT",
     source="SDFT, arXiv 2601.19897; OPCD; deliberative alignment, arXiv 2412.16339",
-    setting="each type by its preset, 60 steps, the teacher being the clean model that reads the context; SFT on the "
-    "same teacher's answers beside it; exact answers without the context on topics or wordings never trained on",
+    setting="each type by its preset, 60 steps, the teacher being the clean model that reads the context; SFT on "
+    "the same teacher's answers beside it; exact answers without the context on topics or wordings never trained on",
     parts=(
         *(Part(f"{name}: taken in without the context, gain over base", _gain(name), 0.3) for name in NAMES),
         *(Part(f"{name}: retention above that of SFT on the same answers by", _kept(name), 0.0) for name in NAMES),

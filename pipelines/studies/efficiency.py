@@ -8,19 +8,19 @@ from typing import Any
 from evals.suites import sample
 from pipelines.lab import Lab
 from pipelines.studies.study import Part, Study
-from pipelines.studies.tasks import arithmetic_prompts, demonstrations, exact_share
+from pipelines.studies.tasks import demonstrations, exact_share, mending
 
 OPD_STEPS, RL_STEPS, EVERY = 40, 160, 4
 
 
 def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: a stronger model of arithmetic as the teacher, and the same skill sought by reward."""
-    task = arithmetic_prompts(lab)
+    """One seed: a stronger model of mending as the teacher, and the same skill sought by reward."""
+    task = mending(lab)
     lab.trained("expert", "base", "sft", data=demonstrations(lab, task), steps=lab.scale(600, 20), lr=2e-3)
     asked = sample(lab.asked(task), 200)
     own: dict[str, Any] = {
         "prompts": lab.folder / "prompts" / task,
-        "max_new_tokens": 12,
+        "max_new_tokens": 40,
         "prompts_per_step": 16,
         "samples_per_prompt": 8,
         "check_every": EVERY,
@@ -55,8 +55,8 @@ EFFICIENCY = Study(
     name="efficiency",
     claim="OPD reaches a score with a fraction of RL's samples (9 to 30 times less compute)",
     source="Thinking Machines, On-Policy Distillation (2025); Qwen3 report",
-    setting="arithmetic of two digits: 40 steps of OPD from an expert (SFT, 600 steps) against 160 of GRPO, 16 "
-    "prompts x 8 each; tokens sampled until the score that both reach, looked at every 4 steps; the expert's own "
+    setting="mending badly damaged sentences: 40 steps of OPD from an expert (SFT, 600 steps) against 160 of GRPO, "
+    "16 prompts x 8 each; tokens sampled until the score that both reach, looked at every 4 steps; the expert's own "
     "training is left out",
     parts=(
         Part("GRPO needs more samples than OPD for the same score: times as many",

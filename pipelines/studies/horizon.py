@@ -56,11 +56,11 @@ def _live(lab: Lab, arm: str, docs: Any, settings: Mapping[str, Any], base: floa
 
 HORIZON = Study(
     name="horizon",
-    claim="over ten cycles behaviour stays at base and every corpus stays known with two teachers routed by prompt; "
-    "one teacher loses the knowledge",
+    claim="over ten cycles behaviour stays at base and every corpus stays known with two teachers routed by "
+    "prompt; one teacher loses the knowledge",
     source="a prototype of this project: 0.82 to 0.97 of five corpora with two teachers, 0.35 to 0.47 with one",
-    setting="corpora of 16 services, earlier documents half of each mid-training: naive, 30% replay, recovery by one "
-    "teacher, by two, by two with document loss; asked as questions after the last cycle",
+    setting="corpora of 16 services, earlier documents half of each mid-training: naive, 30% replay, recovery by "
+    "one teacher, by two, by two with document loss; asked as questions after the last cycle",
     parts=(
         Part("two teachers: instructions, relative to base", lambda f: f["relative to base, two teachers"], 0.99),
         Part("two teachers: the worst kept corpus, share of what was first learnt",

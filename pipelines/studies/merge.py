@@ -4,38 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelines.lab import INSTRUCTIONS, Lab
+from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, Lab
 from pipelines.studies.study import Part, Study
-from pipelines.studies.tasks import arithmetic_prompts, demonstrations, editing_prompts, routed
-from pipelines.studies.teachers import TRAINED
+from pipelines.studies.tasks import demonstrations, mending, routed
 
 STEPS = 80
 
 
 def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: an expert of arithmetic, one of mending, the clean model for the rest; then one student of all."""
-    sums, mends = arithmetic_prompts(lab), editing_prompts(lab, TRAINED, "editing")
-    steps = lab.scale(STEPS, 10)
-    for name, task in (("arithmetic expert", sums), ("editing expert", mends)):
-        lab.trained(name, "base", "sft", data=demonstrations(lab, task), steps=4 * steps, lr=2e-3)
-    both = lab.prompts("merge", lambda: routed(lab, {"arithmetic": sums, "editing": mends}))
+    """One seed: a model that knows the documents, one that mends sentences, the clean one; then one student of all."""
+    mends, steps = mending(lab), lab.scale(STEPS, 10)
+    lab.midtrained("documents", lab.corpora()[0])
+    lab.trained("mending", "base", "sft", data=demonstrations(lab, mends), steps=2 * steps, lr=2e-3)
+    prompts = lab.prompts("merge", lambda: routed(lab, "mending", mends))
     lab.trained(
         "merged",
-        "base",
+        "documents",
         "opd",
-        prompts=both,
+        prompts=prompts,
         steps=steps,
-        experts=("arithmetic=arithmetic expert", "editing=editing expert"),
+        experts=("mending=mending",),
+        knowledge_teacher="documents",
     )
     figures: dict[str, float] = {}
-    for label, suite, expert in (
-        ("arithmetic", sums, "arithmetic expert"),
-        ("editing", mends, "editing expert"),
-        ("instructions", INSTRUCTIONS, "base"),
-    ):
-        for name in dict.fromkeys(("base", "arithmetic expert", "editing expert", "merged")):
-            figures[f"{label}, {name}"] = lab.value(name, suite)
-        figures[f"{label}, merged over its expert"] = figures[f"{label}, merged"] / figures[f"{label}, {expert}"]
+    for suite, expert in ((f"{KNOWLEDGE}/1", "documents"), (mends, "mending"), (INSTRUCTIONS, "base")):
+        for name in ("base", "documents", "mending", "merged"):
+            figures[f"{suite}, {name}"] = lab.value(name, suite)
+        figures[f"{suite}, merged over its expert"] = figures[f"{suite}, merged"] / figures[f"{suite}, {expert}"]
     return figures
 
 
@@ -43,12 +38,13 @@ MERGE = Study(
     name="merge",
     claim="experts trained apart are merged by OPD from several teachers with little loss",
     source="multi-teacher on-policy distillation, as reported of several 2025 and 2026 post-training recipes",
-    setting="an expert of arithmetic and one of mending sentences (SFT, 320 steps each), the clean model for "
-    "everything else; 80 steps of OPD from the clean model, each prompt scored by the expert its tag names",
+    setting="a model mid-trained on documents, one trained to mend sentences (SFT, 160 steps, 2e-3), the clean "
+    "model for everything else; 80 steps of OPD from the mid-trained model, each prompt scored by its own teacher",
     parts=(
-        Part("arithmetic: merged over its expert", lambda f: f["arithmetic, merged over its expert"], 0.95),
-        Part("editing: merged over its expert", lambda f: f["editing, merged over its expert"], 0.95),
-        Part("instructions: merged over the clean model", lambda f: f["instructions, merged over its expert"], 0.97),
+        Part("knowledge: merged over its expert", lambda f: f["domain_knowledge/1, merged over its expert"], 0.95),
+        Part("mending: merged over its expert", lambda f: f["mending, merged over its expert"], 0.95),
+        Part("instructions: merged over the clean model",
+             lambda f: f["instruction_following, merged over its expert"], 0.97),
     ),
     run=run,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from evals.suites import sample
 from pipelines.lab import Lab
 from pipelines.studies.study import Part, Study
-from pipelines.studies.tasks import arithmetic_prompts, demonstrations, exact_share
+from pipelines.studies.tasks import demonstrations, exact_share, mending
 
 STEPS, EVERY = 100, 10
 CLIP = 0.05
@@ -27,11 +27,11 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def run(lab: Lab) -> Mapping[str, float]:
     """One seed: nine forms of OPSD over 100 steps, and the geometry of SFT, RL, OPD and OPSD at the same start."""
-    task = arithmetic_prompts(lab)
+    task = mending(lab)
     asked = sample(lab.asked(task), 200)
     own: dict[str, Any] = {
         "prompts": lab.folder / "prompts" / task,
-        "max_new_tokens": 12,
+        "max_new_tokens": 40,
         "geometry_every": 5,
         "check_every": EVERY,
         "observe": lambda _step, loaded, engine: {"score": exact_share(loaded, engine, asked)},
@@ -68,9 +68,9 @@ PIVOT = Study(
     claim="self-distillation with an answer key collapses without the per-token clip within about 100 steps and is "
     "stable with it; RL is sparse and unbiased, SFT and OPD dense, OPSD concentrated",
     source="the three-dials essay (OPSD, clip 0.05)",
-    setting="arithmetic of two digits, the teacher reads the answer first; JSD, forward and reverse KL with and "
-    "without the clip of 0.05 an entry, the sampled form, a live teacher, a small batch; 100 steps, exact answers on "
-    "200 problems",
+    setting="mending badly damaged sentences, the teacher reads the sound one first; JSD, forward and reverse KL "
+    "with and without the clip of 0.05 an entry, the sampled form, a live teacher, a small batch; 100 steps, exact "
+    "answers on 200 sentences",
     parts=(
         Part("without the clip JSD loses half of its best score by step 100: last over best",
              lambda f: f["last, jsd"] / max(1e-9, f["best, jsd"]), 0.5, above=False),

@@ -10,16 +10,16 @@ import numpy as np
 from pipelines.lab import Lab
 from pipelines.studies.points import drifts, retention
 from pipelines.studies.study import Part, Study
-from pipelines.studies.tasks import arithmetic_prompts, demonstrations
+from pipelines.studies.tasks import demonstrations, mending
 
 STEPS = 40
 
 
 def run(lab: Lab) -> Mapping[str, float]:
     """One seed: a dozen runs on one task, on and off policy, gentle and hot; then the fit over them."""
-    task = arithmetic_prompts(lab)
+    task = mending(lab)
     gold, steps = demonstrations(lab, task), lab.scale(STEPS, 5)
-    own: dict[str, Any] = {"prompts": lab.folder / "prompts" / task, "max_new_tokens": 12}
+    own: dict[str, Any] = {"prompts": lab.folder / "prompts" / task, "max_new_tokens": 40}
     lab.trained("expert", "base", "sft", data=gold, steps=10 * steps, lr=2e-3)
     runs: dict[str, float] = {}
     for rate in (3e-4, 1e-3, 3e-3):
@@ -64,8 +64,8 @@ RAZOR = Study(
     claim="forgetting follows the forward KL to base on the new task across methods; on-policy methods lie on the "
     "better frontier of gain against KL; KL explains what MMD does not",
     source="RL's Razor, arXiv 2509.04259",
-    setting="arithmetic of two digits from the clean model: SFT at three rates and two lengths, OPD and GRPO at "
-    "three rates, an expert: thirteen runs, their KL on the task, their forgetting, a quadratic fit",
+    setting="mending badly damaged sentences, from the clean model: SFT at three rates and two lengths, OPD and "
+    "GRPO at three rates, an expert: thirteen runs, their KL on the task, their forgetting, a quadratic fit",
     parts=(
         Part("KL explains forgetting: R^2 of a quadratic fit", lambda f: f["share of forgetting explained by KL"], 0.7),
         Part("and more of it than MMD does: difference in R^2",

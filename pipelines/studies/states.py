@@ -8,17 +8,17 @@ from typing import Any
 from pipelines.lab import Lab
 from pipelines.studies.points import drifts, retention
 from pipelines.studies.study import Part, Study
-from pipelines.studies.tasks import arithmetic_prompts, demonstrations
+from pipelines.studies.tasks import demonstrations, mending
 
 STEPS = 60
 RUNS = ("mild-sft", "stress-sft", "grpo", "opd", "one-step-opd", "continuation-opd")
 
 
 def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: six ways to learn arithmetic from the clean model."""
-    task = arithmetic_prompts(lab)
+    """One seed: six ways to learn to mend sentences from the clean model."""
+    task = mending(lab)
     prompts, gold, steps = lab.folder / "prompts" / task, demonstrations(lab, task), lab.scale(STEPS, 5)
-    own: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 12, "steps": steps}
+    own: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 40, "steps": steps}
     taught = own | {"teacher": "stress-sft"}
     lab.trained("mild-sft", "base", "sft", data=gold, steps=steps, lr=3e-4)
     lab.trained("stress-sft", "base", "sft", data=gold, steps=5 * steps, lr=3e-3)
@@ -42,9 +42,9 @@ STATES = Study(
     claim="RL keeps retention, mild SFT is gentle, stress SFT destroys; OPD from the stressed model beats it on "
     "target and retention at equal drift; one-step OPD collapses, continuation OPD works",
     source="arXiv 2605.22731",
-    setting="arithmetic of two digits from the clean model: SFT on right answers mild (60 steps, 3e-4) and under "
-    "stress (300 steps, 3e-3), GRPO, and OPD in three forms with the stressed model as the teacher; retention is the "
-    "mean of instruction following and general knowledge, relative to base",
+    setting="mending badly damaged sentences, from the clean model: SFT on right answers mild (60 steps, 3e-4) and "
+    "under stress (300 steps, 3e-3), GRPO, and OPD in three forms with the stressed model as the teacher; retention "
+    "is the mean of instruction following and general knowledge, relative to base",
     parts=(
         Part("GRPO keeps retention", lambda f: f["retention, grpo"], 0.97),
         Part("mild SFT keeps retention", lambda f: f["retention, mild-sft"], 0.95),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nltk.metrics.distance import edit_distance
@@ -11,7 +11,7 @@ from nltk.metrics.distance import edit_distance
 from evals.asking import answer
 from pipelines.lab import Lab
 from recovery.loading import Loaded
-from recovery.miniature.tasks import arithmetic, editing, requests
+from recovery.miniature.tasks import editing, requests
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
 from recovery.prompts import behaviour_prompts
 from recovery.rewards import exact
@@ -52,15 +52,9 @@ def draw(name: str, make: Draw, seed: int, splits: dict[str, int]) -> dict[str, 
     return found
 
 
-def arithmetic_prompts(lab: Lab, levels: Sequence[int] = (1, 2)) -> str:
-    """The name of a set of arithmetic prompts of some levels, made once."""
-    name = "arithmetic-" + "".join(map(str, levels))
-
-    def make(rng: random.Random, _world: World) -> Example:
-        return arithmetic.draw(rng, level=rng.choice(tuple(levels)))
-
-    lab.prompts(name, lambda: draw(name, make, lab.seed, {"test": TEST, "development": 50, "train": TRAIN}))
-    return name
+def mending(lab: Lab) -> str:
+    """The name of a set of badly damaged sentences to mend, half of which the clean model mends already, made once."""
+    return editing_prompts(lab, editing.MEASURED, "mending")
 
 
 def editing_prompts(lab: Lab, kinds: Sequence[str], name: str, splits: dict[str, int] | None = None) -> str:
@@ -97,10 +91,9 @@ def levenshtein(first: str, second: str) -> float:
     return float(edit_distance(first, second)) / max(1, len(first), len(second))
 
 
-def routed(lab: Lab, tasks: Mapping[str, str]) -> dict[str, list[Prompt]]:
-    """Prompts of several sets and of ordinary requests together; those of a set carry its tag, and a teacher by it."""
-    found = [replace(p, tags=(tag,)) for tag, task in tasks.items() for p in lab.asked(task, "train")]
+def routed(lab: Lab, tag: str, task: str) -> dict[str, list[Prompt]]:
+    """A task's prompts and ordinary requests, half and half; the task's carry its tag, and have a teacher by it."""
+    found = [replace(p, tags=(tag,)) for p in lab.asked(task, "train")]
     splits = behaviour_prompts(lab.session.base.path, None, 0)
-    # The other tasks' prompts among the ordinary ones would be scored by the clean model.
-    ordinary = [p for p in splits.train if not set(p.tags) & set(tasks)][: len(found)]
+    ordinary = [p for p in splits.train if tag not in p.tags][: len(found)]
     return {"train": [*found, *ordinary], "development": list(splits.development), "test": list(splits.test)}

@@ -46,9 +46,10 @@ def command(
     as_json: bool,
     **_: object,
 ) -> None:
-    """Compare methods: the same mid-trained start, the same tokens, several seeds, one table.
+    """Compare methods from the same start at the same cost.
 
-    `recover compare opd sft grpo --docs ./corpus`. What is done is kept in the workspace and not done again.
+    One mid-training a seed, the same tokens for each method, one table over the seeds: `recover compare opd sft
+    grpo --docs ./corpus`. What is done is kept in the workspace and not done again.
     """
     from pipelines.compare import as_json as shown
     from pipelines.compare import compare, text

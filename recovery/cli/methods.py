@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 @options.as_json
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """List every method with its dials; `recover methods show NAME` explains one."""
+    """List the methods, and explain each.
+
+    `recover methods` prints all presets with their dials; `recover methods show NAME` explains one.
+    """
     if context.invoked_subcommand is not None:
         return
     from recovery.config import DistillConfig, build

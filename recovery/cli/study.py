@@ -28,9 +28,10 @@ ALL, RESULTS = "all", "results"
 def command(
     name: str | None, workspace: Path, seeds: tuple[int, ...], budget: float, write_docs: Path | None, as_json: bool
 ) -> None:
-    """Run a published claim as an experiment: `recover study NAME`, or `all`.
+    """Run the published claims as experiments on the miniature.
 
-    Without a NAME it lists the studies; `recover study results` shows what is done. Each has its criterion fixed in
+    `recover study NAME` runs one, `recover study all` all but the longest. Without a NAME it lists the studies;
+    `recover study results` shows what is done. Each has its criterion fixed in
     the code, runs on the miniature with several seeds (default 0,1,2), and ends in a verdict: holds, does not hold, or
     undecided at this scale. A study that was stopped goes on at the first run that is missing.
     """

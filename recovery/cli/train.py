@@ -31,7 +31,8 @@ def command(
 ) -> None:
     """Train by any method: a preset and its dials.
 
-    SFT, GRPO, on-policy distillation, self-distillation with a context, and what lies between. A method is a setting of three dials: whose answers (--alpha), who scores them (--lambda), what teaches
+    SFT, GRPO, on-policy distillation, self-distillation with a context, and what lies between. A method is a
+    setting of three dials: whose answers (--alpha), who scores them (--lambda), what teaches
     (--teacher, --context). A preset sets them; any flag moves one. One stage, one loop, one loss run them all.
     """
     run(context, method, workspace, model, teacher, recipe, dry_run, as_json)

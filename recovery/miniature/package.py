@@ -23,13 +23,14 @@ tuning = "full"
 token_budget = 4096
 
 [midtrain]
-full_lr = 2.5e-3
+full_lr = 1.5e-3
+schedule = "constant"
 epochs = 7.0
 batch_tokens = 2048
 row_length = 128
 
 [distill]
-full_lr = 1.6e-3
+full_lr = 1.3e-3
 min_lr_ratio = 0.0
 steps = 100
 until = 0.0

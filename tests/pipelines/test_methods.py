@@ -1,0 +1,309 @@
+"""Every preset trains on the miniature and improves what it is there to improve, by the one stage and the one loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import queries
+from pipelines.lab import Lab
+from pipelines.midtrain import midtrain
+from pipelines.session import Session
+from pipelines.studies.tasks import demonstrations, exact_share, mending
+from recovery.config import DistillConfig, MidtrainConfig, build
+from recovery.errors import RecoveryError, UsageError
+from recovery.methods import METHODS, method_named
+from recovery.miniature.tasks import facts
+from recovery.miniature.world import WORLD_SEED, World
+from recovery.types import Message, Prompt
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """A laboratory on the miniature with a degraded model ("documents") and one that mends sentences ("expert")."""
+    with Session.open(tmp_path_factory.mktemp("methods") / "w", model="miniature") as session:
+        made = Lab(session, 0, items=100)
+        made.midtrained("documents", made.corpora(entities=8)[0], steps=60, lr=3e-3)
+        task = mending(made)
+        made.trained("expert", "base", "sft", data=demonstrations(made, task), steps=100, lr=2e-3)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mends(lab: Lab) -> Path:
+    """Damaged sentences with the sound ones."""
+    return lab.folder / "prompts" / mending(lab)
+
+
+def divergence_falls(lab: Lab, name: str, metric: str = "reverse_kl") -> bool:
+    values = [value for _, value in lab.curve(name, metric)]
+    return sum(values[-4:]) < 0.9 * sum(values[:4])
+
+
+# What each preset is given here, and the figure that must have moved: a metric that falls, or a share that rises.
+SHORT: dict[str, Any] = {"steps": 20, "prompts_per_step": 32, "samples_per_prompt": 1, "max_new_tokens": 40, "lr": 1e-3}
+
+
+@pytest.mark.parametrize("name", ["opd", "gkd", "off-policy-kd", "opd-sampled", "one-step-opd"])
+def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(lab: Lab, name: str) -> None:
+    settings = SHORT | ({"batch_epochs": 2} if name == "opd-sampled" else {})
+    lab.trained(name, "documents", name, **settings)
+    metric = {"gkd": "jsd", "off-policy-kd": "forward_kl"}.get(name, "reverse_kl")
+    if name == "one-step-opd":  # a position an answer: a few dozen tokens a step, too few to see a trend in
+        assert lab.spent(name).trained < lab.spent(name).sampled / 5
+        return
+    assert divergence_falls(lab, name, metric)
+
+
+@pytest.mark.parametrize("name", ["sft", "asft", "rejection-sft", "self-distillation", "continuation-opd"])
+def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(lab: Lab, mends: Path, name: str) -> None:
+    own: dict[str, Any] = {
+        "sft": {"data": demonstrations(lab, mends.name)},
+        "asft": {"data": demonstrations(lab, mends.name)},
+        "rejection-sft": {"prompts": mends, "samples_per_prompt": 4},
+        "self-distillation": {"temperature": 0.8},
+        "continuation-opd": {"continuation": 8},
+    }[name]
+    start = "base" if "sft" in name else "documents"
+    lab.trained(name, start, name, **(SHORT | own))
+    assert divergence_falls(lab, name, "label_loss")
+    if name == "asft":
+        assert max(value for _, value in lab.curve(name, "anchor")) > 0
+
+
+def test_sft_on_answers_teaches_them(lab: Lab, mends: Path) -> None:
+    asked = lab.asked(mends.name)[:200]
+    assert exact_share(*lab.loaded("expert"), asked) > exact_share(*lab.loaded("base"), asked) + 0.05
+
+
+@pytest.mark.parametrize("name", ["grpo", "mixed"])
+def test_methods_with_a_reward_raise_it(lab: Lab, mends: Path, name: str) -> None:
+    teacher = {"teacher": "expert"} if name == "mixed" else {}
+    lab.trained(name, "base", name, **(SHORT | {"prompts": mends, "samples_per_prompt": 8, "steps": 24} | teacher))
+    rewards = [value for _, value in lab.curve(name, "reward")]
+    assert sum(rewards[-6:]) > sum(rewards[:6])
+    assert all(abs(value - 1) < 0.2 for _, value in lab.curve(name, "ratio")), "fresh answers: ratios near 1"
+
+
+def told(text: Callable[[str], str], answer: Callable[[str, str], str]) -> list[Prompt]:
+    world = World(WORLD_SEED)
+    return [
+        Prompt(
+            f"{topic}-{n}",
+            (Message(role="user", content=wording.format(t=topic)),),
+            answer=answer(topic, world.facts[topic]["colour"]),
+            context=text(topic),
+        )
+        for topic in world.facts
+        for n, wording in enumerate(facts.QUESTIONS["colour"][:4])
+    ]
+
+
+def _answer_as_text(prompt: Prompt) -> Prompt:
+    return dataclasses.replace(prompt, context=prompt.answer or "")
+
+
+@pytest.mark.parametrize("name", ["sdft", "deliberative", "opcd", "document-in-context", "pi-distill", "opsd"])
+def test_methods_with_a_context_take_it_in(lab: Lab, mends: Path, name: str) -> None:
+    """The student comes to answer without the context more as the teacher answers with it."""
+    name_rule = "Begin every answer with Zeno:"
+    prompts = {
+        "opcd": told(lambda _: name_rule, lambda _t, colour: f"Zeno: {colour}"),
+        "deliberative": told(
+            lambda _: "If I ask about the colour begin with Zeno. If I ask about the home begin with Bora.",
+            lambda _t, colour: f"Zeno {colour}",
+        ),
+    }.get(name)
+    if prompts is None:
+        prompts = [_answer_as_text(p) for p in lab.asked(mends.name, "train")]
+    folder = lab.prompts(f"told-{name}", lambda: dict.fromkeys(("train", "development", "test"), prompts))
+    settings = SHORT | {"prompts": folder, "max_new_tokens": 16, "steps": 24, "entry_clip": 0.0}
+    lab.trained(name, "base", name, **settings)
+    metric = "jsd" if name == "opsd" else "reverse_kl"
+    values = [value for _, value in lab.curve(name, metric)]
+    assert values[0] > 1e-3, "the context changes what the teacher would say"
+    if name in ("opcd", "deliberative"):
+        asked = prompts[:100]
+        assert exact_share(*lab.loaded(name), asked) > exact_share(*lab.loaded("base"), asked)
+    else:
+        assert divergence_falls(lab, name, metric) or name == "pi-distill"
+
+
+def test_every_preset_was_tried_here() -> None:
+    tried = {
+        *("opd", "gkd", "off-policy-kd", "opd-sampled", "one-step-opd", "sft", "asft", "rejection-sft"),
+        *("self-distillation", "continuation-opd", "grpo", "mixed", "sdft", "deliberative", "opcd"),
+        *("document-in-context", "pi-distill", "opsd"),
+    }
+    assert tried == set(METHODS)
+
+
+def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> None:
+    from recovery.config import Recipe
+
+    own = Recipe("mine", {"distill": {"method": "grpo", "batch_epochs": 2}})
+    model = Recipe("model", {"distill": {"samples_per_prompt": 1, "lr": 3e-3}}, recommended=True)
+    config = build(DistillConfig, {"prompts_per_step": 4}, own, model)
+    assert (config.lam, config.batch_epochs, config.samples_per_prompt, config.lr) == (0.0, 2, 8, 3e-3)
+    assert config.prompts_per_step == 4
+    assert build(DistillConfig, {"method": "opd"}, own, model).lam == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"method": "opdd"}, "did you mean opd?"),
+        ({"alpha": 1.5}, "alpha"),
+        ({"lam": -0.1}, "--lambda"),
+        ({"lam": 0.5, "teacher": "none"}, "--lambda 0.5 asks for a teacher"),
+        ({"lam": 0.0}, "--samples-per-prompt 1 leaves no group"),
+        ({"teacher": "label"}, "--teacher label knows only the data's answers"),
+        ({"teacher": "self"}, "give it a --context"),
+        ({"teacher": "ema", "context": "rules", "alpha": 0.5}, "set --alpha 1"),
+        ({"method": "grpo", "alpha": 0.0}, "--alpha 0 leaves no answer"),
+        ({"divergence": "sampled", "temperature": 0.7}, "importance ratios are taken at temperature 1"),
+        ({"divergence": "sampled", "teacher": "base=0.5,latest=0.5"}, "several teachers with weights"),
+        ({"teacher": "base=0.5,latest=0.6"}, "sum to 1"),
+        ({"experts": ("arithmetic",)}, "is not TAG=NAME"),
+        ({"clip": 0.2}, "--clip 0.2 acts on importance ratios"),
+        ({"entry_clip": 0.05, "divergence": "sampled"}, "--entry-clip"),
+        ({"continuation": 8, "alpha": 0.5}, "--continuation needs"),
+        ({"earlier_teacher": "base"}, "--earlier-teacher goes with --knowledge-teacher"),
+        ({"data": Path("nowhere.jsonl")}, "--data nowhere.jsonl is not a file"),
+    ],
+)
+def test_dials_that_mean_nothing_together_are_refused_in_one_line(given: dict[str, Any], said: str) -> None:
+    given = {"samples_per_prompt": 1} | given if given.get("lam") == 0.0 else given
+    if given == {"samples_per_prompt": 1, "lam": 0.0}:
+        given["teacher"] = "none"
+    with pytest.raises(UsageError) as caught:
+        build(DistillConfig, given)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+# --- the stage, on a tiny model ------------------------------------------------------------------------------
+
+
+def test_prompts_without_what_the_method_needs_are_refused_before_any_compute(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    from pipelines.distill import plan_distill
+
+    midtrain(session, midtrain_config)
+    for changed, said in (
+        ({"teacher": "start", "context": "document"}, "no prompt brings what --context document tells the teacher"),
+        ({"alpha": 0.0, "teacher": "label"}, ""),
+    ):
+        config = dataclasses.replace(distill_config, **changed)
+        if said:
+            with pytest.raises(UsageError, match=said):
+                plan_distill(session, config)
+    config = dataclasses.replace(distill_config, lam=0.0, teacher="none", samples_per_prompt=2, reward="exact")
+    with pytest.raises(UsageError, match="--reward exact can judge none of the prompts"):
+        plan_distill(session, config)
+
+
+def test_a_reward_that_fails_ends_the_stage_in_one_line_and_keeps_the_student(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pipelines.distill import distill
+
+    (tmp_path / "strict_payroll.py").write_text("def pay(prompt, response): return float('nan')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    midtrain(session, midtrain_config)
+    before = session.resolve("latest")
+    config = dataclasses.replace(
+        distill_config, lam=0.0, teacher="none", samples_per_prompt=2, reward="strict_payroll:pay"
+    )
+    with pytest.raises(RecoveryError, match="the reward gave nan"):
+        distill(session, config)
+    assert session.resolve("latest") == before
+    newest = queries.stages(session.tracker.database, session.experiment_id)[0]
+    assert newest.status == "failed" and "nan" in newest.error
+
+
+@pytest.mark.parametrize("dials", [{"batch_epochs": 2, "divergence": "sampled", "clip": 0.2}, {"teacher": "ema"}])
+def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    tmp_path: Path,
+    dials: dict[str, Any],
+) -> None:
+    from pipelines.distill import distill
+    from pipelines.stage import StageInterrupted
+
+    if dials.get("teacher") == "ema":
+        (tmp_path / "rules.txt").write_text("Answer in one word.")
+        dials = dials | {"context": "rules", "context_file": tmp_path / "rules.txt", "ema_decay": 0.5}
+    midtrain(session, midtrain_config)
+    config = dataclasses.replace(distill_config, steps=6, student="cycle-1/midtrained", checkpoint_every=100, **dials)
+    whole = distill(session, config)
+
+    def stop(step: int, *_: Any) -> dict[str, float]:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+    with pytest.raises(StageInterrupted):
+        distill(session, dataclasses.replace(config, check_every=1), observe=stop)
+    stopped = queries.stages(session.tracker.database, session.experiment_id)[0]
+    assert stopped.status == "interrupted" and stopped.steps_done == 3
+    again = distill(session, dataclasses.replace(config, check_every=1), resume=stopped)
+    assert again.hash == whole.hash
+
+
+def test_a_run_that_collapses_stops_and_keeps_the_state_before(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    from pipelines.distill import distill
+
+    midtrain(session, midtrain_config)
+    config = dataclasses.replace(
+        distill_config,
+        method="grpo",
+        lam=0.0,
+        teacher="none",
+        samples_per_prompt=4,
+        prompts_per_step=4,
+        lr=0.5,
+        steps=80,
+        warmup=0.5,
+        checkpoint_every=2,
+        max_grad_norm=100.0,
+    )
+    made = distill(session, config)
+    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    assert stage.stopped.startswith("collapse: ")
+    assert stage.details["steps"] < stage.steps_done < 80
+    assert made.path.is_dir()
+
+
+def test_conversations_without_an_answer_are_refused_for_imitation(tmp_path: Path) -> None:
+    from recovery.prompts import load_conversations
+
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Hello?"}]}) + "\n")
+    with pytest.raises(UsageError, match="record 1 has no answer to imitate"):
+        load_conversations(path)
+    path.write_text(json.dumps({"prompt": "Hello?", "answer": "Hello."}) + "\n")
+    assert load_conversations(path)[0][-1] == {"role": "assistant", "content": "Hello."}
+
+
+def test_what_recover_methods_shows_is_true() -> None:
+    for name in METHODS:
+        config = build(DistillConfig, {"method": name})
+        assert config.method == name == method_named(name).name
+        for setting, value in METHODS[name].settings.items():
+            assert getattr(config, setting) == value
