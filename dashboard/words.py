@@ -81,3 +81,9 @@ def ago(moment: float, now: float | None = None) -> str:
 def memory(size: float) -> str:
     """An amount of memory."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def short_path(path: str, parts: int = 2) -> str:
+    """The end of a long path: ``/home/me/work/corpora/q1`` as ``…/corpora/q1``."""
+    pieces = path.split("/")
+    return path if len(pieces) <= parts + 1 else "…/" + "/".join(pieces[-parts:])

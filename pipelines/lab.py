@@ -136,6 +136,8 @@ class Lab:
         if done is not None:
             return done
         given = {"until": 0.0, "plateau": 0} | settings | {"method": method, "student": student, "seed": self.seed}
+        if self.session.resolve(student).tuning == "lora":
+            given["tuning"] = "lora"  # an adapter is carried on, whatever the model recommends for itself
         config = build(DistillConfig, given, self.session.recipe)
         return distill(self.session, config, cycle=cycle, name=name, observe=observe)
 

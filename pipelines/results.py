@@ -50,12 +50,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """A figure over seeds: for every cycle its mean and spread (standard deviation), and what was reached in all."""
+    """A figure over seeds: for every cycle its mean and spread (standard deviation), and what was reached.
+
+    ``must`` and ``goal`` judge the means; ``every`` says whether each seed on its own reached the must.
+    """
 
     figure: Figure
     cells: tuple[tuple[float, float], ...]
     must: bool | None
     goal: bool | None
+    every: bool | None
 
     def text(self) -> str:
         """The cells: one mean ± spread a cycle."""
@@ -157,7 +161,7 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
             "",
             table,
             "",
-            '"reached" judges the first column, every seed on its own.',
+            '"reached" judges the means of the first column, and says where a seed by itself fell short of the must.',
             "",
             *_machine(variants),
             "",
@@ -166,10 +170,11 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
 
 
 def reached(line: Line) -> str:
-    """Must and goal in a word."""
+    """Must and goal in a word, by the means over the seeds; where a single seed falls short of the must, that too."""
     if line.must is None:
         return ""
-    return "goal" if line.must and line.goal else "must" if line.must else "no"
+    word = "goal" if line.must and line.goal else "must" if line.must else "no"
+    return word if line.every or word == "no" else f"{word}, not by every seed"
 
 
 def _items(variant: Variant) -> str:
@@ -211,11 +216,12 @@ def _processor() -> str:
 
 def _line(figure: Figure, statuses: Sequence[Status]) -> Line:
     values = [figure.value(status) for status in statuses]
-    musts = [figure.reached(v, figure.must, figure.enough) for v in values]
-    goals = [figure.reached(v, figure.goal, None) for v in values]
+    each = [figure.reached(v, figure.must, figure.enough) for v in values]
     columns = [[v for v in column if v is not None] for column in zip(*values, strict=True)]
     cells = [(statistics.fmean(c), statistics.stdev(c) if len(c) > 1 else 0.0) for c in columns if c]
-    return Line(figure, tuple(cells), _all(musts), _all(goals))
+    means = [mean for mean, _ in cells]
+    must, goal = figure.reached(means, figure.must, figure.enough), figure.reached(means, figure.goal, None)
+    return Line(figure, tuple(cells), must, goal, _all(each))
 
 
 def _all(verdicts: Sequence[bool | None]) -> bool | None:

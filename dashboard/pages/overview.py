@@ -10,7 +10,7 @@ from dashboard import charts, markup, theme
 from dashboard.markup import Tile, esc
 from dashboard.pages import common
 from dashboard.source import Source
-from dashboard.words import ago, duration, interval, percent, points
+from dashboard.words import ago, duration, interval, percent, points, short_path
 from db import DatabaseError, queries
 from db.records import CycleRow, Measured, Overview, Stage
 
@@ -208,7 +208,7 @@ def _cycle(overview: Overview, row: CycleRow) -> list[str]:
     lost = None if row.lost is None else -row.lost
     return [
         f'<b title="{esc(ago(row.cycle.created_at))}">{row.cycle.number}</b>',
-        f'<span class="path">{esc(row.cycle.documents or "–")}</span>',
+        f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or "–")}</span>',
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
         f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
         _share(row.back),

@@ -25,7 +25,7 @@ def run(lab: Lab) -> Mapping[str, float]:
     }
     short: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 40, "steps": steps, **seen}
     rl: dict[str, Any] = short | {"lr": 5e-4, "steps": 2 * steps}
-    lab.trained("sft", "base", "sft", answers="teacher", teacher="teacher", **_imitating(lab, short))
+    lab.trained("sft", "base", "sft", **_imitating(lab, short))
     lab.trained("opd", "base", "opd", teacher="teacher", **short)
     lab.trained("grpo", "base", "grpo", **rl)
     lab.trained("sft-grpo", "sft", "grpo", **rl)
@@ -44,8 +44,7 @@ def run(lab: Lab) -> Mapping[str, float]:
 def _imitating(lab: Lab, short: Mapping[str, Any]) -> dict[str, Any]:
     """SFT on what the teacher answers: its answers are the labels."""
     data = lab.spoken("teacher", short["prompts"], 2000, max_new_tokens=40)
-    kept = {name: value for name, value in short.items() if name not in ("prompts",)}
-    return kept | {"data": data, "answers": "given", "teacher": "label"}
+    return {name: value for name, value in short.items() if name != "prompts"} | {"data": data}
 
 
 CEILING = Study(

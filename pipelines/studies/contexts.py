@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.answers import CHUNK
-from pipelines.lab import Lab
-from pipelines.studies.points import retention
+from pipelines.lab import INSTRUCTIONS, Lab
 from pipelines.studies.study import Figures, Part, Study
 from pipelines.studies.tasks import exact_share
 from recovery.contexts import Context
@@ -48,7 +47,7 @@ def run(lab: Lab) -> Mapping[str, float]:
         lab.trained(f"{name}, sft", "base", "sft", data=_told(lab, name, kind), steps=steps)
         for which in (name, f"{name}, sft"):
             figures[f"taken in, {which}"] = exact_share(*lab.loaded(which), kind.test)
-            figures[f"retention, {which}"] = retention(lab, which)
+            figures[f"retention, {which}"] = lab.value(which, INSTRUCTIONS) / lab.value("base", INSTRUCTIONS)
         base, engine = lab.loaded("base")
         figures[f"taken in, {name}, base"] = exact_share(base, engine, kind.test)
         shown = [replace(p, messages=tuple(Context.of(kind.context).messages(p, p.messages))) for p in kind.test]

@@ -59,3 +59,9 @@ def test_moments_counts_and_memory() -> None:
     assert (words.ago(98, now=100), words.ago(10, now=100)) == ("just now", "1 min 30 s ago")
     assert [words.count(value) for value in (950, 1500, 2.5e6, 3e9)] == ["950", "1.5k", "2.5M", "3.0B"]
     assert (words.memory(3 * 2**30), words.memory(5 * 2**20)) == ("3.0 GiB", "5 MiB")
+
+
+def test_a_long_path_is_shown_by_its_end() -> None:
+    assert words.short_path("/home/me/work/corpora/q1") == "…/corpora/q1"
+    assert words.short_path("corpora/q1") == "corpora/q1"
+    assert words.short_path("") == ""
