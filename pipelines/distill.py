@@ -418,7 +418,8 @@ def _speaker(timed: Sequence[Timed], config: DistillConfig) -> Engine | None:
 
 def _pools(config: DistillConfig, setting: _Setting, loaded: Loaded, given: Sequence[tuple[Message, ...]]) -> Pools:
     room = loaded.max_length - min(config.max_new_tokens, loaded.max_length // 2)
-    behaviour = [p for p in fitting(loaded.chat, setting.train, room) if _told_fits(config, setting, loaded, p)]
+    fit = fitting(loaded.chat, setting.train, room)
+    behaviour = [p for p in fit if _told_fits(config, setting, loaded, p)]
     questions = fitting(loaded.chat, setting.questions, room) if setting.knowledge is not None else []
     if not behaviour and config.alpha > 0:
         raise UsageError(

@@ -62,7 +62,7 @@ class Lab:
 
     def __post_init__(self) -> None:
         self.folder = self.session.workspace.folder / "made"
-        self.items = max(50, round(self.items * min(1.0, self.budget)))
+        self.items = max(50, round(self.items * min(1.0, 2 * self.budget)))  # items are cheap, and steps are not
 
     def scale(self, count: int, least: int = 1) -> int:
         """A number of steps at this budget."""

@@ -15,11 +15,12 @@ ARMS: dict[str, dict[str, Any]] = {
     "one teacher": {"recover": True},
     "two teachers": {"recover": True, "knowledge": True},
     "two teachers, documents": {"recover": True, "knowledge": True, "document_loss": 0.3},
+    "three teachers": {"recover": True, "knowledge": True, "earlier": True},
 }
 
 
 def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: five ways to live through the cycles; the fewer the budget gives, the shorter the horizon."""
+    """One seed: six ways to live through the cycles; the fewer the budget gives, the shorter the horizon."""
     count = max(2, min(CYCLES, lab.scale(CYCLES)))
     docs = lab.corpora(count, entities=16)
     figures: dict[str, float] = {"cycles": count, "base": lab.value("base", INSTRUCTIONS)}
@@ -41,8 +42,11 @@ def _live(lab: Lab, arm: str, docs: Any, settings: Mapping[str, Any], base: floa
         if settings.get("recover"):
             student = f"{arm}, {number}, recovered"
             given = {name: settings[name] for name in ("document_loss",) if name in settings}
-            teacher = trained if settings.get("knowledge") else None
-            lab.trained(student, trained, "opd", cycle=number, knowledge_teacher=teacher, **given)
+            if settings.get("knowledge"):
+                given["knowledge_teacher"] = trained
+            if settings.get("earlier") and number > 1:
+                given["earlier_teacher"] = f"{arm}, {number - 1}, recovered"
+            lab.trained(student, trained, "opd", cycle=number, **given)
         first.append(lab.value(student, f"{KNOWLEDGE}/{number}"))
     found = lab.scores(student, INSTRUCTIONS, *(f"{KNOWLEDGE}/{k}" for k in range(1, len(docs) + 1)))
     kept = [found[f"{KNOWLEDGE}/{k}"].value / max(1e-9, value) for k, value in enumerate(first, 1)]
@@ -60,11 +64,15 @@ HORIZON = Study(
     "prompt; one teacher loses the knowledge",
     source="a prototype of this project: 0.82 to 0.97 of five corpora with two teachers, 0.35 to 0.47 with one",
     setting="corpora of 16 services, earlier documents half of each mid-training: naive, 30% replay, recovery by "
-    "one teacher, by two, by two with document loss; asked as questions after the last cycle",
+    "one teacher, by two (the mid-trained model scores all questions), by two with document loss, by three (the "
+    "model before this mid-training scores questions about earlier documents); asked as questions after the last "
+    "cycle",
     parts=(
         Part("two teachers: instructions, relative to base", lambda f: f["relative to base, two teachers"], 0.99),
         Part("two teachers: the worst kept corpus, share of what was first learnt",
              lambda f: f["kept at the end, lowest corpus, two teachers"], 0.95),
+        Part("three teachers: the worst kept corpus, share of what was first learnt",
+             lambda f: f["kept at the end, lowest corpus, three teachers"], 0.95),
         Part("one teacher keeps less: difference of the means",
              lambda f: f["kept at the end, mean, two teachers"] - f["kept at the end, mean, one teacher"], 0.0),
         Part("naive cycles end far below base", lambda f: f["relative to base, naive"], 0.5, above=False),

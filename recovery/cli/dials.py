@@ -81,9 +81,10 @@ common = stages.several(
 
 divergence = click.option(
     "--divergence",
-    type=click.Choice(["reverse_kl", "forward_kl", "jsd", "sampled"]),
+    type=click.Choice(["reverse_kl", "forward_kl", "jsd", "sampled", "top_k"]),
     default=None,
-    help="How far student and teacher are apart; sampled: only the log-probabilities of the sampled tokens are used.",
+    help="How far student and teacher are apart, over the whole vocabulary; sampled: by the sampled tokens' "
+    "log-probabilities alone; top_k: over the teacher's likeliest tokens and one bucket for the rest.",
 )
 dials = stages.several(
     click.option(
@@ -103,6 +104,7 @@ dials = stages.several(
         "--lambda", "lam", type=click.FloatRange(0, 1), default=None, help="Weight of the teacher; the rest: --reward."
     ),
     divergence,
+    click.option("--top-k", type=click.IntRange(min=0), default=None, help="Tokens the teacher gives, for top_k."),
     click.option("--beta", type=click.FloatRange(0, 1), default=None, help="Mixture of jsd: 0 forward, 1 reverse KL."),
     click.option("--anchor", type=click.FloatRange(min=0), default=None, help="Weight of the KL to base."),
     click.option(

@@ -21,7 +21,7 @@ ALL, RESULTS = "all", "results"
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
-    help="Scales every run's steps, and below 1 the items asked too.",
+    help="Scales every run's steps, and below 0.5 the items asked too.",
 )
 @options.write_docs
 @options.as_json
