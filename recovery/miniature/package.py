@@ -32,7 +32,7 @@ row_length = 128
 [distill]
 full_lr = 1.3e-3
 min_lr_ratio = 0.0
-steps = 100
+steps = 130
 until = 0.0
 prompts_per_step = 64
 samples_per_prompt = 1
