@@ -1,0 +1,125 @@
+"""Studies: verdicts follow the data, seeds that are done are not run again, and what is written up is what was found."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from db import Tracker, queries
+from pipelines.compare import as_json as compared
+from pipelines.compare import compare, text
+from pipelines.lab import Lab
+from pipelines.progress import Display
+from pipelines.studies import STUDIES, chosen
+from pipelines.studies.runner import FIGURES, as_json, kept_outcome, markdown, run_study
+from pipelines.studies.runner import text as told
+from pipelines.studies.study import Outcome, Part, Study, interval
+from recovery.errors import UsageError
+from recovery.workspace import Workspace
+
+
+def study(run: object = None, *parts: Part) -> Study:
+    def nothing(_lab: Lab) -> Mapping[str, float]:
+        return {"gain": 1.0}
+
+    claim = Part("the gain is real", lambda f: f["gain"], 0.0)
+    return Study("sample", "a claim", "a source", "a setting", parts or (claim,), run or nothing)  # type: ignore[arg-type]
+
+
+def outcome(*gains: float, above: bool = True, bound: float = 0.0) -> Outcome:
+    made = study(None, Part("gain", lambda f: f["gain"], bound, above=above))
+    return Outcome(made, {seed: {"gain": gain} for seed, gain in enumerate(gains)}, 300, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("gains", "above", "bound", "verdict"),
+    [
+        ((0.50, 0.51, 0.52), True, 0.0, "holds"),
+        ((0.50, 0.51, 0.52), True, 0.9, "does not hold"),
+        ((0.50, 0.51, 0.52), False, 0.9, "holds"),
+        ((0.50, 0.51, 0.52), False, 0.0, "does not hold"),
+        ((-0.3, 0.0, 0.4), True, 0.0, "undecided"),
+        ((0.5,), True, 0.0, "undecided"),
+    ],
+)
+def test_the_verdict_follows_the_interval(gains: tuple[float, ...], above: bool, bound: float, verdict: str) -> None:
+    assert outcome(*gains, above=above, bound=bound).verdict == verdict
+
+
+def test_one_statement_that_fails_fails_the_claim() -> None:
+    parts = (Part("up", lambda f: f["gain"], 0.0), Part("far up", lambda f: f["gain"], 2.0))
+    found = Outcome(study(None, *parts), {0: {"gain": 1.0}, 1: {"gain": 1.1}, 2: {"gain": 0.9}}, 300, 1.0)
+    assert [word for _, word in found.parts] == ["holds", "does not hold"]
+    assert found.verdict == "does not hold"
+
+
+def test_the_interval_is_students() -> None:
+    low, high = interval([1.0, 2.0, 3.0])
+    assert low == pytest.approx(2 - 4.302653 / math.sqrt(3)) and high == pytest.approx(2 + 4.302653 / math.sqrt(3))
+
+
+def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    def run(lab: Lab) -> Mapping[str, float]:
+        ran.append(lab.seed)
+        return {"gain": 1.0 + lab.seed / 100}
+
+    mine = study(run)
+    assert kept_outcome(mine, tmp_path) is None
+    run_study(mine, tmp_path, [0, 1], 0.1, Display())
+    found = run_study(mine, tmp_path, [0, 1, 2], 0.1, Display())
+    assert ran == [0, 1, 2]
+    assert dict(found.runs) == {0: {"gain": 1.0}, 1: {"gain": 1.01}, 2: {"gain": 1.02}}
+    with Tracker(Workspace(tmp_path).database) as tracker:
+        names = [row.name for row in queries.experiments(tracker.database)]
+    assert {"study/sample/seed-0", "study/sample/seed-2"} <= set(names), "one tracker holds them all"
+    shown = as_json(found)
+    assert (shown["verdict"], shown["seeds"], shown["n"]) == ("holds", [0, 1, 2], 60)
+    assert shown["figures"]["gain"]["by_seed"] == {0: 1.0, 1: 1.01, 2: 1.02}
+    assert json.loads(json.dumps(shown))["criterion"].startswith(
+        "with 95% confidence over seeds: the gain is real (> 0)"
+    )
+    page = markdown([found], "recover study sample")
+    assert "| gain | 1.010 ± 0.010 |" in page and "**Verdict: holds.**" in page
+    assert "verdict: holds (3 seeds" in told(found)
+    (tmp_path / "studies" / "sample" / "seed-1" / FIGURES).write_text("{")
+    with pytest.raises(UsageError, match="cannot be read"):
+        kept_outcome(mine, tmp_path)
+
+
+def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
+    wanted = "recovery states teachers mitigations ceiling merge pivot contexts razor efficiency horizon generalise"
+    assert set(STUDIES) == set(wanted.split())
+    for found in STUDIES.values():
+        assert found.claim and found.source and found.setting and found.parts, found.name
+    assert {s.name for s in chosen("all")} == set(STUDIES) - {"horizon"}
+    with pytest.raises(UsageError, match="did you mean pivot"):
+        chosen("pivto")
+
+
+def test_methods_are_compared_from_the_same_start_at_the_same_cost(
+    tiny_qwen3: Path, corpus: Path, tmp_path: Path
+) -> None:
+    settings = {"steps": 40, "prompts_per_step": 2, "samples_per_prompt": 1, "max_new_tokens": 8, "tuning": "full"}
+    arguments = {"max_tokens": 150, "settings": settings, "model": str(tiny_qwen3), "display": Display()}
+    rows = compare(tmp_path / "w", ["opd", "off-policy-kd"], corpus, [0, 1], **arguments)  # type: ignore[arg-type]
+    assert [row.method for row in rows] == ["base", "midtrained", "opd", "off-policy-kd"]
+    for row in rows[2:]:
+        assert set(row.stopped) == {"token budget spent"}
+        assert all(s.sampled + s.scored + s.trained >= 150 for s in row.spent if row.method == "opd")
+    assert compare(tmp_path / "w", ["opd", "off-policy-kd"], corpus, [0, 1], **arguments) == rows  # type: ignore[arg-type]
+    assert "off-policy-kd" in text(rows, [0, 1])
+    assert compared(rows, [0, 1])["rows"][2]["scores"]["asked"].keys() == {"mean", "spread", "by_seed"}
+
+
+def test_an_unknown_method_is_refused_before_any_work(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no method 'opdd'"):
+        compare(
+            tmp_path / "w", ["opdd"], corpus, [0], max_tokens=1, settings={}, model=None, display=Display()
+        )  # fmt: skip
+    assert not (tmp_path / "w").exists()
