@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,8 @@ from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED, Lab, Spent
 from pipelines.progress import Display
 from pipelines.session import Session
 from pipelines.studies.study import spread
-from recovery.methods import method_named
+from recovery.config import DistillConfig, build
+from recovery.methods import METHODS, method_named
 from recovery.workspace import Workspace
 
 SUITES = {
@@ -21,6 +24,8 @@ SUITES = {
     "general": RETAINED,
 }
 START = "midtrained"
+# More than any method needs for its tokens: the token budget ends each run.
+STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,20 @@ def compare(
 ) -> list[Row]:
     """Mid-train on ``docs``, then train by each method from there, for each seed; what is done is not done again.
 
-    ``settings`` are given to every method alike; each stops when it has sampled, scored and trained ``max_tokens``.
+    ``settings`` are given to every method alike; each stops when it has sampled, scored and trained ``max_tokens``;
+    the rate is held constant after its warm-up, since no method knows at which step that will be.
     The first rows are the clean model and the mid-trained one. Raises UsageError for a method that is unknown.
     """
+    settings = {"steps": STEPS, "schedule": "constant"} | dict(settings)
     for method in methods:
-        method_named(method)
+        build(DistillConfig, _own(method) | settings | {"method": method, "max_tokens": max_tokens})
+    model = model or Workspace(folder).settings().get("model")
+    # Another question is another folder: what is kept there answers this one only.
+    asked = json.dumps([str(docs.resolve()), max_tokens, sorted(settings.items())], default=str)
+    group = hashlib.sha256(asked.encode()).hexdigest()[:8]
     found: dict[str, list[tuple[dict[str, float], Spent | None, str]]] = {}
     for seed in seeds:
-        home = folder / "comparisons" / f"seed-{seed}"
+        home = folder / "comparisons" / group / f"seed-{seed}"
         with (
             Workspace(home).lock("recover compare"),
             Session.open(
@@ -61,7 +72,7 @@ def compare(
                 model=model,
                 display=display,
                 database=Workspace(folder).database,
-                experiment=f"compare/seed-{seed}",
+                experiment=f"compare/{group}/seed-{seed}",
             ) as session,
         ):
             lab = Lab(session, seed)
@@ -69,10 +80,15 @@ def compare(
             found.setdefault("base", []).append((_scores(lab, "base"), None, ""))
             found.setdefault(START, []).append((_scores(lab, START), lab.spent(START), ""))
             for method in methods:
-                lab.trained(method, START, method, max_tokens=max_tokens, **settings)
+                lab.trained(method, START, method, **(_own(method) | settings | {"max_tokens": max_tokens}))
                 stopped = str(lab.details(method)["stopped"])
                 found.setdefault(method, []).append((_scores(lab, method), lab.spent(method), stopped))
     return [_row(name, runs) for name, runs in found.items()]
+
+
+def _own(method: str) -> dict[str, Any]:
+    """What a method needs to be compared: imitation is of base's answers to the same prompts the others get."""
+    return {"answers": "teacher"} if METHODS[method_named(method).name].settings.get("answers") == "given" else {}
 
 
 def _scores(lab: Lab, name: str) -> dict[str, float]:

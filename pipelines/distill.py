@@ -8,6 +8,7 @@ made before, rewards, the student as its own teacher with a context) is a matter
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,9 +162,9 @@ def distill(
     session.display.say(plan.text())
     with running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage:
         reference = _reference(session, stage, config, setting)
-        given = _given(session, stage, config, setting, student)
+        given, spoken = _given(session, stage, config, setting, student)
         loaded = load_student(student, plan.tuning, config)
-        memory: dict[str, Any] = {}
+        memory: dict[str, Any] = {"spent": float(spoken)}
         teachers = _teachers(session, config, setting, student, loaded)
         anchor = Timed(teacher_of(session, student, loaded, session.base, config)) if config.anchor else None
         timed = _timed([*teachers.values(), *([anchor] if anchor else [])])
@@ -216,7 +217,17 @@ def distill(
 def _named(config: DistillConfig, student: Checkpoint, setting: _Setting) -> DistillConfig:
     """The configuration with names that still mean the same when the stage is resumed."""
     knowledge = setting.knowledge.name if setting.knowledge is not None else None
-    return dataclasses.replace(config, student=student.name, knowledge_teacher=knowledge)
+    weights = [f"{teacher.name}={weight}" for teacher, weight in setting.teachers.items()]
+    teacher = setting.teacher.name if setting.teacher is not None and len(weights) == 1 else ",".join(weights)
+    earlier = setting.experts.get(EARLIER)
+    return dataclasses.replace(
+        config,
+        student=student.name,
+        teacher=teacher or config.teacher,
+        knowledge_teacher=knowledge,
+        earlier_teacher=None if earlier is None else earlier.name,
+        experts=tuple(f"{tag}={found.name}" for tag, found in setting.experts.items() if tag != EARLIER),
+    )
 
 
 # --- who, by whom, with what ---------------------------------------------------------------------------------
@@ -230,6 +241,10 @@ def _resolve(session: Session, config: DistillConfig, cycle: int | None) -> _Set
     prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
     notes = list(prompts.notes)
     context = _context(config)
+    if config.rewarded:
+        resolve_reward(config.reward)
+    if config.alpha < 1.0 and config.answers == "given":
+        _labelled(config, prompts)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
     if knowledge is not None and not any(corpus.questions for corpus in corpora.values()):
         knowledge = None
@@ -239,7 +254,7 @@ def _resolve(session: Session, config: DistillConfig, cycle: int | None) -> _Set
         student,
         teachers,
         knowledge,
-        _experts(session, config),
+        _experts(session, config, knowledge),
         prompts,
         _usable(config, prompts, context, notes),
         _development(config, prompts, notes),
@@ -249,9 +264,9 @@ def _resolve(session: Session, config: DistillConfig, cycle: int | None) -> _Set
     )
 
 
-def _experts(session: Session, config: DistillConfig) -> dict[str, Checkpoint]:
-    """Who scores prompts of which tag. Questions about earlier documents are such prompts."""
-    earlier = {EARLIER: config.earlier_teacher} if config.earlier_teacher else {}
+def _experts(session: Session, config: DistillConfig, knowledge: Checkpoint | None) -> dict[str, Checkpoint]:
+    """Who scores prompts of which tag. Questions about earlier documents are such prompts, where there are any."""
+    earlier = {EARLIER: config.earlier_teacher} if config.earlier_teacher and knowledge is not None else {}
     return {tag: session.resolve(name) for tag, name in (config.routes | earlier).items()}
 
 
@@ -272,7 +287,10 @@ def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint
 def _context(config: DistillConfig) -> Context | None:
     if config.context == "none":
         return None
-    text = config.context_file.read_text(encoding="utf-8").strip() if config.context_file else ""
+    try:
+        text = config.context_file.read_text(encoding="utf-8").strip() if config.context_file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--context-file {config.context_file} cannot be read as text: {error}") from error
     return Context.of(config.context, text, config.context_template)
 
 
@@ -300,7 +318,7 @@ def _usable(
 
 
 def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[Prompt, ...]:
-    if not config.until:
+    if not config.until or not config.recovering:
         return ()
     verifiable = [p for p in prompts.development if p.checks]
     if len(verifiable) < ENOUGH_TO_DECIDE:
@@ -443,15 +461,15 @@ def _told_fits(config: DistillConfig, setting: _Setting, loaded: Loaded, prompt:
 
 def _given(
     session: Session, stage: Stage, config: DistillConfig, setting: _Setting, student: Checkpoint
-) -> list[tuple[Message, ...]]:
-    """The answers of the data states: the user's, or those of a frozen model asked beforehand."""
+) -> tuple[list[tuple[Message, ...]], int]:
+    """The answers of the data states: the user's, or those of a frozen model asked beforehand; and tokens sampled."""
     if config.alpha == 1.0:
-        return []
+        return [], 0
     if config.answers == "given":
-        return _labelled(config, setting)
-    speaker = setting.teacher if config.answers == "teacher" and setting.teacher is not None else student
+        return _labelled(config, setting.prompts), 0
+    speaker = (setting.teacher or session.base) if config.answers == "teacher" else student
     loaded = load_frozen(session.verified(speaker), config)
-    wanted = round(config.steps * config.prompts_per_step * (1 - config.alpha))
+    wanted = math.ceil(config.steps / config.batch_epochs * config.prompts_per_step * (1 - config.alpha))
     prompts = fitting(loaded.chat, setting.train, loaded.max_length // 2)[:wanted]
     repeated = [p for p in prompts for _ in range(config.samples_per_prompt if config.answers == "rejection" else 1)]
     with session.display.bar(f"answers of {speaker.name}", len(repeated)) as bar:
@@ -469,27 +487,25 @@ def _given(
             cache=session.workspace.folder / "cache",
             tick=tick,
         )
-    stage.recorder.usage(tokens_sampled=sum(len(loaded.chat.encode(a.answer)) + 1 for a in answered))
+    spoken = sum(len(loaded.chat.encode(a.answer)) + 1 for a in answered)
+    if not stage.resumed:
+        stage.recorder.usage(tokens_sampled=spoken)
     if config.answers == "rejection":
         reward = resolve_reward(config.reward)
         answered = [a for a in answered if judged(reward, a.prompt, a.answer) >= config.keep_above]
     if not answered:
         raise UsageError(f"no answer of {speaker.name} was kept: lower --keep-above, or raise --max-new-tokens")
-    return [a.messages for a in answered]
+    return [a.messages for a in answered], spoken
 
 
-def _labelled(config: DistillConfig, setting: _Setting) -> list[tuple[Message, ...]]:
+def _labelled(config: DistillConfig, prompts: PromptSplits) -> list[tuple[Message, ...]]:
     """Conversations that end in the answer to imitate: the user's file, or prompts with a reference answer."""
     if config.data is not None:
         return load_conversations(Path(config.data))
-    found = [
-        (*p.messages, Message(role="assistant", content=p.answer))
-        for p in setting.prompts.train
-        if p.answer is not None
-    ]
+    found = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
     if not found:
         raise UsageError(
-            f"--answers given: none of the prompts has an answer ({setting.prompts.source}): give conversations with "
+            f"--answers given: none of the prompts has an answer ({prompts.source}): give conversations with "
             f"--data FILE, or let a model answer (--answers teacher)"
         )
     return found

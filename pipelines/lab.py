@@ -116,7 +116,8 @@ class Lab:
 
     def known(self, name: str) -> Checkpoint | None:
         """The checkpoint of a run that is done."""
-        return next((c for c in self.session.registry.all() if c.name == name), None)
+        found = next((c for c in self.session.registry.all() if c.name == name), None)
+        return found if found is not None and self._stage(name).status == "finished" else None
 
     def midtrained(
         self, name: str, docs: Path, *, student: str = "base", cycle: int = 1, **settings: Any
@@ -135,7 +136,12 @@ class Lab:
         done = self.known(name)
         if done is not None:
             return done
-        given = {"until": 0.0, "plateau": 0} | settings | {"method": method, "student": student, "seed": self.seed}
+        # A study of a collapse must see it, and no study may compare runs of which one was cut short.
+        given = (
+            {"until": 0.0, "plateau": 0, "alarm": False}
+            | settings
+            | {"method": method, "student": student, "seed": self.seed}
+        )
         if self.session.resolve(student).tuning == "lora":
             given["tuning"] = "lora"  # an adapter is carried on, whatever the model recommends for itself
         config = build(DistillConfig, given, self.session.recipe)
@@ -154,7 +160,7 @@ class Lab:
 
     def curve(self, name: str, metric: str) -> list[tuple[int, float]]:
         """A metric of a run, step by step."""
-        found = queries.series(self.session.tracker.database, self._stage(name).id, [metric])
+        found = queries.series(self.session.tracker.database, self._stage(name).id, [metric], max_points=None)
         return [(point.step, point.value) for point in found.get(metric, ()) if point.value is not None]
 
     def _stage(self, name: str) -> Any:

@@ -241,9 +241,11 @@ def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]
     base = session.verified(session.base)
     if config.replay_data is not None:
         loaded = load_frozen(base, config)
-        return _conversation_rows(
-            loaded.chat, load_conversations(config.replay_data), config.row_length, loaded.max_length
-        )
+        given = load_conversations(config.replay_data)
+        rows = _conversation_rows(loaded.chat, given, config.row_length, loaded.max_length)
+        if not rows:
+            raise UsageError(f"--replay-data {config.replay_data}: no conversation fits in {loaded.max_length} tokens")
+        return rows
     splits = behaviour_prompts(base.path, config.prompts, config.seed)
     loaded = load_frozen(base, config)
     prompts = fitting(loaded.chat, splits.train, loaded.max_length // 2)[: config.replay_prompts]

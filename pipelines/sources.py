@@ -75,7 +75,7 @@ class Source:
         config = self.config
         own = round(config.alpha * config.prompts_per_step)
         rows: list[Row] = []
-        metrics: dict[str, float] = {"tokens_sampled": 0.0, "tokens_scored": 0.0}
+        metrics: dict[str, float] = {"tokens_sampled": 0.0}
         if own:
             started = time.perf_counter()
             spoken = self._rollouts(batch, own)
@@ -83,10 +83,7 @@ class Source:
             rows += self._student_rows(spoken, metrics, batch)
         if own < config.prompts_per_step:
             chosen = choose(self.pools.given, config.prompts_per_step - own, batch, config.seed, stream=25)
-            given = self._data_rows(chosen)
-            if given and given[0].teacher != LABEL:
-                metrics["tokens_scored"] += float(sum(targets(row) for row in given))
-            rows += given
+            rows += self._data_rows(chosen)
         return rows + self._documents(batch, sum(targets(row) for row in rows)), metrics
 
     def _rollouts(self, batch: int, count: int) -> list[Spoken]:
@@ -248,7 +245,6 @@ def _measured(spoken: Sequence[Spoken], seconds: float) -> dict[str, float]:
         "response_length": tokens / max(1, len(spoken)),
         "end_rate": sum(turn.completion.finished for turn in spoken) / max(1, len(spoken)),
         "tokens_sampled": float(tokens),
-        "tokens_scored": float(tokens),
         "seconds_generating": seconds,
     }
 

@@ -35,16 +35,18 @@ _STILL_FALLING = 0.97
 
 @dataclass
 class Timed:
-    """A teacher, and the seconds it has taken since they were last asked for."""
+    """A teacher, with the seconds it has taken and the tokens it has scored since they were last asked for."""
 
     teacher: Teacher
     seconds: float = 0.0
+    tokens: int = 0
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """The teacher's own."""
         started = time.perf_counter()
         hidden_BTE = self.teacher.hidden(batch)
         self.seconds += time.perf_counter() - started
+        self.tokens += batch.tokens
         return hidden_BTE
 
     @property
@@ -52,10 +54,11 @@ class Timed:
         """The teacher's own."""
         return self.teacher.head
 
-    def taken(self) -> float:
-        """Seconds since the last call."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
+    def taken(self) -> tuple[float, int]:
+        """Seconds and tokens since the last call."""
+        taken = self.seconds, self.tokens
+        self.seconds, self.tokens = 0.0, 0
+        return taken
 
 
 @dataclass
@@ -74,15 +77,17 @@ class Watch:
     observe: Observer | None = None
 
     def __post_init__(self) -> None:
-        taught = self.config.lam == 1.0 and not self.config.self_taught
-        self.alarm = Alarm(self.memory, settling=taught)
-        self.falls = taught and self.config.divergence != "sampled"
+        config = self.config
+        self.alarm = Alarm(self.memory, settling=config.lam == 1.0 and config.teacher != "self")
+        self.falls = config.lam == 1.0 and not config.self_taught and config.divergence != "sampled"
         self.collapse: str | None = None
 
     def measured(self, metrics: dict[str, float]) -> None:
         """Take the divergence down, set scoring apart from training, and look for signs of a collapse."""
-        scoring = sum(teacher.taken() for teacher in self.teachers)
+        taken = [teacher.taken() for teacher in self.teachers]
+        scoring = sum(seconds for seconds, _ in taken)
         metrics["seconds_scoring"] = scoring
+        metrics["tokens_scored"] = float(sum(tokens for _, tokens in taken))
         metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - scoring)
         if self.estimator.geometry is not None:
             metrics |= {f"geometry/{name}": value for name, value in self.estimator.geometry.summary().items()}

@@ -274,6 +274,11 @@ class DistillConfig(TrainingConfig):
         return self.teacher in SELF_TEACHERS
 
     @property
+    def recovering(self) -> bool:
+        """Whether the aim is to come back to a checkpoint: only then is there a score to be reached (``until``)."""
+        return self.lam == 1.0 and self.teacher != "label" and not self.self_taught and self.context == "none"
+
+    @property
     def rewarded(self) -> bool:
         """Whether answers are judged by the reward."""
         return self.lam < 1.0 or (self.answers == "rejection" and self.alpha < 1.0)
@@ -290,15 +295,27 @@ class DistillConfig(TrainingConfig):
             raise UsageError(
                 "--teacher label knows only the data's answers, not the student's own: set --alpha 0, or name a teacher"
             )
-        if self.lam < 1.0 and self.teacher == "none" and self.samples_per_prompt < 2:
+        if self.lam < 1.0 and self.samples_per_prompt < 2:
             raise UsageError("--samples-per-prompt 1 leaves no group to compare rewards in: take 4 to 8")
         _above_zero("temperature", self.temperature)
         if self.temperature != 1.0 and (self.lam < 1.0 or self.divergence == "sampled"):
             raise UsageError(
                 f"--temperature {self.temperature:g}: importance ratios are taken at temperature 1, so sample there"
             )
-        if self.continuation and (self.alpha < 1.0 or self.lam < 1.0 or self.self_taught):
-            raise UsageError("--continuation needs --alpha 1, --lambda 1 and a checkpoint as the --teacher")
+        if self.alpha < 1.0 and (self.lam == 0.0 or self.divergence == "sampled"):
+            raise UsageError(
+                f"--alpha {self.alpha:g}: a policy gradient needs the student's own answers, so set --alpha 1"
+            )
+        if self.alpha < 1.0 and self.context != "none":
+            raise UsageError(
+                f"--context {self.context} is told to a teacher of the student's own answers: set --alpha 1"
+            )
+        if self.continuation and (self.alpha < 1.0 or self.lam < 1.0 or self.self_taught or self.context != "none"):
+            raise UsageError("--continuation needs --alpha 1, --lambda 1, no --context, a checkpoint as the --teacher")
+        if self.continuation and (self.knowledge_teacher or self.experts):
+            raise UsageError(
+                "--continuation is spoken by the one --teacher: leave --knowledge-teacher and --expert out"
+            )
 
     def _check_teacher(self) -> None:
         weights = self.teacher_weights
@@ -306,8 +323,8 @@ class DistillConfig(TrainingConfig):
             raise UsageError(
                 "several teachers with weights are compared over the vocabulary: leave --divergence sampled"
             )
-        if self.routes and self.lam == 0.0:
-            raise UsageError("--expert names a teacher, and --lambda 0 asks none: raise it")
+        if (self.routes or self.knowledge_teacher) and self.lam == 0.0:
+            raise UsageError("--expert and --knowledge-teacher name teachers, and --lambda 0 asks none: raise it")
         if self.lam > 0.0 and self.teacher == "none":
             raise UsageError(f"--lambda {self.lam:g} asks for a teacher: name one with --teacher, or set --lambda 0")
         if self.lam == 0.0 and self.teacher not in ("none", "base"):
@@ -326,11 +343,6 @@ class DistillConfig(TrainingConfig):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise UsageError(f"{flag(name)} {path} is not a file")
-
-    @property
-    def knowledge_prompts(self) -> int:
-        """How many of a step's prompts go to the knowledge teacher."""
-        return round(self.prompts_per_step * self.knowledge_share) if self.knowledge_teacher else 0
 
 
 @dataclass(frozen=True)

@@ -59,10 +59,12 @@ class Context:
         if template is not None:
             try:
                 template.format(prompt="", context="", answer="")
-            except (KeyError, IndexError, ValueError) as error:
+            except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
                 raise UsageError(
                     f"--context-template cannot be filled in ({error}): it may use {{prompt}}, {{context}}, {{answer}}"
                 ) from error
+            if "{prompt}" not in template:
+                raise UsageError(f"--context-template {template!r} leaves the {{prompt}} out: the teacher must read it")
         return cls(KINDS[name], text, template)
 
     def fits(self, prompt: Prompt) -> bool:

@@ -115,8 +115,8 @@ def load_conversations(path: Path) -> list[tuple[Message, ...]]:
                 )
             messages.append(Message(role="assistant", content=prompt.answer))
         found.append(tuple(messages))
-    if not found:
-        raise UsageError(f"--data {path} holds no conversation{f' ({problems[0]})' if problems else ''}")
+    if problems or not found:
+        raise UsageError(f"--data {path}: {problems[0] if problems else 'it holds no conversation'}")
     return found
 
 

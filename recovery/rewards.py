@@ -36,11 +36,21 @@ def all_checks(prompt: Prompt, response: str) -> float:
 
 
 def exact(prompt: Prompt, response: str) -> float:
+    """1 where the answer is the prompt's reference to the letter, else 0."""
+    return float(prompt.answer is not None and response.strip() == prompt.answer.strip())
+
+
+def normalised(prompt: Prompt, response: str) -> float:
     """1 where the answer is the prompt's reference, without regard to case, marks and spaces, else 0."""
     return float(prompt.answer is not None and normalise(response) == normalise(prompt.answer))
 
 
-NAMED: dict[str, Reward] = {"verifiable": verifiable, "all-checks": all_checks, "exact": exact}
+NAMED: dict[str, Reward] = {
+    "verifiable": verifiable,
+    "all-checks": all_checks,
+    "exact": exact,
+    "normalised": normalised,
+}
 
 
 def resolve_reward(name: str) -> Reward:
@@ -63,7 +73,7 @@ def resolve_reward(name: str) -> Reward:
 
 def can_judge(name: str, prompt: Prompt) -> bool:
     """Whether a reward says anything about answers to this prompt; a callable of the user's always does."""
-    if name == "exact":
+    if name in ("exact", "normalised"):
         return prompt.answer is not None
     return name not in NAMED or bool(prompt.checks) or prompt.answer is not None
 

@@ -28,7 +28,7 @@ from recovery.loading import Loaded
 from recovery.objectives.estimator import LossOutput
 
 Schedule = Literal["constant", "linear", "cosine"]
-FINISHED, INTERRUPTED = "finished", "interrupted"
+FINISHED, INTERRUPTED, COLLAPSE = "finished", "interrupted", "collapse"
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ def train(
     """Train until ``settings.steps``, until ``should_stop``, or until ``after_step`` gives a reason.
 
     Steps are numbered from 1 in ``log`` and ``after_step``. ``memory`` is a JSON-like dictionary of the
-    caller's that is stored with each state and restored on resume. While ``sound`` says no, no state is saved, and a
-    run that ``after_step`` ends then goes back to the newest state. ``reference`` gives rows whose loss no step may
-    raise: a gradient that would is projected (A-GEM). Raises RecoveryError when the loss or the gradient is not
-    finite; the states saved before stay.
+    caller's that is stored with each state and restored on resume. While ``sound`` says no, no state is saved on the
+    way; a run that ``after_step`` ends for a reason that begins with "collapse" goes back to the newest state.
+    ``reference`` gives rows whose loss no step may raise: a gradient that would is projected (A-GEM). Raises
+    RecoveryError when the loss or the gradient is not finite; the states saved before stay.
     """
     params = loaded.trainable()
     if not params:
@@ -133,7 +133,8 @@ def train(
     saved.restore(state)
     while state.step < settings.steps and state.stopped is None:
         if should_stop():
-            saved.write(state)
+            if sound():
+                saved.write(state)
             return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
         step = state.step + 1
         log(step, _one_step(loaded, source, objective, settings, params, optimizers, state, reference))
@@ -141,10 +142,9 @@ def train(
             shadow.update(params)
         state.step = step
         state.stopped = after_step(step)
-        if not sound():
-            if state.stopped is not None:
-                return _gone_back(saved, state)
-        elif step % settings.checkpoint_every == 0 or state.stopped or step == settings.steps:
+        if state.stopped is not None and state.stopped.startswith(COLLAPSE):
+            return _gone_back(saved, state)
+        if state.stopped or step == settings.steps or (step % settings.checkpoint_every == 0 and sound()):
             saved.write(state)
     return TrainResult(state.step, state.stopped or FINISHED, state.trained_tokens)
 

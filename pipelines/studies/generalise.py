@@ -56,8 +56,8 @@ GENERALISE = Study(
     name="generalise",
     claim="behaviour recovered on some kinds of instruction carries to held-out kinds, with OPD more than with SFT",
     source="the question behind on-policy distillation's recovery claims; arXiv 2605.22731 on retention",
-    setting="mid-training on documents alone (10 passes); 50 steps of recovery on prompts without five kinds of "
-    "instruction, which are then measured; beside it recovery on all prompts",
+    setting="mid-training on documents alone (10 passes); 50 steps of recovery on prompts without the held-out "
+    "kinds of instruction, which are then measured; beside it recovery on all prompts",
     parts=(
         Part("mid-training costs the held-out kinds: relative to base",
              lambda f: f["held-out kinds, documents, relative to base"], 0.95, above=False),

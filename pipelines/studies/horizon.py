@@ -39,6 +39,7 @@ def _live(lab: Lab, arm: str, docs: Any, settings: Mapping[str, Any], base: floa
             trained, folder, student=student, cycle=number, replay=replay, replay_documents=0.5 if number > 1 else 0.0
         )
         student = trained
+        first.append(lab.value(trained, f"{KNOWLEDGE}/{number}"))
         if settings.get("recover"):
             student = f"{arm}, {number}, recovered"
             given = {name: settings[name] for name in ("document_loss",) if name in settings}
@@ -47,7 +48,6 @@ def _live(lab: Lab, arm: str, docs: Any, settings: Mapping[str, Any], base: floa
             if settings.get("earlier") and number > 1:
                 given["earlier_teacher"] = f"{arm}, {number - 1}, recovered"
             lab.trained(student, trained, "opd", cycle=number, **given)
-        first.append(lab.value(student, f"{KNOWLEDGE}/{number}"))
     found = lab.scores(student, INSTRUCTIONS, *(f"{KNOWLEDGE}/{k}" for k in range(1, len(docs) + 1)))
     kept = [found[f"{KNOWLEDGE}/{k}"].value / max(1e-9, value) for k, value in enumerate(first, 1)]
     return {

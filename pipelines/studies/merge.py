@@ -30,7 +30,9 @@ def run(lab: Lab) -> Mapping[str, float]:
     for suite, expert in ((f"{KNOWLEDGE}/1", "documents"), (mends, "mending"), (INSTRUCTIONS, "base")):
         for name in ("base", "documents", "mending", "merged"):
             figures[f"{suite}, {name}"] = lab.value(name, suite)
-        figures[f"{suite}, merged over its expert"] = figures[f"{suite}, merged"] / figures[f"{suite}, {expert}"]
+        figures[f"{suite}, merged over its expert"] = figures[f"{suite}, merged"] / max(
+            1e-9, figures[f"{suite}, {expert}"]
+        )
     return figures
 
 

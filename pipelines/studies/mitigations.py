@@ -7,14 +7,15 @@ from typing import Any
 
 from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, Lab
 from pipelines.studies.study import Part, Study
-from pipelines.studies.tasks import instructed
-from recovery.types import Message
+from pipelines.studies.tasks import conversation, instructed
+from recovery.prompts import behaviour_prompts
+from recovery.types import Prompt
 
-ASKED, STEPS = f"{KNOWLEDGE}/1", 40
+ASKED, STEPS, REPLAYED = f"{KNOWLEDGE}/1", 40, 1000
 ARMS: dict[str, dict[str, Any]] = {
     "nothing": {},
-    "own replay": {"replay": 0.3},
-    "proxy replay": {"replay": 0.3},
+    "own replay": {"replay": 0.3, "replay_prompts": REPLAYED},
+    "proxy replay": {"replay": 0.3, "replay_prompts": REPLAYED},
     "anchor": {"anchor": 0.3},
     "projection": {"project": True},
     "lora-8": {"tuning": "lora", "lora_rank": 8, "lora_alpha": 16, "lr": 5e-3},
@@ -25,13 +26,16 @@ ARMS: dict[str, dict[str, Any]] = {
 def run(lab: Lab) -> Mapping[str, float]:
     """One seed: seven mid-trainings on the same documents, and a recovery after each."""
     docs, steps = lab.corpora()[0], lab.scale(STEPS, 5)
-    proxy = lab.data("proxy", lambda: _proxy(lab))
+    asked = instructed(lab, REPLAYED)
+    proxy = lab.data("proxy", lambda: [conversation(p) for p in asked])
+    prompts = lab.prompts("replayed", lambda: _prompts(lab, asked))
     base = lab.value("base", INSTRUCTIONS)
     figures = {"base": base}
     for name, settings in ARMS.items():
         given = settings | ({"replay_data": proxy} if name == "proxy replay" else {})
-        lab.midtrained(name, docs, epochs=10.0, **given)
-        lab.trained(f"{name}, then opd", name, "opd", knowledge_teacher=name, steps=steps)
+        lab.midtrained(name, docs, prompts=prompts, **given)
+        rate: dict[str, Any] = {"lr": 3e-3} if "lora_rank" in settings else {}
+        lab.trained(f"{name}, then opd", name, "opd", knowledge_teacher=name, steps=steps, **rate)
         for which in (name, f"{name}, then opd"):
             found = lab.scores(which, INSTRUCTIONS, ASKED)
             figures[f"relative to base, {which}"] = found[INSTRUCTIONS].value / base
@@ -39,9 +43,10 @@ def run(lab: Lab) -> Mapping[str, float]:
     return figures
 
 
-def _proxy(lab: Lab) -> Sequence[Sequence[Message]]:
-    """Good answers to the same kind of requests that somebody else wrote: the world's own drafts."""
-    return instructed(lab, 1000)
+def _prompts(lab: Lab, asked: Sequence[Prompt]) -> dict[str, Sequence[Prompt]]:
+    """The same requests as prompts: base answers them for its own replay, the world's answers are the proxy's."""
+    splits = behaviour_prompts(lab.session.base.path, None, 0)
+    return {"train": asked, "development": splits.development, "test": splits.test}
 
 
 def _relative(first: str, second: str) -> Any:

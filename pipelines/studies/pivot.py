@@ -41,7 +41,7 @@ def run(lab: Lab) -> Mapping[str, float]:
         given: dict[str, Any] = {"entry_clip": 0.0, "steps": lab.scale(STEPS, 20), "alarm": False} | own | form
         lab.trained(name, "base", "opsd", **given)
         scores = [seen["score"] for seen in lab.details(name)["observed"]]
-        figures[f"best, {name}"], figures[f"last, {name}"] = max(scores), scores[-1]
+        figures[f"best, {name}"], figures[f"last, {name}"] = max(figures["base"], *scores), scores[-1]
         entropy = [value for _, value in lab.curve(name, "entropy")]
         figures[f"entropy at the end over at first, {name}"] = entropy[-1] / max(1e-9, entropy[0])
     return figures | _geometry(lab, task, own)

@@ -56,6 +56,7 @@ def _advantage(kl: np.ndarray[Any, Any], gain: np.ndarray[Any, Any], on_policy: 
     """Mean distance of the on-policy runs' gain from the off-policy runs' curve of gain over log KL."""
     x = np.log(np.maximum(kl, 1e-6))
     line = np.polyfit(x[~on_policy], gain[~on_policy], 1)
+    x = np.clip(x, x[~on_policy].min(), x[~on_policy].max())  # no line is drawn beyond where there are runs
     return float((gain[on_policy] - np.polyval(line, x[on_policy])).mean())
 
 

@@ -22,7 +22,7 @@ def run(lab: Lab) -> Mapping[str, float]:
     lab.trained("opd", "documents", "opd", **both)
     lab.trained("opd-replay", "replay", "opd", **(both | {"knowledge_teacher": "replay"}))
     lab.trained("sft", "documents", "sft", answers="teacher", steps=steps)
-    lab.trained("grpo", "documents", "grpo", steps=steps, prompts_per_step=8, samples_per_prompt=8)
+    lab.trained("grpo", "documents", "grpo", steps=steps, prompts_per_step=8, samples_per_prompt=8, lr=5e-4)
     base = lab.value("base", INSTRUCTIONS)
     figures = {"base": base, "asked, base": lab.value("base", ASKED)}
     for name in ("documents", "replay", "opd", "opd-replay", "sft", "grpo"):
@@ -46,7 +46,7 @@ RECOVERY = Study(
         Part("replay keeps most of it: relative to base", lambda f: f["relative to base, replay"], 0.97),
         Part("OPD gives it back: relative to base", lambda f: f["relative to base, opd"], 0.97),
         Part("OPD keeps the knowledge: share of what was learnt",
-             lambda f: f["asked, opd"] / f["asked, documents"], 0.95),
+             lambda f: f["asked, opd"] / max(1e-9, f["asked, documents"]), 0.95),
         Part("OPD against SFT on the same prompts, relative to base",
              lambda f: f["relative to base, opd"] - f["relative to base, sft"], 0.0),
         Part("OPD against GRPO, relative to base",

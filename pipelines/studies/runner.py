@@ -34,31 +34,41 @@ class Kept:
 
 
 def run_study(study: Study, folder: Path, seeds: Sequence[int], budget: float, display: Display) -> Outcome:
-    """Run what is missing of a study in the workspace ``folder`` and return all seeds together."""
+    """Run what is missing of a study in the workspace ``folder`` and return all seeds together.
+
+    Runs of another budget are another experiment: they are neither used nor mixed in.
+    """
     for seed in seeds:
-        if read(study, folder, seed) is None:
+        if read(study, folder, seed, budget) is None:
             display.say(
                 f"\nstudy {study.name}, seed {seed}: {study.claim} (about {study.minutes * budget:.0f} minutes)"
             )
             _run(study, folder, seed, budget, display)
-    outcome = kept_outcome(study, folder, seeds)
+    outcome = kept_outcome(study, folder, seeds, budget)
     assert outcome is not None  # every seed is done
     return outcome
 
 
-def kept_outcome(study: Study, folder: Path, seeds: Sequence[int] | None = None) -> Outcome | None:
-    """What is kept of a study; None where no seed of it is done."""
-    wanted = seeds if seeds is not None else _seeds(study, folder)
-    kept = [found for seed in wanted if (found := read(study, folder, seed)) is not None]
+def kept_outcome(
+    study: Study, folder: Path, seeds: Sequence[int] | None = None, budget: float | None = None
+) -> Outcome | None:
+    """What is kept of a study, of the largest budget where none is named; None where no seed of it is done."""
+    if budget is None:
+        budget = max(_budgets(study, folder), default=1.0)
+    wanted = seeds if seeds is not None else _seeds(study, folder, budget)
+    kept = [found for seed in wanted if (found := read(study, folder, seed, budget)) is not None]
     if not kept:
         return None
     runs = {found.seed: found.figures for found in kept}
-    return Outcome(study, runs, min(k.items for k in kept), sum(k.minutes for k in kept) / len(kept))
+    days = sorted({found.date for found in kept})
+    return Outcome(
+        study, runs, min(k.items for k in kept), sum(k.minutes for k in kept) / len(kept), budget, tuple(days)
+    )
 
 
-def read(study: Study, folder: Path, seed: int) -> Kept | None:
-    """One seed's kept figures. Raises UsageError where the file is damaged."""
-    path = _home(study, folder, seed) / FIGURES
+def read(study: Study, folder: Path, seed: int, budget: float) -> Kept | None:
+    """One seed's kept figures at a budget. Raises UsageError where the file is damaged."""
+    path = _home(study, folder, seed, budget) / FIGURES
     if not path.is_file():
         return None
     try:
@@ -68,13 +78,17 @@ def read(study: Study, folder: Path, seed: int) -> Kept | None:
 
 
 def _run(study: Study, folder: Path, seed: int, budget: float, display: Display) -> None:
-    home = _home(study, folder, seed)
+    home = _home(study, folder, seed, budget)
     started = time.monotonic()
-    tracker = Workspace(folder).database
+    tracker, experiment = Workspace(folder).database, f"study/{study.name}/budget-{budget:g}/seed-{seed}"
     with (
         Workspace(home).lock(f"recover study {study.name}"),
         Session.open(
-            home, model=MINIATURE, display=display, database=tracker, experiment=f"study/{study.name}/seed-{seed}"
+            home,
+            model=MINIATURE,
+            display=display,
+            database=tracker,
+            experiment=f"study/{study.name}/budget-{budget:g}/seed-{seed}",
         ) as session,
     ):
         lab = Lab(session, seed, budget)
@@ -85,12 +99,18 @@ def _run(study: Study, folder: Path, seed: int, budget: float, display: Display)
     display.say(f"study {study.name}, seed {seed}: done in {duration(minutes * 60)}")
 
 
-def _home(study: Study, folder: Path, seed: int) -> Path:
-    return folder / "studies" / study.name / f"seed-{seed}"
+def _home(study: Study, folder: Path, seed: int, budget: float) -> Path:
+    return folder / "studies" / study.name / f"budget-{budget:g}" / f"seed-{seed}"
 
 
-def _seeds(study: Study, folder: Path) -> list[int]:
-    found = (folder / "studies" / study.name).glob(f"seed-*/{FIGURES}")
+def _budgets(study: Study, folder: Path) -> list[float]:
+    """The budgets at which at least one seed is done."""
+    done = (folder / "studies" / study.name).glob(f"budget-*/seed-*/{FIGURES}")
+    return [float(path.parent.parent.name.removeprefix("budget-")) for path in done]
+
+
+def _seeds(study: Study, folder: Path, budget: float) -> list[int]:
+    found = (folder / "studies" / study.name).glob(f"budget-{budget:g}/seed-*/{FIGURES}")
     return sorted(int(path.parent.name.removeprefix("seed-")) for path in found)
 
 
@@ -109,6 +129,8 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "criterion": study.criterion,
         "seeds": list(outcome.runs),
         "n": outcome.items,
+        "budget": outcome.budget,
+        "dates": list(outcome.dates),
         "figures": {name: _figure(outcome, name) for name in names},
         "parts": [{"statement": part.statement, "verdict": word} for part, word in outcome.parts],
         "verdict": outcome.verdict,
@@ -128,7 +150,10 @@ def text(outcome: Outcome) -> str:
     width = max(len(name) for name in figures)
     lines += [f"  {name:<{width}}  {cell(found)}" for name, found in figures.items()]
     lines += [f"  {word:<14} {part.statement}" for part, word in outcome.parts]
-    lines.append(f"  verdict: {outcome.verdict} ({len(outcome.runs)} seeds, n = {outcome.items} a suite)")
+    lines.append(
+        f"  verdict: {outcome.verdict} ({len(outcome.runs)} seeds, n at most {outcome.items} a suite, "
+        f"budget {outcome.budget:g})"
+    )
     return "\n".join(lines)
 
 
@@ -141,16 +166,16 @@ def cell(figure: dict[str, Any]) -> str:
 
 def markdown(outcomes: Sequence[Outcome], command: str) -> str:
     """All studies as a page of the documentation."""
-    head = "| study | claim | verdict | seeds | n | minutes a seed |\n| --- | --- | --- | --- | --- | --- |"
+    head = "| study | claim | verdict | seeds | n at most | budget | run on |\n|" + " --- |" * 7
     rows = [
         f"| [{o.study.name}](#{o.study.name}) | {o.study.claim} | **{o.verdict}** | "
-        f"{', '.join(map(str, o.runs))} | {o.items} | {o.minutes:.1f} |"
+        f"{', '.join(map(str, o.runs))} | {o.items} | {o.budget:g} | {', '.join(o.dates)} |"
         for o in outcomes
     ]
     told = [
         "# The studies: published claims, run on the miniature",
         "",
-        f"Made by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
+        f"Written by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
         f"statement holds where the whole {CONFIDENCE:.0%} interval over seeds (Student's t) lies beyond its bound, "
         "does not hold where none of it does, and is undecided at this scale between. A model of two million "
         "parameters in a world of its own contradicts nobody: the verdict is about what happens here.",

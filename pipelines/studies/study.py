@@ -66,12 +66,14 @@ class Study:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A study's figures, a mapping a seed, and what follows from them."""
+    """A study's figures, a mapping a seed, and what follows from them. No suite asked more than ``items`` items."""
 
     study: Study
     runs: Mapping[int, Figures]
     items: int
     minutes: float
+    budget: float = 1.0
+    dates: tuple[str, ...] = ()
 
     @property
     def parts(self) -> list[tuple[Part, Word]]:

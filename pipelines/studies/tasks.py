@@ -73,10 +73,9 @@ def demonstrations(lab: Lab, name: str) -> str:
     return str(lab.data(name, lambda: [conversation(p) for p in lab.asked(name, "train")]))
 
 
-def instructed(lab: Lab, count: int) -> list[tuple[Message, ...]]:
+def instructed(lab: Lab, count: int) -> list[Prompt]:
     """Requests with verifiable instructions and the world's own answers to them."""
-    found = draw("instructed", requests.draw, lab.seed, {"train": count})["train"]
-    return [conversation(p) for p in found]
+    return draw("instructed", requests.draw, lab.seed, {"train": count})["train"]
 
 
 def exact_share(loaded: Loaded, engine: Engine, asked: Sequence[Prompt]) -> float:

@@ -61,6 +61,8 @@ TEACHERS = Study(
     setting="mending damaged sentences (five kinds of damage trained, four held out): SFT on sound sentences (240 "
     "steps, 2e-3), GRPO with an exact-match reward (120 steps), then 60 steps of OPD from each into the clean model",
     parts=(
+        Part("the student of the SFT teacher learns to mend, trained damage: above base by",
+             lambda f: f["mended, trained damage, opd-of-sft"] - f["mended, trained damage, base"], 0.0),
         Part("the two students mend alike, trained damage: absolute difference",
              lambda f: abs(f["mended, trained damage, opd-of-sft"] - f["mended, trained damage, opd-of-rl"]),
              0.05, above=False),

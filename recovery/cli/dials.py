@@ -126,7 +126,7 @@ dials = stages.several(
         help="Cap of each vocabulary entry's part in the divergence (OPSD's per-token clip); 0: off.",
     ),
     click.option(
-        "--floor", type=click.FloatRange(max=0, max_open=True), default=None, help="Least log-probability that counts."
+        "--floor", type=click.FloatRange(max=0), default=None, help="Least log-probability that counts; 0: off."
     ),
     click.option("--batch-epochs", type=click.IntRange(min=1), default=None, help="Updates on one batch of answers."),
     click.option(
@@ -155,7 +155,8 @@ dials = stages.several(
         "--reward",
         default=None,
         metavar="NAME",
-        help="verifiable, all-checks, exact, or a callable as package.module:function.  [default: verifiable]",
+        help="verifiable, all-checks, exact, normalised, or a callable as package.module:function.  "
+        "[default: verifiable]",
     ),
     click.option("--keep-above", type=float, default=None, help="Least reward of an answer that rejection keeps."),
     click.option(

@@ -19,14 +19,19 @@ ALL, RESULTS = "all", "results"
 @click.option(
     "--budget",
     type=click.FloatRange(min=0, min_open=True),
-    default=1.0,
-    show_default=True,
+    default=None,
+    show_default="1; for results the largest there is",
     help="Scales every run's steps, and below 0.5 the items asked too.",
 )
 @options.write_docs
 @options.as_json
 def command(
-    name: str | None, workspace: Path, seeds: tuple[int, ...], budget: float, write_docs: Path | None, as_json: bool
+    name: str | None,
+    workspace: Path,
+    seeds: tuple[int, ...],
+    budget: float | None,
+    write_docs: Path | None,
+    as_json: bool,
 ) -> None:
     """Run the published claims as experiments on the miniature.
 
@@ -45,10 +50,11 @@ def command(
         options.emit(rows, as_json, lambda: _listed(list(STUDIES.values())))
         return
     if name == RESULTS:
-        outcomes = [o for study in STUDIES.values() if (o := kept_outcome(study, workspace, seeds or None)) is not None]
+        kept = (kept_outcome(study, workspace, seeds or None, budget) for study in STUDIES.values())
+        outcomes = [outcome for outcome in kept if outcome is not None]
     else:
         with stages.resumable():
-            outcomes = [run_study(s, workspace, seeds or (0, 1, 2), budget, Display()) for s in chosen(name)]
+            outcomes = [run_study(s, workspace, seeds or (0, 1, 2), budget or 1.0, Display()) for s in chosen(name)]
     stages.write_page(write_docs, markdown(outcomes, f"recover study {name}"))
     told = "\n\n".join(text(outcome) for outcome in outcomes) or "no study has been run here: recover study NAME"
     options.emit([shown(outcome) for outcome in outcomes], as_json, told)

@@ -1,4 +1,4 @@
-"""Studies: verdicts follow the data, seeds that are done are not run again, and what is written up is what was found."""
+"""Studies: verdicts follow the data, done seeds are not run again, and what was found is what is written."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
     assert dict(found.runs) == {0: {"gain": 1.0}, 1: {"gain": 1.01}, 2: {"gain": 1.02}}
     with Tracker(Workspace(tmp_path).database) as tracker:
         names = [row.name for row in queries.experiments(tracker.database)]
-    assert {"study/sample/seed-0", "study/sample/seed-2"} <= set(names), "one tracker holds them all"
+    assert {"study/sample/budget-0.1/seed-0", "study/sample/budget-0.1/seed-2"} <= set(names), (
+        "one tracker holds them all"
+    )
     shown = as_json(found)
     assert (shown["verdict"], shown["seeds"], shown["n"]) == ("holds", [0, 1, 2], 60)
     assert shown["figures"]["gain"]["by_seed"] == {0: 1.0, 1: 1.01, 2: 1.02}
@@ -87,7 +89,8 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
     page = markdown([found], "recover study sample")
     assert "| gain | 1.010 ± 0.010 |" in page and "**Verdict: holds.**" in page
     assert "verdict: holds (3 seeds" in told(found)
-    (tmp_path / "studies" / "sample" / "seed-1" / FIGURES).write_text("{")
+    assert kept_outcome(mine, tmp_path, [0], 0.2) is None, "budgets are not mixed"
+    (tmp_path / "studies" / "sample" / "budget-0.1" / "seed-1" / FIGURES).write_text("{")
     with pytest.raises(UsageError, match="cannot be read"):
         kept_outcome(mine, tmp_path)
 
@@ -105,7 +108,7 @@ def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
 def test_methods_are_compared_from_the_same_start_at_the_same_cost(
     tiny_qwen3: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    settings = {"steps": 40, "prompts_per_step": 2, "samples_per_prompt": 1, "max_new_tokens": 8, "tuning": "full"}
+    settings = {"steps": 400, "prompts_per_step": 2, "samples_per_prompt": 1, "max_new_tokens": 8, "tuning": "full"}
     arguments = {"max_tokens": 150, "settings": settings, "model": str(tiny_qwen3), "display": Display()}
     rows = compare(tmp_path / "w", ["opd", "off-policy-kd"], corpus, [0, 1], **arguments)  # type: ignore[arg-type]
     assert [row.method for row in rows] == ["base", "midtrained", "opd", "off-policy-kd"]

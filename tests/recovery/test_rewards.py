@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 
 from recovery.errors import RecoveryError, UsageError
-from recovery.rewards import all_checks, can_judge, exact, group_advantages, judged, resolve_reward, verifiable
+from recovery.rewards import (
+    all_checks,
+    can_judge,
+    exact,
+    group_advantages,
+    judged,
+    normalised,
+    resolve_reward,
+    verifiable,
+)
 from recovery.types import Check, Message, Prompt
 
 COMMA, LOWER = Check("punctuation:no_comma"), Check("change_case:english_lowercase")
@@ -25,10 +34,10 @@ def test_a_share_of_the_instructions_or_all_of_them() -> None:
     assert all_checks(both, "the fox lives in the wood and it is red") == 1.0
 
 
-def test_an_answer_is_exact_without_regard_to_case_and_marks() -> None:
+def test_an_answer_is_exact_or_the_same_without_regard_to_case_and_marks() -> None:
     asked = prompt(answer="Brown")
-    assert exact(asked, " brown. ") == verifiable(asked, "BROWN") == 1.0
-    assert exact(asked, "dark brown") == 0.0
+    assert exact(asked, " Brown ") == verifiable(asked, "Brown") == normalised(asked, "brown.") == 1.0
+    assert exact(asked, "brown.") == normalised(asked, "dark brown") == 0.0
     assert exact(prompt(), "anything") == 0.0
 
 
