@@ -88,7 +88,7 @@ def _run(study: Study, folder: Path, seed: int, budget: float, display: Display)
             model=MINIATURE,
             display=display,
             database=tracker,
-            experiment=f"study/{study.name}/budget-{budget:g}/seed-{seed}",
+            experiment=experiment,
         ) as session,
     ):
         lab = Lab(session, seed, budget)
