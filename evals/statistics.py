@@ -13,12 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import optimize, stats
 
 from recovery.errors import RecoveryError
 from recovery.types import Score, SuiteResult
 
 Floats = NDArray[np.float64]
+
+_ROUNDING = 1e-9  # a standard error below this is that of equal values
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,48 @@ class NonInferiority:
     bound: float
     n: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Holm:
+    """Adjusted p-values in the order they were given, and which hypotheses are rejected."""
+
+    adjusted: tuple[float, ...]
+    rejected: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """mean(first) − (factor·mean(second) + shift) over ``n`` items, and what may be said of it.
+
+    ``low`` and ``high`` are one-sided bounds, each wrong with probability alpha at most (together an interval of
+    confidence 1 − 2·alpha). ``statistic`` is the test of "the contrast is 0", ``degrees`` its degrees of freedom
+    (infinite: normal), ``p_below`` the one-sided p-value of "the contrast is 0 or more": small where it is below.
+    """
+
+    value: float
+    stderr: float
+    low: float
+    high: float
+    statistic: float
+    degrees: float
+    p_below: float
+    n: int
+
+    def more(self, *, alpha: float = 0.05, power: float = 0.8, most: float = 1000.0) -> int | None:
+        """How many more items would place the contrast on its side of 0, at one-sided level ``alpha``.
+
+        With c the critical value, z the statistic and s the observed standard error, n grows by the factor
+        (c/|z| + z_power·s/|value|)²: the usual n = ((z_α·σ_0 + z_β·σ_1)/δ)² with the variances under the null and
+        as observed, δ the estimate. The estimate is taken for the truth, so this is a rough number: with it the
+        bound falls on the right side with probability ``power``. None beyond ``most`` times n, as at an estimate of 0.
+        """
+        if not self.value or not self.statistic:
+            return None
+        critical = _quantile(1 - alpha, self.degrees)
+        root = critical / abs(self.statistic) + float(stats.norm.ppf(power)) * self.stderr / abs(self.value)
+        factor = root * root
+        return max(1, math.ceil(self.n * (factor - 1))) if factor <= most else None
 
 
 def score_of(values: ArrayLike, groups: Sequence[str] | None = None) -> Score:
@@ -99,6 +143,167 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
         raise RecoveryError(f"{successes} successes in {n} trials is not a proportion")
     interval = stats.binomtest(successes, n).proportion_ci(confidence_level=confidence, method="wilson")
     return float(interval.low), float(interval.high)
+
+
+def interval(score: Score, confidence: float = 0.95) -> tuple[float, float] | None:
+    """The two-sided confidence interval of a score.
+
+    Wilson's where the score is a plain mean of verdicts (its standard error is then that of ``value·n`` successes, or
+    0 at a value of 0 or 1), else value ± z·stderr, whose error is clustered where the score's is. None where a
+    single graded item leaves nothing to estimate an error from.
+    """
+    if _of_verdicts(score):
+        return wilson(round(score.value * score.n), score.n, confidence)
+    if score.n < 2:
+        return None
+    half = _quantile(0.5 + confidence / 2) * score.stderr
+    return score.value - half, score.value + half
+
+
+def minimum_detectable_effect(
+    n: int, *, p: float = 0.5, correlation: float = 0.5, power: float = 0.8, alpha: float = 0.05
+) -> float:
+    """The smallest true difference of two accuracies that a paired, two-sided test on ``n`` items finds.
+
+    (z_{1−alpha/2} + z_power) · sqrt(2·p·(1−p)·(1−correlation) / n), for two models of accuracy ``p`` whose
+    verdicts on one item have this correlation. It is the sample-size formula of E. Miller, "Adding Error Bars to
+    Evals" (arXiv 2411.00640), solved for the effect, with the variance of a difference of two
+    correlated verdicts. For a one-sided test, as the gate's, give twice its alpha. Clusters raise it by the square
+    root of the design effect. Raises RecoveryError for arguments outside their range.
+    """
+    if n < 1:
+        raise RecoveryError(f"{n} items show no effect of any size: give at least one")
+    if not (0 < p < 1 and -1 <= correlation < 1 and 0 < power < 1 and 0 < alpha < 1):
+        raise RecoveryError(
+            f"p={p:g}, correlation={correlation:g}, power={power:g}, alpha={alpha:g}: "
+            "each must lie between 0 and 1, a correlation between -1 and 1"
+        )
+    quantiles = _quantile(1 - alpha / 2) + _quantile(power)
+    return quantiles * math.sqrt(2 * p * (1 - p) * (1 - correlation) / n)
+
+
+def told_effect(
+    n: int,
+    *,
+    p: float = 0.5,
+    correlation: float = 0.5,
+    power: float = 0.8,
+    alpha: float = 0.05,
+    items: str = "prompts",
+) -> str:
+    """:func:`minimum_detectable_effect` as a sentence before a run: "with 300 prompts you can see 8 points"."""
+    points = 100 * minimum_detectable_effect(n, p=p, correlation=correlation, power=power, alpha=alpha)
+    if points >= 100:
+        return f"with {n} {items} you can see no difference, however large: take more"
+    shown = f"{round(points, 0 if points >= 3 else 1):g}"
+    return f"with {n} {items} you can see {shown} point{'' if shown == '1' else 's'}"
+
+
+def holm(p_values: Sequence[float], alpha: float = 0.05) -> Holm:
+    """Holm's step-down correction: the chance of any false rejection among all is at most ``alpha``.
+
+    With p_(1) ≤ … ≤ p_(m): adjusted p_(i) = max_{j ≤ i} min(1, (m − j + 1)·p_(j)); rejected where that is at most
+    alpha. Any dependence between the tests is allowed. Source: S. Holm, "A Simple Sequentially Rejective Multiple
+    Test Procedure", Scandinavian Journal of Statistics 6 (1979) 65–70.
+    """
+    if not all(0 <= p <= 1 for p in p_values):
+        raise RecoveryError("Holm's correction takes p-values between 0 and 1")
+    adjusted, reached, m = [0.0] * len(p_values), 0.0, len(p_values)
+    for rank, index in enumerate(sorted(range(m), key=lambda i: p_values[i])):
+        reached = max(reached, min(1.0, (m - rank) * float(p_values[index])))
+        adjusted[index] = reached
+    return Holm(tuple(adjusted), tuple(p <= alpha for p in adjusted))
+
+
+def paired_contrast(
+    first: ArrayLike,
+    second: ArrayLike,
+    groups: Sequence[str] | None = None,
+    *,
+    factor: float = 1.0,
+    shift: float = 0.0,
+    alpha: float = 0.05,
+) -> Contrast:
+    """first − (factor·second + shift) for scores in [0, 1] of the same items [n], by the score test of a mean.
+
+    With d_i = first_i − factor·second_i − shift, the statistic for "the mean of d is m" is
+    (mean(d) − m) / sqrt(V(m)/n'). V(m) is the variance under the null: that of the likeliest distribution of
+    mean m on the values seen and the two ends that d can reach (the same device as empirical likelihood, Owen
+    1988). For verdicts it is Tango's interval of a paired difference (Statistics in Medicine 17 (1998) 891–908), with a
+    factor the test of Nam & Blackwelder (Statistics in Medicine 21 (2002) 689–699), and with factor 0 Wilson's.
+    It is used because gates stand where the plain error misleads: near a score of 1 few items differ, or
+    none, and mean ± z·stderr has then no width at all.
+
+    Clustered by ``groups``: n' = n / max(1, clustered variance / plain variance) (the design effect; Rao & Scott,
+    Biometrics 48 (1992) 577–585) and Student's t with one degree of freedom fewer than clusters. Below some
+    twenty clusters that differ much, a bound is still wrong up to twice as often as alpha says (simulated). Raises
+    RecoveryError for scores outside [0, 1].
+    """
+    one, two = _pair(first, second)
+    _shares(one, two)
+    _level(alpha)
+    # rounded, so that equal differences are counted as one value
+    difference = np.round(one - factor * two - shift, 12)
+    score, plain = score_of(difference, groups), score_of(difference)
+    clusters = len(_cluster_sums(difference, groups)[0])
+    design = max(1.0, (score.stderr / plain.stderr) ** 2) if plain.stderr > _ROUNDING else 1.0
+    degrees = float(clusters - 1) if 1 < clusters < len(difference) else math.inf
+    mean = _BoundedMean(
+        *np.unique(difference, return_counts=True), -factor - shift, 1.0 - shift, len(difference) / design
+    )
+    statistic = mean.statistic(0.0)
+    return Contrast(
+        value=score.value,
+        stderr=score.stderr,
+        **mean.limits(_quantile(1 - alpha, degrees)),
+        statistic=statistic,
+        degrees=degrees,
+        p_below=float(stats.t.cdf(statistic, degrees)),
+        n=len(difference),
+    )
+
+
+def independent_contrast(
+    first: Score, second: Score | None = None, *, factor: float = 1.0, shift: float = 0.0, alpha: float = 0.05
+) -> Contrast:
+    """first − (factor·second + shift) for two scores in [0, 1] whose items cannot be paired.
+
+    The bounds join Wilson's of each score: low = value − sqrt((first − low_1)² + factor²·(high_2 − second)²), high
+    likewise (R. G. Newcombe, Statistics in Medicine 17 (1998) 873–890, method 10; with a factor: Zou & Donner,
+    Statistics in Medicine 27 (2008) 1693–1702). A clustered or graded score counts as as many trials as give
+    its standard error. Without ``second`` the reference is the number ``shift``. Raises RecoveryError for scores
+    outside [0, 1] or of no items.
+    """
+    _level(alpha)
+    scores = [first] if second is None else [first, second]
+    _shares([score.value for score in scores])
+    if min(score.n for score in scores) < 1:
+        raise RecoveryError("a score needs at least one item")
+    rest = Score(0.0, 0.0, 1) if second is None else second
+    factor = 0.0 if second is None else factor
+    value = first.value - factor * rest.value - shift
+
+    def limits(critical: float) -> tuple[float, float]:
+        low_1, high_1 = _wilson_of(first, critical)
+        low_2, high_2 = _wilson_of(rest, critical)
+        return (
+            value - math.hypot(first.value - low_1, factor * (high_2 - rest.value)),
+            value + math.hypot(high_1 - first.value, factor * (rest.value - low_2)),
+        )
+
+    side = 0 if value > 0 else 1
+    widest = 40.0  # critical values beyond this are as good as infinite
+    if abs(value) < 1e-12:
+        statistic = 0.0
+    elif (limits(widest)[side] > 0) == (value > 0):
+        statistic = math.copysign(widest, value)
+    else:
+        root = optimize.brentq(lambda critical: limits(critical)[side], 0.0, widest)
+        statistic = math.copysign(float(root), value)
+    low, high = limits(_quantile(1 - alpha))
+    stderr = math.hypot(first.stderr, factor * rest.stderr)
+    n = min(score.n for score in scores)
+    return Contrast(value, stderr, low, high, statistic, math.inf, float(stats.norm.cdf(statistic)), n)
 
 
 def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
@@ -217,8 +422,8 @@ def paired_values(first: SuiteResult, second: SuiteResult) -> tuple[list[float],
 
     Raises RecoveryError when the two did not answer the same items, naming one that is missing.
     """
-    by_id = {item.id: item for item in second.items if _counts(item.extra)}
-    items = [item for item in first.items if _counts(item.extra)]
+    by_id = {item.id: item for item in second.items if is_headline(item.extra)}
+    items = [item for item in first.items if is_headline(item.extra)]
     ids = {item.id for item in items}
     if len(ids) != len(items):
         raise RecoveryError(f"suite {first.suite!r} has items that share an id: a paired test needs them distinct")
@@ -231,9 +436,106 @@ def paired_values(first: SuiteResult, second: SuiteResult) -> tuple[list[float],
     return [a.score for a, _ in pairs], [b.score for _, b in pairs], [a.group for a, _ in pairs]
 
 
-def _counts(extra: object) -> bool:
+def is_headline(extra: object) -> bool:
     """Items judged beside the headline (refusals among instruction prompts, controls) say so in ``extra``."""
     return not isinstance(extra, dict) or bool(extra.get("headline", True))
+
+
+@dataclass(frozen=True)
+class _BoundedMean:
+    """Values [U] seen so often (counts [U]), of a variable between ``low`` and ``high``; ``n`` independent draws."""
+
+    values: Floats
+    counts: NDArray[np.int64]
+    low: float
+    high: float
+    n: float
+
+    @property
+    def mean(self) -> float:
+        return float(self.values @ self.counts / self.counts.sum())
+
+    def variance(self, mean: float) -> float:
+        """Variance of the likeliest distribution of this mean on the values seen and the two ends.
+
+        Its weights are counts / (total·(1 + λ·(value − mean))), λ such that the mean comes out, as long as no
+        denominator turns negative, the two ends' included; where λ stops there, what is missing to 1 lies at that end.
+        """
+        if not self.low < mean < self.high:
+            return 0.0
+        centred = self.values - mean
+        # just inside, where an end that was seen would divide by 0; λ itself stays clear of it by 1/total
+        least, most = -(1 - 1e-10) / (self.high - mean), (1 - 1e-10) / (mean - self.low)
+
+        def slope(multiplier: float) -> float:
+            return float((self.counts * centred / (1 + multiplier * centred)).sum())
+
+        if slope(least) <= 0:
+            multiplier, end = least, self.high
+        elif slope(most) >= 0:
+            multiplier, end = most, self.low
+        else:
+            multiplier, end = float(optimize.brentq(slope, least, most, xtol=1e-14)), mean
+        weights = self.counts / (self.counts.sum() * (1 + multiplier * centred))
+        return float(weights @ centred**2) + max(0.0, 1 - float(weights.sum())) * (end - mean) ** 2
+
+    def statistic(self, mean: float) -> float:
+        """Of the test of this mean."""
+        away, variance = self.mean - mean, self.variance(mean)
+        if abs(away) < 1e-12:
+            return 0.0
+        return away / math.sqrt(variance / self.n) if variance > 0 else math.copysign(math.inf, away)
+
+    def limits(self, critical: float) -> dict[str, float]:
+        """The means that the test does not reject at this critical value."""
+
+        def gap(mean: float) -> float:
+            return self.n * (self.mean - mean) ** 2 - critical**2 * self.variance(mean)
+
+        near = 1e-9  # at the mean itself the gap may be 0 again, which is not the root that is meant
+        ends = {}
+        for name, end, step in (("low", self.low, -near), ("high", self.high, near)):
+            inner = self.mean + step
+            outside = abs(end - self.mean) <= 2 * near or gap(inner) >= 0
+            ends[name] = self.mean if outside else float(optimize.brentq(gap, end, inner, xtol=1e-10))
+        return ends
+
+
+def _of_verdicts(score: Score) -> bool:
+    """Whether value, standard error and n are those of a plain mean of verdicts 0 and 1."""
+    if score.n < 1 or not 0 <= score.value <= 1 or abs(score.value * score.n - round(score.value * score.n)) > 1e-6:
+        return False
+    plain = math.sqrt(score.value * (1 - score.value) / (score.n - 1)) if score.n > 1 else 0.0
+    return math.isclose(score.stderr, plain, rel_tol=1e-6, abs_tol=1e-12)
+
+
+def _wilson_of(score: Score, critical: float) -> tuple[float, float]:
+    """Wilson's limits at a critical value, for as many trials as give the score's standard error."""
+    value, trials = score.value, float(score.n)
+    if score.stderr > _ROUNDING and 0 < value < 1 and not _of_verdicts(score):
+        trials = value * (1 - value) / score.stderr**2
+    share = critical * critical / trials
+    middle = value + share / 2
+    half = math.sqrt(share * (value * (1 - value) + share / 4))
+    return max(0.0, (middle - half) / (1 + share)), min(1.0, (middle + half) / (1 + share))
+
+
+def _quantile(probability: float, degrees: float = math.inf) -> float:
+    return float(stats.t.ppf(probability, degrees))
+
+
+def _level(alpha: float) -> None:
+    if not 0 < alpha < 0.5:
+        raise RecoveryError(f"alpha {alpha:g} must lie between 0 and 0.5")
+
+
+def _shares(*values: ArrayLike) -> None:
+    every = np.concatenate([np.asarray(part, dtype=np.float64).ravel() for part in values])
+    if not ((every >= 0) & (every <= 1)).all():
+        raise RecoveryError(
+            f"a score of {every[(every < 0) | (every > 1) | np.isnan(every)][0]:g} cannot be compared: "
+            "scores must lie between 0 and 1"
+        )
 
 
 def _array(values: ArrayLike) -> Floats:

@@ -9,13 +9,19 @@ import pytest
 from scipy import stats
 
 from evals.statistics import (
+    holm,
+    independent_contrast,
+    interval,
     mcnemar,
+    minimum_detectable_effect,
     non_inferiority,
     paired_bootstrap,
+    paired_contrast,
     paired_values,
     ratio_of,
     recovered,
     score_of,
+    told_effect,
     wilson,
 )
 from recovery.errors import RecoveryError
@@ -204,3 +210,204 @@ def test_recovered_over_suite_results() -> None:
     student = result_of({f"p{i}": float(i % 100 != 0) for i in range(1000)})
     assert recovered(base, student).recovered
     assert not recovered(base, student, until=0.995).recovered
+
+
+def test_interval_is_wilsons_for_verdicts_and_normal_otherwise() -> None:
+    assert interval(score_of([1] * 5 + [0] * 5)) == wilson(5, 10)
+    assert interval(score_of([1] * 10)) == wilson(10, 10)
+    assert interval(score_of([0])) == wilson(0, 1)
+    graded = score_of([0.2, 0.5, 0.9])
+    z = stats.norm.ppf(0.975)
+    assert interval(graded) == pytest.approx((graded.value - z * graded.stderr, graded.value + z * graded.stderr))
+    clustered = score_of([1, 1, 0, 0], ["a", "a", "b", "b"])  # stderr 0.5 by hand, above
+    assert interval(clustered, 0.9) == pytest.approx((0.5 - 0.5 * 1.644854, 0.5 + 0.5 * 1.644854), abs=1e-6)
+    assert interval(Score(1.7, 0.1, 20)) == pytest.approx((1.7 - 0.1 * z, 1.7 + 0.1 * z))  # bits per byte
+    assert interval(score_of([0.25])) is None
+    assert interval(Score(0.5, 0.0, 0)) is None
+
+
+def test_minimum_detectable_effect_by_hand() -> None:
+    # (1.959964 + 0.841621) * sqrt(2 * 0.25 * 0.5 / 300) = 2.801585 * 0.0288675
+    assert minimum_detectable_effect(300) == pytest.approx(0.080875, abs=1e-5)
+    assert minimum_detectable_effect(1200) == pytest.approx(minimum_detectable_effect(300) / 2)
+    assert minimum_detectable_effect(300, correlation=0.875) == pytest.approx(minimum_detectable_effect(300) / 2)
+    assert told_effect(300) == "with 300 prompts you can see 8 points"
+    assert told_effect(300, correlation=0.88) == "with 300 prompts you can see 4 points"
+    assert told_effect(5000, p=0.9, correlation=0.8) == "with 5000 prompts you can see 0.8 points"
+    assert told_effect(1, items="probes") == "with 1 probes you can see no difference, however large: take more"
+    with pytest.raises(RecoveryError, match="at least one"):
+        minimum_detectable_effect(0)
+    for wrong in ({"p": 1.0}, {"correlation": 1.0}, {"power": 0.0}, {"alpha": math.nan}):
+        with pytest.raises(RecoveryError, match="between 0 and 1"):
+            minimum_detectable_effect(10, **wrong)
+
+
+def test_minimum_detectable_effect_is_found_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(8)
+    n, p, correlation = 400, 0.5, 0.6
+    effect = minimum_detectable_effect(n, p=p, correlation=correlation)
+    # verdicts of mean p ± effect/2 that differ on 2 p (1 - p) (1 - correlation) of all items
+    differ = 2 * p * (1 - p) * (1 - correlation)
+    worse, better = (differ - effect) / 2, (differ + effect) / 2
+    difference = draw.choice([-1.0, 0.0, 1.0], p=[worse, 1 - worse - better, better], size=(2000, n))
+    z = difference.mean(axis=1) / stats.sem(difference, axis=1)
+    assert np.mean(z > stats.norm.ppf(0.975)) == pytest.approx(0.8, abs=0.03)
+
+
+def test_holm_by_hand() -> None:
+    # sorted 0.005, 0.01, 0.03, 0.04 -> times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04 -> never falling: 0.06 for the last
+    result = holm([0.01, 0.04, 0.03, 0.005])
+    assert result.adjusted == pytest.approx((0.03, 0.06, 0.06, 0.02))
+    assert result.rejected == (True, False, False, True)
+    assert holm([0.9, 0.8]).adjusted == (1.0, 1.0)
+    assert holm([0.04]).rejected == (True,)
+    assert holm([]) == type(result)((), ())
+    with pytest.raises(RecoveryError, match="between 0 and 1"):
+        holm([0.5, math.nan])
+
+
+def test_holm_keeps_the_familywise_level() -> None:
+    draw = np.random.default_rng(9)
+    p_values = draw.random((2000, 6))
+    p_values[:, :2] /= 1e4  # two false hypotheses, found at once; the true four are what may go wrong
+    wrong = [any(holm(row).rejected[2:]) for row in p_values.tolist()]
+    assert np.mean(wrong) == pytest.approx(0.05, abs=0.015)
+
+
+def tango(b: int, c: int, n: int, delta: float) -> float:
+    """The score statistic of a paired difference, from the closed form in Tango (1998)."""
+    linear, constant = -b - c + (2 * n - b + c) * delta, -c * delta * (1 - delta)
+    likeliest = (math.sqrt(linear**2 - 8 * n * constant) - linear) / (4 * n)
+    return (b - c - n * delta) / math.sqrt(n * (2 * likeliest + delta * (1 - delta)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "c", "d"), [(1, 1, 7, 12), (36, 12, 2, 0), (50, 0, 3, 40), (20, 0, 0, 20), (30, 0, 0, 0)]
+)
+def test_paired_contrast_is_tangos_interval(a: int, b: int, c: int, d: int) -> None:
+    n, z = a + b + c + d, stats.norm.ppf(0.975)
+    result = paired_contrast([1] * (a + b) + [0] * (c + d), [1] * a + [0] * b + [1] * c + [0] * d, alpha=0.025)
+    assert result.value == pytest.approx((b - c) / n)
+    assert tango(b, c, n, result.low) == pytest.approx(z, abs=1e-5)
+    assert tango(b, c, n, result.high) == pytest.approx(-z, abs=1e-5)
+    assert result.statistic == pytest.approx((b - c) / math.sqrt(b + c) if b + c else 0.0)  # McNemar's
+
+
+def test_paired_contrast_published_interval() -> None:
+    # airway reactivity before and after a transplantation, as in Fagerland, Lydersen & Laake (2014): -0.517 to -0.026
+    result = paired_contrast([1] * 2 + [0] * 19, [1, 0] + [1] * 7 + [0] * 12, alpha=0.025)
+    assert (result.low, result.high) == (pytest.approx(-0.517, abs=5e-4), pytest.approx(-0.026, abs=5e-4))
+
+
+def test_paired_contrast_with_a_number_is_wilsons_interval() -> None:
+    for right in (0, 1, 17, 20):
+        values = [1] * right + [0] * (20 - right)
+        result = paired_contrast(values, [0] * 20, factor=0.0, shift=0.3, alpha=0.025)
+        low, high = wilson(right, 20)
+        assert (result.low, result.high) == (pytest.approx(low - 0.3, abs=1e-6), pytest.approx(high - 0.3, abs=1e-6))
+        assert result.statistic == pytest.approx((right / 20 - 0.3) / math.sqrt(0.3 * 0.7 / 20))
+
+
+def test_paired_contrast_has_width_where_nothing_differs() -> None:
+    result = paired_contrast([1] * 20, [1] * 20, factor=0.98)
+    assert result.stderr == pytest.approx(0.0)
+    assert result.low < 0  # 20 right answers do not show 98%
+    assert paired_contrast([1] * 200, [1] * 200, factor=0.98).low > 0
+    # no failures: the score test asks 0.02 / sqrt(0.02 * 0.98 / n) > 1.645, that is n > 132.6
+    assert [paired_contrast([1] * n, [1] * n, factor=0.98).low > 0 for n in (132, 133)] == [False, True]
+    clustered = paired_contrast([1] * 200, [1] * 200, [str(i // 7) for i in range(200)], factor=0.98)
+    assert clustered.statistic == pytest.approx(0.02 / math.sqrt(0.02 * 0.98 / 200))  # no design effect of rounding
+    assert independent_contrast(score_of([0.7] * 30), shift=0.6).low < 0
+
+
+def test_paired_contrast_of_many_graded_scores_is_the_normal_interval() -> None:
+    draw = np.random.default_rng(10)
+    second = draw.uniform(0.3, 0.9, 3000)
+    first = np.clip(second + draw.normal(-0.01, 0.1, 3000), 0, 1)
+    result = paired_contrast(first, second, factor=0.99)
+    difference = first - 0.99 * second
+    half = stats.norm.ppf(0.95) * stats.sem(difference)
+    assert result.value == pytest.approx(difference.mean())
+    assert (result.low, result.high) == pytest.approx((difference.mean() - half, difference.mean() + half), abs=2e-4)
+
+
+def test_paired_contrast_is_wider_where_clusters_agree() -> None:
+    draw = np.random.default_rng(11)
+    groups = [str(i // 10) for i in range(300)]
+    second = np.ones(300)
+    first = np.repeat((draw.random(30) < 0.9).astype(float), 10)
+    plain, clustered = (paired_contrast(first, second, g, factor=0.95) for g in (None, groups))
+    assert clustered.degrees == 29
+    assert clustered.high - clustered.low > 2.5 * (plain.high - plain.low)
+    assert paired_contrast(first, second, ["one"] * 300, factor=0.95).low == pytest.approx(plain.low)
+
+
+def at_the_bound(draw: np.random.Generator, base: float, factor: float, swapped: float, n: int) -> tuple:
+    """Verdicts of a student whose true score is factor·base; a share ``swapped`` it has right and the base wrong."""
+    ease = draw.random(n)
+    lost = (1 - factor) * base + swapped
+    student = (ease < base - lost) | ((ease >= base) & (ease < base + swapped))
+    return student.astype(float), (ease < base).astype(float)
+
+
+@pytest.mark.parametrize(
+    ("base", "factor", "swapped", "n"), [(0.95, 0.98, 0.02, 150), (0.9, 0.95, 0.0, 200), (1.0, 0.95, 0.0, 150)]
+)
+def test_bounds_are_wrong_as_often_as_they_say(base: float, factor: float, swapped: float, n: int) -> None:
+    draw = np.random.default_rng(12)
+    p_values = [
+        paired_contrast(*at_the_bound(draw, base, factor, swapped, n), factor=factor).p_below for _ in range(400)
+    ]
+    assert np.mean([p >= 0.95 for p in p_values]) == pytest.approx(0.05, abs=0.03)
+    assert np.mean([p <= 0.05 for p in p_values]) == pytest.approx(0.05, abs=0.04)
+
+
+def test_clustered_bounds_are_wrong_as_often_as_they_say() -> None:
+    draw = np.random.default_rng(13)
+    groups = [str(i // 5) for i in range(300)]
+    p_values = []
+    for _ in range(300):
+        base = draw.random(300) < 0.9
+        student = base & (draw.random(300) >= np.repeat(draw.beta(0.2, 3.8, 60), 5))  # whole documents are lost
+        p_values.append(paired_contrast(student, base, groups, factor=0.95).p_below)
+    assert np.mean([p >= 0.95 for p in p_values]) == pytest.approx(0.05, abs=0.03)
+    assert np.mean([p <= 0.05 for p in p_values]) == pytest.approx(0.05, abs=0.03)
+
+
+def test_independent_contrast_known_values() -> None:
+    # Newcombe (1998), example a: 56/70 - 48/80, method 10: 0.0524 to 0.3339
+    one, two = score_of([1] * 56 + [0] * 14), score_of([1] * 48 + [0] * 32)
+    result = independent_contrast(one, two, alpha=0.025)
+    assert (result.low, result.high) == (pytest.approx(0.0524, abs=5e-5), pytest.approx(0.3339, abs=5e-5))
+    alone = independent_contrast(one, shift=0.75, alpha=0.025)
+    assert (alone.low + 0.75, alone.high + 0.75) == pytest.approx(wilson(56, 70))
+    assert alone.statistic == pytest.approx(0.05 / math.sqrt(0.75 * 0.25 / 70))
+    assert independent_contrast(Score(0.9, 0.02, 500), Score(0.9, 0.02, 500)).statistic == 0.0
+    # a clustered score counts as fewer trials
+    wide = independent_contrast(Score(0.9, 0.03, 500), shift=0.85)
+    assert wide.low < 0 < independent_contrast(Score(0.9, 0.01, 500), shift=0.85).low
+
+
+def test_contrasts_refuse_what_is_no_share() -> None:
+    with pytest.raises(RecoveryError, match="score of 12.5 cannot"):
+        paired_contrast([12.5], [1])
+    with pytest.raises(RecoveryError, match="between 0 and 1"):
+        independent_contrast(Score(0.5, 0.1, 10), Score(-0.5, 0.1, 10))
+    with pytest.raises(RecoveryError, match="at least one item"):
+        independent_contrast(Score(0.5, 0.0, 0))
+    with pytest.raises(RecoveryError, match="alpha"):
+        paired_contrast([1, 0], [1, 0], alpha=0.5)
+
+
+def test_more_items_as_asked_decide_it_four_times_in_five() -> None:
+    draw = np.random.default_rng(14)
+    result = paired_contrast([1] * 45 + [0] * 5, [0] * 50, factor=0.0, shift=0.85)
+    # n grows by (1.645/z + 0.842 s/0.05)^2: z = 0.05 / sqrt(0.85 * 0.15 / 50) = 0.990, s = sqrt(0.9 * 0.1 / 49)
+    wanted = result.more()
+    assert wanted == pytest.approx(50 * (1.6449 / 0.9901 + 0.8416 * 0.04286 / 0.05) ** 2 - 50, abs=1.5)
+    n = 50 + (wanted or 0)
+    rights = draw.binomial(n, 0.9, 2000)
+    assert np.mean([(r / n - 0.85) / math.sqrt(0.85 * 0.15 / n) > 1.6449 for r in rights]) == pytest.approx(
+        0.8, abs=0.04
+    )
+    assert paired_contrast([1] * 10, [1] * 10).more() is None
