@@ -81,3 +81,8 @@ def _plain_top_k(term: Term, log_p: torch.Tensor) -> torch.Tensor:
     if p.shape[-1] < log_p.shape[-1]:
         p, q = (torch.cat([side, 1 - side.sum(-1, keepdim=True)], -1) for side in (p, q))
     return (p * (p / q).log() if term.reverse else q * (q / p).log()).sum(-1)
+
+
+def brevity(_prompt: object, response: str) -> float:
+    """A reward of a user's own: shorter answers are worth more."""
+    return 1.0 / (1.0 + len(response) / 20)

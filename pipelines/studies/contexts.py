@@ -10,16 +10,15 @@ from typing import Any
 from pipelines.answers import CHUNK
 from pipelines.lab import INSTRUCTIONS, Lab
 from pipelines.studies.study import Figures, Part, Study
-from pipelines.studies.tasks import exact_share
+from pipelines.studies.tasks import exact_share, passages, privileged
 from recovery.contexts import Context
 from recovery.miniature import words
-from recovery.miniature.tasks import facts, handbook
+from recovery.miniature.tasks import facts
 from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
 from recovery.rollouts import Sampling
 from recovery.types import Message, Prompt
 
 STEPS, TRAINED_TOPICS = 60, 0.7
-ENTITIES = 24
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,11 @@ def run(lab: Lab) -> Mapping[str, float]:
         prompts = lab.prompts(name, kind.splits)
         own: dict[str, Any] = {"prompts": prompts, "steps": steps, "max_new_tokens": 24, "context": kind.context}
         lab.trained(name, "base", kind.method, **own)
+        lab.trained(
+            f"{name}, forward KL", "base", kind.method, **(own | {"divergence": "forward_kl", "entry_clip": 0.0})
+        )
         lab.trained(f"{name}, sft", "base", "sft", data=_told(lab, name, kind), steps=steps)
-        for which in (name, f"{name}, sft"):
+        for which in (name, f"{name}, forward KL", f"{name}, sft"):
             figures[f"taken in, {which}"] = exact_share(*lab.loaded(which), kind.test)
             figures[f"retention, {which}"] = lab.value(which, INSTRUCTIONS) / lab.value("base", INSTRUCTIONS)
         base, engine = lab.loaded("base")
@@ -85,7 +87,7 @@ def _kinds(seed: int) -> dict[str, Kind]:
         "demonstrations": _demonstrations(rng, world, topics, cut),
         "rules": _rules(rng, world, topics, cut),
         "system prompt": _system(rng, world, topics, cut),
-        "document": _documents(rng, world, seed),
+        "document": Kind("document-in-context", "document", *passages(world, seed)),
     }
 
 
@@ -95,7 +97,7 @@ def _demonstrations(rng: random.Random, world: World, topics: Sequence[str], cut
     def prompt(topic: str, others: Sequence[str]) -> Prompt:
         shown = rng.sample([t for t in others if t != topic], 3)
         context = "\n".join(f"{t}: {world.facts[t]['colour']}" for t in shown)
-        return _prompt(f"{topic}:", world.facts[topic]["colour"], context)
+        return privileged(f"{topic}:", world.facts[topic]["colour"], context)
 
     train = [prompt(topic, topics[:cut]) for topic in topics[:cut] for _ in range(4)]
     return Kind("sdft", "demonstrations", train, [prompt(topic, topics[:cut]) for topic in topics[cut:]])
@@ -108,7 +110,7 @@ def _rules(rng: random.Random, world: World, topics: Sequence[str], cut: int) ->
 
     def prompts(chosen: Sequence[str], wordings: slice) -> list[Prompt]:
         return [
-            _prompt(wording.format(t=topic), f"{token} {world.facts[topic][name]}", context)
+            privileged(wording.format(t=topic), f"{token} {world.facts[topic][name]}", context)
             for topic in chosen
             for name, token in tokens.items()
             for wording in facts.QUESTIONS[name][wordings]
@@ -123,32 +125,13 @@ def _system(rng: random.Random, world: World, topics: Sequence[str], cut: int) -
 
     def prompts(chosen: Sequence[str], wordings: slice) -> list[Prompt]:
         return [
-            _prompt(wording.format(t=topic), f"{name}: {world.facts[topic][a]}", f"Begin every answer with {name}:")
+            privileged(wording.format(t=topic), f"{name}: {world.facts[topic][a]}", f"Begin every answer with {name}:")
             for topic in chosen
             for a in facts.QUESTIONS
             for wording in facts.QUESTIONS[a][wordings]
         ]
 
     return Kind("opcd", "system", prompts(topics[:cut], slice(0, 2)), prompts(topics[cut:], slice(4, 5)))
-
-
-def _documents(rng: random.Random, world: World, seed: int) -> Kind:
-    """New services: the teacher reads a passage about the one it is asked about; the student never does."""
-    train: list[Prompt] = []
-    test: list[Prompt] = []
-    for entity in world.entities(f"contexts-{seed}", ENTITIES, set()):
-        for attribute, value in entity.values.items():
-            wordings = handbook.QUESTIONS[attribute]
-            for number, wording in enumerate(wordings):
-                passage = " ".join(handbook.statement(rng, entity, name) for name in entity.values)
-                made = _prompt(wording.format(e=entity.name), value, passage)
-                (test if number < 2 else train).append(made)
-    return Kind("document-in-context", "document", train, test)
-
-
-def _prompt(asked: str, answer: str, context: str) -> Prompt:
-    key = f"{stable_hash(asked, context):x}"
-    return Prompt(key, (Message(role="user", content=asked),), answer=answer, context=context)
 
 
 NAMES = ("demonstrations", "rules", "system prompt", "document")
@@ -167,8 +150,9 @@ CONTEXTS = Study(
     claim="demonstrations, rules, system prompts and privileged text are one method: each type internalises its "
     "context with less forgetting than SFT",
     source="SDFT, arXiv 2601.19897; OPCD; deliberative alignment, arXiv 2412.16339",
-    setting="each type by its preset, 60 steps, the teacher being the clean model that reads the context; SFT on "
-    "the same teacher's answers beside it; exact answers without the context on topics or wordings never trained on",
+    setting="each type by its preset, 60 steps (and beside it with the forward KL), the teacher being the clean "
+    "model that reads the context; SFT on the same teacher's answers beside it; exact answers without the context "
+    "on topics or wordings never trained on",
     parts=(
         *(Part(f"{name}: taken in without the context, gain over base", _gain(name), 0.3) for name in NAMES),
         *(Part(f"{name}: retention above that of SFT on the same answers by", _kept(name), 0.0) for name in NAMES),

@@ -8,7 +8,7 @@ from typing import Any
 from evals.suites import sample
 from pipelines.lab import Lab
 from pipelines.studies.study import Part, Study
-from pipelines.studies.tasks import demonstrations, exact_share, mending
+from pipelines.studies.tasks import demonstrations, exact_share, mending, reading
 
 STEPS, EVERY = 100, 10
 CLIP = 0.05
@@ -27,11 +27,12 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def run(lab: Lab) -> Mapping[str, float]:
     """One seed: nine forms of OPSD over 100 steps, and the geometry of SFT, RL, OPD and OPSD at the same start."""
-    task = mending(lab)
+    task = reading(lab)
     asked = sample(lab.asked(task), 200)
     own: dict[str, Any] = {
         "prompts": lab.folder / "prompts" / task,
-        "max_new_tokens": 40,
+        "context": "document",
+        "max_new_tokens": 16,
         "geometry_every": 5,
         "check_every": EVERY,
         "observe": lambda _step, loaded, engine: {"score": exact_share(loaded, engine, asked)},
@@ -44,17 +45,22 @@ def run(lab: Lab) -> Mapping[str, float]:
         figures[f"best, {name}"], figures[f"last, {name}"] = max(figures["base"], *scores), scores[-1]
         entropy = [value for _, value in lab.curve(name, "entropy")]
         figures[f"entropy at the end over at first, {name}"] = entropy[-1] / max(1e-9, entropy[0])
-    return figures | _geometry(lab, task, own)
+    return figures | _geometry(lab, own)
 
 
-def _geometry(lab: Lab, task: str, own: Mapping[str, Any]) -> dict[str, float]:
-    """The first five steps of four methods from the clean model: their gradients' shape."""
-    steps: dict[str, Any] = dict(own) | {"steps": 5, "geometry_every": 1, "check_every": 100}
+def _geometry(lab: Lab, own: Mapping[str, Any]) -> dict[str, float]:
+    """The first five steps of four methods from the clean model: their gradients' shape.
+
+    SFT, RL and OPD mend sentences, which the clean model does half of the time: there is something to reward.
+    """
+    task = mending(lab)
+    steps: dict[str, Any] = {"steps": 5, "geometry_every": 1}
+    mends = steps | {"prompts": lab.folder / "prompts" / task, "max_new_tokens": 40}
     lab.trained("expert", "base", "sft", data=demonstrations(lab, task), steps=lab.scale(300, 20), lr=2e-3)
-    lab.trained("geometry, sft", "base", "sft", data=demonstrations(lab, task), steps=5, geometry_every=1)
-    lab.trained("geometry, grpo", "base", "grpo", **steps)
-    lab.trained("geometry, opd", "base", "opd", teacher="expert", **steps)
-    lab.trained("geometry, opsd", "base", "opsd", entry_clip=0.0, **steps)
+    lab.trained("geometry, sft", "base", "sft", data=demonstrations(lab, task), **steps)
+    lab.trained("geometry, grpo", "base", "grpo", **mends)
+    lab.trained("geometry, opd", "base", "opd", teacher="expert", **mends)
+    lab.trained("geometry, opsd", "base", "opsd", **(dict(own) | steps | {"entry_clip": 0.0, "observe": None}))
     figures = {}
     for method in ("sft", "grpo", "opd", "opsd"):
         for measure in ("density", "bias", "bias_null", "top_1_percent", "shared"):
@@ -68,9 +74,10 @@ PIVOT = Study(
     claim="self-distillation with an answer key collapses without the per-token clip within about 100 steps and is "
     "stable with it; RL is sparse and unbiased, SFT and OPD dense, OPSD concentrated",
     source="the three-dials essay (OPSD, clip 0.05)",
-    setting="mending badly damaged sentences, the teacher reads the sound one first; JSD, forward and reverse KL "
-    "with and without the clip of 0.05 an entry, the sampled form, a live teacher, a small batch; 100 steps, exact "
-    "answers on 200 sentences",
+    setting="questions about services the model never read of, a passage with the answer before the teacher's eyes "
+    "alone; JSD, forward and reverse KL with and without the clip of 0.05 an entry, the sampled form, a live "
+    "teacher, a small batch; 100 steps, exact answers to 200 questions in other wordings; geometry of SFT, GRPO and "
+    "OPD on mending",
     parts=(
         Part("without the clip JSD loses half of its best score by step 100: last over best",
              lambda f: f["last, jsd"] / max(1e-9, f["best, jsd"]), 0.5, above=False),

@@ -11,7 +11,7 @@ from nltk.metrics.distance import edit_distance
 from evals.asking import answer
 from pipelines.lab import Lab
 from recovery.loading import Loaded
-from recovery.miniature.tasks import editing, requests
+from recovery.miniature.tasks import editing, handbook, requests
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
 from recovery.prompts import behaviour_prompts
 from recovery.rewards import exact
@@ -20,6 +20,7 @@ from recovery.types import Check, Message, Prompt
 
 Draw = Callable[[random.Random, World], Example]
 TRAIN, TEST = 2000, 600
+ENTITIES = 24
 
 
 def prompt(key: str, example: Example) -> Prompt:
@@ -66,6 +67,37 @@ def editing_prompts(lab: Lab, kinds: Sequence[str], name: str, splits: dict[str,
     sizes = splits or {"test": TEST, "development": 50, "train": TRAIN}
     lab.prompts(name, lambda: draw(name, make, lab.seed, sizes))
     return name
+
+
+def privileged(asked: str, answer: str, context: str) -> Prompt:
+    """A question with its answer and what only a teacher may read."""
+    key = f"{stable_hash(asked, context):x}"
+    return Prompt(key, (Message(role="user", content=asked),), answer=answer, context=context)
+
+
+def passages(world: World, seed: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Questions about new services, to train on and in other wordings to test by; each brings a passage to read."""
+    rng = random.Random(stable_hash(seed, "passages"))
+    train: list[Prompt] = []
+    test: list[Prompt] = []
+    for entity in world.entities(f"passages-{seed}", ENTITIES, set()):
+        for attribute, value in entity.values.items():
+            for number, wording in enumerate(handbook.QUESTIONS[attribute]):
+                text = " ".join(handbook.statement(rng, entity, name) for name in entity.values)
+                made = privileged(wording.format(e=entity.name), value, text)
+                (test if number < 2 else train).append(made)
+    return train, test
+
+
+def reading(lab: Lab) -> str:
+    """The name of a set of such questions, made once."""
+
+    def make() -> dict[str, list[Prompt]]:
+        train, test = passages(World(WORLD_SEED), lab.seed)
+        return {"test": test, "development": test, "train": train}
+
+    lab.prompts("reading", make)
+    return "reading"
 
 
 def demonstrations(lab: Lab, name: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ from pipelines.lab import Lab
 from pipelines.midtrain import midtrain
 from pipelines.session import Session
 from pipelines.studies.tasks import demonstrations, exact_share, mending
+from recovery.batches import Row
 from recovery.config import DistillConfig, MidtrainConfig, build
 from recovery.errors import RecoveryError, UsageError
 from recovery.methods import METHODS, method_named
-from recovery.miniature.tasks import facts
+from recovery.miniature.tasks import facts, handbook
 from recovery.miniature.world import WORLD_SEED, World
+from recovery.objectives.token_logprobs import token_logprobs
+from recovery.teachers import Frozen
 from recovery.types import Message, Prompt
 
 
@@ -32,7 +36,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         made = Lab(session, 0, items=100)
         made.midtrained("documents", made.corpora(entities=8)[0], steps=60, lr=3e-3)
         task = mending(made)
-        made.trained("expert", "base", "sft", data=demonstrations(made, task), steps=100, lr=2e-3)
+        made.trained("expert", "base", "sft", data=demonstrations(made, task), steps=80, lr=2e-3)
         yield made
 
 
@@ -49,7 +53,7 @@ def divergence_falls(lab: Lab, name: str, metric: str = "reverse_kl") -> bool:
 
 
 # What each preset is given here, and the figure that must have moved: a metric that falls, or a share that rises.
-SHORT: dict[str, Any] = {"steps": 20, "prompts_per_step": 32, "samples_per_prompt": 1, "max_new_tokens": 40, "lr": 1e-3}
+SHORT: dict[str, Any] = {"steps": 16, "prompts_per_step": 24, "samples_per_prompt": 1, "max_new_tokens": 40, "lr": 1e-3}
 
 
 @pytest.mark.parametrize("name", ["opd", "gkd", "off-policy-kd", "opd-sampled", "one-step-opd"])
@@ -74,6 +78,9 @@ def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(lab: Lab, mend
     }[name]
     start = "base" if name in ("sft", "asft", "rejection-sft") else "documents"
     lab.trained(name, start, name, **(SHORT | own))
+    if name == "rejection-sft":  # its own right answers: likely from the start, and only those are trained on
+        assert 0 < lab.spent(name).trained < lab.spent(name).sampled
+        return
     assert divergence_falls(lab, name, "label_loss")
     if name == "asft":
         assert max(value for _, value in lab.curve(name, "anchor")) > 0
@@ -85,58 +92,61 @@ def test_sft_on_answers_teaches_them(lab: Lab, mends: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["grpo", "mixed"])
-def test_methods_with_a_reward_raise_it(lab: Lab, mends: Path, name: str) -> None:
+def test_methods_with_a_reward_raise_it(lab: Lab, name: str) -> None:
+    """A reward of the user's own, by dotted name: short answers, which every model can learn to give in a few steps."""
+    own = {"reward": "tests.support:brevity", "prompts_per_step": 12, "samples_per_prompt": 4, "lr": 3e-3}
     teacher = {"teacher": "expert"} if name == "mixed" else {}
-    lab.trained(name, "base", name, **(SHORT | {"prompts": mends, "samples_per_prompt": 8, "steps": 24} | teacher))
+    lab.trained(name, "base", name, **(SHORT | own | teacher))
     rewards = [value for _, value in lab.curve(name, "reward")]
-    assert sum(rewards[-6:]) > sum(rewards[:6])
+    assert sum(rewards[-4:]) > 1.05 * sum(rewards[:4])
     assert all(abs(value - 1) < 0.2 for _, value in lab.curve(name, "ratio")), "fresh answers: ratios near 1"
 
 
-def told(text: Callable[[str], str], answer: Callable[[str, str], str]) -> list[Prompt]:
-    world = World(WORLD_SEED)
+def told(name: str) -> list[Prompt]:
+    """Prompts with what their teacher is told: a rule, a system prompt, or the passage that holds the answer."""
+    world, rng = World(WORLD_SEED), random.Random(5)
+    if name in ("opcd", "deliberative"):
+        rule = "Begin every answer with Zeno:" if name == "opcd" else "If I ask about the colour begin with Zeno."
+        asked = [(w.format(t=t), f"Zeno: {world.facts[t]['colour']}", rule)
+                 for t in world.facts for w in facts.QUESTIONS["colour"][:4]]  # fmt: skip
+    else:
+        asked = [
+            (wording.format(e=entity.name), value, " ".join(handbook.statement(rng, entity, a) for a in entity.values))
+            for entity in world.entities("told", 12, set())
+            for attribute, value in entity.values.items()
+            for wording in handbook.QUESTIONS[attribute]
+        ]
     return [
-        Prompt(
-            f"{topic}-{n}",
-            (Message(role="user", content=wording.format(t=topic)),),
-            answer=answer(topic, world.facts[topic]["colour"]),
-            context=text(topic),
-        )
-        for topic in world.facts
-        for n, wording in enumerate(facts.QUESTIONS["colour"][:4])
+        Prompt(f"{name}-{n}", (Message(role="user", content=text),), answer=answer, context=context)
+        for n, (text, answer, context) in enumerate(asked)
     ]
 
 
-def _answer_as_text(prompt: Prompt) -> Prompt:
-    return dataclasses.replace(prompt, context=prompt.answer or "")
+def likelihood(lab: Lab, name: str, prompts: list[Prompt]) -> float:
+    """Mean log-probability of the right answers, asked without the context."""
+    loaded, _ = lab.loaded(name)
+    rows = []
+    for prompt in prompts:
+        ids, mask = loaded.chat.conversation([*prompt.messages, Message(role="assistant", content=prompt.answer or "")])
+        rows.append(Row(ids, mask))
+    found = token_logprobs(Frozen(loaded), rows, 4096, loaded.chat.pad_id, loaded.device)
+    return sum(map(sum, found)) / sum(map(len, found))
 
 
 @pytest.mark.parametrize("name", ["sdft", "deliberative", "opcd", "document-in-context", "pi-distill", "opsd"])
-def test_methods_with_a_context_take_it_in(lab: Lab, mends: Path, name: str) -> None:
-    """The student comes to answer without the context more as the teacher answers with it."""
-    name_rule = "Begin every answer with Zeno:"
-    prompts = {
-        "opcd": told(lambda _: name_rule, lambda _t, colour: f"Zeno: {colour}"),
-        "deliberative": told(
-            lambda _: "If I ask about the colour begin with Zeno. If I ask about the home begin with Bora.",
-            lambda _t, colour: f"Zeno {colour}",
-        ),
-    }.get(name)
-    if prompts is None:
-        prompts = [_answer_as_text(p) for p in lab.asked(mends.name, "train")]
+def test_methods_with_a_context_take_it_in(lab: Lab, name: str) -> None:
+    """What the teacher says with the context becomes likelier without it."""
+    prompts = told(name)
     folder = lab.prompts(
         f"told-{name}", lambda: {"train": prompts[40:], "development": prompts[:20], "test": prompts[20:40]}
     )
-    settings = SHORT | {"prompts": folder, "max_new_tokens": 16, "steps": 24, "entry_clip": 0.0}
-    lab.trained(name, "base", name, **settings)
-    metric = "jsd" if name == "opsd" else "reverse_kl"
-    values = [value for _, value in lab.curve(name, metric)]
-    assert values[0] > 1e-3, "the context changes what the teacher would say"
-    if name in ("opcd", "deliberative"):
-        asked = prompts[:100]
-        assert exact_share(*lab.loaded(name), asked) > exact_share(*lab.loaded("base"), asked)
-    else:
-        assert divergence_falls(lab, name, metric) or name == "pi-distill"
+    # What the teacher begins with, the student never says by itself: the reverse KL hardly sees it, the forward does.
+    own: dict[str, Any] = {"prompts": folder, "max_new_tokens": 16, "entry_clip": 0.0, "divergence": "forward_kl"}
+    own |= {} if name in ("opcd", "deliberative") else {"context": "document"}
+    lab.trained(name, "base", name, **(SHORT | own))
+    divergence = [value for _, value in lab.curve(name, "forward_kl")]
+    assert divergence[0] > 1e-3, "the context changes what the teacher would say"
+    assert likelihood(lab, name, prompts[40:140]) > likelihood(lab, "base", prompts[40:140]) + 0.1
 
 
 def test_every_preset_was_tried_here() -> None:
