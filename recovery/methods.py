@@ -78,6 +78,15 @@ _ALL = (
         {"alpha": 0.0, "answers": "teacher", "divergence": "forward_kl"},
     ),
     Method(
+        "sequence-kd",
+        "sequence-level distillation",
+        "-log pi(y_t | s_t) on the teacher's own answers",
+        "the teacher only speaks, and the student is too far off to answer by itself",
+        "its probabilities are at hand: off-policy-kd learns more from the same answers",
+        "Kim and Rush, arXiv 1606.07947",
+        {"alpha": 0.0, "teacher": "label", "answers": "teacher"},
+    ),
+    Method(
         "opd",
         "on-policy distillation",
         "KL(pi || pi_T) at every token of the student's own answers, over the whole vocabulary",
