@@ -148,7 +148,9 @@ def _midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
 
 
 def _distill_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
-    teacher = config.knowledge_teacher
+    method = config.distill
+    scored = method.alpha > 0 and method.lam > 0 and not method.continuation  # else nobody scores own answers
+    teacher = config.knowledge_teacher if scored else None
     knowledge = trained.name if teacher == "midtrained" else teacher
     # What this mid-training did to earlier knowledge, the checkpoint it started from has not suffered.
     earlier = trained.parent if teacher == "midtrained" and number > 1 else None

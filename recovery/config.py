@@ -215,6 +215,7 @@ class DistillConfig(TrainingConfig):
         self.dials()
         self._check_states()
         self._check_teacher()
+        self._check_idle()
         counts = ("prompts_per_step", "samples_per_prompt", "max_new_tokens", "steps", "check_every", "batch_epochs")
         for name in counts:
             _at_least(name, getattr(self, name), 1)
@@ -316,6 +317,20 @@ class DistillConfig(TrainingConfig):
             raise UsageError(
                 "--continuation is spoken by the one --teacher: leave --knowledge-teacher and --expert out"
             )
+
+    def _check_idle(self) -> None:
+        """Refuse what would silently do nothing beside the other dials."""
+        taught = self.knowledge_teacher or self.experts
+        for idle, said in (
+            (self.data is not None and self.alpha == 1.0, "--data is for --alpha below 1, where answers are imitated"),
+            (self.data is not None and self.answers != "given", f"--data is not --answers {self.answers}: give one"),
+            (bool(taught) and self.alpha == 0.0, "--knowledge-teacher and --expert score own answers: raise --alpha"),
+            (self.context_file is not None and self.context == "none", "--context-file needs a --context"),
+            (self.context_template is not None and self.context == "none", "--context-template needs a --context"),
+            (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above is for --answers rejection"),
+        ):
+            if idle:
+                raise UsageError(said)
 
     def _check_teacher(self) -> None:
         weights = self.teacher_weights

@@ -194,6 +194,13 @@ def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> 
         ({"continuation": 8, "alpha": 0.5}, "--continuation needs"),
         ({"earlier_teacher": "base"}, "--earlier-teacher goes with --knowledge-teacher"),
         ({"data": Path("nowhere.jsonl")}, "--data nowhere.jsonl is not a file"),
+        ({"data": Path(__file__)}, "--data is for --alpha below 1"),
+        ({"method": "sft", "answers": "teacher", "data": Path(__file__)}, "--data is not --answers teacher"),
+        ({"method": "sft", "knowledge_teacher": "midtrained"}, "raise --alpha"),
+        ({"context_template": "{prompt}"}, "--context-template needs a --context"),
+        ({"keep_above": 0.5}, "--keep-above is for --answers rejection"),
+        ({"method": "gkd", "divergence": "sampled"}, "a policy gradient needs the student's own answers"),
+        ({"method": "gkd", "context": "rules"}, "set --alpha 1"),
     ],
 )
 def test_dials_that_mean_nothing_together_are_refused_in_one_line(given: dict[str, Any], said: str) -> None:
