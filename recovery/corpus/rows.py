@@ -46,7 +46,7 @@ def document_rows(
         raise ValueError(f"rows of {max_length} tokens are too short to hold text")
 
     def encode(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
 
     rows = []
     for document in documents:
