@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from evals.ifeval import evaluate_instructions
+from pipelines.models import engine_of
+from pipelines.stage import Stage
 from recovery.chat import ChatFormat
+from recovery.config import ModelConfig
 from recovery.loading import Loaded
 from recovery.prompts import prompts_hash
 from recovery.rollouts import Completion, Engine, Sampling
 from recovery.training import derive_seed
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
-from recovery.workspace import write_atomically
+from recovery.workspace import Checkpoint, write_atomically
 
 CHUNK = 64
 DEVELOPMENT = "development/instruction_following"
@@ -128,6 +131,33 @@ def conversations(
         for number, found in enumerate(kept)
         for index, messages in found
     ]
+
+
+def asked_beforehand(
+    stage: Stage,
+    speaker: Checkpoint,
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    config: ModelConfig,
+) -> list[Answered]:
+    """What a checkpoint (``loaded``) answers before a stage's training begins: with a bar, and kept in the cache."""
+    session = stage.session
+    with session.display.bar(f"answers of {speaker.name}", len(prompts)) as bar:
+
+        def tick(count: int) -> None:
+            bar.advance(count)
+            stage.interrupts.check()
+
+        return conversations(
+            loaded,
+            engine_of(loaded, config),
+            prompts,
+            content_hash=speaker.hash,
+            sampling=sampling,
+            cache=session.workspace.folder / "cache",
+            tick=tick,
+        )
 
 
 def development_result(

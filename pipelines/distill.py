@@ -7,41 +7,36 @@ made before, rewards, the student as its own teacher with a context) is a matter
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from db import records
-from evals.suites import sample
 from pipelines.answers import (
-    conversations,
+    asked_beforehand,
     development_file,
     development_result,
     fitting,
     read_result,
     write_result,
 )
-from pipelines.corpora import FrozenCorpus, thaw_all
 from pipelines.estimates import Needs, seconds_for
 from pipelines.midtrain import row_length, rows_of
 from pipelines.models import choose_tuning, engine_of, load_frozen, load_student, self_teacher, teacher_of
 from pipelines.progress import duration
 from pipelines.session import Session
+from pipelines.setting import Setting, lasting, resolve
 from pipelines.sources import BEHAVIOUR, KNOWLEDGE, Pools, Source, expert
 from pipelines.stage import Stage, running, settings_of
-from pipelines.watch import ENOUGH_TO_DECIDE, Observer, Timed, Watch
+from pipelines.watch import Observer, Timed, Watch
 from recovery.batches import Row
-from recovery.config import SELF_TEACHERS, DistillConfig
-from recovery.contexts import Context
+from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, pick_device
 from recovery.methods import method_named
 from recovery.objectives.estimator import Estimator
-from recovery.prompts import PromptSplits, behaviour_prompts, load_conversations
-from recovery.rewards import can_judge, judged, resolve_reward
+from recovery.rewards import judged
 from recovery.rollouts import Engine, Sampling
 from recovery.teachers import Frozen, MovingAverage, Weighted
 from recovery.training import resume_step
@@ -50,8 +45,6 @@ from recovery.workspace import Checkpoint
 
 # Tokens a response takes on average, as a share of the most it may take: for the estimates of a dry run.
 _USUAL_LENGTH = 0.5
-NOBODY = ("none", "label")
-EARLIER = "earlier-documents"
 
 
 @dataclass(frozen=True)
@@ -98,46 +91,9 @@ class DistillPlan:
         )
 
 
-@dataclass(frozen=True)
-class _Setting:
-    """Who is taught by whom, and with what: all names resolved. ``teachers`` is empty where nobody frozen teaches."""
-
-    cycle: int
-    student: Checkpoint
-    teachers: dict[Checkpoint, float]
-    knowledge: Checkpoint | None
-    experts: dict[str, Checkpoint]
-    prompts: PromptSplits
-    train: tuple[Prompt, ...]
-    development: tuple[Prompt, ...]
-    corpora: dict[int, FrozenCorpus]
-    context: Context | None
-    notes: tuple[str, ...]
-
-    @property
-    def questions(self) -> list[Prompt]:
-        """Document questions of every cycle so far; those of earlier ones are tagged where they have their teacher."""
-        earlier = (EARLIER,) if EARLIER in self.experts else ()
-        return [
-            question if number == self.cycle else dataclasses.replace(question, tags=(*question.tags, *earlier))
-            for number, corpus in self.corpora.items()
-            for question in corpus.questions
-        ]
-
-    @property
-    def teacher(self) -> Checkpoint | None:
-        """The first of the teachers."""
-        return next(iter(self.teachers), None)
-
-    def copies(self, config: DistillConfig) -> int:
-        """How many models are held beside the student, when nothing is shared."""
-        others = (self.knowledge is not None, config.anchor > 0, config.teacher in ("start", "ema"))
-        return len(self.teachers) + len(self.experts) + sum(others)
-
-
 def plan_distill(session: Session, config: DistillConfig, cycle: int | None = None) -> DistillPlan:
     """The resolved plan; writes nothing and loads no weights."""
-    return _plan(config, _resolve(session, config, cycle))
+    return _plan(config, resolve(session, config, cycle))
 
 
 def distill(
@@ -152,13 +108,13 @@ def distill(
     """Run the stage to its end and return the checkpoint it made, which is then ``latest``.
 
     ``name`` is what the checkpoint is called, "cycle-K/recovered" where it is left out; ``observe`` looks at the model
-    every ``check_every`` steps. Raises StageInterrupted when
-    asked to stop; ``resume`` is that stage's record, to go on with it.
+    every ``check_every`` steps. Raises StageInterrupted when asked to stop; ``resume`` is that stage's record, to go
+    on with it.
     """
-    setting = _resolve(session, config, resume.cycle if resume is not None else cycle)
+    setting = resolve(session, config, resume.cycle if resume is not None else cycle)
     plan = _plan(config, setting)
     student = session.registered(setting.student, cycle_id=session.cycle_id(setting.cycle))
-    config = _named(config, student, setting)
+    config = lasting(config, student, setting)
     session.display.say(plan.text())
     with running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage:
         reference = _reference(session, stage, config, setting)
@@ -176,7 +132,7 @@ def distill(
             _pools(config, setting, loaded, given),
             teachers,
             setting.context,
-            resolve_reward(config.reward) if config.rewarded else None,
+            setting.reward,
             _speaker(timed, config),
             memory,
         )
@@ -188,7 +144,8 @@ def distill(
             source,
             estimator,
             settings_of(config, plan.steps, plan.tuning),
-            figure="reverse_kl",
+            figure="reverse_kl" if config.divergence == "sampled" else _names(config)["loss/base"],
+            names=_names(config),
             measured=watch.measured,
             after_step=watch.after_step,
             sound=watch.sound,
@@ -214,123 +171,7 @@ def distill(
         return stage.keep(loaded, "recovered", student, extra, name=name)
 
 
-def _named(config: DistillConfig, student: Checkpoint, setting: _Setting) -> DistillConfig:
-    """The configuration with names that still mean the same when the stage is resumed."""
-    knowledge = setting.knowledge.name if setting.knowledge is not None else None
-    weights = [f"{teacher.name}={weight}" for teacher, weight in setting.teachers.items()]
-    teacher = setting.teacher.name if setting.teacher is not None and len(weights) == 1 else ",".join(weights)
-    earlier = setting.experts.get(EARLIER)
-    return dataclasses.replace(
-        config,
-        student=student.name,
-        teacher=teacher or config.teacher,
-        knowledge_teacher=knowledge,
-        earlier_teacher=None if earlier is None else earlier.name,
-        experts=tuple(f"{tag}={found.name}" for tag, found in setting.experts.items() if tag != EARLIER),
-    )
-
-
-# --- who, by whom, with what ---------------------------------------------------------------------------------
-
-
-def _resolve(session: Session, config: DistillConfig, cycle: int | None) -> _Setting:
-    student = session.resolve(config.student)
-    teachers = _named_teachers(session, config, student)
-    number = cycle or student.cycle or session.next_cycle()
-    corpora = thaw_all(session.workspace, [k for k in session.cycles() if k <= number])
-    prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
-    notes = list(prompts.notes)
-    context = _context(config)
-    if config.rewarded:
-        resolve_reward(config.reward)
-    if config.alpha < 1.0 and config.answers == "given":
-        _labelled(config, prompts)
-    knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
-    if knowledge is not None and not any(corpus.questions for corpus in corpora.values()):
-        knowledge = None
-        notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
-    return _Setting(
-        number,
-        student,
-        teachers,
-        knowledge,
-        _experts(session, config, knowledge),
-        prompts,
-        _usable(config, prompts, context, notes),
-        _development(config, prompts, notes),
-        corpora,
-        context,
-        tuple(notes),
-    )
-
-
-def _experts(session: Session, config: DistillConfig, knowledge: Checkpoint | None) -> dict[str, Checkpoint]:
-    """Who scores prompts of which tag. Questions about earlier documents are such prompts, where there are any."""
-    earlier = {EARLIER: config.earlier_teacher} if config.earlier_teacher and knowledge is not None else {}
-    return {tag: session.resolve(name) for tag, name in (config.routes | earlier).items()}
-
-
-def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint) -> dict[Checkpoint, float]:
-    """The frozen teachers and their weights. Raises UsageError where the only one is the student itself."""
-    if config.lam == 0.0 or config.teacher in (*NOBODY, *SELF_TEACHERS):
-        return {}
-    found = {session.resolve(name): weight for name, weight in config.teacher_weights.items()}
-    for teacher in found if len(found) == 1 and config.context == "none" and not config.routes else ():
-        if student.hash == teacher.hash:
-            raise UsageError(
-                f"the student {config.student} is the teacher {teacher.name} itself, so there is nothing to recover: "
-                f"mid-train first (recover midtrain --docs FOLDER), or name a degraded model with --student"
-            )
-    return found
-
-
-def _context(config: DistillConfig) -> Context | None:
-    if config.context == "none":
-        return None
-    try:
-        text = config.context_file.read_text(encoding="utf-8").strip() if config.context_file else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--context-file {config.context_file} cannot be read as text: {error}") from error
-    return Context.of(config.context, text, config.context_template)
-
-
-def _usable(
-    config: DistillConfig, prompts: PromptSplits, context: Context | None, notes: list[str]
-) -> tuple[Prompt, ...]:
-    """The training prompts that this method can do something with. Raises UsageError where there are none."""
-    if not prompts.train:
-        raise UsageError(f"there is no behaviour prompt to train on ({prompts.source}): give more with --prompts")
-    kept = [p for p in prompts.train if context is None or context.fits(p)]
-    if not kept:
-        raise UsageError(
-            f"no prompt brings what --context {config.context} tells the teacher: give --context-file, or prompts with "
-            f"{'an answer' if config.context == 'answer' else 'a context'} each (--prompts)"
-        )
-    if config.rewarded:
-        kept = [p for p in kept if can_judge(config.reward, p)]
-    if not kept:
-        raise UsageError(
-            f"--reward {config.reward} can judge none of the prompts ({prompts.source}): they need checks or an answer"
-        )
-    if len(kept) < len(prompts.train):
-        notes.append(f"{len(prompts.train) - len(kept)} of {len(prompts.train)} prompts do not suit {config.method}")
-    return tuple(kept)
-
-
-def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[Prompt, ...]:
-    if not config.until or not config.recovering:
-        return ()
-    verifiable = [p for p in prompts.development if p.checks]
-    if len(verifiable) < ENOUGH_TO_DECIDE:
-        notes.append(
-            f"only {len(verifiable)} development prompts can be verified: too few to decide --until {config.until} "
-            f"({ENOUGH_TO_DECIDE} are needed), so the stage runs to its plateau or to --steps"
-        )
-        return ()
-    return tuple(sample(verifiable, config.development))
-
-
-def _plan(config: DistillConfig, setting: _Setting) -> DistillPlan:
+def _plan(config: DistillConfig, setting: Setting) -> DistillPlan:
     tuning = choose_tuning(config, setting.student, teachers=setting.copies(config))
     rollouts = config.prompts_per_step * config.samples_per_prompt
     tokens = round(config.steps / config.batch_epochs * rollouts * config.max_new_tokens * _USUAL_LENGTH)
@@ -365,7 +206,7 @@ def _plan(config: DistillConfig, setting: _Setting) -> DistillPlan:
     )
 
 
-def _reference(session: Session, stage: Stage, config: DistillConfig, setting: _Setting) -> SuiteResult | None:
+def _reference(session: Session, stage: Stage, config: DistillConfig, setting: Setting) -> SuiteResult | None:
     """The clean model's own result on the development prompts: measured once, then kept by its content hash."""
     if not setting.development:
         return None
@@ -389,7 +230,7 @@ def _reference(session: Session, stage: Stage, config: DistillConfig, setting: _
 
 
 def _teachers(
-    session: Session, config: DistillConfig, setting: _Setting, student: Checkpoint, loaded: Loaded
+    session: Session, config: DistillConfig, setting: Setting, student: Checkpoint, loaded: Loaded
 ) -> dict[str, Timed | Weighted]:
     """Who scores, by the names rows carry."""
 
@@ -431,10 +272,17 @@ def _speaker(timed: Sequence[Timed], config: DistillConfig) -> Engine | None:
     return engine_of(teacher.loaded, config)
 
 
+def _names(config: DistillConfig) -> dict[str, str]:
+    """What the loss of the behaviour teacher's rows is, for the curves."""
+    if config.divergence == "sampled":
+        return {"loss/base": "policy_loss"}
+    return {"loss/base": config.divergence if config.lam == 1.0 else "mixed_loss"}
+
+
 # --- what is trained on --------------------------------------------------------------------------------------
 
 
-def _pools(config: DistillConfig, setting: _Setting, loaded: Loaded, given: Sequence[tuple[Message, ...]]) -> Pools:
+def _pools(config: DistillConfig, setting: Setting, loaded: Loaded, given: Sequence[tuple[Message, ...]]) -> Pools:
     room = loaded.max_length - min(config.max_new_tokens, loaded.max_length // 2)
     fit = fitting(loaded.chat, setting.train, room)
     behaviour = [p for p in fit if _told_fits(config, setting, loaded, p)]
@@ -451,7 +299,7 @@ def _pools(config: DistillConfig, setting: _Setting, loaded: Loaded, given: Sequ
     return Pools(behaviour, questions, given, documents)
 
 
-def _told_fits(config: DistillConfig, setting: _Setting, loaded: Loaded, prompt: Prompt) -> bool:
+def _told_fits(config: DistillConfig, setting: Setting, loaded: Loaded, prompt: Prompt) -> bool:
     """Whether the teacher's window holds the prompt with its context, and the answer."""
     if setting.context is None:
         return True
@@ -460,52 +308,25 @@ def _told_fits(config: DistillConfig, setting: _Setting, loaded: Loaded, prompt:
 
 
 def _given(
-    session: Session, stage: Stage, config: DistillConfig, setting: _Setting, student: Checkpoint
+    session: Session, stage: Stage, config: DistillConfig, setting: Setting, student: Checkpoint
 ) -> tuple[list[tuple[Message, ...]], int]:
     """The answers of the data states: the user's, or those of a frozen model asked beforehand; and tokens sampled."""
     if config.alpha == 1.0:
         return [], 0
     if config.answers == "given":
-        return _labelled(config, setting.prompts), 0
+        return list(setting.given), 0
     speaker = (setting.teacher or session.base) if config.answers == "teacher" else student
     loaded = load_frozen(session.verified(speaker), config)
     wanted = math.ceil(config.steps / config.batch_epochs * config.prompts_per_step * (1 - config.alpha))
     prompts = fitting(loaded.chat, setting.train, loaded.max_length // 2)[:wanted]
     repeated = [p for p in prompts for _ in range(config.samples_per_prompt if config.answers == "rejection" else 1)]
-    with session.display.bar(f"answers of {speaker.name}", len(repeated)) as bar:
-
-        def tick(count: int) -> None:
-            bar.advance(count)
-            stage.interrupts.check()
-
-        answered = conversations(
-            loaded,
-            engine_of(loaded, config),
-            repeated,
-            content_hash=speaker.hash,
-            sampling=Sampling(config.max_new_tokens, config.temperature, seed=config.seed),
-            cache=session.workspace.folder / "cache",
-            tick=tick,
-        )
+    sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
+    answered = asked_beforehand(stage, speaker, loaded, repeated, sampling, config)
     spoken = sum(len(loaded.chat.encode(a.answer)) + 1 for a in answered)
     if not stage.resumed:
         stage.recorder.usage(tokens_sampled=spoken)
-    if config.answers == "rejection":
-        reward = resolve_reward(config.reward)
-        answered = [a for a in answered if judged(reward, a.prompt, a.answer) >= config.keep_above]
+    if config.answers == "rejection" and setting.reward is not None:
+        answered = [a for a in answered if judged(setting.reward, a.prompt, a.answer) >= config.keep_above]
     if not answered:
         raise UsageError(f"no answer of {speaker.name} was kept: lower --keep-above, or raise --max-new-tokens")
     return [a.messages for a in answered], spoken
-
-
-def _labelled(config: DistillConfig, prompts: PromptSplits) -> list[tuple[Message, ...]]:
-    """Conversations that end in the answer to imitate: the user's file, or prompts with a reference answer."""
-    if config.data is not None:
-        return load_conversations(Path(config.data))
-    found = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
-    if not found:
-        raise UsageError(
-            f"--answers given: none of the prompts has an answer ({prompts.source}): give conversations with "
-            f"--data FILE, or let a model answer (--answers teacher)"
-        )
-    return found

@@ -112,7 +112,7 @@ def evaluate(
             engine, max_new_tokens=config.max_new_tokens, question_tokens=config.question_tokens, seed=config.seed
         )
         for result in results:
-            _record(session, stage, checkpoint, result)
+            record(session, stage, checkpoint, result)
         stage.details = {"recorded": facts, "suites": [result.suite for result in results]}
     return results
 
@@ -175,7 +175,8 @@ def _extra(loaded: Loaded, engine: Engine, config: EvalConfig) -> list[SuiteResu
     return results
 
 
-def _record(session: Session, stage: Stage, checkpoint: Checkpoint, result: SuiteResult) -> None:
+def record(session: Session, stage: Stage, checkpoint: Checkpoint, result: SuiteResult) -> None:
+    """Enter a suite's result in the tracker; "NAME/3" is the suite NAME of corpus 3."""
     suite, _, corpus = result.suite.partition("/")
     by_corpus = corpus.isdigit()
     assert checkpoint.id is not None  # registered before the stage began

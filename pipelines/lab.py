@@ -21,7 +21,7 @@ from pipelines.answers import conversations
 from pipelines.corpora import thaw_all
 from pipelines.distill import distill
 from pipelines.estimates import flops, parameters
-from pipelines.evaluate import GENERAL
+from pipelines.evaluate import GENERAL, record
 from pipelines.midtrain import midtrain
 from pipelines.models import engine_of, load_frozen
 from pipelines.session import Session
@@ -224,9 +224,10 @@ class Lab:
         if kind == RETAINED:
             kept = sample_probes(load_probes(self.session.base.path / GENERAL), self.items)
             return knowledge.general(loaded, engine, kept, seed=self.seed)
+        tokens = build(EvalConfig, {}, self.session.recipe).max_new_tokens
         prompts = sample(self.asked(kind, rest), self.items)
         return evaluate_instructions(
-            loaded.chat, engine, prompts, max_new_tokens=128, window=loaded.max_length, seed=self.seed, suite=suite
+            loaded.chat, engine, prompts, max_new_tokens=tokens, window=loaded.max_length, seed=self.seed, suite=suite
         )
 
     def asked(self, kind: str, rest: str = "") -> Sequence[Prompt]:
@@ -242,25 +243,12 @@ class Lab:
     def _measure(self, checkpoint: Checkpoint, suites: Sequence[str]) -> dict[str, Score]:
         config = build(EvalConfig, {"checkpoint": checkpoint.name, "seed": self.seed}, self.session.recipe)
         session = self.session
-        assert checkpoint.id is not None  # registered by the caller
         with running(session, "evaluate", config, cycle=checkpoint.cycle, student=checkpoint) as stage:
             loaded, engine = self.loaded(checkpoint.name)
             results = []
             for suite in suites:
                 stage.interrupts.check()
                 results.append(self.ask(loaded, engine, suite))
-            for suite, result in zip(suites, results, strict=True):
-                head, _, corpus = suite.partition("/")
-                session.tracker.add_evaluation(
-                    checkpoint.id,
-                    head if corpus.isdigit() else suite,
-                    value=result.score.value,
-                    stderr=result.score.stderr,
-                    n=result.score.n,
-                    name="score",
-                    corpus=int(corpus) if corpus.isdigit() else None,
-                    details=dict(result.details),
-                    items=result.items,
-                    stage_id=stage.recorder.id,
-                )
+            for result in results:
+                record(session, stage, checkpoint, result)
         return {suite: result.score for suite, result in zip(suites, results, strict=True)}

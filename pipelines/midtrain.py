@@ -10,11 +10,11 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from db import records
-from pipelines.answers import conversations, fitting
+from pipelines.answers import asked_beforehand, fitting
 from pipelines.corpora import FrozenCorpus, freeze, gather, thaw, thaw_all
 from pipelines.estimates import Needs, seconds_for
 from pipelines.mixing import Stream, choose, schedule, step_tokens, steps_for
-from pipelines.models import Tuning, choose_tuning, engine_of, load_frozen, load_student, teacher_of
+from pipelines.models import Tuning, choose_tuning, load_frozen, load_student, teacher_of
 from pipelines.progress import duration
 from pipelines.session import Session
 from pipelines.stage import Stage, running, settings_of
@@ -249,22 +249,8 @@ def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]
     splits = behaviour_prompts(base.path, config.prompts, config.seed)
     loaded = load_frozen(base, config)
     prompts = fitting(loaded.chat, splits.train, loaded.max_length // 2)[: config.replay_prompts]
-
-    with session.display.bar("base answers", len(prompts)) as bar:
-
-        def tick(count: int) -> None:
-            bar.advance(count)
-            stage.interrupts.check()
-
-        answered = conversations(
-            loaded,
-            engine_of(loaded, config),
-            prompts,
-            content_hash=base.hash,
-            sampling=Sampling(config.max_new_tokens, seed=config.seed),
-            cache=session.workspace.folder / "cache",
-            tick=tick,
-        )
+    sampling = Sampling(config.max_new_tokens, seed=config.seed)
+    answered = asked_beforehand(stage, base, loaded, prompts, sampling, config)
     rows = _conversation_rows(loaded.chat, [a.messages for a in answered], config.row_length, loaded.max_length)
     if not rows:
         raise UsageError(

@@ -49,17 +49,29 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """Whether the must and the goal are reached; None where there is no bound or nothing was measured."""
+
+    must: bool | None
+    goal: bool | None
+
+    def __str__(self) -> str:
+        if self.must is None:
+            return ""
+        return "goal" if self.must and self.goal else "must" if self.must else "no"
+
+
+@dataclass(frozen=True)
 class Line:
     """A figure over seeds: for every cycle its mean and spread (standard deviation), and what was reached.
 
-    ``must`` and ``goal`` judge the means; ``every`` says whether each seed on its own reached the must.
+    ``means`` judges the means over the seeds; ``seeds`` asks it of every seed by itself.
     """
 
     figure: Figure
     cells: tuple[tuple[float, float], ...]
-    must: bool | None
-    goal: bool | None
-    every: bool | None
+    means: Verdict
+    seeds: Verdict
 
     def text(self) -> str:
         """The cells: one mean ± spread a cycle."""
@@ -138,7 +150,7 @@ FIGURES = (
 def markdown(variants: Sequence[Variant], command: str) -> str:
     """The table of all variants with where and how it was made: a page of the documentation."""
     first = variants[0]
-    head = ["", "must", "goal", *(variant.name for variant in variants), "reached"]
+    head = ["", "must", "goal", *(variant.name for variant in variants), "reached by the means", "by every seed"]
     rows = [head, ["---"] * len(head)]
     columns = [variant.lines() for variant in variants]
     for at, line in enumerate(columns[0]):
@@ -147,7 +159,7 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
         few = f" in {figure.enough} of {len(line.cells)}" if figure.enough else ""
         goal = "" if figure.goal is None else f"{sign} {figure.goal:.2f}"
         cells = [column[at].text() for column in columns]
-        rows.append([figure.name, f"{sign} {figure.must:.2f}{few}", goal, *cells, reached(line)])
+        rows.append([figure.name, f"{sign} {figure.must:.2f}{few}", goal, *cells, str(line.means), str(line.seeds)])
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     seeds = ", ".join(str(run.seed) for run in first.runs)
     return "\n".join(
@@ -161,20 +173,12 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
             "",
             table,
             "",
-            '"reached" judges the means of the first column, and says where a seed by itself fell short of the must.',
+            "The last two columns judge the first variant: its means over the seeds, and every seed by itself.",
             "",
             *_machine(variants),
             "",
         ]
     )
-
-
-def reached(line: Line) -> str:
-    """Must and goal in a word, by the means over the seeds; where a single seed falls short of the must, that too."""
-    if line.must is None:
-        return ""
-    word = "goal" if line.must and line.goal else "must" if line.must else "no"
-    return word if line.every or word == "no" else f"{word}, not by every seed"
 
 
 def _items(variant: Variant) -> str:
@@ -216,12 +220,15 @@ def _processor() -> str:
 
 def _line(figure: Figure, statuses: Sequence[Status]) -> Line:
     values = [figure.value(status) for status in statuses]
-    each = [figure.reached(v, figure.must, figure.enough) for v in values]
     columns = [[v for v in column if v is not None] for column in zip(*values, strict=True)]
     cells = [(statistics.fmean(c), statistics.stdev(c) if len(c) > 1 else 0.0) for c in columns if c]
-    means = [mean for mean, _ in cells]
-    must, goal = figure.reached(means, figure.must, figure.enough), figure.reached(means, figure.goal, None)
-    return Line(figure, tuple(cells), must, goal, _all(each))
+    each = [_verdict(figure, v) for v in values]
+    seeds = Verdict(_all([v.must for v in each]), _all([v.goal for v in each]))
+    return Line(figure, tuple(cells), _verdict(figure, [mean for mean, _ in cells]), seeds)
+
+
+def _verdict(figure: Figure, values: Sequence[float | None]) -> Verdict:
+    return Verdict(figure.reached(values, figure.must, figure.enough), figure.reached(values, figure.goal, None))
 
 
 def _all(verdicts: Sequence[bool | None]) -> bool | None:

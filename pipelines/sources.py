@@ -174,7 +174,7 @@ class Source:
             total, tokens = total - sum(ratios), tokens + len(ratios)
             reward = 0.0 if rewards is None else (1 - lam) * rewards[index]
             made.append(_with_advantage(row, turn.completion, [lam * ratio + reward for ratio in ratios]))
-        metrics["sampled_kl"] = total / max(1, tokens)
+        metrics["reverse_kl"] = total / max(1, tokens)
         return made
 
     def _teacher_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:

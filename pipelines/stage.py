@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import Any, Self
 
 from db import StageRecorder, records
@@ -33,7 +33,6 @@ _METRICS = {
     "seconds/training": "seconds_training",
     "seconds/source": "seconds_generating",
     "tokens/trained": "tokens_trained",
-    "loss/base": "reverse_kl",
     "loss/knowledge": "knowledge_kl",
     "loss/label": "label_loss",
     "entropy/base": "entropy",
@@ -111,15 +110,16 @@ class Stage:
         settings: TrainSettings,
         *,
         figure: str = "loss",
+        names: Mapping[str, str] = MappingProxyType({}),
         measured: Callable[[dict[str, float]], None] = lambda _: None,
         after_step: Callable[[int], str | None] = lambda _: None,
         **more: Any,
     ) -> TrainResult:
         """Run the loop with this stage's log, states and stop; ``figure`` is the metric shown beside the bar.
 
-        ``measured`` may read and add to each step's metrics (the tracker's names) before they are recorded; ``more``
-        goes to the loop as it is.
-        Raises StageInterrupted where it was asked to stop.
+        ``names`` are the tracker's names of this stage's own metrics. ``measured`` may read and add to each step's
+        metrics (so named) before they are recorded; ``more`` goes to the loop as it is. Raises StageInterrupted where
+        it was asked to stop.
         """
         self.recorder.describe(steps_total=settings.steps)
         with self.session.display.bar(self.recorder.kind, settings.steps, resume_step(self.states)) as bar:
@@ -128,7 +128,7 @@ class Stage:
                 source,
                 objective,
                 settings,
-                log=self._logger(bar, figure, measured, str(loaded.device)),
+                log=self._logger(bar, figure, _METRICS | dict(names), measured, str(loaded.device)),
                 state_dir=self.states,
                 should_stop=lambda: self.interrupts.requested,
                 after_step=self._recorded(after_step, settings),
@@ -189,11 +189,16 @@ class Stage:
         return after
 
     def _logger(
-        self, bar: Bar, figure: str, measured: Callable[[dict[str, float]], None], device: str
+        self,
+        bar: Bar,
+        figure: str,
+        names: Mapping[str, str],
+        measured: Callable[[dict[str, float]], None],
+        device: str,
     ) -> Callable[[int, dict[str, float]], None]:
         def log(step: int, metrics: dict[str, float]) -> None:
             peak = peak_memory(device)
-            named = {_METRICS.get(name, name): value for name, value in metrics.items()}
+            named = {names.get(name, name): value for name, value in metrics.items()}
             named["memory_gib"] = peak / GIB
             measured(named)
             self.recorder.log(step, named)

@@ -92,21 +92,12 @@ class Watch:
         if self.estimator.geometry is not None:
             metrics |= {f"geometry/{name}": value for name, value in self.estimator.geometry.summary().items()}
             self.memory["geometry"] = self.estimator.geometry.sample()
-        self._rename(metrics)
         history = self.memory.setdefault("divergence", [])
         history.append(metrics.get(self.config.divergence, metrics["loss"]))
         del history[: -2 * max(1, self.config.plateau)]
         self.collapse = self.alarm.look(metrics) if self.config.alarm else None
         spent = sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))
         self.memory["spent"] = self.memory.get("spent", 0.0) + spent
-
-    def _rename(self, metrics: dict[str, float]) -> None:
-        """The loop calls every teacher's loss the reverse KL: call it what it is."""
-        if "sampled_kl" in metrics and "reverse_kl" in metrics:
-            metrics["policy_loss"] = metrics["reverse_kl"]
-            metrics["reverse_kl"] = metrics.pop("sampled_kl")
-        elif self.config.divergence != "reverse_kl" and "reverse_kl" in metrics:
-            metrics[self.config.divergence] = metrics.pop("reverse_kl")
 
     def after_step(self, step: int) -> str | None:
         """Why to stop, if so."""

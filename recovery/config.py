@@ -240,11 +240,10 @@ class DistillConfig(TrainingConfig):
 
     def dials(self) -> Dials:
         """The part of these settings that the loss needs. Raises UsageError where a dial is out of its range."""
-        names = ("clip", "drop", "entry_clip", "floor")
-        limits: dict[str, Any] = {
-            name: getattr(self, name) or None for name in names
-        }  # 0 switches one off, over a preset
-        return Dials(self.lam, self.divergence, self.beta, self.anchor, top_k=self.top_k, **limits)
+        # Its temperature is not the one at which answers are sampled: a divergence is always taken at 1.
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(Dials) if f.name != "temperature"}
+        off = {name: None for name in ("clip", "drop", "entry_clip", "floor") if given[name] == 0}  # over a preset
+        return Dials(**(given | off))
 
     @property
     def routes(self) -> dict[str, str]:

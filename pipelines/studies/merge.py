@@ -39,7 +39,7 @@ def run(lab: Lab) -> Mapping[str, float]:
 MERGE = Study(
     name="merge",
     claim="experts trained apart are merged by OPD from several teachers with little loss",
-    source="multi-teacher on-policy distillation, as reported of several 2025 and 2026 post-training recipes",
+    source="multi-teacher on-policy distillation, as post-training recipes report it",
     setting="a model mid-trained on documents, one trained to mend sentences (SFT, 160 steps, 2e-3), the clean "
     "model for everything else; 80 steps of OPD from the mid-trained model, each prompt scored by its own teacher",
     parts=(

@@ -177,8 +177,9 @@ def markdown(outcomes: Sequence[Outcome], command: str) -> str:
         "",
         f"Written by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
         f"statement holds where the whole {CONFIDENCE:.0%} interval over seeds (Student's t) lies beyond its bound, "
-        "does not hold where none of it does, and is undecided at this scale between. A model of two million "
-        "parameters in a world of its own contradicts nobody: the verdict is about what happens here.",
+        "does not hold where none of it does, and is undecided at this scale between. Steps told in a setting are "
+        "those of budget 1. A model of two million parameters in a world of its own contradicts nobody: the verdict "
+        "is about what happens here.",
         "",
         head,
         *rows,

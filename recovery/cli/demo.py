@@ -115,7 +115,7 @@ def _study(
         {
             "variant": v.name,
             "figures": [
-                {"name": ln.figure.name, "cells": ln.cells, "must": ln.must, "goal": ln.goal} for ln in v.lines()
+                {"name": ln.figure.name, "cells": ln.cells, "means": ln.means, "seeds": ln.seeds} for ln in v.lines()
             ],
         }
         for v in table

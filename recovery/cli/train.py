@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from recovery.cli import dials
@@ -17,22 +15,11 @@ from recovery.cli.distill import run
 @dials.common
 @dials.dials
 @click.pass_context
-def command(
-    context: click.Context,
-    /,
-    method: str | None,
-    workspace: Path,
-    model: str | None,
-    teacher: str | None,
-    recipe: Path | None,
-    dry_run: bool,
-    as_json: bool,
-    **_: object,
-) -> None:
+def command(context: click.Context, /, **_: object) -> None:
     """Train by any method: a preset and its dials.
 
     SFT, GRPO, on-policy distillation, self-distillation with a context, and what lies between. A method is a
     setting of three dials: whose answers (--alpha), who scores them (--lambda), what teaches
     (--teacher, --context). A preset sets them; any flag moves one. One stage, one loop, one loss run them all.
     """
-    run(context, method, workspace, model, teacher, recipe, dry_run, as_json)
+    run(context)

@@ -11,6 +11,7 @@ from recovery.batches import Batch
 from recovery.errors import UsageError
 from recovery.loading import Loaded
 from recovery.objectives.heads import Head
+from recovery.teachers.teachers import Frozen
 
 
 @dataclass(frozen=True)
@@ -31,30 +32,19 @@ class Live:
 
 
 @dataclass(frozen=True)
-class MovingAverage:
+class MovingAverage(Frozen):
     """A copy of the student whose trained weights follow it: w <- decay w + (1 - decay) student (SDFT, 2601.19897).
 
-    ``copy`` is loaded like the student and starts equal to it. The training loop calls :meth:`update` after each
-    step and keeps :attr:`tensors` with its states.
+    ``loaded`` is loaded like the student and starts equal to it. The training loop calls :meth:`update` after each
+    step and keeps :attr:`tensors` with its states; nothing else changes it.
     """
 
-    copy: Loaded
     decay: float
-
-    def hidden(self, batch: Batch) -> torch.Tensor:
-        """Final hidden states [B, T, D] of the moving average, without gradient."""
-        with self.copy.inference():
-            return self.copy.hidden(batch)
-
-    @property
-    def head(self) -> Head:
-        """The copy's own head."""
-        return self.copy.head
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """The weights that follow, by the student's names for them."""
-        return self.copy.trainable()
+        return self.loaded.trainable()
 
     def update(self, params: Mapping[str, torch.Tensor]) -> None:
         """Move towards the student's weights. Raises UsageError where the copy is not of the same shape."""

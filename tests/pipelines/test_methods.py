@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from pipelines.midtrain import midtrain
 from pipelines.session import Session
 from pipelines.studies.tasks import demonstrations, exact_share, mending
 from recovery.batches import Row
-from recovery.config import DistillConfig, MidtrainConfig, build
+from recovery.config import DistillConfig, MidtrainConfig, build, from_json
 from recovery.errors import RecoveryError, UsageError
 from recovery.methods import METHODS, method_named
 from recovery.miniature.tasks import facts, handbook
@@ -50,7 +51,7 @@ def mends(lab: Lab) -> Path:
 def divergence_falls(lab: Lab, name: str, metric: str = "reverse_kl") -> bool:
     values = [value for _, value in lab.curve(name, metric)]
     quarter = len(values) // 4
-    return sum(values[-quarter:]) < 0.95 * sum(values[:quarter])
+    return sum(values[-quarter:]) < 0.9 * sum(values[:quarter])
 
 
 # What each preset is given here, and the figure that must have moved: a metric that falls, or a share that rises.
@@ -91,6 +92,8 @@ def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(lab: Lab, mend
         return
     if name == "rejection-sft":  # its own right answers: likely from the start, and only those are trained on
         assert 0 < lab.spent(name).trained < lab.spent(name).sampled
+        with pytest.raises(UsageError, match="no answer of base was kept"):
+            lab.trained("choosier", start, name, **(SHORT | own | {"keep_above": 1.5, "steps": 1}))
         return
     assert divergence_falls(lab, name, "label_loss")
     if name == "asft":
@@ -110,7 +113,7 @@ def test_methods_with_a_reward_raise_it(lab: Lab, name: str) -> None:
         own |= {"reward": "verifiable"}
     lab.trained(name, "documents" if name == "mixed" else "base", name, **(SHORT | own))
     rewards = [value for _, value in lab.curve(name, "reward")]
-    assert divergence_falls(lab, name) if name == "mixed" else sum(rewards[-4:]) > sum(rewards[:4])
+    assert divergence_falls(lab, name, "mixed_loss") if name == "mixed" else sum(rewards[-4:]) > 1.05 * sum(rewards[:4])
     assert all(abs(value - 1) < 0.2 for _, value in lab.curve(name, "ratio")), "fresh answers: ratios near 1"
 
 
@@ -158,7 +161,7 @@ def test_methods_with_a_context_take_it_in(lab: Lab, name: str) -> None:
     lab.trained(name, "base", name, **(SHORT | own))
     divergence = [value for _, value in lab.curve(name, "forward_kl")]
     assert divergence[0] > 1e-3, "the context changes what the teacher would say"
-    assert likelihood(lab, name, prompts[40:140]) > likelihood(lab, "base", prompts[40:140]) + 0.02
+    assert likelihood(lab, name, prompts[40:140]) > likelihood(lab, "base", prompts[40:140]) + 0.1
 
 
 def test_every_preset_was_tried_here() -> None:
@@ -294,6 +297,36 @@ def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
     assert stopped.status == "interrupted" and stopped.steps_done == 3
     again = distill(session, dataclasses.replace(config, check_every=1), resume=stopped)
     assert again.hash == whole.hash
+
+
+def test_a_stage_taught_from_outside_the_workspace_is_resumed_with_the_same_teachers(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Teachers given by their folders are registered nowhere; a resume must find them again all the same."""
+    from pipelines.distill import distill
+    from pipelines.stage import StageInterrupted
+
+    midtrain(session, midtrain_config)
+    outside = shutil.copytree(session.resolve("latest").path, tmp_path / "experts" / "mine")
+    config = dataclasses.replace(
+        distill_config,
+        student="cycle-1/midtrained",
+        teacher=str(shutil.copytree(tiny_model, tmp_path / "teacher")),
+        knowledge_teacher=str(outside),
+        knowledge_share=0.5,
+        experts=(f"boats={outside}",),
+        check_every=1,
+    )
+
+    def stop(step: int, *_: Any) -> dict[str, float]:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return {}
+
+    with pytest.raises(StageInterrupted):
+        distill(session, config, observe=stop)
+    stopped = queries.stages(session.tracker.database, session.experiment_id)[0]
+    assert distill(session, from_json(DistillConfig, stopped.config), resume=stopped).kind == "recovered"
 
 
 def test_a_run_that_collapses_stops_and_keeps_the_state_before(

@@ -1,0 +1,199 @@
+"""Who is taught by whom, and with what: every name of a method's configuration resolved, before any weights are loaded.
+
+Everything that can be refused is refused here: a teacher that is the student, prompts that do not suit the method, a
+reward that cannot be imported, answers that are not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from evals.suites import sample
+from pipelines.corpora import FrozenCorpus, thaw_all
+from pipelines.session import Session
+from pipelines.watch import ENOUGH_TO_DECIDE
+from recovery.config import SELF_TEACHERS, DistillConfig
+from recovery.contexts import Context
+from recovery.errors import UsageError
+from recovery.prompts import PromptSplits, behaviour_prompts, load_conversations
+from recovery.rewards import Reward, can_judge, resolve_reward
+from recovery.types import Message, Prompt
+from recovery.workspace import Checkpoint
+
+NOBODY = ("none", "label")
+EARLIER = "earlier-documents"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A configuration with its names resolved. ``teachers`` is empty where nobody frozen teaches.
+
+    ``given`` are the conversations to imitate where the user or the prompts bring them.
+    """
+
+    cycle: int
+    student: Checkpoint
+    teachers: dict[Checkpoint, float]
+    knowledge: Checkpoint | None
+    experts: dict[str, Checkpoint]
+    prompts: PromptSplits
+    train: tuple[Prompt, ...]
+    development: tuple[Prompt, ...]
+    corpora: dict[int, FrozenCorpus]
+    context: Context | None
+    reward: Reward | None
+    given: tuple[tuple[Message, ...], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def questions(self) -> list[Prompt]:
+        """Document questions of every cycle so far; those of earlier ones are tagged where they have their teacher."""
+        earlier = (EARLIER,) if EARLIER in self.experts else ()
+        return [
+            question if number == self.cycle else dataclasses.replace(question, tags=(*question.tags, *earlier))
+            for number, corpus in self.corpora.items()
+            for question in corpus.questions
+        ]
+
+    @property
+    def teacher(self) -> Checkpoint | None:
+        """The first of the teachers."""
+        return next(iter(self.teachers), None)
+
+    def copies(self, config: DistillConfig) -> int:
+        """How many models are held beside the student, when nothing is shared."""
+        others = (self.knowledge is not None, config.anchor > 0, config.teacher in ("start", "ema"))
+        return len(self.teachers) + len(self.experts) + sum(others)
+
+
+def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Setting:
+    """Resolve and check everything; loads no weights. Raises UsageError where something is missing or does not fit."""
+    student = session.resolve(config.student)
+    teachers = _named_teachers(session, config, student)
+    number = cycle or student.cycle or session.next_cycle()
+    corpora = thaw_all(session.workspace, [k for k in session.cycles() if k <= number])
+    prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
+    notes = list(prompts.notes)
+    context = _context(config)
+    knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
+    if knowledge is not None and not any(corpus.questions for corpus in corpora.values()):
+        knowledge = None
+        notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
+    return Setting(
+        number,
+        student,
+        teachers,
+        knowledge,
+        _experts(session, config, knowledge),
+        prompts,
+        _usable(config, prompts, context, notes),
+        _development(config, prompts, notes),
+        corpora,
+        context,
+        resolve_reward(config.reward) if config.rewarded else None,
+        tuple(_labelled(config, prompts)) if config.alpha < 1.0 and config.answers == "given" else (),
+        tuple(notes),
+    )
+
+
+def _experts(session: Session, config: DistillConfig, knowledge: Checkpoint | None) -> dict[str, Checkpoint]:
+    """Who scores prompts of which tag. Questions about earlier documents are such prompts, where there are any."""
+    earlier = {EARLIER: config.earlier_teacher} if config.earlier_teacher and knowledge is not None else {}
+    return {tag: session.resolve(name) for tag, name in (config.routes | earlier).items()}
+
+
+def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint) -> dict[Checkpoint, float]:
+    """The frozen teachers and their weights. Raises UsageError where the only one is the student itself."""
+    if config.lam == 0.0 or config.teacher in (*NOBODY, *SELF_TEACHERS):
+        return {}
+    found = {session.resolve(name): weight for name, weight in config.teacher_weights.items()}
+    for teacher in found if len(found) == 1 and config.context == "none" and not config.routes else ():
+        if student.hash == teacher.hash:
+            raise UsageError(
+                f"the student {config.student} is the teacher {teacher.name} itself, so there is nothing to recover: "
+                f"mid-train first (recover midtrain --docs FOLDER), or name a degraded model with --student"
+            )
+    return found
+
+
+def _context(config: DistillConfig) -> Context | None:
+    if config.context == "none":
+        return None
+    try:
+        text = config.context_file.read_text(encoding="utf-8").strip() if config.context_file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--context-file {config.context_file} cannot be read as text: {error}") from error
+    return Context.of(config.context, text, config.context_template)
+
+
+def _usable(
+    config: DistillConfig, prompts: PromptSplits, context: Context | None, notes: list[str]
+) -> tuple[Prompt, ...]:
+    """The training prompts that this method can do something with. Raises UsageError where there are none."""
+    if not prompts.train:
+        raise UsageError(f"there is no behaviour prompt to train on ({prompts.source}): give more with --prompts")
+    kept = [p for p in prompts.train if context is None or context.fits(p)]
+    if not kept:
+        raise UsageError(
+            f"no prompt brings what --context {config.context} tells the teacher: give --context-file, or prompts with "
+            f"{'an answer' if config.context == 'answer' else 'a context'} each (--prompts)"
+        )
+    if config.rewarded:
+        kept = [p for p in kept if can_judge(config.reward, p)]
+    if not kept:
+        raise UsageError(
+            f"--reward {config.reward} can judge none of the prompts ({prompts.source}): they need checks or an answer"
+        )
+    if len(kept) < len(prompts.train):
+        notes.append(f"{len(prompts.train) - len(kept)} of {len(prompts.train)} prompts do not suit {config.method}")
+    return tuple(kept)
+
+
+def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[Prompt, ...]:
+    if not config.until or not config.recovering:
+        return ()
+    verifiable = [p for p in prompts.development if p.checks]
+    if len(verifiable) < ENOUGH_TO_DECIDE:
+        notes.append(
+            f"only {len(verifiable)} development prompts can be verified: too few to decide --until {config.until} "
+            f"({ENOUGH_TO_DECIDE} are needed), so the stage runs to its plateau or to --steps"
+        )
+        return ()
+    return tuple(sample(verifiable, config.development))
+
+
+def _labelled(config: DistillConfig, prompts: PromptSplits) -> list[tuple[Message, ...]]:
+    """Conversations that end in the answer to imitate: the user's file, or prompts with a reference answer."""
+    if config.data is not None:
+        return load_conversations(Path(config.data))
+    found = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
+    if not found:
+        raise UsageError(
+            f"--answers given: none of the prompts has an answer ({prompts.source}): give conversations with "
+            f"--data FILE, or let a model answer (--answers teacher)"
+        )
+    return found
+
+
+def lasting(config: DistillConfig, student: Checkpoint, setting: Setting) -> DistillConfig:
+    """The configuration with names that still mean the same when the stage is resumed.
+
+    A name such as "latest" becomes the checkpoint's own; what is registered nowhere stays a folder.
+    """
+
+    def name(checkpoint: Checkpoint) -> str:
+        return checkpoint.name if checkpoint.id is not None else str(checkpoint.path)
+
+    weights = [f"{name(teacher)}={weight}" for teacher, weight in setting.teachers.items()]
+    alone = setting.teacher if len(weights) == 1 else None
+    earlier = setting.experts.get(EARLIER)
+    return dataclasses.replace(
+        config,
+        student=student.name,
+        teacher=name(alone) if alone is not None else ",".join(weights) or config.teacher,
+        knowledge_teacher=None if setting.knowledge is None else name(setting.knowledge),
+        earlier_teacher=None if earlier is None else name(earlier),
+        experts=tuple(f"{tag}={name(found)}" for tag, found in setting.experts.items() if tag != EARLIER),
+    )
