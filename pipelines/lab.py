@@ -52,12 +52,15 @@ class Spent:
 
 @dataclass
 class Lab:
-    """Runs and measures by name. ``budget`` scales steps and items; ``items`` are asked of each suite at most."""
+    """Runs and measures by name. ``budget`` scales steps and items; ``items`` are asked of each suite at most;
+    ``others`` are the figures of studies that this seed has done already.
+    """
 
     session: Session
     seed: int
     budget: float = 1.0
     items: int = 300
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     folder: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -190,6 +193,16 @@ class Lab:
         if missing:
             found |= self._measure(checkpoint, missing)
         return {suite: found[suite] for suite in suites}
+
+    def by_type(self, name: str, suite: str) -> dict[str, float]:
+        """Share of a suite's instructions that were followed, by type."""
+        self.scores(name, suite)
+        checkpoint = self.session.registered(self.session.resolve(name))
+        assert checkpoint.id is not None
+        rows = queries.evaluations(self.session.tracker.database, checkpoint.id)
+        details = next(row.details for row in rows if row.suite == suite)
+        found = {key.removeprefix("id/"): score for key, score in details.items() if key.startswith("id/")}
+        return {kind: float(score["value"]) for kind, score in sorted(found.items())}
 
     def available(self, suites: Iterable[str]) -> list[str]:
         """Those of the suites that this model and these documents have anything to ask for."""

@@ -20,9 +20,19 @@ from pipelines.studies.teachers import TEACHERS
 from recovery.errors import UsageError
 
 _ALL = (
-    RECOVERY, STATES, TEACHERS, MITIGATIONS, CEILING, MERGE,
-    PIVOT, CONTEXTS, RAZOR, EFFICIENCY, HORIZON, GENERALISE,
-)  # fmt: skip
+    RECOVERY,
+    STATES,
+    TEACHERS,
+    MITIGATIONS,
+    CEILING,
+    MERGE,
+    PIVOT,
+    CONTEXTS,
+    EFFICIENCY,
+    GENERALISE,
+    HORIZON,
+    RAZOR,
+)  # fmt: skip; the razor looks at the others' runs and comes last
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 

@@ -7,10 +7,12 @@ from typing import Any
 
 from evals.suites import sample
 from pipelines.lab import Lab
+from pipelines.studies.points import points
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, exact_share, mending
 
 STEPS, EVERY = 60, 10
+METHODS = ("sft", "opd", "grpo", "sft-grpo", "grpo-opd", "opd-grpo")
 
 
 def run(lab: Lab) -> Mapping[str, float]:
@@ -33,7 +35,7 @@ def run(lab: Lab) -> Mapping[str, float]:
     lab.trained("opd-grpo", "opd", "grpo", **rl)
     before = {"sft-grpo": "sft", "grpo-opd": "grpo", "opd-grpo": "opd"}
     figures = {"score, base": lab.value("base", task), "score, teacher": lab.value("teacher", task)}
-    for name in ("sft", "opd", "grpo", "sft-grpo", "grpo-opd", "opd-grpo"):
+    for name in METHODS:
         figures[f"score, {name}"] = lab.value(name, task)
         figures[f"early score, {name}"] = lab.details(name)["observed"][0]["score"]
         earlier = lab.spent(before[name]).flops if name in before else 0.0
@@ -43,7 +45,7 @@ def run(lab: Lab) -> Mapping[str, float]:
     reached = next((seen["step"] for seen in looks if seen["score"] >= done), None)
     share = 10.0 if reached is None else reached / looks[-1]["step"]  # 10: never reached
     figures["FLOPs of OPD to GRPO's last score, over GRPO's"] = share * figures["FLOPs, opd"] / figures["FLOPs, grpo"]
-    return figures
+    return figures | points(lab, ("teacher", *METHODS), task)
 
 
 def _imitating(lab: Lab, short: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +54,6 @@ def _imitating(lab: Lab, short: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in short.items() if name != "prompts"} | {"data": data}
 
 
-METHODS = ("sft", "opd", "grpo", "sft-grpo", "grpo-opd", "opd-grpo")
 CEILING = Study(
     name="ceiling",
     claim="SFT flattens at its teacher, RL starts slower and crosses it, OPD reaches the teacher cheaply, RL then "

@@ -7,6 +7,7 @@ from typing import Any
 
 from evals.suites import sample
 from pipelines.lab import Lab
+from pipelines.studies.points import points
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, exact_share, mending
 
@@ -39,7 +40,7 @@ def run(lab: Lab) -> Mapping[str, float]:
         tokens = next(tokens for score, tokens in curve if score >= goal)
         figures[f"tokens sampled to it, {name}"] = tokens
     figures["times as many for GRPO"] = figures["tokens sampled to it, grpo"] / figures["tokens sampled to it, opd"]
-    return figures
+    return figures | points(lab, ("expert", "opd", "grpo"), task)
 
 
 def _score_by_tokens(lab: Lab, name: str) -> list[tuple[float, float]]:

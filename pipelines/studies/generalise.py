@@ -27,6 +27,11 @@ def run(lab: Lab) -> Mapping[str, float]:
         figures[f"{label}, base"] = base
         for name in ("documents", "opd", "sft", "opd-all"):
             figures[f"{label}, {name}, relative to base"] = lab.value(name, suite) / base
+    for name in ("base", "documents", "opd", "sft", "opd-all"):
+        types = lab.by_type(name, HELD_OUT)
+        figures |= {f"{kind}, {name}": types[kind] for kind in sorted(held_out)}
+        trained = lab.by_type(name, f"{INSTRUCTIONS}/trained")
+        figures[f"mean over {len(trained)} trained types, {name}"] = sum(trained.values()) / len(trained)
     return figures
 
 

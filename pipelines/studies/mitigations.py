@@ -59,7 +59,7 @@ MITIGATIONS = Study(
     "projection helps; OPD after the fact beats them all",
     source="the provenance gap of replay; LoRA Learns Less and Forgets Less, arXiv 2405.09673; A-GEM, arXiv "
     "1812.00420",
-    setting="ten passes over one corpus, with 30% replay (base's own answers, or the world's reference answers), a "
+    setting="seven passes over one corpus, with 30% replay (base's own answers, or the world's reference answers), a "
     "KL anchor of 0.3, gradient projection, LoRA of rank 8 and 32; after each 40 steps of OPD with two teachers",
     parts=(
         Part("own replay above proxy replay, relative to base", _relative("own replay", "proxy replay"), 0.0),

@@ -20,6 +20,14 @@ def retention(lab: Lab, name: str) -> float:
     return sum(kept) / len(kept)
 
 
+def points(lab: Lab, names: Sequence[str], task: str) -> dict[str, float]:
+    """A run's place in the razor's picture: gain on the task, forgetting, and how far it went from base."""
+    before = lab.value("base", task)
+    figures = {f"gain, {name}": lab.value(name, task) - before for name in names}
+    figures |= {f"forgetting, {name}": 1.0 - retention(lab, name) for name in names}
+    return figures | drifts(lab, names, task)
+
+
 def drifts(lab: Lab, names: Sequence[str], task: str) -> dict[str, float]:
     """How far each checkpoint's answers are from base's on ordinary requests, beside base's from itself, and the
     forward KL to base on the task (RL's Razor, arXiv 2509.04259).

@@ -2,62 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipelines.lab import Lab
-from pipelines.studies.points import drifts, retention
-from pipelines.studies.study import Part, Study
+from pipelines.studies.points import points
+from pipelines.studies.study import Figures, Part, Study
 from pipelines.studies.tasks import demonstrations, mending
 
 STEPS = 40
+RATES = (3e-4, 3e-3)
+KL = "kl to base on the task, "
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run: how far it went from base on the task, what it forgot, what it gained."""
+
+    name: str
+    kl: float
+    mmd: float
+    forgetting: float
+    gain: float
+
+    @property
+    def method(self) -> str:
+        """The method that made it last, by its name."""
+        return "opd" if "opd" in self.name else "grpo" if "grpo" in self.name or "rl-" in self.name else "sft"
 
 
 def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: a dozen runs on one task, on and off policy, gentle and hot; then the fit over them."""
-    task = mending(lab)
-    gold, steps = demonstrations(lab, task), lab.scale(STEPS, 5)
-    own: dict[str, Any] = {"prompts": lab.folder / "prompts" / task, "max_new_tokens": 40}
-    lab.trained("expert", "base", "sft", data=gold, steps=10 * steps, lr=2e-3)
-    runs: dict[str, float] = {}
-    for rate in (3e-4, 1e-3, 3e-3):
-        for length in (1, 4):
-            lab.trained(f"sft {rate:g} x{length}", "base", "sft", data=gold, steps=length * steps, lr=rate)
-            runs[f"sft {rate:g} x{length}"] = 0.0
-        lab.trained(f"opd {rate:g}", "base", "opd", teacher="expert", steps=steps, lr=rate, **own)
-        lab.trained(f"grpo {rate / 2:g}", "base", "grpo", steps=steps, lr=rate / 2, **own)
-        runs |= {f"opd {rate:g}": 1.0, f"grpo {rate / 2:g}": 1.0}
-    names = ["expert", *runs]
-    found = drifts(lab, names, task)
-    kl = np.array([found[f"kl to base on the task, {name}"] for name in names])
-    forgetting = np.array([1.0 - retention(lab, name) for name in names])
-    gain = np.array([lab.value(name, task) for name in names]) - lab.value("base", task)
-    mmd = np.array([found[f"hidden_mmd2, {name}"] for name in names])
-    figures = {f"kl, {name}": value for name, value in zip(names, kl, strict=True)}
-    figures |= {f"forgetting, {name}": value for name, value in zip(names, forgetting, strict=True)}
-    figures |= {f"gain, {name}": value for name, value in zip(names, gain, strict=True)}
-    on_policy = np.array([name.startswith(("opd", "grpo")) for name in names])
-    return figures | {
+    """One seed: runs on one task, on and off policy, gentle and hot, and those of other studies; the fit over all."""
+    found = _points(_own(lab))
+    for study, figures in lab.others.items():
+        found += _points(figures, f"{study}: ")
+    kl, mmd, forgetting, gain = (np.array([getattr(p, n) for p in found]) for n in ("kl", "mmd", "forgetting", "gain"))
+    methods = np.array([p.method for p in found])
+    left = forgetting - _fitted(kl, forgetting)
+    figures = {
+        "runs": float(len(found)),
         "share of forgetting explained by KL": _explained(kl, forgetting),
         "share of forgetting explained by MMD": _explained(mmd, forgetting),
-        "gain at equal KL, on-policy minus off-policy": _advantage(kl, gain, on_policy),
+        "gain at equal KL, on-policy minus off-policy": _advantage(kl, gain, methods != "sft"),
     }
+    for method in ("sft", "opd", "grpo"):
+        figures[f"forgetting beyond what KL explains, {method}"] = float(left[methods == method].mean())
+        figures[f"spread of what KL leaves, {method}"] = float(left[methods == method].std())
+    for point in found:
+        for name in ("kl", "forgetting", "gain"):
+            figures[f"{name}, {point.name}"] = getattr(point, name)
+    return figures
 
 
-def _explained(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
-    """R^2 of the quadratic fit that the paper draws."""
-    fitted = np.polyval(np.polyfit(x, y, 2), x)
-    return float(1 - ((y - fitted) ** 2).sum() / max(1e-12, ((y - y.mean()) ** 2).sum()))
+def _own(lab: Lab) -> dict[str, float]:
+    """The runs of this study: an expert, and three methods at two rates."""
+    task = mending(lab)
+    gold, steps = demonstrations(lab, task), lab.scale(STEPS, 5)
+    own: dict[str, Any] = {"prompts": lab.folder / "prompts" / task, "max_new_tokens": 40, "steps": steps}
+    lab.trained("expert", "base", "sft", data=gold, steps=10 * steps, lr=2e-3)
+    names = ["expert"]
+    for rate in RATES:
+        for length in (1, 4):
+            names.append(f"sft {rate:g} x{length}")
+            lab.trained(names[-1], "base", "sft", data=gold, steps=length * steps, lr=rate)
+        names.append(f"opd {rate:g}")
+        lab.trained(names[-1], "base", "opd", teacher="expert", lr=rate, **own)
+        names.append(f"grpo {rate / 2:g}")
+        lab.trained(names[-1], "base", "grpo", lr=rate / 2, **own)
+    return points(lab, names, task)
 
 
-def _advantage(kl: np.ndarray[Any, Any], gain: np.ndarray[Any, Any], on_policy: np.ndarray[Any, Any]) -> float:
+def _points(figures: Figures, prefix: str = "") -> list[Point]:
+    """The runs of which a study measured all four."""
+    names = [key.removeprefix(KL) for key in figures if key.startswith(KL)]
+    return [
+        Point(
+            prefix + name,
+            figures[KL + name],
+            figures[f"hidden_mmd2, {name}"],
+            figures[f"forgetting, {name}"],
+            figures[f"gain, {name}"],
+        )
+        for name in names
+    ]
+
+
+def _fitted(x: Array, y: Array) -> Array:
+    """The quadratic that the paper draws, at its own points."""
+    fitted: Array = np.polyval(np.polyfit(x, y, 2), x)
+    return fitted
+
+
+def _explained(x: Array, y: Array) -> float:
+    """R^2 of that fit."""
+    return float(1 - ((y - _fitted(x, y)) ** 2).sum() / max(1e-12, ((y - y.mean()) ** 2).sum()))
+
+
+def _advantage(kl: Array, gain: Array, on_policy: Array | Sequence[bool]) -> float:
     """Mean distance of the on-policy runs' gain from the off-policy runs' curve of gain over log KL."""
+    on = np.asarray(on_policy)
     x = np.log(np.maximum(kl, 1e-6))
-    line = np.polyfit(x[~on_policy], gain[~on_policy], 1)
-    x = np.clip(x, x[~on_policy].min(), x[~on_policy].max())  # no line is drawn beyond where there are runs
-    return float((gain[on_policy] - np.polyval(line, x[on_policy])).mean())
+    line = np.polyfit(x[~on], gain[~on], 1)
+    x = np.clip(x, x[~on].min(), x[~on].max())  # no line is drawn beyond where there are runs
+    return float((gain[on] - np.polyval(line, x[on])).mean())
 
 
 RAZOR = Study(
@@ -65,8 +116,9 @@ RAZOR = Study(
     claim="forgetting follows the forward KL to base on the new task across methods; on-policy methods lie on the "
     "better frontier of gain against KL; KL explains what MMD does not",
     source="RL's Razor, arXiv 2509.04259",
-    setting="mending badly damaged sentences, from the clean model: SFT at three rates and two lengths, OPD and "
-    "GRPO at three rates, an expert: thirteen runs, their KL on the task, their forgetting, a quadratic fit",
+    setting="mending badly damaged sentences, from the clean model: SFT at two rates and two lengths, OPD and "
+    "GRPO at two rates, an expert; and every run of the studies states, teachers, ceiling and efficiency that this "
+    "seed has done; their KL on the task, their forgetting, a quadratic fit",
     parts=(
         Part("KL explains forgetting: R^2 of a quadratic fit", lambda f: f["share of forgetting explained by KL"], 0.7),
         Part("and more of it than MMD does: difference in R^2",

@@ -91,12 +91,19 @@ def _run(study: Study, folder: Path, seed: int, budget: float, display: Display)
             experiment=experiment,
         ) as session,
     ):
-        lab = Lab(session, seed, budget)
+        lab = Lab(session, seed, budget, others=_others(study, folder, seed, budget))
         figures = {name: float(value) for name, value in study.run(lab).items()}
     minutes = (time.monotonic() - started) / 60  # of the last sitting, where there were several
     kept = Kept(seed, budget, lab.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
     write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")
     display.say(f"study {study.name}, seed {seed}: done in {duration(minutes * 60)}")
+
+
+def _others(study: Study, folder: Path, seed: int, budget: float) -> dict[str, dict[str, float]]:
+    """What this seed found in other studies at the same budget."""
+    done = (folder / "studies").glob(f"*/budget-{budget:g}/seed-{seed}/{FIGURES}")
+    found = {path.parent.parent.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in done}
+    return {name: kept["figures"] for name, kept in sorted(found.items()) if name != study.name}
 
 
 def _home(study: Study, folder: Path, seed: int, budget: float) -> Path:

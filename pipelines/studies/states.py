@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.lab import Lab
-from pipelines.studies.points import drifts, retention
+from pipelines.studies.points import points, retention
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, mending
 
@@ -30,7 +30,7 @@ def run(lab: Lab) -> Mapping[str, float]:
     for name in RUNS:
         figures[f"target, {name}"] = lab.value(name, task)
         figures[f"retention, {name}"] = retention(lab, name)
-    return figures | drifts(lab, RUNS, task)
+    return figures | points(lab, RUNS, task)
 
 
 def _difference(figure: str, first: str, second: str) -> Any:

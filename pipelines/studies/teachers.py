@@ -7,7 +7,7 @@ from typing import Any
 
 from evals.asking import answer
 from pipelines.lab import Lab
-from pipelines.studies.points import retention
+from pipelines.studies.points import points, retention
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, editing_prompts, levenshtein
 from recovery.miniature.tasks.editing import CORRUPTIONS
@@ -36,7 +36,7 @@ def run(lab: Lab) -> Mapping[str, float]:
             figures[f"retention, {name}"] = retention(lab, name)
     for name in ("rl-teacher", "opd-of-rl"):
         figures[f"entropy after a quarter, {name}"] = _left(lab.curve(name, "entropy"))
-    return figures
+    return figures | points(lab, RUNS, task)
 
 
 def _distance(lab: Lab, name: str, suite: str) -> float:
