@@ -13,19 +13,17 @@ from typing import Any, Self
 from sqlalchemy import URL, Connection, delete, func, insert, select, update
 
 from db import process
+from db.decisions import move_latest
 from db.errors import DatabaseError, StageBusyError
 from db.recorder import StageRecorder
 from db.schema import (
     CHECKPOINT_KINDS,
-    DECISIONS,
     STAGE_KINDS,
     Checkpoint,
     Cycle,
-    Decision,
     Evaluation,
     Event,
     Experiment,
-    Latest,
     MetricPoint,
     MetricSeries,
     Sample,
@@ -230,11 +228,8 @@ class Tracker:
 
     def set_latest(self, experiment_id: int, checkpoint_id: int) -> None:
         """Point ``latest`` at a checkpoint: what the next stage works on."""
-        values = {"checkpoint_id": checkpoint_id, "updated_at": time.time()}
         with self.database.writing() as connection:
-            moved = connection.execute(update(Latest).where(Latest.experiment_id == experiment_id).values(values))
-            if not moved.rowcount:
-                connection.execute(insert(Latest).values(values | {"experiment_id": experiment_id}))
+            move_latest(connection, experiment_id, checkpoint_id)
 
     def add_evaluation(
         self,
@@ -291,14 +286,6 @@ class Tracker:
         if values:
             with self.database.writing() as connection:
                 connection.execute(insert(TokenScores), values)
-
-    def decide(self, cycle_id: int, decision: str, *, who: str, why: str = "", evidence: Any = None) -> int:
-        """Add a decision about a cycle: "accepted", "rejected" or "rolled_back". Earlier ones stay."""
-        _require(decision, DECISIONS, "a decision")
-        values = {"cycle_id": cycle_id, "decision": decision, "who": text(who), "why": text(why)}
-        values |= {"evidence": json_safe(evidence or {}), "created_at": time.time()}
-        with self.database.writing() as connection:
-            return _insert(connection, Decision, values)
 
     def event(
         self,

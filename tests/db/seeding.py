@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from db import StageRecorder, Tracker
+from db import StageRecorder, Tracker, decide
 
 BASE = 0.957
 CHECKS = ("keywords:existence", "change_case:english_capital", "punctuation:no_comma", "startend:quotation")
@@ -46,7 +46,7 @@ def seed(
         latest = _cycle(tracker, seeded, dice, number, latest, items, steps)
         tracker.set_latest(experiment, latest)
     if cycles > 1:
-        tracker.decide(seeded.cycles[0], "accepted", who="Ada", why="knowledge kept, behaviour back")
+        decide(tracker.database, seeded.cycles[0], "accepted", who="Ada", why="knowledge kept, behaviour back")
     tracker.event(experiment, f"{cycles} cycles finished")
     if running:
         seeded.running = _running(tracker, experiment, dice, cycles + 1, latest, items)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from db import Database, Tracker, queries, records
+from db import Database, Tracker, decide, queries, records
 
 
 @pytest.fixture(scope="session")
@@ -62,7 +62,7 @@ def test_a_rejected_cycle_is_not_where_the_next_begins(tracker: Tracker, experim
     base = tracker.add_checkpoint(experiment, "base", "base", path="a")
     one, two = tracker.cycle(experiment, 1), tracker.cycle(experiment, 2)
     tracker.add_checkpoint(experiment, "cycle-1/recovered", "recovered", path="b", cycle_id=one, parent_id=base)
-    tracker.decide(one, "rejected", who="Ada")
+    decide(tracker.database, one, "rejected", who="Ada")
     found = queries.overview(tracker.database, experiment)
     assert found is not None and found.cycles[1].before is not None
     assert found.cycles[1].before.checkpoint.name == "base"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from db import DatabaseError, StageBusyError, StageRecorder, Tracker, process, queries
+from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, process, queries
 from db.schema import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -298,8 +298,8 @@ def test_an_evaluation_is_kept_whole(tracker: Tracker, experiment: int) -> None:
 
 def test_decisions_are_only_added(tracker: Tracker, experiment: int) -> None:
     cycle = tracker.cycle(experiment, 1)
-    tracker.decide(cycle, "accepted", who="Ada", why="good", evidence={"back": 0.99})
-    tracker.decide(cycle, "rejected", who="Bob")
+    decide(tracker.database, cycle, "accepted", who="Ada", why="good", evidence={"back": 0.99})
+    decide(tracker.database, cycle, "rejected", who="Bob")
     assert [d.decision for d in queries.decisions(tracker.database, cycle)] == ["rejected", "accepted"]
     assert queries.cycles(tracker.database, experiment)[0].decision == "rejected"
 
@@ -309,7 +309,7 @@ def test_decisions_are_only_added(tracker: Tracker, experiment: int) -> None:
     [
         lambda tracker, experiment: tracker.start_stage(experiment, "dream"),
         lambda tracker, experiment: tracker.add_checkpoint(experiment, "x", "good", path="x"),
-        lambda tracker, experiment: tracker.decide(1, "perhaps", who="me"),
+        lambda tracker, experiment: decide(tracker.database, 1, "perhaps", who="me"),
     ],
 )
 def test_unknown_words_are_refused(

@@ -1,0 +1,169 @@
+"""A decision about a cycle and what follows from it for ``latest``, in one transaction. Rows are only ever added."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from db.errors import DatabaseError
+from db.schema import DECISIONS, Checkpoint, Cycle, Decision, Latest
+from db.session import Database
+from db.values import json_safe, text
+
+ENDS = ("recovered", "midtrained", "external")  # what a cycle ends with: the first of these kinds that it has
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a decision did: the names ``latest`` had and has, and later cycles that were rolled back with it."""
+
+    id: int
+    cycle: int
+    decision: str
+    before: str | None
+    after: str | None
+    also: tuple[int, ...] = ()
+
+    @property
+    def moved(self) -> bool:
+        """Whether the next stage goes on from another checkpoint now."""
+        return self.before != self.after
+
+
+def decide(
+    database: Database, cycle_id: int, decision: str, *, who: str, why: str = "", evidence: Any = None
+) -> Decided:
+    """Enter a decision: "accepted", "rejected" or "rolled_back"; weights are never touched.
+
+    Accepted: the cycle's last checkpoint becomes ``latest``, unless that already goes on from it. Rejected: if
+    ``latest`` is of this cycle, it goes back to what the cycle began with. Rolled back: the same for this cycle and
+    for every later one that went on from it; those are entered as rolled back too.
+
+    Raises DatabaseError where the decision contradicts what was built since: later cycles that go on from a cycle to
+    be rejected, or that were made without a cycle to be accepted.
+    """
+    if decision not in DECISIONS:
+        raise DatabaseError(f"{decision!r} is not a decision: use one of {', '.join(DECISIONS)}")
+    with database.writing() as connection:
+        line = _Line.read(connection, cycle_id)
+        target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
+        row = {"who": text(who), "why": text(why), "evidence": json_safe(evidence or {}), "created_at": time.time()}
+        key = _add(connection, row | {"cycle_id": cycle_id, "decision": decision})
+        for later in also:
+            reason = f"went on from cycle {line.cycle.number}, which was rolled back: {why}".rstrip(": ")
+            _add(connection, row | {"cycle_id": line.cycles[later], "decision": decision, "why": text(reason)})
+        if target is not None:
+            move_latest(connection, line.cycle.experiment_id, target.id)
+    before = line.latest.name if line.latest is not None else None
+    return Decided(key, line.cycle.number, decision, before, target.name if target is not None else before, also)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """The experiment around a cycle: its checkpoints by id, its cycles by number, where ``latest`` stands."""
+
+    cycle: Any
+    cycles: Mapping[int, int]
+    checkpoints: Mapping[int, Any]
+    latest: Any
+
+    @classmethod
+    def read(cls, connection: Connection, cycle_id: int) -> _Line:
+        """Read it inside the transaction, so that nobody moves ``latest`` in between."""
+        cycle = connection.execute(select(Cycle.__table__).where(Cycle.id == cycle_id)).one_or_none()
+        if cycle is None:
+            raise DatabaseError(f"there is no cycle with the id {cycle_id}")
+        mine = Checkpoint.experiment_id == cycle.experiment_id
+        rows = connection.execute(select(Checkpoint.__table__).where(mine).order_by(Checkpoint.id))
+        checkpoints = {row.id: row for row in rows}
+        numbers = connection.execute(
+            select(Cycle.number, Cycle.id).where(Cycle.experiment_id == cycle.experiment_id).order_by(Cycle.number)
+        )
+        latest = connection.scalar(select(Latest.checkpoint_id).where(Latest.experiment_id == cycle.experiment_id))
+        return cls(cycle, {row.number: row.id for row in numbers}, checkpoints, checkpoints.get(latest or 0))
+
+    @property
+    def end(self) -> Any:
+        """The cycle's last checkpoint: recovered, else mid-trained."""
+        return next((found[-1] for kind in ENDS if (found := self._of(kind))), None)
+
+    @property
+    def start(self) -> Any:
+        """What the cycle began with: the parent of its first checkpoint from elsewhere."""
+        mine = [row for row in self.checkpoints.values() if row.cycle_id == self.cycle.id]
+        parents = (self.checkpoints.get(row.parent_id or 0) for row in mine)
+        return next((parent for parent in parents if parent is not None and parent.cycle_id != self.cycle.id), None)
+
+    def line_of(self, checkpoint: Any) -> dict[int, Any]:
+        """A checkpoint and what it was made from by id, newest first."""
+        found: dict[int, Any] = {}
+        while checkpoint is not None and checkpoint.id not in found:
+            found[checkpoint.id] = checkpoint
+            checkpoint = self.checkpoints.get(checkpoint.parent_id or 0)
+        return found
+
+    def cycles_of(self, checkpoint: Any) -> set[int]:
+        """The ids of the cycles that a checkpoint has been through."""
+        return {row.cycle_id for row in self.line_of(checkpoint).values() if row.cycle_id is not None}
+
+    def later(self) -> tuple[int, ...]:
+        """The numbers of the cycles that ``latest`` went through since this one."""
+        through = self.cycles_of(self.latest)
+        return tuple(n for n, key in self.cycles.items() if key in through and n > self.cycle.number)
+
+    def _of(self, kind: str) -> list[Any]:
+        rows: Sequence[Any] = list(self.checkpoints.values())
+        return [r for r in rows if r.cycle_id == self.cycle.id and r.kind == kind and r.superseded_at is None]
+
+
+_Move = tuple[Any, tuple[int, ...]]
+
+
+def _accept(line: _Line) -> _Move:
+    end, latest = line.end, line.latest
+    if end is None or latest is None:
+        return end, ()
+    if end.id in line.line_of(latest):
+        return None, ()
+    if latest.id not in line.line_of(end):
+        raise DatabaseError(
+            f"{latest.name}, which is the latest, does not go on from {end.name}: roll its cycle back first, or leave "
+            f"cycle {line.cycle.number} out"
+        )
+    return end, ()
+
+
+def _reject(line: _Line) -> _Move:
+    if line.latest is None or line.cycle.id not in line.cycles_of(line.latest):
+        return None, ()
+    if later := line.later():
+        raise DatabaseError(
+            f"cycle {', '.join(map(str, later))} went on from cycle {line.cycle.number}: roll it back instead "
+            f"(recover rollback {line.cycle.number}), and what went on from it with it"
+        )
+    return line.start, ()
+
+
+def _roll_back(line: _Line) -> _Move:
+    if line.latest is None or line.cycle.id not in line.cycles_of(line.latest):
+        where = "there is none yet" if line.latest is None else f"{line.latest.name} does not go on from it"
+        raise DatabaseError(f"cycle {line.cycle.number} is not in the latest checkpoint ({where}): nothing to undo")
+    return line.start, line.later()
+
+
+def _add(connection: Connection, values: Mapping[str, Any]) -> int:
+    key = connection.execute(insert(Decision).values(**values)).inserted_primary_key
+    assert key is not None  # the table has one
+    return int(key[0])
+
+
+def move_latest(connection: Connection, experiment_id: int, checkpoint_id: int) -> None:
+    """Point ``latest`` at a checkpoint: what the next stage works on."""
+    values = {"checkpoint_id": checkpoint_id, "updated_at": time.time()}
+    moved = connection.execute(update(Latest).where(Latest.experiment_id == experiment_id).values(values))
+    if not moved.rowcount:
+        connection.execute(insert(Latest).values(values | {"experiment_id": experiment_id}))

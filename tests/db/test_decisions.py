@@ -1,0 +1,97 @@
+"""Decisions: only added, and ``latest`` follows them in the same transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from db import DatabaseError, Tracker, decide, queries
+
+
+@dataclass
+class Line:
+    """Base and two cycles on it, each mid-trained and recovered."""
+
+    tracker: Tracker
+    experiment: int
+    cycles: list[int]
+
+    @property
+    def latest(self) -> str:
+        """The name of the latest checkpoint."""
+        found = queries.latest(self.tracker.database, self.experiment)
+        return found.name if found else ""
+
+    def say(self, number: int, decision: str) -> tuple[str | None, str | None, tuple[int, ...]]:
+        """Decide about a cycle by number: where latest was, where it is, what went with it."""
+        found = decide(self.tracker.database, self.cycles[number - 1], decision, who="Ada", why="because")
+        return found.before, found.after, found.also
+
+
+@pytest.fixture
+def line(tracker: Tracker, experiment: int) -> Line:
+    last = tracker.add_checkpoint(experiment, "base", "base", path="base")
+    cycles = []
+    for number in (1, 2):
+        cycle = tracker.cycle(experiment, number)
+        cycles.append(cycle)
+        for kind in ("midtrained", "recovered"):
+            name = f"cycle-{number}/{kind}"
+            last = tracker.add_checkpoint(experiment, name, kind, path=name, parent_id=last, cycle_id=cycle)
+            tracker.set_latest(experiment, last)
+    return Line(tracker, experiment, cycles)
+
+
+def test_accepting_what_later_cycles_go_on_from_moves_nothing(line: Line) -> None:
+    assert line.say(1, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
+    assert line.say(2, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
+
+
+def test_a_rejected_cycle_is_left_and_can_be_taken_up_again(line: Line) -> None:
+    assert line.say(2, "rejected") == ("cycle-2/recovered", "cycle-1/recovered", ())
+    assert line.latest == "cycle-1/recovered"
+    assert line.say(2, "accepted") == ("cycle-1/recovered", "cycle-2/recovered", ())
+    assert line.latest == "cycle-2/recovered"
+    said = queries.decisions(line.tracker.database, line.cycles[1])
+    assert [(d.decision, d.who) for d in said] == [("accepted", "Ada"), ("rejected", "Ada")]
+
+
+def test_a_cycle_that_others_went_on_from_is_not_rejected_but_rolled_back_with_them(line: Line) -> None:
+    with pytest.raises(DatabaseError, match=r"cycle 2 went on from cycle 1: roll it back instead"):
+        line.say(1, "rejected")
+    assert queries.decisions(line.tracker.database, line.cycles[0]) == []
+    assert line.say(1, "rolled_back") == ("cycle-2/recovered", "base", (2,))
+    assert [c.decision for c in queries.cycles(line.tracker.database, line.experiment)] == ["rolled_back"] * 2
+    assert line.latest == "base"
+    (second,) = queries.decisions(line.tracker.database, line.cycles[1])
+    assert second.why == "went on from cycle 1, which was rolled back: because"
+
+
+def test_what_is_not_in_the_latest_cannot_be_rolled_back(line: Line) -> None:
+    line.say(2, "rolled_back")
+    with pytest.raises(DatabaseError, match=r"cycle 2 is not in the latest checkpoint"):
+        line.say(2, "rolled_back")
+    assert line.say(2, "rejected") == ("cycle-1/recovered", "cycle-1/recovered", ())  # a second thought, in words only
+
+
+def test_a_cycle_beside_the_latest_line_is_not_accepted_over_it(line: Line) -> None:
+    line.say(1, "rolled_back")
+    third = line.tracker.cycle(line.experiment, 3)
+    base = next(c for c in queries.checkpoints(line.tracker.database, line.experiment) if c.kind == "base")
+    made = line.tracker.add_checkpoint(
+        line.experiment, "cycle-3/midtrained", "midtrained", path="x", parent_id=base.id, cycle_id=third
+    )
+    line.tracker.set_latest(line.experiment, made)
+    with pytest.raises(DatabaseError, match=r"cycle-3/midtrained, which is the latest, does not go on from"):
+        line.say(1, "accepted")
+
+
+def test_nothing_is_deleted_and_a_refused_decision_leaves_no_trace(line: Line) -> None:
+    before = [(c.name, c.path) for c in queries.checkpoints(line.tracker.database, line.experiment)]
+    line.say(1, "rolled_back")
+    assert [(c.name, c.path) for c in queries.checkpoints(line.tracker.database, line.experiment)] == before
+    with pytest.raises(DatabaseError, match="there is no cycle"):
+        decide(line.tracker.database, 99, "accepted", who="Ada")
+    with pytest.raises(DatabaseError, match="not a decision"):
+        decide(line.tracker.database, line.cycles[0], "perhaps", who="Ada")
