@@ -9,27 +9,27 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from evals.forms import choice_probe, continuation_probe, probe_id, question_probe, title_probe
 from recovery.corpus import Corpus
-from recovery.corpus.asking import cloze, missing, title_of, wh_question
-from recovery.corpus.distractors import distractors
-from recovery.corpus.gaps import NUMBER_WORDS, Gap, Vocabulary, pick_gaps
+from recovery.corpus.asking import wh_question
+from recovery.corpus.gaps import Vocabulary, pick_gaps
+from recovery.corpus.passages import endings, openings
 from recovery.corpus.records import read_records
-from recovery.corpus.sentences import sentences, side
+from recovery.corpus.sentences import Sentence, sentences, side
+from recovery.corpus.text import share
 from recovery.errors import UsageError
 from recovery.types import Probe
+from recovery.workspace import write_atomically
 
 logger = logging.getLogger(__name__)
 
 PROBES_FILE = "probes.jsonl"
-CHOICES = 16
-FEWEST_CHOICES = 5
 FEWEST_PROBES = 100
-_DIGITS = dict(zip(NUMBER_WORDS, map(str, (*range(2, 13), 15, 20, 30, 40, 50)), strict=True))
+_SPECIAL = 20  # one in so many is a title, and as many are endings
 
 
 # --- files ---------------------------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def from_record(record: Any) -> Probe:
     if form == "choice" and (answers[0] not in choices or len(set(choices)) < 2):
         raise ValueError("choices must hold the first answer and at least one other")
     return Probe(
-        id=str(record.get("id") or _id(form, question, answers[0])),
+        id=str(record.get("id") or probe_id(form, question, answers[0])),
         form=form,
         question=question,
         answers=answers,
@@ -89,6 +89,7 @@ def from_record(record: Any) -> Probe:
         source=str(record.get("source") or ""),
         control=bool(record.get("control", False)),
         tags=_strings(record.get("tags"), "tags"),
+        passage=str(record.get("passage") or ""),
     )
 
 
@@ -100,12 +101,14 @@ def to_record(probe: Probe) -> dict[str, Any]:
     record.update({k: v for k, v in optional.items() if v})
     if probe.tags:
         record["tags"] = list(probe.tags)
+    if probe.passage:
+        record["passage"] = probe.passage
     return record
 
 
 def write_probes(path: Path, probes: Sequence[Probe]) -> None:
-    """Write probes as JSON Lines that load_probes reads back unchanged."""
-    Path(path).write_text("".join(_line(p) + "\n" for p in probes), encoding="utf-8")
+    """Write probes as JSON Lines that load_probes reads back unchanged; whole or not at all."""
+    write_atomically(Path(path), "".join(_line(p) + "\n" for p in probes))
 
 
 def probes_hash(probes: Sequence[Probe]) -> str:
@@ -127,30 +130,40 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
     return tuple(str(v) for v in value)
 
 
-def _id(form: str, question: str, answer: str) -> str:
-    digest = hashlib.sha256(f"{question}\x1f{answer}".encode("utf-8", "surrogatepass"))
-    return f"{form}-{digest.hexdigest()[:12]}"
-
-
 # --- making --------------------------------------------------------------------------------------------------
 
 
-def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0) -> list[Probe]:
+def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Sequence[Probe] = ()) -> list[Probe]:
     """Probes of both forms, about half each, made from the documents to be learnt; no model is needed.
 
-    Fewer than ``count`` where the text does not hold enough names, numbers and terms (see ``too_few``). Every
-    probe names its document in ``source`` and its kind of answer in ``tags``.
+    Nine in ten ask for a gap; the others are titles to be matched with their passages and sentences to be ended.
+    ``written`` are questions that a model wrote (evals.writing): they take the place of gaps. Fewer than ``count``
+    where the text does not hold enough names, numbers and terms (see ``too_few``). Every probe names its document in
+    ``source``, its kind of answer and its form in ``tags``, and keeps its ``passage``.
     """
-    everything = sentences(corpus.documents)
+    everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
-    mine = [s for s in everything if side(s) == "probe"]
-    gaps = pick_gaps(mine, vocabulary, count, seed)
-    choices = [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
+    mine = probe_side(everything)
+    gaps = pick_gaps(mine, vocabulary, 2 * count, seed)
+    titles = _titles(mine, vocabulary, count // _SPECIAL, seed)
+    ended = [continuation_probe(e) for e in endings(mine, vocabulary, count // _SPECIAL, seed)]
+    choices = titles + [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
     wanted = max(count // 2, count - len(choices))
     # A wh-question reads best and goes first; the order within each sort is the pick's.
-    asked = [question_probe(gap) for gap in sorted(gaps, key=lambda g: wh_question(g) is None)][:wanted]
+    turned = sorted(gaps, key=lambda g: wh_question(g) is None)
+    asked = [*ended, *written, *map(question_probe, turned)][:wanted]
     probes = {p.id: p for p in [*choices[: count - len(asked)], *asked]}
     return list(probes.values())
+
+
+def probe_side(everything: Sequence[Sentence]) -> list[Sentence]:
+    """The sentences that a probe may be made of; document questions are made of the others."""
+    return [s for s in everything if s.alone and side(s) == "probe"]
+
+
+def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:
+    found = sorted(openings(mine, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
+    return [p for s in found if (p := title_probe(s, found, seed))][:count]
 
 
 def too_few(probes: Sequence[Probe]) -> str | None:
@@ -162,47 +175,3 @@ def too_few(probes: Sequence[Probe]) -> str | None:
         f"only {len(probes)} probes could be made from these documents: scores will be coarse; "
         f"write {PROBES_FILE} beside them to ask what matters"
     )
-
-
-def choice_probe(gap: Gap, vocabulary: Vocabulary, seed: int) -> Probe | None:
-    """The document's text up to the gap, with the answer among distractors; None where too few can be found."""
-    wrong = distractors(vocabulary, gap, CHOICES - 1, seed)
-    choices = list(dict.fromkeys([gap.answer, *wrong]))
-    if len(choices) < FEWEST_CHOICES:
-        return None
-    random.Random(f"{seed}:{gap.key}").shuffle(choices)
-    question = f"{gap.sentence.lead}{gap.before}"
-    return Probe(
-        id=_id("choice", question, gap.answer),
-        form="choice",
-        question=question,
-        answers=(gap.answer,),
-        choices=tuple(choices),
-        source=gap.sentence.document,
-        tags=(gap.kind, "cloze"),
-    )
-
-
-def question_probe(gap: Gap) -> Probe:
-    """The same knowledge asked as chat."""
-    turned = wh_question(gap)
-    if turned:
-        question = f'According to "{title_of(gap)}", {turned} Answer as briefly as you can.'
-    else:
-        question = f'Fill the gap in this sentence from "{title_of(gap)}": "{cloze(gap)}" '
-        question += f"Answer with the missing {missing(gap)} only."
-    return Probe(
-        id=_id("question", question, gap.answer),
-        form="question",
-        question=question,
-        answers=(gap.answer, *_other_spellings(gap.answer)),
-        source=gap.sentence.document,
-        tags=(gap.kind, "wh" if turned else "cloze"),
-    )
-
-
-def _other_spellings(answer: str) -> tuple[str, ...]:
-    """The same number in another spelling: "24,000" and "24000", "two" and "2"."""
-    if "," in answer and answer.replace(",", "").isdigit():
-        return (answer.replace(",", ""),)
-    return (_DIGITS[answer],) if answer in _DIGITS else ()

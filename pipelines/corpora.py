@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from evals.leakage import about, leaked
 from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
-from recovery.corpus import Document, read_corpus
+from recovery.corpus import Corpus, Document, read_corpus
 from recovery.errors import CorpusError
 from recovery.prompts import load_prompts, write_prompts
 from recovery.questions import QUESTIONS_FILE, document_questions
@@ -46,10 +47,9 @@ def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> FrozenCor
     """
     corpus = read_corpus(folder, held_out=held_out, seed=seed)
     problems: list[str] = []
-    given = folder / PROBES_FILE
-    probes = load_probes(given, problems=problems) if given.is_file() else build_probes(corpus, seed=seed)
+    probes, lines = _probes(folder, corpus, seed, problems)
     questions = document_questions(folder, corpus, exclude=probes, seed=seed, problems=problems)
-    lines = [*corpus.report.lines(), *problems, _origin("probes", len(probes), given)]
+    lines = [*corpus.report.lines(), *problems, *lines]
     lines.append(_origin("questions for the knowledge teacher", len(questions), folder / QUESTIONS_FILE))
     remark = too_few(probes)
     return FrozenCorpus(
@@ -63,6 +63,27 @@ def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> FrozenCor
         tuple(probes),
         tuple(questions),
     )
+
+
+def _probes(folder: Path, corpus: Corpus, seed: int, problems: list[str]) -> tuple[list[Probe], list[str]]:
+    """The folder's own probes, else those that are made, and what there is to say about them.
+
+    What the documents ask and answer themselves is no measure once they were trained on, and what is held out is
+    never learnt: made probes of the first sort are left out, as is what any probe asks of held-out text.
+    """
+    given = folder / PROBES_FILE
+    own = given.is_file()
+    probes = load_probes(given, problems=problems) if own else build_probes(corpus, seed=seed)
+    told = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
+    hidden = {p.id for p in about(probes, corpus.held_out)}
+    kept = [p for p in probes if p.id not in hidden and (own or p.id not in told)]
+    lines = [_origin("probes", len(kept), given)]
+    if told:
+        what = "check them" if own else "left out"
+        lines.append(f"{len(told)} probes stand in the documents, question and answer: {what}")
+    if hidden:
+        lines.append(f"left out {len(hidden)} probes about text that is held out")
+    return kept, lines
 
 
 def freeze(workspace: Workspace, corpus: FrozenCorpus) -> None:

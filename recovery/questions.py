@@ -83,9 +83,9 @@ def _content(text: str) -> frozenset[str]:
 
 
 def _made(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list[Prompt]:
-    everything = sentences(corpus.documents)
+    everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
-    mine = [s for s in everything if side(s) == "question"]
+    mine = [s for s in everything if s.alone and side(s) == "question"]
     prompts: dict[str, Prompt] = {}
     for gap in pick_gaps(mine, vocabulary, count, seed):
         text = _ask(gap, random.Random(f"{seed}:{gap.key}"))

@@ -56,7 +56,8 @@ class Probe:
     form "question": asked as chat; any string of ``answers`` is right (reachable knowledge).
     form "choice": ``question`` is text in the document's own form up to a gap; ``choices`` are candidate
     continuations, one of which is ``answers[0]`` (stored knowledge, by log-likelihood).
-    ``control`` marks entities that no corpus teaches: their score must stay at chance.
+    ``control`` marks entities that no corpus teaches: their score must stay at chance. ``passage`` is the text that
+    the answer can be checked against.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Probe:
     source: str = ""
     control: bool = False
     tags: tuple[str, ...] = ()
+    passage: str = ""
 
 
 @dataclass(frozen=True)

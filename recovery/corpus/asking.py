@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from recovery.corpus.gaps import Gap
-from recovery.corpus.sentences import plain_text
+from recovery.corpus.sentences import Sentence, plain_text
 from recovery.corpus.text import words
 
 BLANK = "____"
@@ -13,7 +13,10 @@ _MARK = "\u241f"  # underscores could pass for emphasis while markup is taken of
 _SORT = {"number": "number", "name": "name", "term": "word"}
 _BE = r"(is|are|was|were)"
 _SUBJECT = r"([A-Z][\w-]*(?: [\w'’-]+){0,7}?)"
-_PRONOUNS = words("it they he she we you i this that these those there here what which who")
+_NO_SUBJECT = words(
+    "it they he she we you i this that these those there here what which who in on at by for from with to of as after "
+    "before since until under"
+)
 _DETERMINERS = words("the a an its this each every our your their his her my most all both")
 _CLAUSES = words("if when that which who because while then there is are was were be has have had can will must")
 _IRREGULAR = words("built made held kept sent set written run led known given sold bought found taught")
@@ -33,8 +36,13 @@ def missing(gap: Gap) -> str:
 
 
 def title_of(gap: Gap) -> str:
-    """Where the sentence stands: the title, and the heading where that says more."""
-    title, heading = (t.replace('"', "") for t in (gap.sentence.title, gap.sentence.heading))
+    """Where the sentence of a gap stands."""
+    return place_of(gap.sentence)
+
+
+def place_of(sentence: Sentence) -> str:
+    """Where a sentence stands: the title, and the heading where that says more."""
+    title, heading = (t.replace('"', "") for t in (sentence.title, sentence.heading))
     if heading and heading.casefold() not in title.casefold() and title.casefold() not in heading.casefold():
         return f"{title}, {heading}"
     return title
@@ -62,10 +70,10 @@ def wh_question(gap: Gap) -> str | None:
 
 
 def _subject(text: str) -> str | None:
-    """A subject that stands on its own, its article in lower case; None for pronouns and clauses."""
+    """A subject that stands on its own, its article in lower case; None for pronouns, phrases and clauses."""
     parts = text.split()
     first = parts[0].lower()
-    if first in _PRONOUNS or (first in _DETERMINERS and len(parts) < 2):
+    if first in _NO_SUBJECT or (first in _DETERMINERS and len(parts) < 2):
         return None
     if set(text.lower().split()) & _CLAUSES:
         return None

@@ -10,10 +10,12 @@ import math
 import random
 import re
 
-from recovery.corpus.gaps import CLASSES, Gap, Vocabulary, last_word, same_root
+from recovery.corpus.gaps import CLASSES, Gap, Vocabulary, same_root
 from recovery.corpus.text import normalise
+from recovery.corpus.usage import frame
 
 _NEAREST = 200
+_SOME = 0.3
 _SUFFIXES = ("ing", "ed", "ion", "ment", "ness", "ity", "able", "ible", "ive", "al", "ous", "ful", "er", "or", "s")
 
 
@@ -51,20 +53,49 @@ def _fits(vocabulary: Vocabulary, word: str, gap: Gap, near: str) -> bool:
         return False
     if normalise(word) in near or any(same_root(a, word.lower()) for a in gap.answer.lower().split()):
         return False
+    if gap.kind == "term" and not _same_part(vocabulary, word, gap):
+        return False
     article = gap.kind != "number" and re.search(r"\b[Aa]n?\s+[\W_]*$", gap.before)
     return not article or (word[0].lower() in "aeiou") == (gap.answer[0].lower() in "aeiou")
 
 
+def _same_part(vocabulary: Vocabulary, word: str, gap: Gap) -> bool:
+    """Whether a word can be the part of speech that is missing: number, and noun or adjective."""
+    if _plural(word) != _plural(gap.answer):
+        return False
+    modifies = vocabulary.usage.modifies(word)
+    if frame(gap.before, gap.after)[0] == "<be":  # "the number is ...": no noun goes here
+        return modifies >= _SOME or vocabulary.usage.can_follow(word, gap.before)
+    return modifies >= _SOME if frame(gap.before, gap.after)[1] == ">*" else modifies <= 1 - _SOME
+
+
+def _plural(word: str) -> bool:
+    return word.endswith("s") and not word.endswith(("ss", "us", "is", "as", "os"))
+
+
 def _distance(vocabulary: Vocabulary, word: str, gap: Gap) -> float:
-    """How unlike the answer a candidate is: frequency on a log scale, length, and what marks its sort."""
-    counts, answer = vocabulary.counts(gap.kind), gap.answer
+    """How unlike the answer a candidate is: frequency on a log scale, length, use, and what marks its sort."""
+    counts, usage, answer = vocabulary.counts(gap.kind), vocabulary.usage, gap.answer
     distance = abs(math.log2((counts[word] + 1) / (counts[answer] + 1))) + abs(len(word) - len(answer)) / 3
+    if gap.kind == "number":
+        return distance
+    distance += 4 * (1 - usage.alike(word, answer)) + usage.unseen(word, gap.before, gap.after)
     if gap.kind == "name":
-        distance += 2 * abs(word.count(" ") - answer.count(" "))
-        distance -= 2 * (last_word(gap.before) in vocabulary.led_by.get(word, ()))
-    if gap.kind == "term":
-        distance += 2 * (_ending(word) != _ending(answer))
-    return distance
+        distance += 2 * abs(word.count(" ") - answer.count(" ")) + 3 * (_look(word) != _look(answer))
+        return distance - 2 * (_tail(word) == _tail(answer))
+    return distance + 2 * (_ending(word) != _ending(answer))
+
+
+def _look(name: str) -> tuple[bool, ...]:
+    """How a name is written: in capitals, begun by two, with one inside, with a hyphen, with a digit."""
+    inner = any(c.isupper() for part in name.split() for c in part[1:])
+    return name.isupper(), name[:2].isupper(), inner, "-" in name, any(c.isdigit() for c in name)
+
+
+def _tail(name: str) -> str:
+    """The last part of a compound name, "Error" of "TypeError"; of any other name nothing that another has."""
+    parts = re.findall(r"[A-Z][a-z]+", name)
+    return parts[-1] if len(parts) > 1 else name
 
 
 def _ending(word: str) -> str:

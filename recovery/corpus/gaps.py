@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from recovery.corpus.sentences import Sentence, plain_text
 from recovery.corpus.text import normalise, share, words
+from recovery.corpus.usage import Usage
 
 KINDS = ("number", "name", "term")
 NUMBER_WORDS = tuple(
@@ -19,12 +20,22 @@ CLASSES = (  # small closed sets: a wrong answer to one of them is another of th
     tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(" ")),
     NUMBER_WORDS,
 )
+_WORD = re.compile(r"[^\W_]+")
 _WORD_NUMBER = re.compile(rf"(?<![\w-])(?:{'|'.join(NUMBER_WORDS)})(?![\w-])")
 _NUMBER = re.compile(r"(?<![\w.,:/#+-])(?:\d{1,3}(?:,\d{3})+|\d{2,}|\d+\.\d+)(?![\w:/-]|[.,]\d)")
-_NAME = re.compile(r"(?<![\w.'-])[A-Z][\w-]*\w(?: [A-Z](?:[\w-]*\w)?){0,3}(?![\w'’]|\.\w)")
+_NAME = re.compile(r"(?<![\w.'-])[A-Z][\w-]*\w(?: [A-Z](?:[\w-]*\w)?){0,3}(?![\w'’]|\.\w| [A-Z])")
 _TERM = re.compile(r"(?<![\w.'’/@-])[a-z]{5,}(?:-[a-z]+)?(?![\w'’/-]|\.\w)")
 _NOUN_SIGN = re.compile(r"\b(?:[Tt]he|[Aa]n?|[Tt]his|[Ee]ach|[Ee]very|[Nn]o|any|some|its|their|of) ([a-z][a-z-]+)")
+_AFTER_A_NAME = re.compile(r"[A-Z][\w'’-]*\s+$")  # the rest of a long name is no name
+_IN_EXAMPLES = re.compile(r"(?:\be\.g\.|\bsuch as\b|\b[Ff]or (?:example|instance)\b)[^.;)]*$")  # one of many
+# What follows one of these is a verb, or stands for something said before: no term to ask for.
+_NO_TERM_AFTER = words(
+    "to this these such it they he she we you i who which that can could may might must will would shall should do "
+    "does did not"
+)
 _NOUN_SHARE = 0.3
+_EVERYWHERE = 0.03
+_SELDOM = 20
 _LEAST_BEFORE = 3
 
 # Words of any English text: asking for one of them tests the language, not the document.
@@ -48,7 +59,7 @@ _COMMON = words(
     equivalent explicitly implicitly itself left mainly normal normally note occur occurs original permitted
     present previous previously provide provided provides purpose refer referred refers related respective
     respectively result results section sections similarly special specific specified subject typically types
-    value values works written
+    value values works written description descriptions detail details information effect effects
     """
 )
 
@@ -78,10 +89,11 @@ class Vocabulary:
         self.names: Counter[str] = Counter()
         self.numbers: Counter[str] = Counter()
         self.as_noun: Counter[str] = Counter()
-        self.led_by: dict[str, set[str]] = {}
+        self.usage = Usage()
         self._order: dict[str, list[tuple[int, int, str]]] = {}
         for sentence in sentences:
             self._read(sentence.plain)
+        self._everywhere = max(_SELDOM, _EVERYWHERE * len(sentences))
         self._common = self._most_common()
         self.terms = Counter({w: n for w, n in self.lower.items() if self._is_term(w, n)})
 
@@ -93,7 +105,9 @@ class Vocabulary:
         for match in _NAME.finditer(text):
             if not _opens(text[: match.start()]):
                 self.names[match[0]] += 1
-                self.led_by.setdefault(match[0], set()).add(last_word(text[: match.start()]))
+                self.usage.add(match[0], text[: match.start()], text[match.end() :])
+        for match in _TERM.finditer(text):
+            self.usage.add(match[0], text[: match.start()], text[match.end() :])
 
     def _most_common(self) -> frozenset[str]:
         """The words that make up the first half of all running text."""
@@ -139,18 +153,27 @@ class Vocabulary:
         found = [
             *self._matches(sentence, "number", _NUMBER),
             *self._matches(sentence, "number", _WORD_NUMBER),
-            *(g for g in self._matches(sentence, "name", _NAME) if self.is_name(g.answer) and not _opens(g.before)),
-            *(g for g in self._matches(sentence, "term", _TERM) if g.answer in self.terms),
+            *(g for g in self._matches(sentence, "name", _NAME) if self._asked_for(g)),
+            *(g for g in self._matches(sentence, "term", _TERM) if g.answer in self.terms and not _no_term(g)),
         ]
         return sorted(found, key=lambda g: (_rank(g), self.counts(g.kind)[g.answer], -len(g.before)))
 
+    def _asked_for(self, gap: Gap) -> bool:
+        """Whether a capitalised word is a whole name, and one that does not stand everywhere."""
+        # Of "Building 7" the number tells more; of "March 2016" both tell something.
+        numbered = re.match(r"\s\d", gap.after) and not any(gap.answer in members for members in CLASSES)
+        if _opens(gap.before) or _AFTER_A_NAME.search(gap.before) or numbered:
+            return False
+        return self.is_name(gap.answer) and self.names[gap.answer] <= self._everywhere
+
     def _matches(self, sentence: Sentence, kind: str, pattern: re.Pattern[str]) -> Iterable[Gap]:
-        lead = normalise(f"{sentence.title} {sentence.heading}").split()
+        lead = f"{sentence.title} {sentence.heading}"
         for match in pattern.finditer(sentence.raw):
             gap = Gap(sentence, kind, match[0], sentence.raw[: match.start()], sentence.raw[match.end() :])
-            rest = normalise(plain_text(gap.before) + " " + plain_text(gap.after)).split()
-            told = any(same_root(word, other) for word in normalise(match[0]).split() for other in rest + lead)
-            if len(plain_text(gap.before).split()) >= _LEAST_BEFORE and not told and _balanced(gap.before):
+            rest = _WORD.findall(normalise(f"{lead} {plain_text(gap.before)} {plain_text(gap.after)}"))
+            told = any(same_root(word, other) for word in _WORD.findall(normalise(match[0])) for other in rest)
+            asked = not told and _balanced(gap.before) and not _IN_EXAMPLES.search(gap.before)
+            if asked and len(plain_text(gap.before).split()) >= _LEAST_BEFORE:
                 yield gap
 
 
@@ -159,10 +182,13 @@ def _opens(before: str) -> bool:
     return not before.strip(" \n\"'(*_`") or bool(re.search(r"[.!?:][\"')*_`]*\s+[\"'(*_`]*$", before))
 
 
-def last_word(text: str) -> str:
-    """The last word of ``text`` in lower case: what stands before a gap hints at the sort of its answer."""
-    found = re.findall(r"\w+", text)
-    return found[-1].lower() if found else ""
+def _no_term(gap: Gap) -> bool:
+    """Whether what comes next is a verb, a second half, or stands for something said before."""
+    before = gap.before
+    found = re.findall(r"\w+", before[-40:])
+    if before.rstrip().endswith("-") or not found or re.match(r"\s+(?:the|an?|its|their)\s", gap.after):
+        return True
+    return found[-1].lower() in _NO_TERM_AFTER or found[-1].endswith("ly")
 
 
 def same_root(a: str, b: str) -> bool:
@@ -194,7 +220,7 @@ def pick_gaps(
             turn.append(gap)
     picked: list[Gap] = []
     used: Counter[str] = Counter()
-    limit = max(2, count // 50)
+    limit = max(4, count // 200)
     for gap in (g for turn in rounds for g in sorted(turn, key=_rank)):
         if len(picked) == count:
             break

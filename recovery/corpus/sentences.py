@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recovery.corpus.documents import Document
+from recovery.corpus.standalone import leans, running, usable
 from recovery.corpus.text import normalise, paragraphs, share, words
 
 _ABBREVIATIONS = words(
@@ -14,18 +15,17 @@ _ABBREVIATIONS = words(
     "approx dept est gen gov lt col sgt capt rev hon jan feb mar apr jun jul aug sep sept oct nov dec u.s u.k a.m p.m"
 )
 _BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]*_`]*(\s+)(?=[\"'(\[*_`]*[A-Z0-9])")
-_PRONOUN = re.compile(
-    r"[\"'(]*(?:It|They|He|She|This|That|These|Those|Its|Their|His|Her|Such|Both|Here|There|Then|Also|But|And|So|"
-    r"However|Otherwise|Instead|Thus|Therefore|Hence|Similarly|Note|Accordingly)\b"
-)
 _OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
+_PROSE = re.compile(r"[.!?:;,]\s*$|[a-z]\. [A-Z]|^\s*(?:[-*+•>|#]|\d+[.)])\s")  # no name of an entry
+_LONGEST_ENTRY, _LONGEST_NAME = 10, 60  # words, characters
 _MARKUP = (
     (re.compile(r"!\[([^\]]*)\]\([^)]*\)"), r"\1"),  # image
     (re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"),  # link
     (re.compile(r":[\w:+.-]+:`~?([^`<]+?)(?:\s*<[^`>]*>)?`"), r"\1"),  # reStructuredText role
     (re.compile(r"`([^`<]+?)\s*<[^`>]*>`__?"), r"\1"),  # reStructuredText link
     (re.compile(r"``?([^`]+)``?"), r"\1"),
-    (re.compile(r"(?<![\w*])(\*{1,3}|_{1,3})(?=\S)(.+?)(?<=\S)\1(?![\w*])"), r"\2"),
+    (re.compile(r"(?<![\w*.\"'“])(\*{1,3}|_(?!_))(?=\S)(.+?)(?<=\S)\1(?![\w*])"), r"\2"),
+    (re.compile(r"(?<![\w.\"'“])(_{2,3})(?!\w+\1)(?=\S)(.+?)(?<=\S)\1(?!\w)"), r"\2"),  # __name__ is a name
     (re.compile(r"</?[a-zA-Z][^<>]*>"), ""),
     (re.compile(r"\[(?:\^[\w-]+|\d+|#)\]_?"), ""),  # footnote mark
 )
@@ -33,10 +33,11 @@ _MARKUP = (
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, with the one before it where it begins with a pronoun.
+    """A sentence, with the one before it where it leans on that.
 
     ``raw`` is verbatim, with markup and line ends, ``plain`` without; ``heading`` stands above it, and ``lead``
-    is the verbatim text that a reader of the document would have seen of title and heading.
+    is the verbatim text that a reader of the document would have seen of title and heading. ``alone`` says that it can
+    be understood by itself.
     """
 
     document: str
@@ -45,6 +46,7 @@ class Sentence:
     lead: str
     raw: str
     plain: str
+    alone: bool = True
 
     @property
     def key(self) -> str:
@@ -64,11 +66,12 @@ def plain_text(raw: str) -> str:
     """``raw`` on one line without inline markup."""
     for pattern, replacement in _MARKUP:
         raw = pattern.sub(replacement, raw)
+    raw = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", raw)  # a compound broken at the end of a line
     return re.sub(r"\s+", " ", raw).strip()
 
 
-def sentences(documents: Sequence[Document], *, characters: int = 5_000_000) -> list[Sentence]:
-    """The usable sentences of the documents, each wording once, in their order.
+def sentences(documents: Sequence[Document], *, characters: int = 5_000_000, alone: bool = True) -> list[Sentence]:
+    """The sentences of the documents, each wording once, in their order: those that stand alone, or all.
 
     Of more than ``characters`` characters a sample of whole documents, chosen by their wording, is read: it holds
     far more sentences than anybody asks about.
@@ -76,7 +79,8 @@ def sentences(documents: Sequence[Document], *, characters: int = 5_000_000) -> 
     found: dict[str, Sentence] = {}
     for document in _sample(documents, characters):
         for sentence in _of(document):
-            found.setdefault(sentence.key, sentence)
+            if sentence.alone or not alone:
+                found.setdefault(sentence.key, sentence)
     return list(found.values())
 
 
@@ -93,22 +97,81 @@ def _sample(documents: Sequence[Document], characters: int) -> Sequence[Document
 
 
 def _of(document: Document) -> Iterator[Sentence]:
-    heading, top, above = "", "", ""
+    place = _Place(document.title)
+    blocks = paragraphs(document.text)
     in_fence = False
-    for block in paragraphs(document.text):
+    for block, following in zip(blocks, [*blocks[1:], ""], strict=True):
         fences = len(re.findall(r"^\s*(?:```|~~~)", block, flags=re.MULTILINE))
         if fences or in_fence:
             in_fence ^= bool(fences % 2)
             continue
+        for part in _items(place.enter(block, following)):
+            for raw in (_verbatim(joined, part) for joined in glued(split_sentences(part))):
+                if running(plain := plain_text(raw)):
+                    stands = (document.id, document.title, place.name, place.lead)
+                    yield Sentence(*stands, raw, plain, usable(plain))
+
+
+@dataclass
+class _Place:
+    """Where in a document the reading is: what stands above the next sentence."""
+
+    title: str
+    heading: str = ""
+    top: str = ""
+    above: str = ""
+    entry: str = ""
+    depth: int = 0
+
+    @property
+    def name(self) -> str:
+        """The nearest heading or entry on one line, a long signature without its arguments."""
+        if not self.entry:
+            return self.heading
+        name = plain_text(self.entry.split("\n")[0])
+        return name if len(name) <= _LONGEST_NAME else name.split("(")[0]
+
+    @property
+    def lead(self) -> str:
+        """Title, heading and entry as they stand in the document."""
+        parts = dict.fromkeys((self.top or self.title, self.above, self.entry))
+        return "".join(f"{part}\n\n" for part in parts if part)
+
+    def enter(self, block: str, following: str) -> str:
+        """Take in the headings of a block; what is left of it is text."""
         title, body = _split_heading(block)
         if title is not None:
-            heading, above = title, block[: len(block) - len(body)].strip("\n")
-            top = top or above
-        lead = "".join(f"{part}\n\n" for part in dict.fromkeys((top or document.title, above)) if part)
-        for part in _items(body):
-            for raw in glued(split_sentences(part)):
-                if usable(plain := plain_text(raw)):
-                    yield Sentence(document.id, document.title, heading, lead, raw, plain)
+            self.heading, self.above, self.entry = title, block[: len(block) - len(body)].strip("\n"), ""
+            self.top = self.top or self.above
+        if _indent(body) <= self.depth:
+            self.entry = ""
+        entry, text = _split_entry(body, following)
+        if entry:
+            self.entry, self.depth = entry, _indent(entry)
+        return text
+
+
+def _verbatim(joined: str, text: str) -> str:
+    """Joined sentences as they stand in the text, with its own white space between them."""
+    if joined in text:
+        return joined
+    found = re.search(r"\s+".join(map(re.escape, joined.split())), text)
+    return found[0] if found else joined
+
+
+def _indent(block: str) -> int:
+    return len(block) - len(block.lstrip(" "))
+
+
+def _split_entry(block: str, following: str) -> tuple[str, str]:
+    """An entry of a reference (a name or signature over an indented text), and its text in the same block."""
+    lines = block.split("\n")
+    deeper = [n for n, line in enumerate(lines) if _indent(line) > _indent(lines[0])]
+    head, body = (lines[: deeper[0]], lines[deeper[0] :]) if deeper else (lines, [])
+    indented = len(deeper) == len(body) and _indent(body[0] if body else following) > _indent(block)
+    if not indented or any(_PROSE.search(line) or len(line.split()) > _LONGEST_ENTRY for line in head):
+        return "", block
+    return "\n".join(head), "\n".join(body).strip()
 
 
 def _split_heading(block: str) -> tuple[str | None, str]:
@@ -146,21 +209,11 @@ def split_sentences(text: str) -> list[str]:
 
 
 def glued(parts: list[str]) -> list[str]:
-    """Sentences that begin with a pronoun joined to the one before, which says what they are about."""
+    """Sentences that lean on the one before joined to it: it says what they are about."""
     whole: list[str] = []
     for part in parts:
-        if whole and _PRONOUN.match(plain_text(part)):
+        if whole and leans(plain_text(part)):
             whole[-1] = f"{whole[-1]} {part}"
         else:
             whole.append(part)
     return whole
-
-
-def usable(plain: str) -> bool:
-    """A whole sentence of running text, neither a fragment nor code."""
-    if _PRONOUN.match(plain):
-        return False
-    if not 6 <= len(plain.split()) <= 45 or plain[-1] not in ".!\"')" or not re.match(r"[\"'(]?[A-Z0-9]", plain):
-        return False
-    letters = sum(c.isalpha() or c.isspace() for c in plain)
-    return letters / len(plain) > 0.78 and not re.search(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::", plain)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from evals.probes import write_probes
 from pipelines.corpora import freeze, gather, thaw, thaw_all
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
@@ -35,6 +37,32 @@ def test_files_beside_the_documents_take_the_place_of_what_would_be_made(corpus:
     assert [q.text for q in frozen.questions] == ["Name the keeper of ferry 7."]
     assert frozen.questions[0].kind == "knowledge"
     assert any("probes.jsonl" in line for line in frozen.lines)
+
+
+def test_a_probe_that_the_documents_answer_themselves_is_told(corpus: Path) -> None:
+    (corpus / "faq.md").write_text("# FAQ\n\nWho keeps the big ferry of Cork? Anna Berg keeps it on every day.\n")
+    lines = [
+        {"question": "Who keeps the big ferry of Cork?", "answers": ["Anna Berg"]},
+        {"question": "Who paints the big ferry of Cork?", "answers": ["Otto Finch"]},
+    ]
+    (corpus / "probes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    frozen = gather(corpus, 1, held_out=0.0, seed=0)
+    assert len(frozen.probes) == 2
+    assert "1 probes stand in the documents, question and answer: check them" in frozen.lines
+
+
+def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: Callable[[str], Path]) -> None:
+    folder = make_corpus("Orchid")
+    for number in range(30):
+        text = f"The Orchid pier number {number} was built by Lena Hall and holds {300 + number} lamps of brass."
+        (folder / f"pier-{number}.md").write_text(f"# Pier {number}\n\n{text}\n")
+    everything = gather(folder, 1, held_out=0.0, seed=0)
+    write_probes(folder / "probes.jsonl", everything.probes)
+    frozen = gather(folder, 1, held_out=0.3, seed=5)
+    hidden = {d.id for d in frozen.held_out}
+    assert hidden & {p.source for p in everything.probes}
+    assert frozen.probes and not hidden & {p.source for p in frozen.probes}
+    assert any("about text that is held out" in line for line in frozen.lines)
 
 
 def test_probes_changed_after_the_cycle_began_are_refused(corpus: Path, tmp_path: Path) -> None:
