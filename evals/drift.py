@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from scipy.spatial.distance import pdist
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from evals.asking import generate
+from evals.knowledge import LONGEST_WINDOW, document_prefix, start_token, text_windows
 from evals.likelihood import LOGITS_AT_ONCE
 from evals.statistics import score_of
 from recovery.batches import Batch, Row, micro_batches
@@ -74,6 +75,7 @@ def rollouts(
     samples: int = 1,
     seed: int,
     window: int | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Rollout]:
     """``samples`` responses to each prompt at temperature 1, the samples of one prompt side by side.
 
@@ -81,7 +83,7 @@ def rollouts(
     may draw the same random numbers for both, which makes their rollouts more alike than independent ones.
     """
     asked = [chat.prompt_ids(prompt.messages) for prompt in prompts for _ in range(samples)]
-    said = generate(engine, asked, Sampling(max_new_tokens, seed=seed), window=window)
+    said = generate(engine, asked, Sampling(max_new_tokens, seed=seed), window=window, progress=progress)
     return [
         Rollout(tuple(ids), tuple(completion.ids), chat.text(completion.ids))
         for ids, completion in zip(asked, said, strict=True)
@@ -307,18 +309,42 @@ def forward_kl(base: Loaded, other: Loaded, said: Sequence[Rollout], *, token_bu
     Both output heads are held in float32 while it runs: logits rounded to bfloat16 would by themselves make a KL of
     some 1e-4. Vocabularies padded to different sizes are compared over the entries both have.
     """
-    if base.device != other.device:
-        raise UsageError(f"the models are on {base.device} and {other.device}: load both on one device")
-    check_same_tokens(other.tokenizer, base.tokenizer, student_name=other.path, teacher_name=base.path)
     number = {prompt: str(index) for index, prompt in enumerate(_by_prompt(said))}
     rows = [
         Row([*r.prompt_ids, *r.response_ids], [False] * len(r.prompt_ids) + [True] * len(r.response_ids)) for r in said
     ]
+    return _forward_kl(base, other, rows, [number[r.prompt_ids] for r in said], token_budget)
+
+
+def text_kl(base: Loaded, other: Loaded, texts: Sequence[str], *, token_budget: int = 8192) -> Score:
+    """KL(base ‖ other) in nats per token, over the whole vocabulary, at every token of ``texts``.
+
+    As :func:`forward_kl`, both models reading the same text; documents are read in windows, as for their bits per byte
+    (:func:`evals.knowledge.bits_per_byte`). The standard error is clustered by text.
+    """
+    size = min(LONGEST_WINDOW, base.max_length, other.max_length)
+    prefix = document_prefix(base) or [start_token(base)]
+    rows: list[Row] = []
+    groups: list[str] = []
+    for index, text in enumerate(texts):
+        for context, continuation in text_windows(prefix, base.chat.encode(text), size):
+            rows.append(Row([*context, *continuation], [False] * len(context) + [True] * len(continuation)))
+            groups.append(str(index))
+    if not rows:
+        raise RecoveryError("there is no text to compare the models on: give one that is not empty")
+    return _forward_kl(base, other, rows, groups, token_budget)
+
+
+def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequence[str], token_budget: int) -> Score:
+    """KL(base ‖ other) at the tokens of ``rows`` that are marked, clustered by ``groups``, one a row."""
+    if base.device != other.device:
+        raise UsageError(f"the models are on {base.device} and {other.device}: load both on one device")
+    check_same_tokens(other.tokenizer, base.tokenizer, student_name=other.path, teacher_name=base.path)
     vocabulary = min(base.head.vocabulary, other.head.vocabulary)
     heads = _float_head(base, vocabulary), _float_head(other, vocabulary)
     step = max(1, LOGITS_AT_ONCE // vocabulary)
     values: list[float] = []
-    groups: list[str] = []
+    clusters: list[str] = []
     with base.inference(), other.inference():
         for batch, order in _batches(base, rows, token_budget):
             base_ND, other_ND = (batch.gather(model.hidden(batch)).float() for model in (base, other))
@@ -326,8 +352,8 @@ def forward_kl(base: Loaded, other: Loaded, said: Sequence[Rollout], *, token_bu
                 base_NV = heads[0].logits(base_ND[start : start + step])
                 other_NV = heads[1].logits(other_ND[start : start + step])
                 values += divergence("forward_kl", other_NV, base_NV)[0].tolist()
-            groups += [number[said[order[row]].prompt_ids] for row in batch.rows_N.tolist()]
-    return score_of(values, groups)
+            clusters += [groups[order[row]] for row in batch.rows_N.tolist()]
+    return score_of(values, clusters)
 
 
 def _batches(loaded: Loaded, rows: Sequence[Row], token_budget: int) -> Iterator[tuple[Batch, list[int]]]:

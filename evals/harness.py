@@ -7,30 +7,23 @@ request go to the rollout engine and the scorer that training uses, on the weigh
 from __future__ import annotations
 
 import io
-import logging
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import datasets
-import lm_eval.tasks
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
-from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from evals.asking import generate
 from evals.likelihood import likelihoods
-from recovery.errors import UsageError
+from evals.tasks import quiet
 from recovery.loading import Loaded
 from recovery.rollouts import Engine, Sampling
 from recovery.types import Message
 
-TaskSpec = str | Path | Mapping[str, Any]
 Progress = Callable[[int], None]
 
 
@@ -195,30 +188,17 @@ class EngineLM(TemplateLM):
 
 
 def run_lm_eval(
-    lm: EngineLM,
-    tasks: Sequence[TaskSpec],
-    *,
-    include_path: str | Path | None = None,
-    limit: int | None = None,
-    chat: bool | None = None,
+    lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None, chat: bool | None = None
 ) -> dict[str, Any]:
-    """lm-eval's own evaluation loop on task names, YAML files or whole configurations: {"results", "samples"} by task.
+    """lm-eval's own evaluation loop on loaded tasks (:func:`~evals.tasks.load_tasks`): {"results", "samples"} by task.
 
     ``chat`` puts requests through the chat template; None does so for tasks that generate, and leaves those that
     score given continuations as plain text, which is how each is usually reported.
-    Raises UsageError for a task that is not known or cannot be loaded.
     """
-    specs = [str(task) if isinstance(task, str | Path) else dict(task) for task in tasks]
-    manager = _manager([spec for spec in specs if isinstance(spec, str)], include_path)
-    with _quiet():
-        try:
-            loaded_tasks = manager.load(specs)
-        except (KeyError, ValueError, TypeError, OSError) as error:
-            said = (str(error).strip("'\" \n") or type(error).__name__).splitlines()[0][:200]
-            raise UsageError(f"cannot load the lm-eval tasks {', '.join(map(_name, specs))}: {said}") from error
-        merged: dict[str, Any] = {"results": {}, "samples": {}}
+    merged: dict[str, Any] = {"results": {}, "samples": {}}
+    with quiet():
         for templated in (True, False):
-            chosen = {name: task for name, task in loaded_tasks["tasks"].items() if _in_chat(task, chat) is templated}
+            chosen = {name: task for name, task in tasks.items() if _in_chat(task, chat) is templated}
             if chosen:
                 part = _evaluate(lm, chosen, limit, templated)
                 for kept in merged:
@@ -240,42 +220,6 @@ def _evaluate(lm: EngineLM, tasks: Mapping[str, Any], limit: int | None, chat: b
     return results
 
 
-def _manager(names: Sequence[str], include_path: str | Path | None) -> TaskManager:
-    """A task manager that knows ``names``.
-
-    To parse all of lm-eval's thousands of task files takes it many seconds, so only the folders of the tasks named
-    are read; where that does not find a name (one that a list of tags defines), everything is.
-    """
-    given = [] if include_path is None else [Path(include_path)]
-    manager = TaskManager(include_path=given, include_defaults=False)
-    missing = [name for name in names if name not in manager.task_index and not Path(name).is_file()]
-    for name in missing:
-        if name.endswith((".yaml", ".yml")) or "/" in name:
-            raise UsageError(f"there is no lm-eval task file {name}: give a YAML file or the name of a task")
-    if missing:
-        folders = sorted({folder for name in missing if (folder := _packaged_folder(name)) is not None})
-        manager = TaskManager(include_path=[*folders, *given], include_defaults=False)
-        if any(name not in manager.task_index for name in missing):
-            manager = TaskManager(include_path=given, include_defaults=True)
-    return manager
-
-
-def _packaged_folder(name: str) -> Path | None:
-    """Which of lm-eval's own task folders defines ``name``, by a search of the text alone."""
-    line = re.compile(rf"""^(?:task|group|tag):\s*["']?{re.escape(name)}["']?\s*$""", re.MULTILINE)
-    root = Path(lm_eval.tasks.__file__).parent
-    folders = [folder for folder in sorted(root.iterdir()) if folder.is_dir()]
-    folders.sort(key=lambda folder: not name.startswith(folder.name))  # gsm8k is most likely in gsm8k/
-    for folder in folders:
-        if any(line.search(path.read_text(encoding="utf-8")) for path in folder.rglob("*.yaml")):
-            return folder
-    return None
-
-
-def _name(spec: str | Mapping[str, Any]) -> str:
-    return spec if isinstance(spec, str) else str(spec.get("task", "of an unnamed configuration"))
-
-
 def _without_bar(build: Callable[..., None]) -> Callable[..., None]:
     """Building requests draws a bar that cannot be switched off; nothing else is written while it runs."""
 
@@ -284,18 +228,3 @@ def _without_bar(build: Callable[..., None]) -> Callable[..., None]:
             build(**arguments)
 
     return quietly
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Progress is ours to show: lm-eval and datasets write bars and notes of their own to the terminal."""
-    logger = logging.getLogger("lm_eval")
-    level, bars = logger.level, datasets.are_progress_bars_disabled()
-    logger.setLevel(logging.ERROR)
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if not bars:
-            datasets.enable_progress_bars()

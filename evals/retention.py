@@ -1,15 +1,29 @@
-"""General abilities that a model should keep: lm-eval tasks on the model in memory."""
+"""Abilities that a model should keep: lm-eval tasks on the model in memory, and how much of a score is left.
+
+Against a reference measured on the same items (an earlier checkpoint; the clean model):
+
+- **forgetting** = reference − now, the reference being the best of the earlier checkpoints where there are several
+  (Chaudhry et al., Riemannian Walk, arXiv 1801.10112): the points that are gone;
+- **retention** = now / reference: the share that is still there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from evals.harness import EngineLM, TaskSpec, run_lm_eval
-from evals.statistics import score_of
+from scipy import optimize
+
+from evals.gate import Measurement
+from evals.harness import EngineLM, run_lm_eval
+from evals.statistics import paired_contrast, score_of
 from recovery.types import Item, Score, SuiteResult
 
+_ALPHA = 0.025  # on each side
+_MOST = 100.0  # a ratio beyond this says only that the reference knew next to nothing
 # Which of a task's metrics is its headline: the first of these that it has, else its first.
 _HEADLINES = (
     "acc_norm",
@@ -24,22 +38,77 @@ _HEADLINES = (
 )
 
 
-def run_tasks(
-    lm: EngineLM,
-    tasks: Sequence[TaskSpec],
-    *,
-    include_path: str | Path | None = None,
-    limit: int | None = None,
-    chat: bool | None = None,
-) -> list[SuiteResult]:
-    """Run lm-eval ``tasks`` (names, YAML files, configurations); one result a task, with its items.
+@dataclass(frozen=True)
+class Interval:
+    """A figure with its 95% interval, from ``n`` items that both checkpoints answered."""
 
-    ``include_path`` is a folder of further task files. ``chat`` puts requests through the chat template (None: only
-    those of tasks that generate). The headline is lm-eval's own aggregate, its standard error the one over our items
-    where the aggregate is their mean (so that it can be paired), else lm-eval's.
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def forgetting(now: Measurement, earlier: Mapping[str, Measurement]) -> tuple[str, Interval] | None:
+    """max over earlier checkpoints of their score − now, and which it was: positive where something is gone.
+
+    The interval is that of :func:`~evals.statistics.paired_contrast`, paired by item and clustered by group; that the
+    best of several was chosen is not in it. None where no item is common to all of them.
     """
-    results = run_lm_eval(lm, tasks, include_path=include_path, limit=limit, chat=chat)
+    common = _common(now, *earlier.values())
+    if not earlier or not common:
+        return None
+    before = {name: [one.items[key] for key in common] for name, one in earlier.items()}
+    best = max(before, key=lambda name: sum(before[name]))
+    lost = paired_contrast(before[best], [now.items[key] for key in common], _groups(now, common), alpha=_ALPHA)
+    return best, Interval(lost.value, lost.low, lost.high, lost.n)
+
+
+def retention(now: Measurement, reference: Measurement) -> Interval | None:
+    """now / reference: 1 where everything is still there.
+
+    The interval holds the ratios that the same test does not reject (Nam & Blackwelder's, for verdicts): with no item
+    changed it still has a width. None where no item is common, or the reference has none of them right.
+    """
+    common = _common(now, reference)
+    one, two = [now.items[key] for key in common], [reference.items[key] for key in common]
+    if sum(two) <= 0:
+        return None
+    bounds = partial(paired_contrast, one, two, _groups(now, common), alpha=_ALPHA)
+    return Interval(
+        sum(one) / sum(two),
+        _root(lambda ratio: bounds(factor=ratio).low, 0.0),
+        _root(lambda ratio: bounds(factor=ratio).high, math.inf),
+        len(common),
+    )
+
+
+def _root(falling: Callable[[float], float], otherwise: float) -> float:
+    """Where a falling function of a ratio crosses 0; ``otherwise`` where it does not."""
+    if falling(0.0) <= 0 or falling(_MOST) >= 0:
+        return otherwise
+    return float(optimize.brentq(falling, 0.0, _MOST, xtol=1e-6))
+
+
+def run_tasks(
+    lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None, chat: bool | None = None
+) -> list[SuiteResult]:
+    """Run loaded lm-eval tasks (:func:`~evals.tasks.load_tasks`); one result a task, with its items.
+
+    ``chat`` puts requests through the chat template (None: only those of tasks that generate). The headline is
+    lm-eval's own aggregate, its standard error the one over our items where the aggregate is their mean (so that it can
+    be paired), else lm-eval's.
+    """
+    results = run_lm_eval(lm, tasks, limit=limit, chat=chat)
     return [_suite(name, samples, results["results"][name]) for name, samples in sorted(results["samples"].items())]
+
+
+def _common(*measured: Measurement) -> list[str]:
+    """The items that all have, in the first one's order."""
+    return [key for key in measured[0].items if all(key in other.items for other in measured[1:])]
+
+
+def _groups(measured: Measurement, keys: Sequence[str]) -> list[str]:
+    return [measured.groups.get(key, "") for key in keys]
 
 
 def _suite(task: str, samples: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any]) -> SuiteResult:

@@ -191,12 +191,12 @@ def told_effect(
     alpha: float = 0.05,
     items: str = "prompts",
 ) -> str:
-    """:func:`minimum_detectable_effect` as a sentence before a run: "with 300 prompts you can see 8 points"."""
+    """:func:`minimum_detectable_effect` in words: "with 300 prompts you can see a difference of 8 points"."""
     points = 100 * minimum_detectable_effect(n, p=p, correlation=correlation, power=power, alpha=alpha)
     if points >= 100:
         return f"with {n} {items} you can see no difference, however large: take more"
     shown = f"{round(points, 0 if points >= 3 else 1):g}"
-    return f"with {n} {items} you can see {shown} point{'' if shown == '1' else 's'}"
+    return f"with {n} {items} you can see a difference of {shown} point{'' if shown == '1' else 's'}"
 
 
 def holm(p_values: Sequence[float], alpha: float = 0.05) -> Holm:

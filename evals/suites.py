@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 from evals import ifeval, knowledge
+from evals.behaviour import SUITES, Behaviour
 from recovery.loading import Loaded
 from recovery.nltk_data import prepare
-from recovery.rollouts import Engine
+from recovery.rollouts import CachedEngine, Engine
 from recovery.types import Probe, Prompt, Score, SuiteResult
 
 # progress(suite, items done, items in all)
@@ -20,7 +22,8 @@ Asked = TypeVar("Asked", Prompt, Probe)
 
 QUESTION_TOKENS = 64
 CONTROL_SHARE = 5
-_BY_CORPUS = {
+FILLED, FEWEST = 100, 20
+BY_CORPUS = {
     "domain_knowledge": "domain_knowledge_by_corpus",
     "domain_knowledge_stored": "domain_knowledge_stored_by_corpus",
     "bits_per_byte": "bits_per_byte",
@@ -32,6 +35,8 @@ def evaluate(
     engine: Engine,
     *,
     instruction: Sequence[Prompt] = (),
+    offered: Sequence[Prompt] = (),
+    behaviour: Mapping[str, Sequence[Prompt]] | None = None,
     probes_by_corpus: Mapping[int, Sequence[Probe]] | None = None,
     held_out: Mapping[int, Sequence[str]] | None = None,
     general: Sequence[Probe] = (),
@@ -43,29 +48,35 @@ def evaluate(
 ) -> list[SuiteResult]:
     """Measure the model in memory; ``engine`` must sample from the same weights as ``loaded`` holds.
 
-    Suites: "instruction_following"; for every corpus k that has them "domain_knowledge/k" (questions),
-    "domain_knowledge_stored/k" (choices) and "bits_per_byte/k" (held-out texts); "general". The highest
-    corpus is the current one, and its two knowledge scores are given once more without the number (and
-    without items, which would only be stored twice). A suite with nothing to ask is left out. ``limit`` keeps
-    as many items of each suite, the same ones for every checkpoint. ``question_tokens`` bounds answers to
-    questions (default: 64 at most).
+    Suites: "instruction_following"; "behaviour/NAME" for each of :data:`evals.behaviour.SUITES` that its prompts,
+    filled up from ``offered`` (:func:`behaviours`), have enough for, and for each of the caller's own in ``behaviour``;
+    for every corpus k that has them "domain_knowledge/k" (questions), "domain_knowledge_stored/k" (choices) and
+    "bits_per_byte/k" (held-out texts); "general". The highest corpus is the current one, and its two knowledge scores
+    are given once more without the number (and without items, which would only be stored twice). A suite with nothing
+    to ask is left out. ``limit`` keeps as many items of each suite, the same ones for every checkpoint.
+    ``question_tokens`` bounds answers to questions (default: 64 at most).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
     tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
     results: list[SuiteResult] = []
+    ask = partial(_ask, loaded, engine, max_new_tokens=max_new_tokens, seed=seed, progress=progress)
     if instruction:
         prompts = sample(instruction, limit)
-        results.append(_instructions(loaded, engine, prompts, max_new_tokens, seed, progress))
+        results.append(ask(prompts, "instruction_following"))
+        results += _behaviours(ask, results[0], behaviours(prompts, offered, limit))
+    for name, own in (behaviour or {}).items():
+        kind = Behaviour(name)
+        results.append(kind.result(ask(sample(own, limit), kind.suite).items))
     for corpus, asked in sorted(probes.items()):
         results += _corpus(loaded, engine, corpus, asked, tokens, seed, limit, progress)
     for corpus, documents in sorted(texts.items()):
         if kept := [text for text in documents if text.strip()][:limit]:
             suite = f"bits_per_byte/{corpus}"
-            told = _told(progress, suite, len(kept))
+            told = counted(progress, suite, len(kept))
             results.append(knowledge.bits_per_byte(loaded, kept, suite=suite, progress=told))
     if any(not probe.control for probe in general):
         asked = sample_probes(general, limit)
-        told = _told(progress, "general", len(asked))
+        told = counted(progress, "general", len(asked))
         results.append(knowledge.general(loaded, engine, asked, max_new_tokens=tokens, seed=seed, progress=told))
     return results + _current(results, max(probes, default=0))
 
@@ -91,17 +102,35 @@ def sample_probes(probes: Sequence[Probe], limit: int | None) -> list[Probe]:
     return [probe for probe in probes if id(probe) in ids]
 
 
+def behaviours(asked: Sequence[Prompt], offered: Sequence[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
+    """The prompts of each behaviour suite by name: those that are ``asked`` anyway, and further ones where few are.
+
+    A suite is filled up from ``offered`` to a tenth of ``limit``, 100 prompts at most, and left out with fewer than 20.
+    """
+    most = FILLED if limit is None else min(FILLED, -(-limit // 10))
+    known = {prompt.id for prompt in asked}
+    found = {}
+    for suite in SUITES:
+        own = [prompt for prompt in asked if suite.holds(prompt)]
+        more = {prompt.id: prompt for prompt in offered if prompt.id not in known and suite.holds(prompt)}
+        prompts = own + sample(list(more.values()), max(0, most - len(own)))
+        if len(prompts) >= min(FEWEST, most):
+            found[suite.name] = prompts
+    return found
+
+
 def recorded(
     engine: Engine, *, max_new_tokens: int, question_tokens: int | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """What has to be kept beside the scores, since it can change them: limits, batch budget, versions."""
+    asked = engine.engine if isinstance(engine, CachedEngine) else engine
     return {
         "decoding": "greedy",
         "max_new_tokens": max_new_tokens,
         "question_tokens": question_tokens or min(max_new_tokens, QUESTION_TOKENS),
         "seed": seed,
-        "engine": type(engine).__name__,
-        "token_budget": getattr(engine, "token_budget", None),
+        "engine": type(asked).__name__,
+        "token_budget": getattr(asked, "token_budget", None),
         "sentence_data": "nltk" if prepare().real else "stand-in",
         "lm_eval": version("lm_eval"),
         "nltk": version("nltk"),
@@ -128,32 +157,44 @@ def scores_json_from(rows: Iterable[tuple[str, Score]]) -> dict[str, Any]:
     scores: dict[str, Any] = {}
     for suite, score in rows:
         name, _, corpus = suite.partition("/")
-        if corpus and name in _BY_CORPUS:
-            scores.setdefault(_BY_CORPUS[name], {})[corpus] = score_json(score)
+        if corpus and name in BY_CORPUS:
+            scores.setdefault(BY_CORPUS[name], {})[corpus] = score_json(score)
         else:
             scores[suite] = score_json(score)
     return scores
 
 
-def _instructions(
+def _ask(
     loaded: Loaded,
     engine: Engine,
     prompts: Sequence[Prompt],
-    tokens: int,
+    suite: str,
+    *,
+    max_new_tokens: int,
     seed: int,
     progress: Progress | None,
 ) -> SuiteResult:
-    suite = "instruction_following"
     return ifeval.evaluate_instructions(
         loaded.chat,
         engine,
         prompts,
-        max_new_tokens=tokens,
+        max_new_tokens=max_new_tokens,
         window=loaded.max_length,
         seed=seed,
         suite=suite,
-        progress=_told(progress, suite, len(prompts)),
+        progress=counted(progress, suite, len(prompts)),
     )
+
+
+def _behaviours(
+    ask: Callable[[Sequence[Prompt], str], SuiteResult], answered: SuiteResult, wanted: Mapping[str, Sequence[Prompt]]
+) -> list[SuiteResult]:
+    """The behaviour suites, from answers given already; what was not asked yet is asked once for all of them."""
+    items = {item.id: item for item in answered.items}
+    further = {p.id: p for prompts in wanted.values() for p in prompts if p.id not in items}
+    if further:
+        items |= {item.id: item for item in ask(list(further.values()), "behaviour").items}
+    return [suite.result([items[p.id] for p in wanted[suite.name]]) for suite in SUITES if suite.name in wanted]
 
 
 def _corpus(
@@ -171,7 +212,7 @@ def _corpus(
     questions = sample_probes([probe for probe in probes if probe.form == "question"], limit)
     if any(not probe.control for probe in questions):
         suite = f"domain_knowledge/{corpus}"
-        told = _told(progress, suite, len(questions))
+        told = counted(progress, suite, len(questions))
         window = loaded.max_length
         results.append(
             knowledge.ask(
@@ -188,7 +229,7 @@ def _corpus(
     choices = sample_probes([probe for probe in probes if probe.form == "choice"], limit)
     if any(not probe.control for probe in choices):
         suite = f"domain_knowledge_stored/{corpus}"
-        told = _told(progress, suite, len(choices))
+        told = counted(progress, suite, len(choices))
         results.append(knowledge.choose(loaded, choices, suite=suite, progress=told))
     return results
 
@@ -198,7 +239,7 @@ def _current(results: Sequence[SuiteResult], corpus: int) -> list[SuiteResult]:
     return [replace(result, suite=names[result.suite], items=()) for result in results if result.suite in names]
 
 
-def _told(progress: Progress | None, suite: str, total: int) -> Callable[[int], None] | None:
+def counted(progress: Progress | None, suite: str, total: int) -> Callable[[int], None] | None:
     """Counts what engines report in steps into "this many of so many"."""
     if progress is None:
         return None

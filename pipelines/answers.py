@@ -17,7 +17,7 @@ from recovery.chat import ChatFormat
 from recovery.config import ModelConfig
 from recovery.loading import Loaded
 from recovery.prompts import prompts_hash
-from recovery.rollouts import Completion, Engine, Sampling
+from recovery.rollouts import CachedEngine, Completion, Engine, Sampling
 from recovery.training import derive_seed
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
@@ -111,26 +111,16 @@ def conversations(
     ``content_hash`` is the model's. They are kept under ``cache`` chunk by chunk, so that an interruption loses one
     chunk at most and the same model is never asked twice.
     """
-    parts = (content_hash, prompts_hash(prompts), sampling, loaded.precision, sorted(loaded.chat.template_args.items()))
-    path = cache / f"answers-{_key(*parts)}.jsonl"
-    kept = _read_lines(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as stream:
-        for number in range(len(kept), -(-len(prompts) // CHUNK)):
-            chunk = prompts[number * CHUNK : (number + 1) * CHUNK]
-            drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, 7))
-            spoken = speak(loaded.chat, engine, [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)], drawn)
-            last = {int(s.prompt.id): s for s in spoken}
-            found = [[index, list(s.messages)] for index, s in sorted(last.items()) if s.completion.finished]
-            kept.append(found)
-            stream.write(json.dumps(found, ensure_ascii=False) + "\n")
-            stream.flush()
-            tick(len(chunk))
-    return [
-        Answered(prompts[number * CHUNK + index], tuple(messages))
-        for number, found in enumerate(kept)
-        for index, messages in found
-    ]
+    engine = CachedEngine.of(loaded, engine, content_hash=content_hash, cache=cache)
+    found: list[Answered] = []
+    for number in range(-(-len(prompts) // CHUNK)):
+        chunk = prompts[number * CHUNK : (number + 1) * CHUNK]
+        drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, 7))
+        spoken = speak(loaded.chat, engine, [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)], drawn)
+        last = {int(s.prompt.id): s for s in spoken}
+        found += [Answered(chunk[i], s.messages) for i, s in sorted(last.items()) if s.completion.finished]
+        tick(len(chunk))
+    return found
 
 
 def asked_beforehand(
@@ -203,24 +193,3 @@ def write_result(path: Path, result: SuiteResult) -> None:
 
 def _key(*parts: object) -> str:
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]
-
-
-def _read_lines(path: Path) -> list[Any]:
-    """The chunks of a cache file up to the first one that is not whole; the file is cut there."""
-    if not path.is_file():
-        return []
-    found, size = [], 0
-    with path.open("rb") as stream:
-        for line in stream:
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                break
-            if not line.endswith(b"\n"):
-                found.pop()
-                break
-            size += len(line)
-    if size < path.stat().st_size:
-        with path.open("r+b") as stream:
-            stream.truncate(size)
-    return found

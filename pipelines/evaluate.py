@@ -3,109 +3,53 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from db import queries, records
 from evals import suites
 from evals.harness import EngineLM
 from evals.ifeval import evaluate_ifeval
-from evals.probes import load_probes
 from evals.retention import run_tasks
-from pipelines.corpora import FrozenCorpus, thaw_all
-from pipelines.models import engine_of, load_frozen
+from pipelines.agenda import EVERYTHING, Agenda, Scope, gather
+from pipelines.models import asked_once, load_frozen
 from pipelines.progress import Bar
 from pipelines.session import Session
 from pipelines.stage import Stage, running
 from recovery.config import EvalConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded
-from recovery.prompts import behaviour_prompts
 from recovery.rollouts import Engine
-from recovery.types import Probe, Prompt, SuiteResult
+from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
-
-GENERAL = Path("suites") / "general.jsonl"
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Which parts to measure: all of them, or for a cycle only what is new. ``corpora`` None means all known."""
-
-    behaviour: bool = True
-    general: bool = True
-    corpora: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class EvalPlan:
-    """What will be asked of which checkpoint."""
-
-    checkpoint: str
-    instruction_prompts: int
-    probes_by_corpus: dict[int, int]
-    held_out_documents: dict[int, int]
-    general_probes: int
-    limit: int | None
-    extra: tuple[str, ...] = ()
-
-    def text(self) -> str:
-        """The plan for a person."""
-        probes = ", ".join(f"{n} about corpus {k}" for k, n in self.probes_by_corpus.items()) or "none"
-        return "\n".join(
-            [
-                f"evaluate {self.checkpoint}: {self.instruction_prompts} instruction prompts; probes: {probes}; "
-                f"{self.general_probes} of general knowledge",
-                *self.extra,
-            ]
-        )
-
-
-@dataclass(frozen=True)
-class _Questions:
-    """Everything that is asked."""
-
-    instruction: Sequence[Prompt]
-    corpora: dict[int, FrozenCorpus]
-    general: Sequence[Probe]
-
-
-def plan_evaluate(session: Session, config: EvalConfig, scope: Scope = Scope()) -> EvalPlan:
-    """The resolved plan; loads no weights."""
-    checkpoint = session.resolve(config.checkpoint)
-    asked = _gather(session, config, checkpoint, scope)
-    kept = suites.sample(asked.instruction, config.limit)
-    return EvalPlan(
-        checkpoint.name,
-        len(kept),
-        {k: len(corpus.probes) for k, corpus in asked.corpora.items()},
-        {k: len(corpus.held_out) for k, corpus in asked.corpora.items()},
-        len(suites.sample(asked.general, config.limit)),
-        config.limit,
-        tuple([f"IFEval's own prompts from {config.ifeval}"] if config.ifeval else [])
-        + tuple(f"lm-eval task {task}" for task in config.tasks),
-    )
 
 
 def evaluate(
     session: Session,
     config: EvalConfig,
     *,
-    scope: Scope = Scope(),
+    scope: Scope = EVERYTHING,
+    asked: Agenda | None = None,
     cycle: int | None = None,
     resume: records.Stage | None = None,
 ) -> list[SuiteResult]:
-    """Measure a checkpoint and record every suite with its items. Raises UsageError where there is nothing to ask."""
-    checkpoint = session.registered(session.resolve(config.checkpoint))
-    asked = _gather(session, config, checkpoint, scope)
+    """Measure a checkpoint and record every suite with its items; ``asked`` is what was gathered already, if it was.
+
+    Raises UsageError where there is nothing to ask, or what is to be asked cannot be had: before anything is generated.
+    """
+    checkpoint = session.resolve(config.checkpoint)
+    asked = asked or gather(session, config, checkpoint, scope)
+    checkpoint = session.registered(checkpoint)
+    for problem in asked.problems:
+        session.display.say(problem)
     number = cycle if cycle is not None else checkpoint.cycle
     with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume) as stage:
         loaded = load_frozen(session.verified(checkpoint), config)
-        engine = engine_of(loaded, config)
+        engine = asked_once(session, checkpoint, loaded, config)
         with _bars(session, stage, f"evaluate {checkpoint.name}") as bars:
             results = _measure(loaded, engine, config, asked, bars)
-            results += _extra(loaded, engine, config)
+            results += _extra(loaded, engine, config, asked, bars)
         if not results:
             raise UsageError(f"there is nothing to ask {checkpoint.name}: give --docs to mid-train on, or --prompts")
         facts = suites.recorded(
@@ -131,26 +75,13 @@ def corpora_measured(session: Session, checkpoint: Checkpoint) -> set[int]:
     return set(scores.domain_knowledge_by_corpus) | set(scores.domain_knowledge_stored_by_corpus)
 
 
-def _gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: Scope) -> _Questions:
-    base = session.base
-    cycles = [k for k in session.cycles() if checkpoint.cycle is None or k <= checkpoint.cycle]
-    wanted = cycles if scope.corpora is None else [k for k in cycles if k in scope.corpora]
-    prompts: Iterable[Prompt] = (
-        behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
-    )
-    general = base.path / GENERAL
-    return _Questions(
-        [p for p in prompts if p.checks or p.answer is not None or "refusal" in p.tags],
-        thaw_all(session.workspace, wanted),
-        load_probes(general) if scope.general and general.is_file() else (),
-    )
-
-
-def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, asked: _Questions, bars: _Bars) -> list[SuiteResult]:
+def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, asked: Agenda, bars: _Bars) -> list[SuiteResult]:
     return suites.evaluate(
         loaded,
         engine,
         instruction=asked.instruction,
+        offered=asked.offered,
+        behaviour=asked.own,
         probes_by_corpus={k: corpus.probes for k, corpus in asked.corpora.items() if corpus.probes},
         held_out={k: [d.text for d in corpus.held_out] for k, corpus in asked.corpora.items() if corpus.held_out},
         general=asked.general,
@@ -162,23 +93,26 @@ def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, asked: _Questio
     )
 
 
-def _extra(loaded: Loaded, engine: Engine, config: EvalConfig) -> list[SuiteResult]:
-    """IFEval's own prompts, and lm-eval tasks by name or file, where they were asked for."""
+def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, asked: Agenda, bars: _Bars) -> list[SuiteResult]:
+    """IFEval's own prompts and lm-eval's tasks, where they were asked for."""
     results = []
-    if config.ifeval:
-        path = None if config.ifeval == "hub" else Path(config.ifeval)
-        results.append(evaluate_ifeval(loaded, engine, path, limit=config.limit, seed=config.seed))
-    if config.tasks:
-        lm = EngineLM(loaded, engine, seed=config.seed)
-        tasks = [Path(task) if Path(task).exists() else task for task in config.tasks]
-        results += run_tasks(lm, tasks, limit=config.limit)
+    if asked.ifeval:
+        total = min(len(asked.ifeval["ifeval"].eval_docs), config.limit or sys.maxsize)
+        told = suites.counted(bars.show, "ifeval", total)
+        results.append(
+            evaluate_ifeval(loaded, engine, asked.ifeval, limit=config.limit, seed=config.seed, progress=told)
+        )
+    lm = EngineLM(loaded, engine, seed=config.seed)
+    for number, (name, task) in enumerate(asked.tasks.items(), start=1):
+        results += run_tasks(lm, {name: task}, limit=config.limit)
+        bars.show("lm-eval tasks", number, len(asked.tasks))
     return results
 
 
 def record(session: Session, stage: Stage, checkpoint: Checkpoint, result: SuiteResult) -> None:
     """Enter a suite's result in the tracker; "NAME/3" is the suite NAME of corpus 3."""
     suite, _, corpus = result.suite.partition("/")
-    by_corpus = corpus.isdigit()
+    by_corpus = suite in suites.BY_CORPUS and corpus.isdigit()
     assert checkpoint.id is not None  # registered before the stage began
     session.tracker.add_evaluation(
         checkpoint.id,

@@ -17,11 +17,12 @@ from evals import knowledge
 from evals.ifeval import evaluate_instructions
 from evals.probes import load_probes
 from evals.suites import sample, sample_probes
+from pipelines.agenda import GENERAL
 from pipelines.answers import conversations
 from pipelines.corpora import thaw_all
 from pipelines.distill import distill
 from pipelines.estimates import flops, parameters
-from pipelines.evaluate import GENERAL, record
+from pipelines.evaluate import record
 from pipelines.midtrain import midtrain
 from pipelines.models import engine_of, load_frozen
 from pipelines.session import Session

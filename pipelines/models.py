@@ -12,7 +12,7 @@ from pipelines.session import Session
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, LoraSettings, load_model, pick_device
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts import CachedEngine, TransformersEngine
 from recovery.teachers import AdapterOff, Frozen, Live, MovingAverage, Teacher, check_same_tokens
 from recovery.training import derive_seed
 from recovery.workspace import Checkpoint
@@ -80,6 +80,12 @@ def load_frozen(checkpoint: Checkpoint, config: ModelConfig) -> Loaded:
 def engine_of(loaded: Loaded, config: ModelConfig) -> TransformersEngine:
     """The engine that samples from a model."""
     return TransformersEngine(loaded, token_budget=config.rollout_tokens)
+
+
+def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig) -> CachedEngine:
+    """The engine of a frozen checkpoint, which remembers in the workspace what it has said."""
+    cache = session.workspace.folder / "cache"
+    return CachedEngine.of(loaded, engine_of(loaded, config), content_hash=checkpoint.hash, cache=cache)
 
 
 def teacher_of(

@@ -208,6 +208,7 @@ class DistillConfig(TrainingConfig):
     check_every: int = 25
     development: int = 1000
     plateau: int = 50
+    token_views: int = 6
     row_length: int = 2048
 
     def __post_init__(self) -> None:
@@ -222,7 +223,8 @@ class DistillConfig(TrainingConfig):
         for name in ("knowledge_share", "document_loss", "margin"):
             _share(name, getattr(self, name))
         _share("until", self.until, upper=1.0)
-        _at_least("plateau", self.plateau, 0)
+        for name in ("plateau", "token_views"):
+            _at_least(name, getattr(self, name), 0)
         if self.max_tokens is not None:
             _at_least("max_tokens", self.max_tokens, 1)
         if self.until and self.development < 1000:
@@ -361,13 +363,18 @@ class DistillConfig(TrainingConfig):
 
 @dataclass(frozen=True)
 class EvalConfig(ModelConfig):
-    """What is measured. ``limit`` bounds the items of each suite, the same ones for every checkpoint."""
+    """What is measured. ``limit`` bounds the items of each suite, the same ones for every checkpoint.
+
+    ``behaviour`` are files of prompts with checks, each a suite of one's own; ``tasks`` are lm-eval's, by name or file,
+    or "NAME=PATH" to run one on local data.
+    """
 
     checkpoint: str = "latest"
     limit: int | None = 1000
     max_new_tokens: int = 256
     question_tokens: int = 48
     prompts: Path | None = None
+    behaviour: tuple[Path, ...] = ()
     ifeval: str | None = None
     tasks: tuple[str, ...] = ()
 
@@ -381,18 +388,34 @@ class EvalConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class CycleConfig:
-    """Whole cycles: one for each folder of ``docs``. The stages' own settings are theirs."""
+    """Whole cycles: one for each folder of ``docs``. The stages' own settings are theirs.
+
+    ``gate`` are the rules by which a cycle is accepted or rejected. Where they stay undecided, up to ``gate_samples``
+    items of a suite are asked, then the distillation goes on, ``gate_extend`` times at most.
+    """
 
     docs: tuple[Path, ...] = ()
     knowledge_teacher: str | None = "midtrained"
     replay_documents: float = 0.5
     evaluate: bool = True
+    gate: tuple[str, ...] = ()
+    gate_alpha: float = 0.05
+    gate_samples: int = 4000
+    gate_extend: int = 1
     midtrain: MidtrainConfig = field(default_factory=MidtrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
         _share("replay_documents", self.replay_documents)
+        if not 0 < self.gate_alpha < 0.5:
+            raise UsageError(
+                f"--gate-alpha {self.gate_alpha:g} must lie between 0 and 0.5: how often a gate may be wrong"
+            )
+        _at_least("gate_samples", self.gate_samples, 1)
+        _at_least("gate_extend", self.gate_extend, 0)
+        if self.gate and not self.evaluate:
+            raise UsageError("--gate needs the evaluations it judges: leave evaluate on")
 
 
 SECTIONS: dict[str, type[Any]] = {
@@ -474,8 +497,9 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe) -> CycleConfig:
     """The settings of whole cycles. A flag that several stages have goes to each of them; ``midtrain_lr``,
     ``distill_steps`` and their like go to one. ``knowledge_teacher`` "none" means that base teaches alone.
     """
-    shared = {k: v for k, v in flags.items() if k not in ("docs", "knowledge_teacher")}
-    own = {k: v for k, v in flags.items() if k in ("docs", "knowledge_teacher", "replay_documents")}
+    mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend"}
+    shared = {k: v for k, v in flags.items() if k not in mine}
+    own = {k: v for k, v in flags.items() if k in mine | {"replay_documents"}}
 
     def of(stage: str) -> dict[str, Any]:
         prefix = f"{stage}_"

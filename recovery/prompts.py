@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,18 @@ def overlap(a: Iterable[Prompt], b: Iterable[Prompt]) -> list[tuple[Prompt, Prom
 # --- reading -------------------------------------------------------------------------------------------------
 
 
-def load_prompts(path: Path, *, kind: str = "behaviour", problems: list[str] | None = None) -> list[Prompt]:
+def load_prompts(
+    path: Path,
+    *,
+    kind: str = "behaviour",
+    problems: list[str] | None = None,
+    check: Callable[[Prompt], None] = lambda _: None,
+) -> list[Prompt]:
     """Prompts of a JSONL or JSON file: IFEval's format, chat (``messages``, ShareGPT), or a plain question.
 
     A record that cannot be used is reported by its line, in ``problems`` where a list is given, else as a
-    warning; the rest is used. Raises UsageError where nothing can be.
+    warning; the rest is used. ``check`` raises ValueError, saying why, for a prompt that is of no use to the caller.
+    Raises UsageError where nothing can be used.
     """
     path = Path(path)
     records, found = read_records(path)
@@ -79,6 +86,7 @@ def load_prompts(path: Path, *, kind: str = "behaviour", problems: list[str] | N
     for number, record in records:
         try:
             prompt = from_record(record, kind)
+            check(prompt)
         except ValueError as error:
             found.append(f"{word} {number}: {error}")
             continue

@@ -7,7 +7,7 @@
       corpora/cycle-1/          the documents, probes and questions of a cycle, frozen when it began
       checkpoints/cycle-1/      midtrained/, recovered/
       stages/0003-distill/      training states of a stage that is not finished
-      cache/                    answers of the clean model, by what they were made from
+      cache/                    answers that frozen models gave, by what they were made from
 
 Nothing here imports torch or knows the database: what is registered is read through :class:`Index`.
 """
@@ -37,7 +37,7 @@ class Checkpoint:
 
     ``path`` is its folder. For tuning "lora" that folder holds only an adapter, and ``weights`` is the folder of
     the untouched weights below it; otherwise the two are the same. ``parent`` is a name; ``id`` is the tracker's
-    number, None for one that is not registered.
+    number, None for one that is not registered; ``pruned`` is the day its weights were removed, if they were.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Checkpoint:
     tuning: str = "full"
     cycle: int | None = None
     id: int | None = None
+    pruned: str = ""
 
     @property
     def adapter(self) -> Path | None:

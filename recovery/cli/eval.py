@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from recovery.cli import options, stages
+
+
+def _read_tasks(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """``("a,b", "c=./d.jsonl")`` -> ``("a", "b", "c=./d.jsonl")``; a file's name may hold a comma."""
+    whole = [[value] if "=" in value or Path(value).exists() else value.split(",") for value in values]
+    return tuple(name.strip() for names in whole for name in names if name.strip())
 
 
 @click.command()
@@ -23,10 +30,30 @@ from recovery.cli import options, stages
 )
 @stages.prompts
 @click.option(
+    "--behaviour",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="A suite of your own: prompts with checks, a reference answer or the tag 'refusal'; may be repeated.",
+)
+@click.option(
     "--ifeval", default=None, metavar="PATH", help="Ask IFEval's own prompts too: a file of them, or 'hub' to fetch it."
 )
 @click.option(
-    "--task", "tasks", multiple=True, metavar="NAME", help="An lm-eval task too: its name or its yaml; may be repeated."
+    "--responses",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Judge these responses to the --ifeval file instead of asking a model: lines of prompt and response.",
+)
+@click.option(
+    "--task",
+    "--tasks",
+    "tasks",
+    multiple=True,
+    metavar="NAME[=PATH]",
+    callback=_read_tasks,
+    help="An lm-eval task too: its name or its yaml, =PATH to run it on local data; several by commas, or repeated.",
 )
 @stages.model_options
 @options.seed
@@ -39,6 +66,8 @@ def command(
     workspace: Path,
     model: str | None,
     recipe: Path | None,
+    ifeval: str | None,
+    responses: Path | None,
     dry_run: bool,
     as_json: bool,
     **_: object,
@@ -48,24 +77,53 @@ def command(
     CHECKPOINT is a name (base, latest, cycle-1/recovered), a folder or a hub id. Every score goes into the tracker
     with its standard error and every answer.
     """
-    from evals.suites import scores_json
-    from pipelines.evaluate import evaluate, measured, plan_evaluate
+    if responses is not None:
+        _judge(ifeval, responses, as_json)
+        return
+    from pipelines.agenda import gather, plan_evaluate
+    from pipelines.evaluate import evaluate, measured
+    from pipelines.retained import kept
     from recovery.config import EvalConfig, Recipe, build, read_recipe
 
     own = read_recipe(recipe) if recipe else Recipe()
     with stages.at_work(workspace, "recover eval", model=model, alone=False) as session:
         config = build(EvalConfig, options.given(context), own, session.recipe)
-        name = session.resolve(config.checkpoint).name
+        checkpoint = session.resolve(config.checkpoint)
+        asked = gather(session, config, checkpoint)
+        plan = plan_evaluate(session, config, asked=asked)
         if dry_run:
-            plan = plan_evaluate(session, config)
             options.emit(plan, as_json, plan.text)
             return
-        results = evaluate(session, config)
+        for effect in plan.effects[:1]:
+            options.note(effect)
+        results = evaluate(session, config, asked=asked)
         if not measured(session, session.base):
             options.note("the clean model was not measured yet, so there is nothing to compare with: recover eval base")
+        found = kept(session, checkpoint, results)
+    _show(checkpoint.name, results, found, as_json)
 
-    def text() -> str:
-        lines = [f"{r.suite:32} {r.score.value:7.3f} ± {r.score.stderr:.3f}  (n = {r.score.n:,})" for r in results]
-        return "\n".join([name, *lines])
 
-    options.emit({"checkpoint": name, "scores": scores_json(results)}, as_json, text)
+def _judge(ifeval: str | None, responses: Path, as_json: bool) -> None:
+    """Responses that were made elsewhere; nothing is loaded and no workspace is needed."""
+    from evals.responses import judge_file
+    from recovery.errors import UsageError
+
+    if ifeval is None or not Path(ifeval).is_file():
+        raise UsageError(f"--responses {responses} needs the prompts they answer: give a file with --ifeval")
+    found = judge_file(ifeval, responses)
+    for problem in found.problems:
+        options.note(problem)
+    options.emit(found.to_json(), as_json, found.text)
+
+
+def _show(name: str, results: Any, found: Any, as_json: bool) -> None:
+    """Every score, and beside it what is left of the clean model's and of the best one before."""
+    from evals.suites import scores_json
+
+    def line(result: Any) -> str:
+        beside = f"  {found[result.suite].text()}" if result.suite in found else ""
+        score = f"{result.score.value:7.3f} ± {result.score.stderr:.3f}  (n = {result.score.n:,})"
+        return f"{result.suite:32} {score}{beside}"
+
+    value = {"checkpoint": name, "scores": scores_json(results), "kept": found}
+    options.emit(value, as_json, lambda: "\n".join([name, *map(line, results)]))

@@ -1,6 +1,7 @@
 """Engines that sample from the student."""
 
+from recovery.rollouts.cached import AnswerStore, CachedEngine
 from recovery.rollouts.engine import Completion, Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 
-__all__ = ["Completion", "Engine", "Sampling", "TransformersEngine"]
+__all__ = ["AnswerStore", "CachedEngine", "Completion", "Engine", "Sampling", "TransformersEngine"]

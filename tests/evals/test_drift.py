@@ -30,8 +30,10 @@ from evals.drift import (
     prefix_states,
     rollouts,
     sliced_wasserstein,
+    text_kl,
     token_jaccard,
 )
+from evals.knowledge import text_windows
 from evals.statistics import score_of
 from recovery.errors import RecoveryError, UsageError
 from recovery.loading import Loaded, load_model
@@ -402,3 +404,36 @@ def test_kl_of_other_tokenizers_is_refused(base: Loaded, tiny_llama: Path, promp
         forward_kl(base, load_model(tiny_llama, precision="float32", device="cpu"), roll(base, prompts))
     with pytest.raises(RecoveryError, match="no rollouts"):
         forward_kl(base, base, [])
+
+
+def test_kl_on_texts_counts_every_token_once(tiny_llama: Path, make_tiny: Callable[..., Path], tmp_path: Path) -> None:
+    base = load_model(tiny_llama, precision="float32", device="cpu")
+    other = load_model(make_tiny("llama", tmp_path / "moved", seed=1), precision="float32", device="cpu")
+    texts = ["The ferry leaves at seven.", "The small boat is green, and its mast is white. " * 3]
+    start = [base.tokenizer.bos_token_id]
+    values, groups = [], []
+    for index, text in enumerate(texts):
+        row = naive_kl(base, other, Rollout(tuple(start), tuple(base.chat.encode(text)), ""))
+        values += row
+        groups += [str(index)] * len(row)
+    wanted, found = score_of(values, groups), text_kl(base, other, texts)
+    assert found.n == wanted.n == sum(len(base.chat.encode(text)) for text in texts)
+    assert found.value == pytest.approx(wanted.value, rel=1e-4)
+    assert found.stderr == pytest.approx(wanted.stderr, rel=1e-3)
+    with pytest.raises(RecoveryError, match="no text"):
+        text_kl(base, other, [""])
+
+
+def test_kl_on_a_long_text_is_read_in_windows(base: Loaded, moved: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drift_module, "LONGEST_WINDOW", 16)
+    text = "The small boat is green, and its mast is white. " * 4
+    start, tokens = [base.tokenizer.eos_token_id], base.chat.encode(text)
+    assert len(tokens) > 40
+    values = [
+        value
+        for context, continuation in text_windows(start, tokens, 16)
+        for value in naive_kl(base, moved, Rollout(tuple(context), tuple(continuation), ""))
+    ]
+    found = text_kl(base, moved, [text])
+    assert found.n == len(values) == len(tokens)
+    assert found.value == pytest.approx(float(np.mean(values)), rel=1e-4)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from lm_eval.api.instance import Instance
 
-from evals.harness import EngineLM, _manager, run_lm_eval
+from evals.harness import EngineLM
 from evals.retention import run_tasks
-from recovery.errors import UsageError
+from evals.tasks import load_tasks
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.types import Message
@@ -154,7 +154,7 @@ def tasks(tmp_path: Path) -> Path:
 def test_local_tasks_run_and_keep_their_items(
     lm: EngineLM, loaded: Loaded, tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    echo, quiz = run_tasks(lm, ["harbour_quiz", "harbour_echo"], include_path=tasks)
+    echo, quiz = run_tasks(lm, load_tasks(["harbour_quiz", "harbour_echo"], include_path=tasks))
     assert (echo.suite, quiz.suite) == ("harbour_echo", "harbour_quiz")
     assert capsys.readouterr().err == ""
     assert quiz.score == quiz.details["acc_norm"]
@@ -176,26 +176,6 @@ def test_local_tasks_run_and_keep_their_items(
 def test_a_task_file_and_the_chat_template(lm: EngineLM, tasks: Path) -> None:
     template = "<|begin_of_text|>"
     for chat, templated in ((None, [True, False]), (True, [True, True]), (False, [False, False])):
-        results = run_tasks(lm, [tasks / "echo.yaml", tasks / "quiz.yaml"], limit=2, chat=chat)
+        results = run_tasks(lm, load_tasks([tasks / "echo.yaml", tasks / "quiz.yaml"]), limit=2, chat=chat)
         assert [result.score.n for result in results] == [2, 2]
         assert [result.items[0].prompt.startswith(template) for result in results] == templated
-
-
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        ("no_such.yaml", "no lm-eval task file no_such.yaml"),
-        ({"task": "x", "inclde": "y"}, "cannot load the lm-eval tasks x"),
-        ({"task": "x", "dataset_path": "json", "dataset_kwargs": {"data_files": "none.jsonl"}}, "cannot load"),
-    ],
-)
-def test_a_task_that_cannot_be_loaded_is_one_line(lm: EngineLM, task: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        run_lm_eval(lm, [task])
-    assert "\n" not in str(caught.value)
-
-
-def test_a_packaged_task_is_found_without_reading_them_all() -> None:
-    manager = _manager(["gsm8k", "truthfulqa_mc2"], None)
-    assert {"gsm8k", "truthfulqa_mc2"} <= set(manager.all_tasks)
-    assert len(manager.all_tasks) < 100

@@ -9,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from evals.ifeval import (
-    evaluate_ifeval,
-    evaluate_instructions,
-    judge_responses,
-    read_ifeval,
-    refuses,
-)
+from evals.ifeval import evaluate_ifeval, evaluate_instructions, load_ifeval, read_ifeval
+from evals.judging import judge_responses, refuses
 from recovery.errors import UsageError
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import TransformersEngine
@@ -156,7 +151,7 @@ def test_through_the_engine_and_through_lm_eval_agree(
 ) -> None:
     path = write_prompts(tmp_path / "prompts.jsonl", 12)
     engine = TransformersEngine(loaded)
-    through = evaluate_ifeval(loaded, engine, path, max_new_tokens=24)
+    through = evaluate_ifeval(loaded, engine, load_ifeval(path), max_new_tokens=24)
     direct = evaluate_instructions(
         loaded.chat, engine, read_ifeval(path), max_new_tokens=24, window=loaded.max_length, suite="ifeval"
     )
@@ -167,7 +162,14 @@ def test_through_the_engine_and_through_lm_eval_agree(
     assert through.details == direct.details
     assert 0 < through.score.value < 1
     assert capsys.readouterr().err == ""
-    assert evaluate_ifeval(loaded, engine, path, max_new_tokens=24, limit=3).score.n == 3
+    assert evaluate_ifeval(loaded, engine, load_ifeval(path), max_new_tokens=24, limit=3).score.n == 3
+
+
+def test_kinds_that_ifeval_does_not_know_are_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    row = {"key": 1, "prompt": "Say it.", "instruction_id_list": ["count:word_count_range"], "kwargs": [{}]}
+    (tmp_path / "ifbench.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(UsageError, match="'count:word_count_range' is not an instruction that IFEval knows"):
+        load_ifeval(tmp_path / "ifbench.jsonl")
 
 
 def test_a_conversation_is_answered_turn_by_turn(loaded: Loaded) -> None:

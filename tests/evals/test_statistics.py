@@ -231,9 +231,9 @@ def test_minimum_detectable_effect_by_hand() -> None:
     assert minimum_detectable_effect(300) == pytest.approx(0.080875, abs=1e-5)
     assert minimum_detectable_effect(1200) == pytest.approx(minimum_detectable_effect(300) / 2)
     assert minimum_detectable_effect(300, correlation=0.875) == pytest.approx(minimum_detectable_effect(300) / 2)
-    assert told_effect(300) == "with 300 prompts you can see 8 points"
-    assert told_effect(300, correlation=0.88) == "with 300 prompts you can see 4 points"
-    assert told_effect(5000, p=0.9, correlation=0.8) == "with 5000 prompts you can see 0.8 points"
+    assert told_effect(300) == "with 300 prompts you can see a difference of 8 points"
+    assert told_effect(300, correlation=0.88) == "with 300 prompts you can see a difference of 4 points"
+    assert told_effect(5000, p=0.9, correlation=0.8) == "with 5000 prompts you can see a difference of 0.8 points"
     assert told_effect(1, items="probes") == "with 1 probes you can see no difference, however large: take more"
     with pytest.raises(RecoveryError, match="at least one"):
         minimum_detectable_effect(0)

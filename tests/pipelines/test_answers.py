@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import pytest
 
 from pipelines.answers import (
     Answered,
@@ -14,7 +17,7 @@ from pipelines.answers import (
     write_result,
 )
 from recovery.loading import Loaded, load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts import Completion, Sampling, TransformersEngine
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 
 
@@ -56,32 +59,48 @@ def test_prompts_that_leave_no_room_are_left_out(tiny_model: Path) -> None:
     assert fitting(loaded.chat, [long, *prompts(1)], 100) == prompts(1)
 
 
-def test_base_answers_are_kept_and_a_torn_chunk_is_made_again(tiny_model: Path, tmp_path: Path) -> None:
+def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tmp_path: Path) -> None:
     loaded, engine = load(tiny_model)
-    ticks: list[int] = []
+    asked: list[int] = []
 
-    def ask(temperature: float = 1.0) -> list[Answered]:
+    class Counting:
+        """The real engine, with a note of how many prompts it was given."""
+
+        def generate(
+            self,
+            prompts: Sequence[Sequence[int]],
+            sampling: Sampling,
+            progress: Callable[[int], None] | None = None,
+        ) -> list[Completion]:
+            asked.append(len(prompts))
+            return engine.generate(prompts, sampling, progress)
+
+    def ask(tick: Callable[[int], None] = lambda _: None, content_hash: str = "x") -> list[Answered]:
         return conversations(
             loaded,
-            engine,
+            Counting(),
             prompts(70),
-            content_hash="x",
-            sampling=Sampling(48, temperature, seed=0),
+            content_hash=content_hash,
+            sampling=Sampling(48, seed=0),
             cache=tmp_path,
-            tick=ticks.append,
+            tick=tick,
         )
 
+    def stop(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(stop)
+    assert asked == [64]
     first = ask()
+    assert asked == [64, 6], "an interruption loses no whole chunk"
     assert first, "the tiny model ends some of its answers"
     assert all(found.messages[:-1] == found.prompt.messages for found in first), "each answer keeps its prompt"
-    assert ticks == [64, 6]
-    assert ask() == first
-    assert ticks == [64, 6], "nothing is generated twice"
-    (kept,) = tmp_path.glob("answers-*.jsonl")
-    data = kept.read_bytes()
-    kept.write_bytes(data[: data.index(b"\n") + 5])
-    assert ask() == first
-    assert ticks == [64, 6, 6]
+    ticks: list[int] = []
+    assert ask(ticks.append) == first
+    assert (asked, ticks) == ([64, 6], [64, 6]), "nothing is generated twice"
+    ask(content_hash="other weights")
+    assert asked == [64, 6, 64, 6]
 
 
 def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""What a checkpoint has kept: its scores set against the clean model's and its forebears', on the same items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from db import Database, queries, records
+from evals.gate import Measurement, measurement, measurement_of
+from evals.retention import Interval, forgetting, retention
+from pipelines.session import Session
+from recovery.types import SuiteResult
+from recovery.workspace import Checkpoint
+
+# Knowledge of documents that the clean model has never seen is no share of what it knew.
+_LEARNT = ("domain_knowledge", "domain_knowledge_stored")
+_LESS_IS_BETTER = ("bits_per_byte",)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A suite: the share of the clean model's score, and the points gone since the best checkpoint before."""
+
+    retention: Interval | None
+    forgetting: Interval
+    since: str
+
+    def text(self) -> str:
+        """In words."""
+        share, lost = self.retention, self.forgetting
+        points = [f"{0.0 - 100 * value:+.1f}" for value in (lost.value, lost.high, lost.low)]
+        against = f"{points[0]} points against {self.since} ({points[1]} to {points[2]})"
+        if share is None:
+            return against
+        return f"{share.value:.0%} of base ({share.low:.0%} to {share.high:.0%}), {against}"
+
+
+def kept(session: Session, checkpoint: Checkpoint, results: Iterable[SuiteResult]) -> dict[str, Kept]:
+    """For each suite with scores from 0 to 1 that a forebear of the checkpoint answered too."""
+    database = session.tracker.database
+    before = {one.name: newest(database, one.id) for one in forebears(session, checkpoint) if one.id is not None}
+    found: dict[str, Kept] = {}
+    for result in results:
+        now = measurement_of(result)
+        kind = result.suite.partition("/")[0]
+        if kind in _LESS_IS_BETTER or not now.items or not all(0 <= score <= 1 for score in now.items.values()):
+            continue
+        asked = {name: rows[result.suite] for name, rows in before.items() if result.suite in rows}
+        earlier = {name: one for name, row in asked.items() if _alike(now, one := measured(database, row))}
+        lost = forgetting(now, earlier)
+        if lost is not None:
+            base = earlier.get("base") if kind not in _LEARNT else None
+            found[result.suite] = Kept(None if base is None else retention(now, base), lost[1], lost[0])
+    return found
+
+
+def forebears(session: Session, checkpoint: Checkpoint) -> list[Checkpoint]:
+    """The checkpoints that one goes back to, the clean model among them, nearest first."""
+    by_name = {one.name: one for one in session.registry.all() if one.name != checkpoint.name}
+    found: list[Checkpoint] = []
+    parent = checkpoint.parent
+    while parent in by_name:
+        found.append(by_name.pop(parent))
+        parent = found[-1].parent
+    return found + [one for one in by_name.values() if one.name == "base"]
+
+
+def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
+    """The newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
+    found: dict[str, records.Evaluation] = {}
+    for row in queries.evaluations(database, checkpoint):  # newest first
+        found.setdefault(row.suite if row.corpus is None else f"{row.suite}/{row.corpus}", row)
+    return found
+
+
+def measured(database: Database, row: records.Evaluation) -> Measurement:
+    """An evaluation's items as they were judged."""
+    items = queries.judged_items(database, row.id)
+    return measurement((key, score, group, extra) for key, score, group, _, extra in items)
+
+
+def _alike(now: Measurement, before: Measurement) -> bool:
+    """Whether enough of the items were put to both: one that answered few would leave few to compare them all on."""
+    return 2 * len(now.items.keys() & before.items.keys()) >= len(now.items)

@@ -1,0 +1,59 @@
+"""Paired comparisons: hand-counted lost and won items, and Holm over the types."""
+
+from __future__ import annotations
+
+import pytest
+
+from evals.comparison import Judged, by_type, compare, corrected, judged
+
+
+def items(*scores: float) -> dict[str, Judged]:
+    return {f"i{n}": Judged(score) for n, score in enumerate(scores)}
+
+
+def test_what_was_lost_and_won_is_counted_on_the_items_that_both_answered() -> None:
+    first = items(1, 1, 1, 0, 0, 1)
+    second = items(1, 0, 0, 1, 0)  # the sixth was not asked
+    found = compare("suite", first, second)
+    assert found is not None
+    assert (found.n, found.lost, found.won) == (5, 2, 1)
+    assert (found.first, found.second, found.difference) == (0.6, 0.4, pytest.approx(-0.2))
+    assert found.low <= found.difference <= found.high
+    assert found.p_value == pytest.approx(1.0)  # 2 against 1 of 3 discordant pairs
+    assert compare("suite", first, {"other": Judged(1)}) is None
+
+
+def test_a_clear_loss_is_told_from_chance() -> None:
+    first = {f"i{n}": Judged(1.0) for n in range(40)}
+    second = {f"i{n}": Judged(float(n >= 10)) for n in range(40)}
+    found = compare("suite", first, second)
+    assert found is not None and found.p_value == pytest.approx(2 * 0.5**10)
+    assert found.high < 0
+
+
+def test_graded_scores_have_no_mcnemar() -> None:
+    found = compare("f1", items(0.5, 0.7), items(0.6, 0.7))
+    assert found is not None and (found.lost, found.won, found.p_value) == (None, None, None)
+    assert corrected([found])[0].p_adjusted is None
+
+
+def test_types_are_ordered_by_what_was_lost_and_corrected_together() -> None:
+    def one(comma: bool, title: bool) -> Judged:
+        return Judged(float(comma and title), "", {"no_comma": comma, "no_comma (2)": True, "title": title})
+
+    first = {f"i{n}": one(True, True) for n in range(12)}
+    second = {f"i{n}": one(False, n > 0) for n in range(12)}
+    comma, title = by_type(first, second)
+    assert (comma.name, comma.n, comma.lost) == ("no_comma", 24, 12)  # a repeated instruction counts as one more
+    assert (title.name, title.lost, title.won) == ("title", 1, 0)
+    assert comma.p_value == pytest.approx(2 * 0.5**12) and comma.p_adjusted == pytest.approx(4 * 0.5**12)
+    assert title.p_adjusted == pytest.approx(1.0)
+
+
+def test_only_what_the_headline_counts_is_compared() -> None:
+    rows = [
+        ("a", 1.0, "g", {"x": 1}, {}),
+        ("b", None, "", {}, {}),
+        ("c", 0.0, "", {}, {"headline": False}),
+    ]
+    assert judged(rows) == {"a": Judged(1.0, "g", {"x": True})}

@@ -1,0 +1,77 @@
+"""IFEval's published prompts through our engine, set beside lm-eval's own model class on the same checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+
+from evals.ifeval import evaluate_ifeval, load_ifeval, read_ifeval
+from evals.tasks import quiet
+from recovery.loading import load_model
+from recovery.miniature import materialise
+from recovery.rollouts import TransformersEngine
+from recovery.types import SuiteResult
+
+PROMPTS = os.environ.get("RECOVER_IFEVAL_PROMPTS", "")
+needs_prompts = pytest.mark.skipif(not PROMPTS, reason="RECOVER_IFEVAL_PROMPTS names no file of IFEval's prompts")
+
+METRICS = {
+    "prompt_level_strict_acc": None,
+    "prompt_level_loose_acc": "prompt_loose",
+    "inst_level_strict_acc": "instruction_strict",
+    "inst_level_loose_acc": "instruction_loose",
+}
+
+
+def by_hflm(model: Path, tokens: int, limit: int | None) -> tuple[dict[str, float], list[str]]:
+    """lm-eval's figures and answers with its own backend."""
+    task = load_ifeval(PROMPTS)
+    task["ifeval"].set_config(key="generation_kwargs", value={"max_gen_toks": tokens}, update=True)
+    # float32 on both sides: in lower precision the padding of a batch alone can turn a greedy answer
+    lm = HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=64)
+    with quiet():
+        found: Any = evaluate(
+            lm, {"tasks": task}, limit=limit, bootstrap_iters=0, log_samples=True, apply_chat_template=True
+        )
+    figures = {name: found["results"]["ifeval"][f"{name},none"] for name in METRICS}
+    return figures, [sample["filtered_resps"][0] for sample in found["samples"]["ifeval"]]
+
+
+def by_us(model: Path, tokens: int, limit: int | None) -> SuiteResult:
+    loaded = load_model(model, precision="float32", device="cpu")
+    task = load_ifeval(PROMPTS)
+    return evaluate_ifeval(loaded, TransformersEngine(loaded), task, limit=limit, max_new_tokens=tokens)
+
+
+def assert_the_same(ours: SuiteResult, theirs: tuple[dict[str, float], list[str]]) -> None:
+    figures, answers = theirs
+    assert [item.response.strip() for item in ours.items] == [answer.strip() for answer in answers]
+    for name, detail in METRICS.items():
+        score = ours.score if detail is None else ours.details[detail]
+        assert score.value == pytest.approx(figures[name], abs=1e-12), name
+
+
+@needs_prompts
+def test_all_published_prompts_give_lm_evals_own_figures(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
+    # a window that holds every prompt: what does not fit lm-eval cuts off at the left, and we do not answer
+    model = make_tiny("llama", tmp_path / "model", max_position_embeddings=2048)
+    ours = by_us(model, 16, None)
+    assert (ours.score.n, ours.details["instruction_strict"].n) == (541, 834)
+    assert 0 < ours.score.value < 1
+    assert_the_same(ours, by_hflm(model, 16, None))
+
+
+@needs_prompts
+@pytest.mark.slow
+def test_the_miniature_gets_lm_evals_own_figures(tmp_path: Path) -> None:
+    model = materialise(tmp_path / "miniature")
+    ours = by_us(model, 64, 120)
+    assert ours.score.n == 120 < len(read_ifeval(PROMPTS))
+    assert ours.score.value > 0
+    assert_the_same(ours, by_hflm(model, 64, 120))

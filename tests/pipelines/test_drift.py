@@ -1,0 +1,93 @@
+"""Drift of a trained checkpoint from the clean miniature: measured, recorded, and nothing generated twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import queries
+from evals.drift import text_kl
+from evals.knowledge import bits_per_byte
+from pipelines.corpora import thaw
+from pipelines.drift import DriftReport, measure_drift
+from pipelines.midtrain import midtrain
+from pipelines.models import load_frozen
+from pipelines.session import Session
+from recovery.config import EvalConfig, MidtrainConfig
+from recovery.errors import UsageError
+from recovery.miniature import materialise
+from recovery.rollouts import Completion, TransformersEngine
+from tests.pipelines.conftest import write_corpus
+
+
+@pytest.fixture
+def config() -> EvalConfig:
+    return EvalConfig(limit=12, max_new_tokens=24, precision="float32")
+
+
+@pytest.fixture
+def moved(
+    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tmp_path: Path
+) -> tuple[Session, DriftReport]:
+    """A workspace on the miniature with a checkpoint trained on enough documents to hold some out."""
+    session = open_session(materialise(tmp_path / "miniature"))
+    docs = write_corpus(tmp_path / "many", "Harbour", documents=40)
+    midtrain(session, dataclasses.replace(midtrain_config, docs=docs, held_out=0.1, prompts=None))
+    return session, measure_drift(session, EvalConfig(limit=12, max_new_tokens=24, precision="float32"))
+
+
+def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, DriftReport], config: EvalConfig) -> None:
+    session, found = moved
+    assert (found.checkpoint, found.reference, found.prompts) == ("cycle-1/midtrained", "base", 12)
+    assert found.measures.keys() == found.null.keys()
+    assert found.forward_kl.value > 0 and found.reverse_kl.value > 0
+    assert found.forward_kl.value != found.reverse_kl.value
+    made, (documents, corpus) = session.resolve("latest"), (found.documents, thaw(session.workspace, 1))
+    assert documents is not None
+    assert (documents.corpus, documents.texts) == (1, len(corpus.held_out))
+    model, clean = load_frozen(made, config), load_frozen(session.base, config)
+    texts = [document.text for document in corpus.held_out]
+    assert documents.forward_kl.value == pytest.approx(text_kl(clean, model, texts).value / 0.6931471805599453)
+    assert documents.bits_per_byte == bits_per_byte(model, texts).score
+    assert documents.bits_per_byte.value < documents.bits_per_byte_before.value, "it has learnt the documents' language"
+    assert made.id is not None
+    (row,) = queries.evaluations(session.tracker.database, made.id)
+    assert (row.suite, row.name, row.value, row.n) == (
+        "drift",
+        "forward_kl",
+        pytest.approx(found.forward_kl.value),
+        found.forward_kl.n,
+    )
+    assert row.details["null"] == pytest.approx(found.null)
+    assert json.loads(json.dumps(found.to_json()))["measures"] == pytest.approx(found.measures)
+    assert "forward KL" in found.text() and "bits per byte" in found.text()
+
+
+def test_measured_again_nothing_is_generated_and_the_figures_are_the_same(
+    moved: tuple[Session, DriftReport], config: EvalConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, found = moved
+    real, asked = TransformersEngine.generate, []
+
+    def counting(self: TransformersEngine, prompts: Any, *rest: Any) -> list[Completion]:
+        asked.append(len(prompts))
+        return real(self, prompts, *rest)
+
+    monkeypatch.setattr(TransformersEngine, "generate", counting)
+    assert measure_drift(session, config) == found
+    assert asked == []
+    back = measure_drift(session, dataclasses.replace(config, checkpoint="base"), "cycle-1/midtrained")
+    assert (back.checkpoint, back.reference) == ("base", "cycle-1/midtrained")
+    assert session.base.id is not None
+    (row,) = queries.evaluations(session.tracker.database, session.base.id)
+    assert row.suite == "drift from cycle-1/midtrained"
+
+
+def test_the_same_weights_are_refused(session: Session, config: EvalConfig) -> None:
+    with pytest.raises(UsageError, match="base and base are the same weights: name another with --from"):
+        measure_drift(session, dataclasses.replace(config, checkpoint="base"))
