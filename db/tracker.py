@@ -83,6 +83,12 @@ class Tracker:
             values = {"name": text(name), "base_model": text(base_model), "config": json_safe(config or {})}
             return _insert(connection, Experiment, values | {"created_at": time.time()})
 
+    def describe_experiment(self, experiment_id: int, config: Any) -> None:
+        """Replace what is told of an experiment beside its name."""
+        with self.database.writing() as connection:
+            told = update(Experiment).where(Experiment.id == experiment_id).values(config=json_safe(config))
+            connection.execute(told)
+
     def cycle(
         self,
         experiment_id: int,
@@ -225,6 +231,12 @@ class Tracker:
                 return int(known.id)
             values |= {"experiment_id": experiment_id, "name": text(name)}
             return _insert(connection, Checkpoint, values)
+
+    def describe_checkpoint(self, checkpoint_id: int, details: Any) -> None:
+        """Replace what is told of a checkpoint beside its columns."""
+        with self.database.writing() as connection:
+            changed = update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(details=json_safe(details))
+            connection.execute(changed)
 
     def set_latest(self, experiment_id: int, checkpoint_id: int) -> None:
         """Point ``latest`` at a checkpoint: what the next stage works on."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from db import queries, records
+from evals.gate import Decision, Rule
 from pipelines.corpora import ABOUT, thaw
 from pipelines.distill import distill
 from pipelines.evaluate import Scope, corpora_measured, evaluate, measured
+from pipelines.gate import conclude, enter, judge_cycle, references, rules_of
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.session import Session
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, from_json, to_json
@@ -40,6 +43,7 @@ def start_cycles(session: Session, config: CycleConfig) -> None:
         raise UsageError("there is nothing to learn: name a folder of documents with --docs, once for each cycle")
     if read_plan(session) is not None:
         raise UsageError("earlier cycles are unfinished here: `recover resume` goes on with them")
+    rules_of(config.gate)  # a rule that cannot be read is told before anything is trained
     plan = CyclePlan(session.next_cycle(), config)
     for number in range(plan.first, plan.first + len(config.docs)):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
@@ -88,9 +92,82 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
     _evaluate(session, config, trained, number)
     restored = _made(session, number, "recovered")
     if restored is None:
-        distill_config = _distill_config(config, trained, number)
-        restored = distill(session, distill_config, cycle=number, resume=_unfinished(session, "distill", number))
+        restored = _distilled(session, _distill_config(config, trained, number), number)
     _evaluate(session, config, restored, number)
+    if config.gate and session.cycles()[number].decision is None:
+        _settle(session, config, trained, number)
+    if config.evaluate:
+        conclude(session, number)
+
+
+def _settle(session: Session, config: CycleConfig, trained: Checkpoint, number: int) -> None:
+    """Accept or reject the cycle. While that is undecided, ask more items, then go on distilling; then leave it to a
+    person.
+    """
+    rules = rules_of(config.gate)
+    for extended in range(_extensions(session, number), config.gate_extend + 1):
+        decision = _judged(session, config, rules, number)
+        if decision.decision == "undecided" and _ask_more(session, config, rules, decision, number):
+            decision = _judged(session, config, rules, number)
+        if decision.decision != "undecided" or extended == config.gate_extend:
+            break
+        session.display.say(f"gate: the distillation goes on ({extended + 1} of {config.gate_extend})")
+        _extend(session, config, trained, number)
+    decided = enter(session, number, decision)
+    if decided is None:
+        session.display.say(
+            f"gate: cycle {number} is left undecided: recover accept {number} or recover reject {number}"
+        )
+    elif decided.moved:
+        session.display.say(f"gate: cycle {number} {decided.decision}; latest is {decided.after} again")
+    else:
+        session.display.say(f"gate: cycle {number} {decided.decision}")
+
+
+def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number: int) -> Decision:
+    """One look at the rules; alpha is shared by all looks there may be (before and after more items, each time)."""
+    looks = 2 * (1 + config.gate_extend)
+    decision = judge_cycle(session, rules, number, alpha=config.gate_alpha, looks=looks)
+    for verdict in decision.verdicts:
+        session.display.say(f"gate: {verdict.reason}")
+    return decision
+
+
+def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], decision: Decision, number: int) -> bool:
+    """Ask every checkpoint that the rules are about more items, where there are more and the budget allows it."""
+    asked = config.eval.limit
+    if asked is None or not decision.samples or asked >= config.gate_samples:
+        return False
+    limit = min(config.gate_samples, asked + max(decision.samples.values()))
+    session.display.say(
+        f"gate: undecided, so up to {limit:,} items of each suite are asked (budget {config.gate_samples:,})"
+    )
+    for name in references(session, rules, number):
+        evaluate(session, dataclasses.replace(config.eval, checkpoint=name, limit=limit), cycle=number)
+    return True
+
+
+def _extend(session: Session, config: CycleConfig, trained: Checkpoint, number: int) -> None:
+    """The same distillation again from where it ended, on prompts in another order."""
+    last = _made(session, number, "recovered")
+    assert last is not None  # the gate judges what is recovered
+    again = _distill_config(config, trained, number)
+    seed = again.seed + 1000 * (1 + _extensions(session, number))
+    restored = _distilled(session, dataclasses.replace(again, student=last.name, seed=seed), number)
+    _evaluate(session, config, restored, number)
+
+
+def _extensions(session: Session, number: int) -> int:
+    """How often the cycle's distillation went on already."""
+    return max(0, sum(c.cycle == number and c.kind == "recovered" for c in session.registry.all()) - 1)
+
+
+def _distilled(session: Session, config: DistillConfig, number: int) -> Checkpoint:
+    """The distillation to its end; one that was stopped goes on with its own settings."""
+    stopped = _unfinished(session, "distill", number)
+    if stopped is not None:
+        config = from_json(DistillConfig, stopped.config)
+    return distill(session, config, cycle=number, resume=stopped)
 
 
 def resumable(session: Session) -> records.Stage | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pipelines.report import model_card
 from pipelines.session import Session
 from recovery.checkpoints import CONTENT, content_hash
 from recovery.loading import load_model
@@ -17,7 +18,8 @@ from recovery.workspace import Checkpoint
 def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[str, Any]:
     """Write checkpoint ``name`` to ``folder``, with its adapter merged into the weights if ``merge``.
 
-    Without ``merge`` an adapter stays one, and names the folder of its base. The folder appears whole or not at all.
+    Without ``merge`` an adapter stays one, and names the folder of its base. A model card stands beside it. The
+    folder appears whole or not at all.
     """
     checkpoint = session.verified(session.resolve(name))
     folder = folder.expanduser().resolve()
@@ -30,6 +32,7 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
         _merge(checkpoint, writing)
     else:
         _copy(checkpoint.path, writing)
+    (writing / "README.md").write_text(model_card(session, checkpoint), encoding="utf-8")
     if folder.exists():
         folder.rmdir()  # the command has made sure that it is empty
     writing.rename(folder)

@@ -93,7 +93,7 @@ def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = 
     """The resolved plan, from the documents as they are now; writes nothing and loads no weights."""
     student = session.resolve(config.student)
     number = cycle or session.next_cycle()
-    return _plan(config, student, _Sources(_gather(config, number), _earlier(session, number)))
+    return _plan(config, student, _Sources(_gather(config, number), _earlier(session, student, number)))
 
 
 def midtrain(
@@ -116,7 +116,7 @@ def midtrain(
     student = session.registered(session.resolve(config.student))
     config = dataclasses.replace(config, student=student.name)
     own = thaw(session.workspace, number) if opened or resume is not None else open_cycle(session, config, number)
-    sources = _Sources(own, _earlier(session, number))
+    sources = _Sources(own, _earlier(session, student, number))
     plan = _plan(config, student, sources)
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
@@ -157,8 +157,8 @@ def _gather(config: MidtrainConfig, cycle: int) -> FrozenCorpus:
     return gather(config.docs, cycle, held_out=config.held_out, seed=config.seed)
 
 
-def _earlier(session: Session, cycle: int) -> dict[int, FrozenCorpus]:
-    return thaw_all(session.workspace, [k for k in session.cycles() if k < cycle])
+def _earlier(session: Session, student: Checkpoint, cycle: int) -> dict[int, FrozenCorpus]:
+    return thaw_all(session.workspace, session.taken_up(student, cycle - 1))
 
 
 def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> MidtrainPlan:

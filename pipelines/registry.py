@@ -47,6 +47,7 @@ class Registry:
             tuning=row.tuning or "full",
             cycle=row.cycle,
             id=row.id,
+            pruned=str(row.details.get("pruned", "")),
         )
 
 

@@ -137,10 +137,24 @@ class Session:
         """The cycles so far by number."""
         return {c.number: c for c in queries.cycles(self.tracker.database, self.experiment_id)}
 
+    def taken_up(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
+        """The cycles (up to ``last``) whose documents a checkpoint should know: all that were not rejected or rolled
+        back, and those it has itself been through.
+        """
+        by_name = {c.name: c for c in self.registry.all()}
+        lived: set[int | None] = set()
+        forebear: Checkpoint | None = checkpoint
+        while forebear is not None:
+            lived.add(forebear.cycle)
+            forebear = by_name.pop(forebear.parent or "", None)
+        counted = (k for k, c in self.cycles().items() if k in lived or c.decision not in ("rejected", "rolled_back"))
+        return [k for k in counted if last is None or k <= last]
+
     def _standing(self, checkpoint: Checkpoint) -> Checkpoint:
         if not checkpoint.path.is_dir():
             raise CheckpointError(
-                f"the folder of the checkpoint {checkpoint.name} is gone ({checkpoint.path}): put it back"
+                f"the folder of the checkpoint {checkpoint.name} is gone ({checkpoint.path}): "
+                + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else "put it back")
             )
         return checkpoint
 

@@ -73,7 +73,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Setti
     student = session.resolve(config.student)
     teachers = _named_teachers(session, config, student)
     number = cycle or student.cycle or session.next_cycle()
-    corpora = thaw_all(session.workspace, [k for k in session.cycles() if k <= number])
+    corpora = thaw_all(session.workspace, session.taken_up(student, number))
     prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
     notes = list(prompts.notes)
     context = _context(config)

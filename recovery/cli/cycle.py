@@ -64,6 +64,28 @@ from recovery.cli import options, stages
     help="Stop a recovery at this share of base's score; 0: never.",
 )
 @click.option("--limit", type=click.IntRange(min=1), default=None, help="Items asked of each suite at most.")
+@click.option(
+    "--gate",
+    multiple=True,
+    metavar="RULE",
+    help="Accept or reject each cycle by this rule, as 'ifeval >= 0.98*base'; may be repeated. 'standard': the usual "
+    "three.",
+)
+@click.option(
+    "--gate-samples",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Items of a suite that an undecided gate may ask for.  [default: 4000]",
+)
+@click.option(
+    "--gate-extend",
+    type=click.IntRange(min=0),
+    default=None,
+    help="How often an undecided gate lets the distillation go on.  [default: 1]",
+)
+@click.option(
+    "--gate-alpha", type=float, default=None, help="How often a gate's verdict may be wrong.  [default: 0.05]"
+)
 @stages.prompts
 @stages.max_new_tokens
 @stages.tuning_options

@@ -15,7 +15,7 @@ import click
 from recovery import __version__
 from recovery.errors import RecoveryError
 
-# name -> (module that defines `command`, the one line of help). Order is the order of the help.
+# name -> (module that defines `command`, or module:name, and the one line of help), in the order of the help.
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("recovery.cli.demo", "Watch three cycles on the built-in miniature, start to finish."),
     "midtrain": ("recovery.cli.midtrain", "Teach the model a folder of documents."),
@@ -23,13 +23,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("recovery.cli.train", "Train by any method: a preset and its dials."),
     "methods": ("recovery.cli.methods", "List the methods, and explain each."),
     "eval": ("recovery.cli.eval", "Measure behaviour and knowledge of a checkpoint."),
+    "drift": ("recovery.cli.drift", "Say how far a checkpoint has moved from another."),
+    "probes": ("recovery.cli.probes", "Make the questions that measure knowledge, and review them."),
     "cycle": ("recovery.cli.cycle", "Run whole cycles: midtrain, eval, distill, eval for each corpus."),
+    "gate": ("recovery.cli.gate", "Judge a cycle by rules: accept, reject or undecided."),
+    "accept": ("recovery.cli.decisions:accept", "Accept a cycle: the next one goes on from it."),
+    "reject": ("recovery.cli.decisions:reject", "Reject a cycle: the next one goes on from what it began with."),
+    "rollback": ("recovery.cli.decisions:rollback", "Undo a cycle and what went on from it."),
     "compare": ("recovery.cli.compare", "Compare methods from the same start at the same cost."),
     "study": ("recovery.cli.study", "Run the published claims as experiments on the miniature."),
     "resume": ("recovery.cli.resume", "Continue what was interrupted."),
     "status": ("recovery.cli.status", "Show the cycles and what each of them won and lost."),
     "checkpoints": ("recovery.cli.checkpoints", "List the checkpoints and where they came from."),
     "export": ("recovery.cli.export", "Write a checkpoint as an ordinary model folder."),
+    "report": ("recovery.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
+    "prune": ("recovery.cli.prune", "Free the space of weights that nobody needs any more."),
     "dashboard": ("recovery.cli.dashboard", "Open the review dashboard in a browser."),
     "miniature": ("recovery.cli.miniature", "Rebuild the built-in model, or write its world's corpora."),
     "doctor": ("recovery.cli.doctor", "Say what this machine can run."),
@@ -50,10 +58,11 @@ class LazyGroup(click.Group):
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the module of ``cmd_name`` and return its ``command``; None for an unknown name."""
+        """Import the module of ``cmd_name`` and return its command; None for an unknown name."""
         if cmd_name not in self.table:
             return None
-        command: click.Command = importlib.import_module(self.table[cmd_name][0]).command
+        module, _, name = self.table[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or "command")
         command.name = cmd_name
         return command
 

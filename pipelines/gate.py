@@ -1,0 +1,184 @@
+"""The gate in a workspace: what was measured of a cycle is judged by rules and set against what came before it."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from db import Database, Decided, decide, queries, records
+from evals.comparison import by_type, compare, corrected, judged
+from evals.gate import Decision, Evidence, Measurement, Need, Rule, judge_all, measurement, needs, parse_rule, together
+from evals.matrix import KnowledgeMatrix
+from pipelines.session import Session
+from recovery.errors import UsageError
+from recovery.types import Score
+
+# The bounds lie below what a good cycle reaches, so that a thousand items can show that it does.
+STANDARD = ("ifeval >= 0.96*base", "domain >= 0.9*midtrained", "general >= 0.95*base")
+GATE = "gate"
+_DECISIONS = {"accept": "accepted", "reject": "rejected"}
+_LEFT = ("rejected", "rolled_back")
+_FIRST = ("instruction_following", "ifeval")
+_NO_SHARES = ("bits_per_byte", "drift")  # not between 0 and 1, or nothing that is won and lost
+
+
+def rules_of(texts: Sequence[str]) -> list[Rule]:
+    """Rules read; "standard" stands for :data:`STANDARD`. Raises UsageError that says where a rule is wrong."""
+    spelt = [rule for text in texts for rule in (STANDARD if text.strip() == "standard" else (text,))]
+    return [parse_rule(text) for text in dict.fromkeys(spelt)]
+
+
+def judge_cycle(
+    session: Session, rules: Sequence[Rule], number: int, *, alpha: float = 0.05, looks: int = 1
+) -> Decision:
+    """Judge a cycle by what the tracker holds, and record the judgement as an event. Decides nothing."""
+    decision = judge_all(rules, gather(session, rules, number), alpha=alpha, looks=looks)
+    session.tracker.event(
+        session.experiment_id,
+        f"cycle {number}: {decision.reason}",
+        kind=GATE,
+        cycle_id=session.cycle_id(number),
+        data=decision.to_json(),
+    )
+    return decision
+
+
+def gather(session: Session, rules: Sequence[Rule], number: int) -> Evidence:
+    """What the rules rest on, read from the tracker; what was not measured is left out."""
+    rows = _rows(session)
+    measured: dict[str, dict[str, Measurement]] = {}
+    for need in (need for rule in rules for need in needs(rule, number)):
+        checkpoint = _checkpoint(rows, need, number)
+        if checkpoint is not None:
+            found = _measurements(session.tracker.database, checkpoint.id, need.suites)
+            measured.setdefault(need.checkpoint, {}).update(found)
+    return Evidence(measured, number)
+
+
+def references(session: Session, rules: Sequence[Rule], number: int) -> list[str]:
+    """The names of the checkpoints that the rules are about, the judged one first."""
+    rows = _rows(session)
+    found = (_checkpoint(rows, need, number) for rule in rules for need in needs(rule, number))
+    return list(dict.fromkeys(checkpoint.name for checkpoint in found if checkpoint is not None))
+
+
+def enter(session: Session, number: int, decision: Decision) -> Decided | None:
+    """Enter the gate's own decision, with its evidence; an undecided one is left to a person."""
+    word = _DECISIONS.get(decision.decision)
+    if word is None:
+        return None
+    database, cycle = session.tracker.database, session.cycle_id(number)
+    return decide(database, cycle, word, who=GATE, why=decision.reason, evidence=decision.to_json())
+
+
+def decide_cycle(session: Session, number: int, decision: str, *, who: str | None, why: str) -> Decided:
+    """A person's decision. Raises UsageError without a reason or such a cycle."""
+    if not why.strip():
+        raise UsageError("say why with --why: a decision without a reason helps nobody later")
+    cycle = session.cycles().get(number)
+    if cycle is None:
+        known = ", ".join(map(str, session.cycles())) or "none yet"
+        raise UsageError(f"there is no cycle {number}: the cycles are {known}")
+    evidence = dict(cycle.details.get("evidence", {}))
+    return decide(session.tracker.database, cycle.id, decision, who=who or _me(), why=why.strip(), evidence=evidence)
+
+
+def conclude(session: Session, number: int) -> dict[str, Any]:
+    """Set a cycle's end against base and against its mid-trained checkpoint, suite by suite and type by type, with the
+    knowledge of all corpora so far; kept with the cycle, where the dashboard and the report read it.
+    """
+    rows = _rows(session)
+    row = next((r for r in rows if r.cycle.number == number), None)
+    if row is None or (row.recovered or row.midtrained) is None:
+        raise UsageError(f"cycle {number} has no checkpoint yet: there is nothing to compare")
+    end = (row.recovered or row.midtrained).checkpoint  # type: ignore[union-attr]  # one of them is there
+    pairs = {"base": row.base, "midtrained": row.midtrained if row.recovered else None, "before": row.before}
+    found: dict[str, Any] = {
+        name: _compared(session.tracker.database, one.checkpoint.id, end.id)
+        for name, one in pairs.items()
+        if one is not None and one.checkpoint.id != end.id
+    }
+    evidence = {"checkpoint": end.name, "compared_with": found, "knowledge": matrix(rows, number).to_json()}
+    details = dict(row.cycle.details) | {"evidence": evidence}
+    session.tracker.cycle(session.experiment_id, number, details=details)
+    return evidence
+
+
+def matrix(rows: Iterable[records.CycleRow], last: int) -> KnowledgeMatrix:
+    """What the kept cycles up to ``last`` know of every corpus so far, asked as questions."""
+    kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in _LEFT]
+    ends = [(row.cycle.number, row.recovered or row.midtrained, row.base) for row in kept]
+    known = [(number, end, base) for number, end, base in ends if end is not None]
+    values = tuple({j: s.value for j, s in end.scores.domain_knowledge_by_corpus.items()} for _, end, _ in known)
+    base = known[0][2] if known else None
+    chance = {j: s.value for j, s in base.scores.domain_knowledge_by_corpus.items()} if base is not None else {}
+    return KnowledgeMatrix(tuple(number for number, _, _ in known), values, chance)
+
+
+def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
+    """Every suite that both were asked, and the types of instruction."""
+    one, two = _newest(database, first), _newest(database, second)
+    items = {
+        suite: [judged(queries.judged_items(database, side[suite].id)) for side in (one, two)]
+        for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in _FIRST, name))
+        if suite.partition("/")[0] not in _NO_SHARES
+    }
+    suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
+    told: dict[str, Any] = {"suites": [c.to_json() for c in corrected(suites)]}
+    for suite in _FIRST:
+        if suite in items:
+            told[f"types of {suite}"] = [c.to_json() for c in by_type(*items[suite])]
+    return told
+
+
+def _rows(session: Session) -> tuple[records.CycleRow, ...]:
+    overview = queries.overview(session.tracker.database, session.experiment_id)
+    return overview.cycles if overview is not None else ()
+
+
+def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> records.Checkpoint | None:
+    """The checkpoint a need is about, where there is one."""
+    at = need.corpus if need.checkpoint == "first" and need.corpus is not None else number
+    row = next((r for r in rows if r.cycle.number == at), None)
+    if row is None:
+        raise UsageError(f"there is no cycle {at}: the cycles are {', '.join(str(r.cycle.number) for r in rows)}")
+    measured = {"base": row.base, "midtrained": row.midtrained, "previous": row.before}.get(
+        need.checkpoint, row.recovered or row.midtrained
+    )
+    return measured.checkpoint if measured is not None else None
+
+
+def _measurements(database: Database, checkpoint: int, suites: Sequence[str]) -> dict[str, Measurement]:
+    """The newest results of some suites; a group of tasks (mmlu) is all that are named after it, as one."""
+    newest = _newest(database, checkpoint)
+    found: dict[str, Measurement] = {}
+    for suite in suites:
+        if suite in newest:
+            found[suite] = _measurement(database, newest[suite])
+        elif parts := {name: row for name, row in newest.items() if name.startswith(f"{suite}_")}:
+            found[suite] = together({name: _measurement(database, row) for name, row in parts.items()})
+    return {suite: one for suite, one in found.items() if one.headline is not None}
+
+
+def _measurement(database: Database, row: records.Evaluation) -> Measurement:
+    items = queries.judged_items(database, row.id)
+    found = measurement((key, score, group, extra) for key, score, group, _, extra in items)
+    score = None if row.value is None else Score(row.value, row.stderr or 0.0, row.n)
+    return Measurement(found.items, found.groups, score)
+
+
+def _newest(database: Database, checkpoint: int) -> Mapping[str, records.Evaluation]:
+    """The newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
+    found: dict[str, records.Evaluation] = {}
+    for row in queries.evaluations(database, checkpoint):  # newest first
+        found.setdefault(row.suite if row.corpus is None else f"{row.suite}/{row.corpus}", row)
+    return found
+
+
+def _me() -> str:
+    """Who is at the keyboard, as far as the system knows."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

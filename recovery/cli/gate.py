@@ -1,0 +1,80 @@
+"""`recover gate`: judge a cycle by rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recovery.cli import options, stages
+from recovery.errors import UsageError
+
+# For scripts: 0 accept; 1 and 2 are errors.
+STATUS = {"accept": 0, "reject": 3, "undecided": 4}
+
+
+@click.command()
+@click.argument("cycle", type=click.IntRange(min=1), required=False)
+@options.workspace
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    default=("standard",),
+    metavar="RULE",
+    help="A rule such as 'ifeval >= 0.98*base'; may be repeated.  [default: standard]",
+)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    default=0.05,
+    show_default=True,
+    help="How often a verdict may be wrong.",
+)
+@click.option("--enter", is_flag=True, help="Enter the outcome as the gate's decision; a rejected cycle is left.")
+@options.as_json
+@click.pass_context
+def command(
+    context: click.Context,
+    cycle: int | None,
+    workspace: Path,
+    rules: tuple[str, ...],
+    alpha: float,
+    enter: bool,
+    as_json: bool,
+) -> None:
+    """Judge a cycle by rules: accept, reject or undecided.
+
+    The newest CYCLE where none is named, on what was measured of it.
+
+    A rule reads NAME >= TARGET. Names: ifeval, domain, domain(K), stored, stored(K), general, retention(TASK),
+    behaviour(SUITE), refusal. Targets: 0.85, 0.98*base, midtrained, previous, first, and points added to one of
+    them. The exit status is 0 for accept, 3 for reject, 4 for undecided.
+    """
+    from pipelines import gate
+    from pipelines.registry import existing
+
+    existing(workspace)
+    read = gate.rules_of(rules)
+    with stages.at_work(workspace, "recover gate", alone=False) as session:
+        number = cycle or max(session.cycles(), default=0)
+        if not number:
+            raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
+        decision = gate.judge_cycle(session, read, number, alpha=alpha)
+        decided = gate.enter(session, number, decision) if enter else None
+        options.emit(
+            decision.to_json() | {"cycle": number, "entered": decided},
+            as_json,
+            lambda: _text(decision, number, decided),
+        )
+    context.exit(STATUS[decision.decision])
+
+
+def _text(decision: Any, number: int, decided: Any) -> str:
+    lines = [f"{verdict.verdict:9} {verdict.reason}" for verdict in decision.verdicts]
+    lines.append(f"cycle {number}: {decision.decision}: {decision.reason}")
+    lines.append(f"({decision.method})")
+    if decided is not None:
+        lines.append(f"entered: {decided.decision}" + (f"; latest is {decided.after}" if decided.moved else ""))
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""From the terminal: judge a cycle, decide about it, report it, free its space."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.cli.main import run
+from tests.pipelines.conftest import write_corpus
+
+Ask = Callable[..., tuple[int, Any]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A folder with a workspace of two small cycles on a tiny model."""
+    home = tmp_path_factory.mktemp("deciding")
+    prompts = [
+        {"key": f"p{n}", "prompt": f"Name boat {n}. Use no comma.", "instruction_id_list": ["punctuation:no_comma"],
+         "kwargs": [{}]}
+        for n in range(40)
+    ]  # fmt: skip
+    (home / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    small = ["--midtrain-steps", "2", "--distill-steps", "1", "--max-new-tokens", "8", "--limit", "20", "--until", "0"]
+    for name in ("Harbour", "Orchid"):
+        docs = write_corpus(home / name, name)
+        command = ["cycle", "--docs", docs, "--model", tiny_model, "--workspace", home / "w", "--prompts"]
+        assert run([str(word) for word in [*command, home / "prompts.jsonl", *small]]) == 0
+    return home
+
+
+@pytest.fixture
+def ask(home: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """``ask("gate", 1)``: the status and the JSON that a command printed, or its line of error."""
+
+    def say(*arguments: str | int | Path) -> tuple[int, Any]:
+        capsys.readouterr()
+        status = run([*map(str, arguments), "--workspace", str(home / "w"), "--json"])
+        printed = capsys.readouterr()
+        return status, json.loads(printed.out) if printed.out else printed.err.strip()
+
+    return say
+
+
+def test_a_gate_says_its_verdict_and_exits_by_it(ask: Ask) -> None:
+    status, told = ask("gate", 1, "--rule", "ifeval >= 0.1")
+    assert (status, told["decision"], told["cycle"]) in ((0, "accept", 1), (3, "reject", 1), (4, "undecided", 1))
+    assert told["verdicts"][0]["n"] == 8 and told["entered"] is None
+    status, told = ask("gate", "--rule", "retention(mmlu) >= 0.97*base")
+    assert (status, told["decision"], told["cycle"]) == (4, "undecided", 2)
+    status, error = ask("gate", 1, "--rule", "ifeval >> 0.9")
+    assert status == 1 and "'>='" in error
+
+
+def test_people_decide_and_latest_follows(ask: Ask) -> None:
+    assert ask("accept", 1)[0] == 2  # a decision has a reason
+    status, told = ask("accept", 1, "--why", "it knows the ferries", "--who", "Ada")
+    assert (status, told["decision"], told["after"], told["also"]) == (0, "accepted", "cycle-2/recovered", [])
+    status, error = ask("reject", 1, "--why", "x")
+    assert status == 1 and "recover rollback 1" in error
+    status, told = ask("rollback", 1, "--why", "wrong documents")
+    assert (status, told["before"], told["after"], told["also"]) == (0, "cycle-2/recovered", "base", [2])
+    assert ask("status")[1]["latest"] == "base"
+    assert ask("accept", 2, "--why", "they were right")[1]["after"] == "cycle-2/recovered"
+
+
+def test_a_report_is_two_files_that_need_nothing_else(ask: Ask, home: Path, tmp_path: Path) -> None:
+    status, told = ask("report", 2, "--out", tmp_path / "out")
+    assert status == 0
+    html, markdown = (Path(told[kind]).read_text() for kind in ("html", "markdown"))
+    assert "they were right" in html and "they were right" in markdown
+    assert "<script" in html and "src=" not in html.split("</style>")[1].split("<script")[0]
+    plain = Path(ask("report", 1, "--out", tmp_path / "plain", "--no-figures")[1]["html"]).read_text()
+    assert "<script" not in plain and "http" not in plain.replace("http-equiv", "")
+    assert ask("report", 9)[0] == 1
+
+
+def test_prune_only_tells_until_it_is_told_to(ask: Ask, home: Path) -> None:
+    status, told = ask("prune")
+    names = [removal["name"] for removal in told["removals"]]
+    assert status == 0 and told["freed"] == 0 and "cycle-1/recovered" in names and told["bytes"] > 0
+    assert (home / "w" / "checkpoints" / "cycle-1" / "recovered").is_dir()
+    assert ask("prune", "--yes")[1]["freed"] == told["bytes"]
+    assert not (home / "w" / "checkpoints" / "cycle-1" / "recovered").exists()
+    status, error = ask("eval", "cycle-1/recovered")
+    assert status == 1 and "pruned on" in error
+    assert ask("checkpoints")[0] == 0
+    assert ask("prune", "--policy", "everything") == (1, ask("prune", "--policy", "everything")[1])
+
+
+def test_an_exported_model_carries_its_card(ask: Ask, tmp_path: Path) -> None:
+    assert ask("export", "cycle-2/recovered", tmp_path / "out")[0] == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nbase_model: ") and "| instruction_following |" in card and "rolled back" in card
