@@ -8,7 +8,7 @@ made before, rewards, the student as its own teacher with a context) is a matter
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from pipelines.answers import (
     write_result,
 )
 from pipelines.estimates import Needs, seconds_for
+from pipelines.glimpses import Glimpses
 from pipelines.midtrain import row_length, rows_of
 from pipelines.models import choose_tuning, engine_of, load_frozen, load_student, self_teacher, teacher_of
 from pipelines.progress import duration
@@ -137,17 +138,18 @@ def distill(
             memory,
         )
         estimator = Estimator(teachers, config.dials(), anchor)
+        glimpses = Glimpses(stage, source, loaded, teachers, plan.steps, config.token_views)
         watch = Watch(stage, config, loaded, engine, setting.development, reference, timed, estimator, memory, observe)
         watch.measure(resume_step(stage.states) + 1)
         result = stage.train(
             loaded,
-            source,
+            glimpses,
             estimator,
             settings_of(config, plan.steps, plan.tuning),
             figure="reverse_kl" if config.divergence == "sampled" else _names(config)["loss/base"],
             names=_names(config),
             measured=watch.measured,
-            after_step=watch.after_step,
+            after_step=_each(glimpses.look, watch.after_step),
             sound=watch.sound,
             memory=memory,
             shadow=_shadow(timed),
@@ -169,6 +171,16 @@ def distill(
         if result.stopped.startswith("collapse"):
             session.display.say(f"stopped: {result.stopped}; kept the state of step {result.step}")
         return stage.keep(loaded, "recovered", student, extra, name=name)
+
+
+def _each(look: Callable[[int], None], after_step: Callable[[int], str | None]) -> Callable[[int], str | None]:
+    """First look, then say whether to stop."""
+
+    def after(step: int) -> str | None:
+        look(step)
+        return after_step(step)
+
+    return after
 
 
 def _plan(config: DistillConfig, setting: Setting) -> DistillPlan:

@@ -110,6 +110,10 @@ class ChatFormat:
             kept.append(int(token))
         return strip_thinking(self.tokenizer.decode(kept, skip_special_tokens=True)).strip()
 
+    def raw_text(self, ids: Sequence[int]) -> str:
+        """Tokens as they are, special ones by their names; a part of a character becomes the replacement sign."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a piece of text, nothing added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from db import Tracker
 from pipelines.lab import Lab
 from pipelines.progress import Display, duration
 from pipelines.results import machine
@@ -46,6 +47,7 @@ def run_study(study: Study, folder: Path, seeds: Sequence[int], budget: float, d
             _run(study, folder, seed, budget, display)
     outcome = kept_outcome(study, folder, seeds, budget)
     assert outcome is not None  # every seed is done
+    _publish(outcome, folder)
     return outcome
 
 
@@ -97,6 +99,13 @@ def _run(study: Study, folder: Path, seed: int, budget: float, display: Display)
     kept = Kept(seed, budget, lab.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
     write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")
     display.say(f"study {study.name}, seed {seed}: done in {duration(minutes * 60)}")
+
+
+def _publish(outcome: Outcome, folder: Path) -> None:
+    """The table and the verdict into the tracker, where the dashboard finds them."""
+    with Tracker(Workspace(folder).database) as tracker:
+        number = tracker.experiment(f"study/{outcome.study.name}/budget-{outcome.budget:g}")
+        tracker.describe_experiment(number, as_json(outcome))
 
 
 def _others(study: Study, folder: Path, seed: int, budget: float) -> dict[str, dict[str, float]]:

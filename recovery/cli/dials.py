@@ -72,6 +72,12 @@ common = stages.several(
         default=None,
         help="Stop where the divergence no longer falls over so many steps; 0: never.",
     ),
+    click.option(
+        "--token-views",
+        type=click.IntRange(min=0),
+        default=None,
+        help="Answers kept token by token for the review, at the first step and five times on; 0: none.  [default: 6]",
+    ),
     stages.tuning_options,
     stages.model_options,
     options.seed,

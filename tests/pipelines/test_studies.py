@@ -76,7 +76,10 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
     assert ran == [0, 1, 2]
     assert dict(found.runs) == {0: {"gain": 1.0}, 1: {"gain": 1.01}, 2: {"gain": 1.02}}
     with Tracker(Workspace(tmp_path).database) as tracker:
-        names = [row.name for row in queries.experiments(tracker.database)]
+        rows = queries.experiments(tracker.database)
+        names = [row.name for row in rows]
+        told_there = next(row.config for row in rows if row.name == "study/sample/budget-0.1")
+    assert (told_there["verdict"], told_there["seeds"]) == ("holds", [0, 1, 2]), "the dashboard finds it there"
     assert {"study/sample/budget-0.1/seed-0", "study/sample/budget-0.1/seed-2"} <= set(names), (
         "one tracker holds them all"
     )

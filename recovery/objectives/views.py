@@ -1,0 +1,82 @@
+"""A few answers token by token: what the student said, what it and its teacher would have said instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from recovery.batches import Row, collate
+from recovery.loading import Loaded
+from recovery.teachers import Teacher
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """One answer of n tokens: ``ids`` of the prompt before it, and a list of n entries for each of the others.
+
+    ``reverse_kl`` is KL(student | teacher) at each position, the entropies are those of both distributions (nats),
+    ``logprob`` and ``teacher_logprob`` what each gave the token that was said; the tops are the likeliest tokens
+    as (id, probability), likeliest first.
+    """
+
+    prompt_ids: list[int]
+    ids: list[int]
+    reverse_kl: list[float]
+    entropy: list[float]
+    teacher_entropy: list[float]
+    logprob: list[float]
+    teacher_logprob: list[float]
+    top: list[list[tuple[int, float]]]
+    teacher_top: list[list[tuple[int, float]]]
+    advantage: list[float]
+
+
+def token_views(student: Loaded, teacher: Teacher, rows: Sequence[Row], pad_id: int) -> list[TokenView]:
+    """Score ``rows`` one at a time by both, over the whole vocabulary; nothing is learnt and memory is one row's."""
+    return [_view(student, teacher, row, pad_id) for row in rows if any(row.loss_mask[1:])]
+
+
+def _view(student: Loaded, teacher: Teacher, row: Row, pad_id: int) -> TokenView:
+    batch = collate([row], pad_id, student.device)
+    seen = batch.seen_by_teacher or batch
+    with torch.no_grad():
+        theirs_NV = teacher.head.logits(seen.gather(teacher.hidden(seen))).float().log_softmax(-1)
+        mine_NV = student.head.logits(batch.gather(student.hidden(batch))).float().log_softmax(-1)
+    said_N1 = batch.targets_N[:, None]
+    first = next(t for t, target in enumerate(row.loss_mask) if target and t > 0)
+    return TokenView(
+        prompt_ids=list(row.ids[:first]),
+        ids=batch.targets_N.tolist(),
+        reverse_kl=_kl(mine_NV, theirs_NV),
+        entropy=_entropy(mine_NV),
+        teacher_entropy=_entropy(theirs_NV),
+        logprob=_rounded(mine_NV.gather(-1, said_N1)[:, 0]),
+        teacher_logprob=_rounded(theirs_NV.gather(-1, said_N1)[:, 0]),
+        top=_top(mine_NV),
+        teacher_top=_top(theirs_NV),
+        advantage=[round(float(a), 4) for a in row.advantages],
+    )
+
+
+def _kl(log_p: torch.Tensor, log_q: torch.Tensor) -> list[float]:
+    """Σ_v p (log p − log q) at each position; an entry of no probability adds nothing."""
+    terms = torch.where(log_p > -torch.inf, log_p.exp() * (log_p - log_q), 0.0)
+    return _rounded(terms.sum(-1).clamp_min(0.0))
+
+
+def _entropy(log_p: torch.Tensor) -> list[float]:
+    return _rounded(-torch.where(log_p > -torch.inf, log_p.exp() * log_p, 0.0).sum(-1))
+
+
+def _top(log_p: torch.Tensor) -> list[list[tuple[int, float]]]:
+    probabilities, ids = log_p.exp().topk(min(TOP, log_p.shape[-1]), -1)
+    pairs = zip(ids.tolist(), probabilities.tolist(), strict=True)
+    return [[(token, round(p, 4)) for token, p in zip(*pair, strict=True)] for pair in pairs]
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [round(value, 4) for value in values.tolist()]
