@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
 from evals.comparison import by_type, compare, corrected, judged
-from evals.gate import Decision, Evidence, Measurement, Need, Rule, judge_all, measurement, needs, parse_rule, together
+from evals.gate import Decision, Evidence, Measurement, Need, Rule, judge_all, needs, parse_rule, together
 from evals.matrix import KnowledgeMatrix
+from pipelines.measured import items_of, newest
 from pipelines.session import Session
 from recovery.errors import UsageError
-from recovery.types import Score
 
 # The bounds lie below what a good cycle reaches, so that a thousand items can show that it does.
 STANDARD = ("ifeval >= 0.96*base", "domain >= 0.9*midtrained", "general >= 0.95*base")
@@ -118,7 +118,7 @@ def matrix(rows: Iterable[records.CycleRow], last: int) -> KnowledgeMatrix:
 
 def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
     """Every suite that both were asked, and the types of instruction."""
-    one, two = _newest(database, first), _newest(database, second)
+    one, two = newest(database, first), newest(database, second)
     items = {
         suite: [judged(queries.judged_items(database, side[suite].id)) for side in (one, two)]
         for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in _FIRST, name))
@@ -151,29 +151,14 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
 
 def _measurements(database: Database, checkpoint: int, suites: Sequence[str]) -> dict[str, Measurement]:
     """The newest results of some suites; a group of tasks (mmlu) is all that are named after it, as one."""
-    newest = _newest(database, checkpoint)
+    known = newest(database, checkpoint)
     found: dict[str, Measurement] = {}
     for suite in suites:
-        if suite in newest:
-            found[suite] = _measurement(database, newest[suite])
-        elif parts := {name: row for name, row in newest.items() if name.startswith(f"{suite}_")}:
-            found[suite] = together({name: _measurement(database, row) for name, row in parts.items()})
+        if suite in known:
+            found[suite] = items_of(database, known[suite])
+        elif parts := {name: row for name, row in known.items() if name.startswith(f"{suite}_")}:
+            found[suite] = together({name: items_of(database, row) for name, row in parts.items()})
     return {suite: one for suite, one in found.items() if one.headline is not None}
-
-
-def _measurement(database: Database, row: records.Evaluation) -> Measurement:
-    items = queries.judged_items(database, row.id)
-    found = measurement((key, score, group, extra) for key, score, group, _, extra in items)
-    score = None if row.value is None else Score(row.value, row.stderr or 0.0, row.n)
-    return Measurement(found.items, found.groups, score)
-
-
-def _newest(database: Database, checkpoint: int) -> Mapping[str, records.Evaluation]:
-    """The newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
-    found: dict[str, records.Evaluation] = {}
-    for row in queries.evaluations(database, checkpoint):  # newest first
-        found.setdefault(row.suite if row.corpus is None else f"{row.suite}/{row.corpus}", row)
-    return found
 
 
 def _me() -> str:

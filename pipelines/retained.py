@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from db import Database, queries, records
-from evals.gate import Measurement, measurement, measurement_of
+from evals.gate import Measurement, measurement_of
 from evals.retention import Interval, forgetting, retention
+from pipelines.measured import items_of, newest
 from pipelines.session import Session
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
@@ -38,7 +38,7 @@ class Kept:
 def kept(session: Session, checkpoint: Checkpoint, results: Iterable[SuiteResult]) -> dict[str, Kept]:
     """For each suite with scores from 0 to 1 that a forebear of the checkpoint answered too."""
     database = session.tracker.database
-    before = {one.name: newest(database, one.id) for one in forebears(session, checkpoint) if one.id is not None}
+    before = {one.name: newest(database, one.id) for one in session.forebears(checkpoint) if one.id is not None}
     found: dict[str, Kept] = {}
     for result in results:
         now = measurement_of(result)
@@ -46,37 +46,12 @@ def kept(session: Session, checkpoint: Checkpoint, results: Iterable[SuiteResult
         if kind in _LESS_IS_BETTER or not now.items or not all(0 <= score <= 1 for score in now.items.values()):
             continue
         asked = {name: rows[result.suite] for name, rows in before.items() if result.suite in rows}
-        earlier = {name: one for name, row in asked.items() if _alike(now, one := measured(database, row))}
+        earlier = {name: one for name, row in asked.items() if _alike(now, one := items_of(database, row))}
         lost = forgetting(now, earlier)
         if lost is not None:
             base = earlier.get("base") if kind not in _LEARNT else None
             found[result.suite] = Kept(None if base is None else retention(now, base), lost[1], lost[0])
     return found
-
-
-def forebears(session: Session, checkpoint: Checkpoint) -> list[Checkpoint]:
-    """The checkpoints that one goes back to, the clean model among them, nearest first."""
-    by_name = {one.name: one for one in session.registry.all() if one.name != checkpoint.name}
-    found: list[Checkpoint] = []
-    parent = checkpoint.parent
-    while parent in by_name:
-        found.append(by_name.pop(parent))
-        parent = found[-1].parent
-    return found + [one for one in by_name.values() if one.name == "base"]
-
-
-def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
-    """The newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
-    found: dict[str, records.Evaluation] = {}
-    for row in queries.evaluations(database, checkpoint):  # newest first
-        found.setdefault(row.suite if row.corpus is None else f"{row.suite}/{row.corpus}", row)
-    return found
-
-
-def measured(database: Database, row: records.Evaluation) -> Measurement:
-    """An evaluation's items as they were judged."""
-    items = queries.judged_items(database, row.id)
-    return measurement((key, score, group, extra) for key, score, group, _, extra in items)
 
 
 def _alike(now: Measurement, before: Measurement) -> bool:

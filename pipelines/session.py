@@ -137,16 +137,21 @@ class Session:
         """The cycles so far by number."""
         return {c.number: c for c in queries.cycles(self.tracker.database, self.experiment_id)}
 
+    def forebears(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        """The checkpoints that one goes back to, nearest first; the clean model is always among them, or last."""
+        by_name = {one.name: one for one in self.registry.all() if one.name != checkpoint.name}
+        found: list[Checkpoint] = []
+        parent = checkpoint.parent
+        while parent in by_name:
+            found.append(by_name.pop(parent))
+            parent = found[-1].parent
+        return found + [one for one in by_name.values() if one.name == "base"]
+
     def taken_up(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
         """The cycles (up to ``last``) whose documents a checkpoint should know: all that were not rejected or rolled
         back, and those it has itself been through.
         """
-        by_name = {c.name: c for c in self.registry.all()}
-        lived: set[int | None] = set()
-        forebear: Checkpoint | None = checkpoint
-        while forebear is not None:
-            lived.add(forebear.cycle)
-            forebear = by_name.pop(forebear.parent or "", None)
+        lived = {one.cycle for one in (checkpoint, *self.forebears(checkpoint))}
         counted = (k for k, c in self.cycles().items() if k in lived or c.decision not in ("rejected", "rolled_back"))
         return [k for k in counted if last is None or k <= last]
 

@@ -16,7 +16,7 @@ from evals.statistics import score_of
 from pipelines.agenda import Scope, plan_evaluate
 from pipelines.evaluate import corpora_measured, evaluate, measured, record
 from pipelines.midtrain import midtrain
-from pipelines.retained import forebears, kept
+from pipelines.retained import kept
 from pipelines.session import Session
 from pipelines.stage import running
 from recovery.config import EvalConfig, MidtrainConfig
@@ -148,7 +148,7 @@ def answered(suite: str, *scores: float) -> SuiteResult:
 def test_what_is_left_of_the_scores_before_is_told(session: Session, midtrain_config: MidtrainConfig) -> None:
     first = midtrain(session, midtrain_config)
     second = midtrain(session, midtrain_config)
-    assert [one.name for one in forebears(session, second)] == [first.name, "base"]
+    assert [one.name for one in session.forebears(second)] == [first.name, "base"]
     before = {
         session.base: [answered("length", 1, 1, 0, 0), answered("domain_knowledge/1", 0, 0, 0, 1)],
         first: [answered("length", 1, 1, 1, 0), answered("domain_knowledge/1", 1, 1, 1, 1)],

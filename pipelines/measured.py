@@ -1,0 +1,23 @@
+"""What the tracker holds of a checkpoint: the newest result of each suite, with its items."""
+
+from __future__ import annotations
+
+from db import Database, queries, records
+from evals.gate import Measurement, measurement
+from recovery.types import Score
+
+
+def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
+    """The newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
+    found: dict[str, records.Evaluation] = {}
+    for row in queries.evaluations(database, checkpoint):  # newest first
+        found.setdefault(row.suite if row.corpus is None else f"{row.suite}/{row.corpus}", row)
+    return found
+
+
+def items_of(database: Database, row: records.Evaluation) -> Measurement:
+    """An evaluation's items as they were judged, and its score."""
+    items = queries.judged_items(database, row.id)
+    found = measurement((key, score, group, extra) for key, score, group, _, extra in items)
+    score = None if row.value is None else Score(row.value, row.stderr or 0.0, row.n)
+    return Measurement(found.items, found.groups, score)
