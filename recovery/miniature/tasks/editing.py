@@ -13,9 +13,12 @@ ASK = ("Correct this sentence: {s}", "Mend the mistake and change nothing else: 
 
 
 def _at_word(rng: random.Random, sentence: str, change: Callable[[str], str], shortest: int = 4) -> str:
-    """Apply a change to one word of at least ``shortest`` letters."""
+    """Apply a change to one word of at least ``shortest`` letters; earlier damage may have left none."""
     parts = sentence.split(" ")
-    index = rng.choice([i for i, part in enumerate(parts) if len(part.strip(".")) >= shortest])
+    long_enough = [i for i, part in enumerate(parts) if len(part.strip(".")) >= shortest]
+    if not long_enough:
+        return sentence
+    index = rng.choice(long_enough)
     parts[index] = change(parts[index])
     return " ".join(parts)
 
