@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, select
 from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from db import process, records
@@ -40,12 +40,13 @@ _HEADLINES = (
 _PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
 
 
-def experiments(database: Database, *, limit: int = 200) -> list[records.Experiment]:
-    """Experiments, newest first."""
+def experiments(database: Database, *, prefix: str = "", limit: int = 200) -> list[records.Experiment]:
+    """Experiments, newest first; with ``prefix`` those whose names begin so."""
     counted = select(func.count()).where(Cycle.experiment_id == Experiment.id).scalar_subquery().label("cycles")
+    query = select(Experiment.__table__, counted).order_by(Experiment.id.desc()).limit(limit)
+    query = query.where(Experiment.name.startswith(prefix, autoescape=True)) if prefix else query
     with database.reading() as connection:
-        rows = connection.execute(select(Experiment.__table__, counted).order_by(Experiment.id.desc()).limit(limit))
-        return [_record(records.Experiment, row) for row in rows]
+        return [_record(records.Experiment, row) for row in connection.execute(query)]
 
 
 def experiment(database: Database, name_or_id: str | int) -> records.Experiment | None:
@@ -75,6 +76,34 @@ def stages(
     query = query if kind is None else query.where(Stage.kind == kind)
     with database.reading() as connection:
         return _stages(connection, query.limit(limit))
+
+
+def find_stages(
+    database: Database,
+    *,
+    ids: Sequence[int] | None = None,
+    experiment_ids: Sequence[int] | None = None,
+    kinds: Sequence[str] | None = None,
+    metric: str | None = None,
+    tokens: bool = False,
+    search: str = "",
+    limit: int = 200,
+) -> list[records.Stage]:
+    """Stages of any experiment, newest first: of some kinds, with a curve of this name, with rollouts token by token,
+    or whose checkpoint's name holds a text."""
+    conditions: list[ColumnElement[bool]] = []
+    for column, wanted in ((Stage.id, ids), (Stage.experiment_id, experiment_ids), (Stage.kind, kinds)):
+        if wanted is not None:
+            conditions.append(column.in_(wanted))
+    if metric is not None:
+        conditions.append(exists().where(MetricSeries.stage_id == Stage.id, MetricSeries.name == metric))
+    if tokens:
+        conditions.append(exists().where(TokenScores.stage_id == Stage.id))
+    if search:
+        named = Checkpoint.name.icontains(search, autoescape=True)
+        conditions.append(exists().where(Checkpoint.stage_id == Stage.id, named))
+    with database.reading() as connection:
+        return _stages(connection, _stage_query().where(*conditions).limit(limit))
 
 
 def stage(database: Database, stage_id: int) -> records.Stage | None:
@@ -110,6 +139,13 @@ def checkpoint(database: Database, experiment_id: int, name: str) -> records.Che
     query = _checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.name == name)
     with database.reading() as connection:
         return _first(records.Checkpoint, connection, query)
+
+
+def made_by(database: Database, stage_ids: Iterable[int]) -> dict[int, records.Checkpoint]:
+    """The newest checkpoint that each of the stages made."""
+    query = _checkpoint_query().where(Checkpoint.stage_id.in_(list(stage_ids))).order_by(Checkpoint.id)
+    with database.reading() as connection:
+        return {row.stage_id: _record(records.Checkpoint, row) for row in connection.execute(query)}
 
 
 def latest(database: Database, experiment_id: int) -> records.Checkpoint | None:
@@ -265,6 +301,16 @@ def sample_scores(database: Database, evaluation_id: int) -> dict[str, float]:
         return {row.item: float(row.score) for row in rows}
 
 
+def judged_items(
+    database: Database, evaluation_id: int
+) -> list[tuple[str, float | None, str, dict[str, Any], dict[str, Any]]]:
+    """Every item of an evaluation without its texts: (id, score, group, verdicts, extra)."""
+    columns = (Sample.item, Sample.score, Sample.group, Sample.verdicts, Sample.extra)
+    query = select(*columns).where(Sample.evaluation_id == evaluation_id).order_by(Sample.id)
+    with database.reading() as connection:
+        return [tuple(row) for row in connection.execute(query)]
+
+
 def decisions(database: Database, cycle_id: int) -> list[records.Decision]:
     """Every decision about a cycle, newest first."""
     query = select(Decision.__table__).where(Decision.cycle_id == cycle_id).order_by(Decision.id.desc())
@@ -288,6 +334,27 @@ def token_scores(
     with database.reading() as connection:
         rows = connection.execute(query.order_by(TokenScores.step.desc(), TokenScores.id).limit(limit))
         return [_record(records.TokenScores, row, tokens=tuple(row.tokens)) for row in rows]
+
+
+def token_numbers(
+    database: Database, stage_id: int, name: str = "reverse_kl", *, limit: int = 400
+) -> list[records.TokenNumbers]:
+    """One number of each token of a stage's rollouts, by step: the rest, which is much more, is not read."""
+    number = TokenScores.values[name].label("numbers")
+    columns = (TokenScores.id, TokenScores.step, TokenScores.item, TokenScores.tokens, number)
+    query = select(*columns).where(TokenScores.stage_id == stage_id).order_by(TokenScores.step, TokenScores.id)
+    with database.reading() as connection:
+        return [
+            records.TokenNumbers(row.id, row.step, row.item, tuple(row.tokens), tuple(row.numbers or ()))
+            for row in connection.execute(query.limit(limit))
+        ]
+
+
+def rollout(database: Database, rollout_id: int) -> records.TokenScores | None:
+    """One rollout with all its numbers."""
+    with database.reading() as connection:
+        row = connection.execute(select(TokenScores.__table__).where(TokenScores.id == rollout_id)).first()
+        return None if row is None else _record(records.TokenScores, row, tokens=tuple(row.tokens))
 
 
 def _record(kind: type[_Record], row: Any, **given: Any) -> _Record:

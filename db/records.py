@@ -319,6 +319,23 @@ class TokenScores:
     values: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class TokenNumbers:
+    """A rollout with a single number a token; None where the number was not finite."""
+
+    id: int
+    step: int
+    item: str
+    tokens: tuple[Any, ...]
+    numbers: tuple[float | None, ...]
+
+    @property
+    def mean(self) -> float | None:
+        """The mean over its tokens."""
+        finite = [number for number in self.numbers if number is not None]
+        return sum(finite) / len(finite) if finite else None
+
+
 def pooled(parts: Sequence[Score]) -> Score | None:
     """The mean over the items of several independent scores, weighted by their number."""
     total = sum(part.n for part in parts)

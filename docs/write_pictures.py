@@ -1,42 +1,66 @@
-"""Take the picture of the README: the dashboard's overview on a workspace, e.g. that of `recover demo`.
+"""Take the pictures of the README and the docs: every page of the dashboard on a workspace, e.g. `recover demo`'s.
 
-python docs/write_picture.py WORKSPACE [FILE]. Needs Chromium (`make chromium`).
+python docs/write_pictures.py WORKSPACE [NAME ...]. Needs Chromium (`make chromium`).
 """
 
 from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
-PICTURE = Path(__file__).resolve().parent / "images" / "overview.png"
+FOLDER = Path(__file__).resolve().parent / "images"
+# name -> (address, what must be there before the picture is taken, height of the window)
+PICTURES = {
+    "overview": ("", ".js-plotly-plot .plot-container", 1060),
+    "cycle": ("cycle?cycle=2", "#types td", 1060),
+    "samples": ("samples?cycle=2", ".sample", 1060),
+    "tokens": ("tokens", "h1", 1060),
+    "live": ("live", ".js-plotly-plot .plot-container", 1060),
+    "geometry": ("geometry", "h1", 900),
+    "compare": ("compare", "h1", 900),
+    "studies": ("studies", "h1", 900),
+}
 
 
-def take(workspace: str, picture: Path) -> None:
-    """Serve the dashboard on a free port, wait for its figures, and keep what the window shows."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "recovery", "dashboard", "--workspace", workspace, "--port", port]
+def take(workspace: str, names: Sequence[str]) -> None:
+    """Serve the dashboard on a free port and keep what a window of 1280 pixels shows of each page."""
+    command = [
+        sys.executable,
+        "-m",
+        "recovery",
+        "dashboard",
+        "--workspace",
+        workspace,
+        "--read-only",
+        "--port",
+        "17900",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         assert server.stdout is not None
-        address = next(found[0] for line in server.stdout if (found := re.search(r"http://[\d.]+:\d+\S*", line)))
+        address = next(found[0] for line in server.stdout if (found := re.search(r"http://[\d.]+:\d+", line)))
         with sync_playwright() as play:
             browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            page = browser.new_page(viewport={"width": 1280, "height": 1060})
-            page.goto(address)
-            page.wait_for_selector(".js-plotly-plot .plot-container, .plot-container", timeout=60_000)
-            page.wait_for_timeout(1500)
-            picture.parent.mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=str(picture))
+            for name in names:
+                _picture(browser.new_page(viewport={"width": 1280, "height": PICTURES[name][2]}), address, name)
             browser.close()
         server.terminate()
 
 
+def _picture(page: Page, address: str, name: str) -> None:
+    path, wanted, _ = PICTURES[name]
+    page.goto(f"{address}/{path}")
+    page.wait_for_selector(wanted, timeout=60_000)
+    page.wait_for_timeout(1500)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=str(FOLDER / f"{name}.png"))
+    page.close()
+
+
 if __name__ == "__main__":
-    take(sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else PICTURE)
+    take(sys.argv[1], sys.argv[2:] or list(PICTURES))

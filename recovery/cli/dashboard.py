@@ -16,12 +16,41 @@ from recovery.cli import options
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=7860, show_default=True, help="Port to listen on.")
 @click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
-def command(workspace: Path, host: str, port: int, open_browser: bool) -> None:
-    """Open the review dashboard in a browser."""
+@click.option(
+    "--auth-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Names and hashed passwords of those who may enter; needed to be reached from elsewhere.",
+)
+@click.option("--add-user", metavar="NAME", default=None, help="Ask for a password, write it to --auth-file, and end.")
+@click.option("--read-only", is_flag=True, help="Show everything, let nobody decide.")
+def command(
+    workspace: Path,
+    host: str,
+    port: int,
+    open_browser: bool,
+    auth_file: Path | None,
+    add_user: str | None,
+    read_only: bool,
+) -> None:
+    """Open the review dashboard in a browser.
+
+    Decisions are entered by whoever is at this machine, or by name with --auth-file. To be reached from elsewhere, put
+    a proxy that speaks HTTPS before it: passwords are sent with every request.
+    """
+    from dashboard import access
+
+    if add_user is not None:
+        if auth_file is None:
+            raise click.UsageError("--add-user NAME goes with --auth-file FILE")
+        access.add_user(auth_file, add_user, click.prompt("Password", hide_input=True, confirmation_prompt=True))
+        options.note(f"{add_user} may enter by {auth_file}")
+        return
     from pipelines.registry import existing
 
     database = existing(workspace).database.resolve()
+    users = access.read_users(auth_file) if auth_file is not None else None
+    rights = access.Access(users, read_only, host)
     from dashboard.app import launch_dashboard
 
-    options.note(f"dashboard of {workspace} on http://{host}:{port} (Ctrl-C ends it)")
-    launch_dashboard(str(database), host=host, port=port, open_browser=open_browser)
+    launch_dashboard(str(database), access=rights, port=port, open_browser=open_browser)

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,14 +14,24 @@ import pytest
 from db import Database, Tracker, open_readonly
 
 
-def _seed(*arguments: Any, **settings: Any) -> Any:
+def _seeding() -> ModuleType:
     if "tracker_seeding" not in sys.modules:
         spec = importlib.util.spec_from_file_location("tracker_seeding", Path(__file__).with_name("seeding.py"))
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules["tracker_seeding"] = module
         spec.loader.exec_module(module)
-    return sys.modules["tracker_seeding"].seed(*arguments, **settings)
+    return sys.modules["tracker_seeding"]
+
+
+def _seed(*arguments: Any, **settings: Any) -> Any:
+    return _seeding().seed(*arguments, **settings)
+
+
+@pytest.fixture(scope="session")
+def seeding() -> ModuleType:
+    """The module that fills databases."""
+    return _seeding()
 
 
 @pytest.fixture(scope="session")

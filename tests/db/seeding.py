@@ -179,7 +179,7 @@ def _evaluate(
     def error(value: float) -> float:
         return math.sqrt(max(value * (1 - value), 1e-4) / n)
 
-    types: dict[str, Any] = {f"type:{check}": _score(following - dice.uniform(-0.03, 0.1), n) for check in CHECKS}
+    types: dict[str, Any] = {f"id/{check}": _score(following - dice.uniform(-0.03, 0.1), n) for check in CHECKS}
     tracker.add_evaluation(
         checkpoint,
         "instruction_following",
@@ -214,6 +214,97 @@ def _item(index: int, passed: bool) -> dict[str, Any]:
         "verdicts": {CHECKS[index % len(CHECKS)]: passed},
         "group": CHECKS[index % len(CHECKS)],
     }
+
+
+WORDS = (" the", " fox", " is", " red", ".", "\n", " ", "You", " will", " find", "<|im_end|>")
+
+
+def add_distillation(
+    tracker: Tracker,
+    experiment: int,
+    name: str,
+    *,
+    method: str = "opd",
+    seed: int = 0,
+    steps: int = 12,
+    answers: int = 3,
+    length: int = 24,
+    spoil: str = "",
+    **config: Any,
+) -> int:
+    """A distillation with answers token by token at three of its steps and the geometry of its gradients.
+
+    ``spoil`` is put into everything that a model or a person could have written.
+    """
+    dice = random.Random(seed + len(name))
+    settings = {"method": method, "lr": 3e-4, "steps": steps, "prompts": f"./prompts{spoil}"} | config
+    with tracker.start_stage(experiment, "distill", config=settings, seed=seed, steps_total=steps) as stage:
+        for step in range(1, steps + 1):
+            stage.log(step, distill_metrics(step, steps, dice) | _geometry_metrics(dice))
+        for step in (1, steps // 2, steps):
+            rows = [token_row(f"{k}, base{spoil}", length, dice, 1.0 / step, spoil) for k in range(answers)]
+            tracker.add_token_scores(stage.id, step, rows)
+        stage.usage(tokens_sampled=4000, tokens_scored=4000, tokens_trained=3900)
+        points = [[dice.gauss(0.02, 0.1), dice.gauss(0, 0.1) ** 3, k // 10] for k in range(60)]
+        stage.finish("recovered", {"method": method, "parameters": 2_000_000, "geometry": points})
+        made = tracker.add_checkpoint(experiment, name, "recovered", path=name, stage_id=stage.id)
+    tracker.add_evaluation(made, "instruction_following", value=0.9, stderr=0.01, n=300)
+    return stage.id
+
+
+def token_row(item: str, length: int, dice: random.Random, apart: float, spoil: str = "") -> dict[str, Any]:
+    """An answer as a stage keeps it: tokens, numbers, and what student and teacher would have said."""
+    tokens = [WORDS[at % len(WORDS)] + (spoil if at == 3 else "") for at in range(length)]
+    kl = [round(apart * dice.random() ** 4, 4) for _ in tokens]
+    tops = [[[token, 0.7], [" other" + spoil, 0.2], [" more", 0.05], [" x", 0.03], [" y", 0.0]] for token in tokens]
+    logprobs = [round(-dice.random(), 4) for _ in tokens]
+    values = {"reverse_kl": kl, "entropy": kl, "teacher_entropy": kl, "logprob": logprobs, "teacher_logprob": logprobs}
+    prompt = f"<|im_start|>user What colour is the fox?{spoil}<|im_end|>"
+    return {"item": item, "prompt": prompt, "tokens": tokens, "values": values | {"top": tops, "teacher_top": tops}}
+
+
+def _geometry_metrics(dice: random.Random) -> dict[str, float]:
+    ranges = {
+        "density": (0.01, 0.05),
+        "bias": (0.15, 0.25),
+        "bias_null": (0.08, 0.12),
+        "concentration": (300, 900),
+        "top_1_percent": (0.3, 0.7),
+        "shared": (0.05, 0.15),
+    }
+    return {f"geometry/{name}": dice.uniform(*bounds) for name, bounds in ranges.items()}
+
+
+def add_study(
+    tracker: Tracker,
+    name: str = "recovery",
+    *,
+    budget: float = 1.0,
+    verdicts: tuple[str, ...] = ("holds", "undecided"),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    spoil: str = "",
+) -> dict[str, Any]:
+    """A study's outcome as ``recover study`` publishes it, and the experiments of its seeds."""
+    by_seed = {seed: 0.9 + 0.01 * seed for seed in seeds}
+    parts = [{"statement": f"statement {k}{spoil}", "verdict": word} for k, word in enumerate(verdicts)]
+    table = {
+        "study": name,
+        "claim": f"behaviour comes back{spoil}",
+        "source": f"a paper{spoil}",
+        "setting": f"71 steps, then 130{spoil}",
+        "criterion": f"with 95% confidence over seeds: behaviour is back (> 0.95){spoil}",
+        "seeds": list(seeds),
+        "n": 300,
+        "budget": budget,
+        "dates": ["2026-11-19", "2026-11-20"],
+        "figures": {f"instructions{spoil}": {"mean": 0.91, "spread": 0.0123, "by_seed": by_seed}},
+        "parts": parts,
+        "verdict": verdicts[-1],
+    }
+    for seed in seeds:
+        tracker.experiment(f"study/{name}/budget-{budget:g}/seed-{seed}")
+    tracker.describe_experiment(tracker.experiment(f"study/{name}/budget-{budget:g}"), table)
+    return table
 
 
 def _spread_in_time(path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -157,3 +159,44 @@ def test_lists(readable: Database, seeded: Any) -> None:
     parents = {c.name: c.parent for c in queries.checkpoints(readable, experiment.id)}
     assert parents["cycle-2/midtrained"] == "cycle-1/recovered"
     assert queries.events(readable, experiment.id)[0].message == "3 cycles finished"
+
+
+def test_stages_are_found_by_what_they_hold(tmp_path: Path, seeding: ModuleType) -> None:
+    seeded = seeding.seed(tmp_path / "tracker.db", cycles=2, items=2, steps=5)
+    with Tracker(seeded.path) as tracker:
+        other = tracker.experiment("100%_other/seed-0")
+        made = seeding.add_distillation(tracker, other, "expert, sft")
+        database = tracker.database
+        assert [stage.id for stage in queries.find_stages(database, tokens=True)] == [made]
+        assert [stage.id for stage in queries.find_stages(database, metric="geometry/bias")] == [made]
+        assert {stage.kind for stage in queries.find_stages(database, kinds=["midtrain"])} == {"midtrain"}
+        assert [stage.id for stage in queries.find_stages(database, search="EXPERT")] == [made]
+        assert queries.find_stages(database, search="%") == []
+        assert [stage.id for stage in queries.find_stages(database, ids=[made, 999])] == [made]
+        both = queries.find_stages(database, experiment_ids=[seeded.experiment, other], kinds=["distill"])
+        assert [stage.id for stage in both] == [made, *reversed(seeded.distill)]
+        assert queries.find_stages(database, experiment_ids=[]) == []
+        assert [one.name for one in queries.experiments(database, prefix="100%_")] == ["100%_other/seed-0"]
+        assert queries.experiments(database, prefix="1_0") == []
+        found = queries.made_by(database, [made, seeded.distill[0]])
+        assert {number: one.name for number, one in found.items()} == {
+            made: "expert, sft",
+            seeded.distill[0]: "cycle-1/recovered",
+        }
+
+
+def test_one_number_of_each_token_is_read_without_the_rest(tmp_path: Path) -> None:
+    with Tracker(tmp_path / "tracker.db") as tracker, tracker.start_stage(tracker.experiment("x"), "distill") as stage:
+        values = {"reverse_kl": [0.5, float("nan"), 1.5], "top": [[["a", 1.0]]] * 3}
+        for step in (7, 2):
+            tracker.add_token_scores(stage.id, step, [{"item": "0", "tokens": ["a", "b", "c"], "values": values}])
+        rows = queries.token_numbers(tracker.database, stage.id)
+        assert [(row.step, row.tokens, row.numbers) for row in rows] == [
+            (step, ("a", "b", "c"), (0.5, None, 1.5)) for step in (2, 7)
+        ]
+        assert rows[0].mean == 1.0
+        bare = queries.token_numbers(tracker.database, stage.id, "advantage", limit=1)
+        assert [(row.numbers, row.mean) for row in bare] == [((), None)]
+        whole = queries.rollout(tracker.database, rows[0].id)
+        assert whole is not None and (whole.step, whole.values["top"][0]) == (2, [["a", 1.0]])
+        assert queries.rollout(tracker.database, 999) is None
