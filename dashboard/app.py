@@ -5,66 +5,60 @@ from __future__ import annotations
 import socket
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
+from fastapi import FastAPI
 from sqlalchemy import URL
 
-from dashboard.pages import live, overview
+from dashboard.access import Access
+from dashboard.pages import compare, cycle, geometry, live, overview, samples, studies, tokens
+from dashboard.server import run, serve
 from dashboard.source import Source
-from dashboard.theme import STYLE, theme
 from db import DatabaseError
 
 TITLE = "Recovery"
 PORTS_TRIED = 20
 
 
-def build_app(database_url: str | Path | URL) -> gr.Blocks:
-    """The pages over a tracker database, which need not exist yet: they fill when it does.
+def build_app(database_url: str | Path | URL, access: Access | None = None) -> FastAPI:
+    """The dashboard over a tracker database as an ASGI application; it fills when the database does.
 
-    Theme and style go to ``launch`` (see ``launch_settings``). Raises DatabaseError if the address is malformed.
+    Raises DatabaseError if the address is malformed.
     """
-    source = Source(database_url)
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as app:
-        gr.Navbar(visible=False)
-        overview.build(app, source)
-    with app.route(live.NAME, "/live"):
-        gr.Navbar(visible=False)
-        live.build(app, source)
-    return app
+    source, access = Source(database_url), access or Access()
+    return serve(build_pages(source, access), source, access)
 
 
-def launch_settings() -> dict[str, Any]:
-    """How the app is served: its look, and none of the parts that need a network or keep a history."""
-    return {
-        "theme": theme(),
-        "css_paths": [STYLE],
-        "footer_links": [],
-        "run_history": False,
-        "enable_monitoring": False,
-        "share": False,
-        "ssr_mode": False,
-        "quiet": True,
-        "show_error": False,
-        "mcp_server": False,
-    }
+def build_pages(source: Source, access: Access) -> gr.Blocks:
+    """Every page at its address."""
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as pages:
+        gr.Navbar(visible=False)
+        overview.build(pages, source)
+    for page in (cycle, samples, tokens, live, geometry, compare, studies):
+        with pages.route(page.NAME, f"/{page.NAME.lower()}"):
+            gr.Navbar(visible=False)
+            page.build(pages, source, access)
+    return pages
 
 
 def launch_dashboard(
-    database_url: str | Path | URL, host: str = "127.0.0.1", port: int = 7860, open_browser: bool = False
+    database_url: str | Path | URL, *, access: Access | None = None, port: int = 7860, open_browser: bool = False
 ) -> None:
     """Serve the dashboard until interrupted; if the port is taken, on the next free one.
 
     Raises DatabaseError if the address is malformed or no port is free.
     """
-    app = build_app(database_url)
-    free = free_port(host, port)
-    address = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{free}"
-    app.launch(server_name=host, server_port=free, prevent_thread_lock=True, **launch_settings())
-    print(f"Dashboard at {address} (Ctrl-C ends it)", flush=True)
-    if open_browser:
-        webbrowser.open(address)
-    app.block_thread()
+    access = access or Access()
+    application = build_app(database_url, access)
+    free = free_port(access.host, port)
+    address = f"http://{'127.0.0.1' if access.host == '0.0.0.0' else access.host}:{free}"
+
+    def ready() -> None:
+        print(f"Dashboard at {address} (Ctrl-C ends it)", flush=True)
+        if open_browser:
+            webbrowser.open(address)
+
+    run(application, access.host, free, ready)
 
 
 def free_port(host: str, first: int) -> int:

@@ -30,10 +30,14 @@ FEW_POINTS = 24
 _FONT = "IBM Plex Sans, system-ui, sans-serif"
 
 
-def tradeoff(overview: Overview) -> go.Figure:
-    """Knowledge against instruction following: one point a checkpoint, joined in the order of time."""
+def tradeoff(overview: Overview, floor: float | None = None) -> go.Figure:
+    """Knowledge against instruction following: one point a checkpoint, joined in the order of time.
+
+    A thin line joins the checkpoints that no other beats on both; ``floor`` is what the gate asks of instruction
+    following, and what lies above it is shaded.
+    """
     steps = [step for step in overview.path if _both(overview, step)]
-    figure = _figure(height=380)
+    figure = blank(height=380)
     base = overview.base.scores.instruction_following if overview.base else None
     if base is not None:
         figure.add_hline(y=base.value, line={"color": theme.BASE, "width": 1, "dash": "dot"})
@@ -45,6 +49,9 @@ def tradeoff(overview: Overview) -> go.Figure:
             _arrow(figure, *ends, COLOURS[after.checkpoint.kind], opacity=0.9 if clear else 0.35)
     for kind in ("base", "midtrained", "recovered"):
         _checkpoints(figure, overview, [step for step in steps if step.checkpoint.kind == kind], kind)
+    _frontier(figure, overview, steps)
+    if floor is not None:
+        figure.add_hrect(y0=floor, y1=1.2, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")
     corpora = len(overview.corpora)
     over = f", all {corpora} corpora" if corpora > 1 else ""
     figure.update_xaxes(title_text=f"questions answered{over}", range=_shares(_xs(overview, steps)), tickformat=".0%")
@@ -52,10 +59,20 @@ def tradeoff(overview: Overview) -> go.Figure:
     return figure
 
 
+def _frontier(figure: go.Figure, overview: Overview, steps: Sequence[Measured]) -> None:
+    """The checkpoints that no other beats on both scores, joined."""
+    places = sorted({_place(overview, step) for step in steps}, reverse=True)
+    best = [place for at, place in enumerate(places) if all(place[1] > other[1] for other in places[:at])]
+    if len(best) > 1:
+        line = {"color": theme.INK, "width": 1, "dash": "dot"}
+        x, y = zip(*best, strict=True)
+        figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False, name="frontier")
+
+
 def trajectory(overview: Overview) -> go.Figure:
     """Both scores from checkpoint to checkpoint, with the phases of each cycle shaded."""
     steps = overview.path
-    figure = _figure(height=380)
+    figure = blank(height=380)
     for index, step in enumerate(steps[1:], start=1):
         if step.checkpoint.kind in ("midtrained", "recovered"):
             colour = COLOURS[step.checkpoint.kind]
@@ -85,12 +102,12 @@ def curve(
     log: bool = False,
 ) -> go.Figure:
     """Curves of a stage over its steps; a band shows the range where several steps were averaged."""
-    figure = _figure(height=210)
+    figure = blank(height=210)
     drawn = [(name, points) for name, points in series.items() if points]
     for index, (name, points) in enumerate(drawn):
         colour = theme.SERIES[index % len(theme.SERIES)]
         dash = ("solid", "dash", "dot", "dashdot")[index % 4]
-        _band(figure, points, colour)
+        band(figure, points, colour)
         figure.add_scatter(
             x=[point.step for point in points],
             y=[point.value for point in points],
@@ -99,7 +116,7 @@ def curve(
             mode="lines" if len(points) > FEW_POINTS else "lines+markers",
             marker={"size": 4, "color": colour},
             line={"color": colour, "width": 2, "dash": dash},
-            hovertemplate=f"step %{{x:,}} · {_plain(labels.get(name, name))} <b>%{{y:.4g}}</b><extra></extra>",
+            hovertemplate=f"step %{{x:,}} · {plain(labels.get(name, name))} <b>%{{y:.4g}}</b><extra></extra>",
         )
     figure.update_layout(
         showlegend=len(drawn) > 1,
@@ -113,7 +130,8 @@ def curve(
     return figure
 
 
-def _figure(height: int) -> go.Figure:
+def blank(height: int) -> go.Figure:
+    """A figure with nothing in it yet, in the dashboard's look."""
     figure = go.Figure()
     figure.update_layout(
         height=height,
@@ -236,13 +254,13 @@ def _line(
         name=name,
         line={"color": colour, "width": 2.4, "dash": dash},
         marker={"symbol": symbol, "size": 9, "color": colour},
-        customdata=[[_plain(names[index]), percent(score.value), interval(score)] for index, score in found],
+        customdata=[[plain(names[index]), percent(score.value), interval(score)] for index, score in found],
         hovertemplate=f"<b>%{{customdata[0]}}</b><br>{name} %{{customdata[1]}} (%{{customdata[2]}})<extra></extra>",
         cliponaxis=False,
     )
 
 
-def _band(figure: go.Figure, points: Sequence[Point], colour: str) -> None:
+def band(figure: go.Figure, points: Sequence[Point], colour: str) -> None:
     """The range of the steps that each point stands for, where it stands for several."""
     if all(point.low == point.high for point in points):
         return
@@ -290,6 +308,6 @@ def _title(step: Measured) -> str:
     return kind if step.checkpoint.cycle is None else f"cycle {step.checkpoint.cycle}, {kind}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text for a place where Plotly would read markup or a template."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")

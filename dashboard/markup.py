@@ -18,9 +18,24 @@ SHAPES = {
     "square": '<rect x="7" y="2" width="10" height="10" fill="{0}"/>',
     "solid": _LINE + '/><circle cx="12" cy="7" r="4" fill="{0}"/>',
     "dashed": _LINE + ' stroke-dasharray="5 3"/><path d="M12 2L17 7L12 12L7 7Z" fill="{0}"/>',
+    "line-solid": _LINE + "/>",
+    "line-dash": _LINE + ' stroke-dasharray="7 4"/>',
+    "line-dot": _LINE + ' stroke-dasharray="2.4 3"/>',
+    "line-dashdot": _LINE + ' stroke-dasharray="8 3 2 3"/>',
+    "ring": '<circle cx="12" cy="7" r="5.5" fill="none" stroke="{0}" stroke-width="1.8" stroke-dasharray="3 2"/>',
+    "diamond": '<path d="M12 1L18 7L12 13L6 7Z" fill="{0}"/>',
     "phase": '<rect x="3" y="0" width="18" height="14" rx="3" fill="{0}" opacity="0.28"/>',
 }
-PAGES = (("Overview", ""), ("Live", "live"))
+PAGES = (
+    ("Overview", ""),
+    ("Cycle", "cycle"),
+    ("Samples", "samples"),
+    ("Tokens", "tokens"),
+    ("Live", "live"),
+    ("Geometry", "geometry"),
+    ("Compare", "compare"),
+    ("Studies", "studies"),
+)
 
 STATUS_WORDS = {"running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed"}
 STAGE_WORDS = {
@@ -82,6 +97,21 @@ def keys(entries: Iterable[tuple[str, str, str]]) -> str:
         for shape, colour, name in entries
     ]
     return f'<div class="keys">{"".join(shown)}</div>'
+
+
+def saves(figure: str) -> str:
+    """Ways to keep a figure as a picture."""
+    pictures = "".join(
+        f'<button type="button" data-figure="{esc(figure)}" data-format="{kind}">{kind.upper()}</button>'
+        for kind in ("png", "svg")
+    )
+    return f'<div class="saves">{pictures}</div>'
+
+
+def numbers(name: str, address: str, kinds: Sequence[str] = ("csv", "json")) -> str:
+    """Ways to take numbers away; ``address`` has {} where its ending goes."""
+    links = "".join(f'<a href="{esc(address.format(f".{kind}"))}" download>{kind.upper()}</a>' for kind in kinds)
+    return f'<div class="saves"><span>{esc(name)}</span>{links}</div>'
 
 
 def chip(word: str, tone: str) -> str:

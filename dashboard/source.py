@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import URL
 
-from db import Database, database_url, open_readonly, queries
+from db import Database, database_url, open_database, open_readonly, queries
 from db.records import Experiment
 from db.session import describe, is_sqlite
+
+STUDIES = "study/"
+"""Experiments of this name are runs and outcomes of studies, which have a page of their own."""
 
 
 class Source:
@@ -31,11 +36,26 @@ class Source:
             self._open, self._file = open_readonly(self.url), file
         return self._open
 
+    def workspace(self) -> Path | None:
+        """The workspace the database is the tracker of, if it is one's."""
+        file = Path(str(self.url.database)) if is_sqlite(self.url) else None
+        return file.parent if file is not None and (file.parent / "workspace.json").is_file() else None
+
+    @contextmanager
+    def writing(self) -> Iterator[Database]:
+        """The database for one decision: opened for it and closed after it."""
+        database = open_database(self.url)
+        try:
+            yield database
+        finally:
+            database.close()
+
     def experiment(self, name: str | None) -> Experiment | None:
         """The experiment of this name, or the newest one where none is named."""
         if name:
             return queries.experiment(self.database(), name)
-        return next(iter(queries.experiments(self.database(), limit=1)), None)
+        found = queries.experiments(self.database())
+        return next((one for one in found if not one.name.startswith(STUDIES)), next(iter(found), None))
 
     def _identity(self) -> tuple[int, int] | None:
         """Which file it is, so that a workspace deleted and made anew is opened anew."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import gradio as gr
 
 STYLE = Path(__file__).with_name("style.css")
+SCRIPT = Path(__file__).with_name("page.js")
 
 # Told apart by people with any kind of colour vision, on white and on near-black alike; shapes say the same.
 BASE = "#7c8798"

@@ -32,6 +32,11 @@ def interval(score: Score | None) -> str:
     return f"{sure}n = {score.n:,}"
 
 
+def probability(value: float | None) -> str:
+    """A p-value."""
+    return DASH if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
 def number(value: float | None) -> str:
     """A metric's value in at most five characters or so."""
     if value is None:

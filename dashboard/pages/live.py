@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 
 from dashboard import charts, markup
+from dashboard.access import Access
 from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common
 from dashboard.source import Source
@@ -109,7 +110,7 @@ class Seen:
         return {name: points[-1].step for name, points in self.series.items() if points}
 
 
-def build(page: gr.Blocks, source: Source) -> None:
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Lay the page out."""
     header, choice = common.top(NAME)
     state = gr.State(None)
@@ -174,7 +175,11 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     for index in range(PANELS_SHOWN):
         panel = panels[index] if index < len(panels) else None
         columns.append(gr.update(visible=panel is not None) if rebuilt else gr.skip())
-        titles.append((markup.card_title(panel.title, panel.unit) if panel else "") if rebuilt else gr.skip())
+        titles.append(
+            (markup.card_title(panel.title, panel.unit, markup.saves(f"panel-{index}")) if panel else "")
+            if rebuilt
+            else gr.skip()
+        )
         redraw = panel is not None and (rebuilt or _must_redraw(panel, before, now, fresh))
         plots.append(_figure(panel, now.series, stage) if redraw and panel else gr.skip())
         if panel is not None and not redraw:
@@ -253,6 +258,7 @@ def _summary(stage: Stage, series: Mapping[str, list[Point]]) -> str:
         f'<div class="hero"><p class="eyebrow">{esc(_when(stage))}</p>'
         f"<h1>{esc(title)} {markup.chip(stage.status, TONES[stage.status])}</h1></div>"
         + markup.progress(stage.steps_done, stage.steps_total, _progress(stage, series))
+        + markup.numbers("Every point of every curve", f"download/stage/{stage.id}{{}}")
         + _advice(stage)
         + markup.tiles(_tiles(stage, series))
     )

@@ -9,6 +9,7 @@ import gradio as gr
 from dashboard import charts, markup, theme
 from dashboard.markup import Tile, esc
 from dashboard.pages import common
+from dashboard.pages.cycle import TONES, WORDS, address
 from dashboard.source import Source
 from dashboard.words import ago, duration, interval, percent, points, short_path
 from db import DatabaseError, queries
@@ -17,7 +18,6 @@ from db.records import CycleRow, Measured, Overview, Stage
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
 
-TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
 TRADEOFF_KEYS = (
     ("circle", theme.BASE, "base"),
     ("triangle", theme.MIDTRAINED, "mid-trained"),
@@ -41,8 +41,9 @@ def build(page: gr.Blocks, source: Source) -> None:
             gr.HTML(
                 markup.card_title(
                     "Knowledge against instruction following",
-                    "A cycle goes right and down while it learns, then up while it recovers. Bars: 95% intervals.",
-                    markup.keys(TRADEOFF_KEYS),
+                    "A cycle goes right and down while it learns, then up while it recovers. Bars: 95% intervals; "
+                    "dotted: what no other checkpoint beats on both; shaded: where the gate accepts.",
+                    markup.keys(TRADEOFF_KEYS) + markup.saves("tradeoff"),
                 )
             )
             tradeoff = gr.Plot(show_label=False, container=False, elem_id="tradeoff")
@@ -51,7 +52,7 @@ def build(page: gr.Blocks, source: Source) -> None:
                 markup.card_title(
                     "Both over time",
                     "Mid-training costs instruction following; recovery gives it back and keeps what was learnt.",
-                    markup.keys(TRAJECTORY_KEYS),
+                    markup.keys(TRAJECTORY_KEYS) + markup.saves("trajectory"),
                 )
             )
             trajectory = gr.Plot(show_label=False, container=False, elem_id="trajectory")
@@ -75,7 +76,7 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         drawn = repr((overview.path, [row.cycle for row in overview.cycles]))
         if drawn == seen:
             return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 4]
-        figures = [charts.tradeoff(overview), charts.trajectory(overview)]
+        figures = [charts.tradeoff(overview, _floor(source, overview)), charts.trajectory(overview)]
         return [
             drawn,
             markup.header(NAME, experiment.name),
@@ -87,6 +88,15 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         ]
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
+
+
+def _floor(source: Source, overview: Overview) -> float | None:
+    """What the gate asked of instruction following when it last judged."""
+    for event in queries.events(source.database(), overview.experiment.id, limit=200):
+        for verdict in event.data.get("verdicts", []) if event.kind == "gate" else []:
+            if str(verdict.get("rule", "")).startswith("ifeval") and verdict.get("bound") is not None:
+                return float(verdict["bound"])
+    return None
 
 
 def _only(seen: str | None, message: str) -> list[Any]:
@@ -196,18 +206,25 @@ def _cycles(overview: Overview) -> str:
         "Knowledge: questions on all corpora answered, mid-trained → recovered."
     )
     return (
-        f'<div class="card">{markup.card_title("Cycles", note)}'
+        f'<div class="card">{markup.card_title("Cycles", note, _every_score(overview))}'
         f"{markup.table(columns, rows, caption='What each cycle learnt, lost and got back')}</div>"
     )
+
+
+def _every_score(overview: Overview) -> str:
+    """Every score of the experiment, to take away."""
+    query = f"?experiment={common.quoted(overview.experiment.name)}"
+    return markup.numbers("All scores", f"download/overview{{}}{query}")
 
 
 def _cycle(overview: Overview, row: CycleRow) -> list[str]:
     end = row.recovered or row.midtrained
     decision = row.cycle.decision
-    words = decision.replace("_", " ") if decision else "undecided"
+    words = WORDS.get(decision or "", "undecided")
     lost = None if row.lost is None else -row.lost
     return [
-        f'<b title="{esc(ago(row.cycle.created_at))}">{row.cycle.number}</b>',
+        f'<a href="{esc(address(overview.experiment.name, row.cycle.number))}" '
+        f'title="{esc(ago(row.cycle.created_at))}"><b>Cycle {row.cycle.number}</b></a>',
         f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or "–")}</span>',
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
         f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',

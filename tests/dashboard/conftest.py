@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dashboard.access import Access
 from db import Database, open_readonly
 
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
@@ -61,19 +64,27 @@ def browser(require_component: Callable[[bool, str], None]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Path], str]]:
+def serve() -> Iterator[Callable[..., str]]:
     """``serve(database)`` starts the dashboard in this process and returns its address."""
-    from dashboard.app import build_app, free_port, launch_settings
+    import uvicorn
 
-    running = []
+    from dashboard.app import build_app, free_port
 
-    def start(database: Path) -> str:
-        app = build_app(database)
+    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(database: Path, access: Access | None = None) -> str:
         port = free_port("127.0.0.1", 17860)
-        app.launch(server_name="127.0.0.1", server_port=port, prevent_thread_lock=True, **launch_settings())
-        running.append(app)
+        server = uvicorn.Server(
+            uvicorn.Config(build_app(database, access), host="127.0.0.1", port=port, log_level="warning")
+        )
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        running.append((server, thread))
+        while not server.started and thread.is_alive():
+            time.sleep(0.05)
         return f"http://127.0.0.1:{port}"
 
     yield start
-    for app in running:
-        app.close()
+    for server, thread in running:
+        server.should_exit = server.force_exit = True
+        thread.join(10)

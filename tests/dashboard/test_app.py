@@ -9,6 +9,7 @@ import pytest
 
 from dashboard import app
 from dashboard.source import Source
+from dashboard.theme import STYLE
 from db import DatabaseError, MissingDatabaseError, Tracker
 
 
@@ -29,8 +30,8 @@ def test_a_malformed_address_is_refused_at_once() -> None:
 
 
 def test_the_style_comes_with_the_package() -> None:
-    assert app.STYLE.is_file()
-    assert "http" not in app.STYLE.read_text()
+    assert STYLE.is_file()
+    assert "http" not in STYLE.read_text()
 
 
 def test_a_workspace_made_anew_is_opened_anew(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -25,7 +26,10 @@ def traces(figure: go.Figure) -> dict[str, Any]:
 
 
 def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -> None:
-    found = traces(charts.tradeoff(overview))
+    found = traces(charts.tradeoff(overview, floor=0.9))
+    frontier = found.pop("frontier")
+    places = list(zip(frontier.x, frontier.y, strict=True))
+    assert len(places) > 1 and all(a[0] > b[0] and a[1] < b[1] for a, b in itertools.pairwise(places))
     assert {name: len(trace.x) for name, trace in found.items()} == {"base": 1, "mid-trained": 3, "recovered": 3}
     assert len({trace.marker.symbol for trace in found.values()}) == 3  # shapes as well as colours
     assert all(len(trace.error_y.array) == len(trace.y) == len(trace.error_x.array) for trace in found.values())

@@ -144,7 +144,9 @@ def test_samples_are_paged_filtered_and_searched(readable: Database, seeded: Any
     assert {sample.group for sample in group.samples} == {"punctuation:no_comma"}
     assert queries.samples(readable, evaluation.id, search="NUMBER 7?").total == 1
     assert queries.samples(readable, evaluation.id, search="100%").total == 0  # % is no wildcard
-    assert queries.sample_scores(readable, evaluation.id).keys() == {f"item-{n}" for n in range(30)}
+    judged = queries.judged_items(readable, evaluation.id)
+    assert [key.split("\x1f")[0] for key, *_ in judged] == [f"item-{n}" for n in range(30)]
+    assert all(key.endswith(f"fox number {n}? Answer in capitals.") for n, (key, *_) in enumerate(judged))
 
 
 def test_lists(readable: Database, seeded: Any) -> None:

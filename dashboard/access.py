@@ -1,0 +1,153 @@
+"""Who may see the pages, who may decide, and which requests are turned away."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from db import DatabaseError
+
+# scrypt's cost: 2^14 blocks of 8, about 50 ms and 16 MiB for each guess (RFC 7914's interactive setting).
+_COST, _BLOCK, _PARALLEL = 2**14, 8, 1
+_LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
+
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        # Gradio and Plotly set up their pages with scripts and styles in the page itself, and compile templates.
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "font-src 'self' data:",
+        "connect-src 'self'",
+        "worker-src 'self' blob:",
+        "object-src 'none'",
+        "base-uri 'self'",
+        "form-action 'self'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+}
+
+
+@dataclass
+class Access:
+    """``users`` are names with hashed passwords, None where everyone on this machine may enter."""
+
+    users: Mapping[str, str] | None = None
+    read_only: bool = False
+    host: str = "127.0.0.1"
+    _known: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.users is None and not is_loopback(self.host):
+            raise DatabaseError(
+                f"--host {self.host} can be reached from other machines: give --auth-file with names and passwords, or "
+                "leave --host out"
+            )
+
+    def user(self, authorization: str | None) -> str | None:
+        """The name that an Authorization header proves; "" where nobody needs one, None where it proves nothing."""
+        if self.users is None:
+            return ""
+        if not authorization or not authorization.lower().startswith("basic "):
+            return None
+        digest = hashlib.sha256(authorization.encode()).hexdigest()
+        if digest in self._known:  # the slow hash is for those who guess, not for every picture of a page
+            return self._known[digest]
+        try:
+            name, _, password = base64.b64decode(authorization[6:], validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        if not matches(password, self.users.get(name, hash_password("nobody", b"0" * 16))) or name not in self.users:
+            return None
+        self._known[digest] = name
+        return name
+
+    def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
+        """Why a request is turned away, whoever sends it: another site's, or one that came by another name."""
+        host = headers.get("host", "")
+        name = urlsplit(f"//{host}").hostname or ""
+        if is_loopback(self.host) and not is_loopback(name):
+            return f"this dashboard answers to this machine only, not to the name {name}"
+        origin = headers.get("origin")
+        if method not in ("GET", "HEAD", "OPTIONS") and origin and urlsplit(origin).netloc != host:
+            return "a page of another site may not change anything here"
+        return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host.strip("[]") in _LOOPBACK_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def hash_password(password: str, salt: bytes | None = None) -> str:
+    """A password as it is kept: "scrypt$SALT$HASH" in hexadecimal."""
+    salt = os.urandom(16) if salt is None else salt
+    digest = hashlib.scrypt(password.encode(), salt=salt, n=_COST, r=_BLOCK, p=_PARALLEL, maxmem=64 * 2**20)
+    return f"scrypt${salt.hex()}${digest.hex()}"
+
+
+def matches(password: str, kept: str) -> bool:
+    """Whether a password is the kept one; takes the same time either way."""
+    salt = bytes.fromhex(kept.split("$")[1])
+    return hmac.compare_digest(hash_password(password, salt), kept)
+
+
+def read_users(path: Path) -> dict[str, str]:
+    """Names and hashes of a file, one NAME:HASH a line. Raises DatabaseError that names the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DatabaseError(f"{path} cannot be read ({error}): make it with --add-user NAME") from error
+    users: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, _, kept = line.strip().partition(":")
+        if not name or not _is_hash(kept):
+            raise DatabaseError(f"{path} line {number} is not NAME:HASH: write it with --add-user NAME")
+        users[name] = kept
+    if not users:
+        raise DatabaseError(f"{path} names nobody: add someone with --add-user NAME")
+    return users
+
+
+def add_user(path: Path, name: str, password: str) -> None:
+    """Write a name with its hashed password into the file, over what it had; only its owner may read it.
+
+    Raises DatabaseError for a name that could not be read back, or a password that is too short.
+    """
+    if not name.strip() or ":" in name or name.startswith("#") or "\n" in name:
+        raise DatabaseError(f"{name!r} cannot be a name: it must not be empty, hold a colon or begin with #")
+    if len(password) < 8:
+        raise DatabaseError("the password needs at least 8 characters")
+    users = read_users(path) if path.is_file() and path.read_text(encoding="utf-8").strip() else {}
+    users[name] = hash_password(password)
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write("".join(f"{key}:{kept}\n" for key, kept in users.items()))
+
+
+def _is_hash(kept: str) -> bool:
+    parts = kept.split("$")
+    hexadecimal = set("0123456789abcdef")
+    return len(parts) == 3 and parts[0] == "scrypt" and all(p and set(p) <= hexadecimal for p in parts[1:])

@@ -1,0 +1,135 @@
+"""Downloads: every point and every score as CSV or JSON, never the thinned-out curves of the pages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Query, Response
+from fastapi.responses import StreamingResponse
+
+from dashboard.source import Source
+from db import DatabaseError, queries
+
+_REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
+_LONGEST = 120.0  # seconds a report may take
+_TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
+Rows = Iterable[Mapping[str, Any]]
+
+
+def add_routes(api: FastAPI, source: Source) -> None:
+    """``download/stage/ID.csv``, ``download/evaluation/ID.json``, ``download/overview.csv?experiment=NAME``, and
+    ``download/report/CYCLE.html``.
+    """
+
+    @api.get("/download/stage/{number}.{kind}")
+    def stage(number: int, kind: str) -> StreamingResponse:
+        return _send(f"stage-{number}", kind, ("metric", "step", "value", "time"), _points(source, number))
+
+    @api.get("/download/evaluation/{number}.{kind}")
+    def evaluation(number: int, kind: str) -> StreamingResponse:
+        columns = ("item", "group", "prompt", "response", "score", "verdicts")
+        return _send(f"evaluation-{number}", kind, columns, _samples(source, number))
+
+    @api.get("/download/overview.{kind}")
+    def overview(kind: str, experiment: str | None = Query(default=None)) -> StreamingResponse:
+        columns = ("checkpoint", "kind", "cycle", "suite", "value", "stderr", "n")
+        return _send("overview", kind, columns, _scores(source, experiment))
+
+    @api.get("/download/report/{cycle}.{kind}")
+    def report(cycle: int, kind: str) -> Response:
+        if kind not in _REPORTS:
+            raise HTTPException(404, "a report is html or md")
+        heading = {"content-disposition": f'attachment; filename="cycle-{cycle}.{kind}"'}
+        return Response(_report(source, cycle, kind), media_type=_REPORTS[kind], headers=heading)
+
+
+def _report(source: Source, cycle: int, kind: str) -> bytes:
+    """Written anew by a process of its own: no model library is loaded here."""
+    workspace = source.workspace()
+    if workspace is None:
+        raise HTTPException(404, "there is no workspace beside this database: run `recover report` where it is")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "recovery", "report", str(cycle), "--workspace", str(workspace)]
+        done = subprocess.run(
+            [*command, "--out", folder], capture_output=True, text=True, timeout=_LONGEST, check=False
+        )
+        if done.returncode:
+            raise HTTPException(404, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no report")
+        return (Path(folder) / f"cycle-{cycle}.{kind}").read_bytes()
+
+
+def _send(name: str, kind: str, columns: Sequence[str], rows: Rows) -> StreamingResponse:
+    if kind not in _TYPES:
+        raise HTTPException(404, "csv and json can be downloaded")
+    try:
+        read = list(rows)  # what goes wrong is told before anything is sent
+    except DatabaseError as error:
+        raise HTTPException(404, str(error)) from error
+    write = _csv if kind == "csv" else _json
+    heading = {"content-disposition": f'attachment; filename="{name}.{kind}"'}
+    return StreamingResponse(write(columns, read), media_type=_TYPES[kind], headers=heading)
+
+
+def _csv(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(row.get(column)) for column in columns])
+        if buffer.tell() > 1 << 16:
+            yield buffer.getvalue()
+            buffer.seek(0)
+            buffer.truncate()
+    yield buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: text that would be one gets a quote before it."""
+    if isinstance(value, Mapping | list | tuple):
+        value = json.dumps(value, ensure_ascii=False)
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _json(columns: Sequence[str], rows: Rows) -> Iterator[str]:
+    yield "["
+    for number, row in enumerate(rows):
+        kept = {column: row.get(column) for column in columns}
+        yield (",\n" if number else "\n") + json.dumps(kept, ensure_ascii=False)
+    yield "\n]\n"
+
+
+def _points(source: Source, stage: int) -> Rows:
+    database = source.database()
+    if queries.stage(database, stage) is None:
+        raise DatabaseError(f"there is no stage {stage}")
+    for name, points in queries.series(database, stage, None, max_points=None).items():
+        for point in points:
+            yield {"metric": name, "step": point.step, "value": point.value, "time": point.time}
+
+
+def _samples(source: Source, evaluation: int) -> Rows:
+    page = queries.samples(source.database(), evaluation, limit=1_000_000)
+    if not page.total:
+        raise DatabaseError(f"evaluation {evaluation} has no samples")
+    for sample in page.samples:
+        yield {name: getattr(sample, name) for name in ("item", "group", "prompt", "response", "score", "verdicts")}
+
+
+def _scores(source: Source, experiment: str | None) -> Rows:
+    found = source.experiment(experiment)
+    if found is None:
+        raise DatabaseError(f"there is no experiment {experiment or ''}")
+    database = source.database()
+    for checkpoint in queries.checkpoints(database, found.id):
+        for row in reversed(queries.evaluations(database, checkpoint.id)):
+            suite = row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
+            told = {"checkpoint": checkpoint.name, "kind": checkpoint.kind, "cycle": checkpoint.cycle}
+            yield told | {"suite": suite, "value": row.value, "stderr": row.stderr, "n": row.n}

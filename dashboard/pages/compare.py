@@ -1,0 +1,354 @@
+"""Compare: stages of any experiments on equal axes, what was set differently, what they cost, and what came of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from dashboard import markup, stage_charts
+from dashboard.access import Access
+from dashboard.markup import esc
+from dashboard.pages import common, live, stages
+from dashboard.pages.geometry import curve_keys
+from dashboard.pages.stages import Named
+from dashboard.source import Source
+from dashboard.stage_charts import Curve
+from dashboard.words import DASH, count, duration, memory, percent
+from db import Database, DatabaseError, MissingDatabaseError, queries
+from db.records import Scores, Stage
+
+NAME = "Compare"
+KINDS = ("midtrain", "distill")
+CHOSEN = 12
+AT_FIRST = 4
+LISTED = 120
+POINTS = 400
+LONGEST = 60
+METRICS = ("reverse_kl", "loss")
+SUITES = (
+    ("Instructions", "instruction_following"),
+    ("Questions", "domain_knowledge"),
+    ("Stored", "domain_knowledge_stored"),
+    ("General", "general"),
+)
+OTHERS = 6
+_SEED = re.compile(r"/seed-\d+$")
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is asked: stages of ``group`` are listed, those that hold ``search``; ``chosen`` ones are shown."""
+
+    group: str
+    search: str
+    metric: str
+    chosen: tuple[Named, ...]
+    listed: tuple[Named, ...]
+
+
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
+    """Lay the page out. The choice is a form and stays in the address."""
+    header, _ = common.top(NAME)
+    summary = gr.HTML(elem_classes="summary")
+    with gr.Column(elem_classes="card", visible=False) as card:
+        title = gr.HTML()
+        plot = gr.Plot(show_label=False, container=False, elem_id="compared")
+    tables = gr.HTML(elem_classes="evidence")
+
+    def show(request: gr.Request) -> list[Any]:
+        return _show(source, request)
+
+    outputs = [header, summary, card, title, plot, tables]
+    page.load(show, outputs=outputs, show_progress="hidden", api_visibility="private")
+
+
+def _show(source: Source, request: gr.Request) -> list[Any]:
+    try:
+        database = source.database()
+        group = request.query_params.get("experiment") or _newest(database)
+        if group is None:
+            return _only(_nothing(source))
+        form = _form(database, group, request)
+        if not form.chosen:
+            return _only(_heading(form) + _choice(database, form, ()) + _none_chosen(form))
+        names = stages.labels(form.chosen)
+        metrics = _metrics(database, form.chosen)
+        metric = form.metric if form.metric in metrics else next((m for m in METRICS if m in metrics), "")
+        drawn = _drawn(database, form, names, metric or next(iter(metrics), ""))
+        title, figure = _figure(metric or next(iter(metrics), ""), drawn, names)
+        return [
+            markup.header(NAME, form.chosen[0].experiment),
+            _heading(form) + _choice(database, form, metrics, metric),
+            gr.update(visible=bool(drawn)),
+            title,
+            figure,
+            ("" if drawn else _no_curve(form)) + _tables(database, form.chosen, names),
+        ]
+    except DatabaseError as error:
+        return _only(common.trouble(source, error))
+
+
+def _only(told: str) -> list[Any]:
+    """Words in place of a figure."""
+    return [gr.skip(), told, gr.update(visible=False), "", None, ""]
+
+
+def _newest(database: Database) -> str | None:
+    """The experiments that were trained in last; the seeds of one comparison together."""
+    found = queries.find_stages(database, kinds=KINDS, limit=1)
+    experiment = queries.experiment(database, found[0].experiment_id) if found else None
+    return _SEED.sub("", experiment.name) if experiment is not None else None
+
+
+def _nothing(source: Source) -> str:
+    try:
+        empty = not queries.experiments(source.database(), limit=1)
+    except MissingDatabaseError:
+        empty = True
+    if empty:
+        return common.trouble(source, MissingDatabaseError())
+    return markup.notice(
+        "Nothing to compare yet",
+        "No stage has trained anything. Methods are run side by side, over several seeds, by:",
+        ["recover compare opd sft --docs ./my-documents", "recover cycle --docs ./my-documents"],
+    )
+
+
+def _none_chosen(form: Form) -> str:
+    if form.listed:
+        return markup.notice("No stage is chosen", "Tick the stages to set beside each other, then press Compare.")
+    held = f" that holds {form.search!r}" if form.search else ""
+    return markup.notice(
+        "No such stage", f"{form.group} has no stage that trained something{held}. Choose another experiment above."
+    )
+
+
+def _no_curve(form: Form) -> str:
+    return markup.notice("No curves", f"None of the {len(form.chosen)} chosen stages has logged a figure yet.")
+
+
+# --- what is asked -------------------------------------------------------------------------------------------
+
+
+def _form(database: Database, group: str, request: gr.Request) -> Form:
+    search = (request.query_params.get("search") or "").strip()[:100]
+    found = queries.experiments(database, prefix=group, limit=1000)
+    ids = [one.id for one in found if one.name == group or _SEED.sub("", one.name) == group]
+    listed = queries.find_stages(database, experiment_ids=ids, kinds=KINDS, search=search, limit=LISTED)
+    wanted = stages.asked_stages(request, CHOSEN)
+    chosen = stages.by_id(database, wanted) if wanted else _at_first(listed)
+    known = {one.stage.id: one for one in stages.named(database, _unlike([*chosen, *listed]))}
+    return Form(
+        group,
+        search,
+        request.query_params.get("metric") or "",
+        tuple(known[stage.id] for stage in chosen),
+        tuple(known[stage.id] for stage in reversed(listed)),
+    )
+
+
+def _at_first(listed: Sequence[Stage]) -> list[Stage]:
+    """Where nothing is chosen: the newest recoveries, the oldest of them first; else whatever trained."""
+    recoveries = [stage for stage in listed if stage.kind == "distill"] or list(listed)
+    return list(reversed(recoveries[:AT_FIRST]))
+
+
+def _unlike(found: Sequence[Stage]) -> list[Stage]:
+    return list({stage.id: stage for stage in found}.values())
+
+
+def _metrics(database: Database, chosen: Sequence[Named]) -> list[str]:
+    """Every curve that any of the stages has."""
+    return sorted({name for one in chosen for name in queries.metric_names(database, one.stage.id)})
+
+
+def _drawn(database: Database, form: Form, names: Sequence[str], metric: str) -> list[Curve]:
+    """A curve for each stage that has this metric; its place among all that are chosen gives its look."""
+    found = [queries.series(database, one.stage.id, [metric], max_points=POINTS).get(metric, []) for one in form.chosen]
+    looks = stages.looks(form.chosen)
+    return [Curve(name, look, points) for name, look, points in zip(names, looks, found, strict=True) if points]
+
+
+# --- words and the form --------------------------------------------------------------------------------------
+
+
+def _heading(form: Form) -> str:
+    number_of = len(form.chosen)
+    words = "1 stage" if number_of == 1 else f"{number_of} stages side by side" if number_of else "Compare stages"
+    experiments = sorted({one.experiment for one in form.chosen}) or [form.group]
+    under = ", ".join(experiments[:4]) + (f" and {len(experiments) - 4} more" if len(experiments) > 4 else "")
+    return f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{esc(words)}</h1></div>'
+
+
+def _choice(database: Database, form: Form, metrics: Sequence[str], metric: str = "") -> str:
+    """The form: whose stages are listed, which of them are shown, and by which curve."""
+    groups = dict.fromkeys(_SEED.sub("", one.name) for one in queries.experiments(database))
+    fields = (
+        _select("experiment", "Experiment", {name: name for name in [form.group, *groups]}, form.group)
+        + (_select("metric", "Curve", {name: _curve_name(name)[0] for name in metrics}, metric) if metrics else "")
+        + f'<label>Stages named<input type="search" name="search" value="{esc(form.search)}" maxlength="100"></label>'
+    )
+    return (
+        f'<form class="filters choosing" method="get" action="compare">{fields}<button type="submit">Compare</button>'
+        f"{_boxes(form)}</form>"
+    )
+
+
+def _select(name: str, label: str, options: Mapping[str, str], chosen: str) -> str:
+    shown = "".join(
+        f'<option value="{esc(value)}"{" selected" if value == chosen else ""}>{esc(word)}</option>'
+        for value, word in options.items()
+    )
+    return f'<label>{label}<select name="{name}">{shown}</select></label>'
+
+
+def _boxes(form: Form) -> str:
+    """A box for each stage, by experiment; those that are chosen come along from elsewhere."""
+    ticked = {one.stage.id for one in form.chosen}
+    entries = list({one.stage.id: one for one in [*form.chosen, *form.listed]}.values())
+    groups: dict[str, list[Named]] = {}
+    for one in sorted(entries, key=lambda one: one.stage.id):
+        groups.setdefault(one.experiment, []).append(one)
+    fieldsets = ""
+    for name, group in sorted(groups.items()):
+        boxes = "".join(_box(one, one.stage.id in ticked) for one in group)
+        fieldsets += f"<fieldset><legend>{esc(name)}</legend>{boxes}</fieldset>"
+    newest = f" Only the newest {LISTED} are listed: search by name." if len(form.listed) == LISTED else ""
+    summary = f"Choose stages ({len(ticked)} of {len(entries)} shown, at most {CHOSEN}).{newest}"
+    opened = "" if ticked else " open"
+    return f"<details{opened}><summary>{esc(summary)}</summary>{fieldsets}</details>"
+
+
+def _box(one: Named, ticked: bool) -> str:
+    done = f"{one.method}, {one.stage.steps_done:,} steps"
+    return (
+        f'<label class="box"><input type="checkbox" name="stage" value="{one.stage.id}"{" checked" if ticked else ""}>'
+        f"<span>{esc(one.name)} <small>{esc(done)}</small></span></label>"
+    )
+
+
+def _curve_name(metric: str) -> tuple[str, str]:
+    """A curve's title and unit, as the live page has them."""
+    for panel in live.PANELS:
+        if metric in panel.names:
+            own = live.LABELS.get(metric, "") if len(panel.names) > 1 else ""
+            return (f"{panel.title}, {own}" if own else panel.title), panel.unit
+    return metric.replace("_", " "), ""
+
+
+def _figure(metric: str, drawn: Sequence[Curve], names: Sequence[str]) -> tuple[str, Any]:
+    if not drawn:
+        return "", None
+    title, unit = _curve_name(metric)
+    missing = len(names) - len(drawn)
+    note = f"{len(drawn)} of {len(names)} stages have this curve. " if missing else ""
+    note += "Bands: the range of neighbouring steps, where those were averaged."
+    log = any(metric in panel.names and panel.log for panel in live.PANELS)
+    keys = curve_keys(drawn) + markup.saves("compared")
+    return markup.card_title(title, note, keys), stage_charts.curves(drawn, unit=unit, log=log)
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+def _tables(database: Database, chosen: Sequence[Named], names: Sequence[str]) -> str:
+    made = [one.checkpoint.id for one in chosen if one.checkpoint is not None]
+    scores = queries.scores_of(database, made)
+    found = [scores.get(one.checkpoint.id) if one.checkpoint is not None else None for one in chosen]
+    return _scores(chosen, names, found) + _costs(chosen, names) + _settings(chosen, names)
+
+
+def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scores | None]) -> str:
+    """What the checkpoints scored that the stages made."""
+    asked = [(title, name) for title, name in SUITES if any(getattr(one, name, None) for one in scores)]
+    others = sorted({name for one in scores if one is not None for name in one.others})[:OTHERS]
+    if not asked and not others:
+        return _card("Final scores", "None of the checkpoints that these stages made has been evaluated.", "")
+    rows = []
+    for named, name, one in zip(chosen, names, scores, strict=True):
+        found = [getattr(one, suite, None) for _, suite in asked] + [one.others.get(o) if one else None for o in others]
+        rows.append([esc(name), esc(named.method), *(_score(score) for score in found)])
+    columns = ("Stage", "Method", *(title for title, _ in asked), *others)
+    note = "Of the checkpoint that each stage made: the mean, half a 95% interval, and the number of items."
+    table = markup.table(columns, rows, caption="Final scores by stage")
+    return _card("Final scores", note, f'<div class="stacked">{table}</div>')
+
+
+def _score(score: Any) -> str:
+    if score is None:
+        return DASH
+    sure = f"± {196 * score.stderr:.1f}, " if score.stderr is not None else ""
+    return f"<b>{percent(score.value)}</b> <small>{sure}n = {score.n:,}</small>"
+
+
+def _costs(chosen: Sequence[Named], names: Sequence[str]) -> str:
+    columns = (
+        "Stage",
+        "Ended",
+        "Steps",
+        "Sampled",
+        "Scored",
+        "Trained",
+        "FLOPs",
+        "Time",
+        "Peak memory",
+        "Seed",
+        "Points",
+    )
+    rows = [_cost(one.stage, name, one.experiment) for one, name in zip(chosen, names, strict=True)]
+    note = "Tokens sampled, scored by teachers and trained on; FLOPs by 2N a token read and 6N a token trained."
+    return _card("Cost", note, markup.table(columns, rows, caption="Cost by stage"))
+
+
+def _cost(stage: Stage, name: str, experiment: str) -> list[str]:
+    spent, tokens = stages.flops(stage), (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained)
+    address = f"live?experiment={common.quoted(experiment)}&stage={stage.id}"
+    return [
+        f'<a href="{esc(address)}">{esc(name)}</a>',
+        markup.chip(_ended(stage), live.TONES.get(stage.status, "")),
+        f"{stage.steps_done:,}",
+        *(count(n) if n else DASH for n in tokens),
+        f"{spent:.1e}" if spent else DASH,
+        esc(duration(stage.wall_seconds)),
+        memory(stage.peak_memory_bytes) if stage.peak_memory_bytes else DASH,
+        DASH if stage.seed is None else str(stage.seed),
+        f'<a href="download/stage/{stage.id}.csv" download>CSV</a>',
+    ]
+
+
+def _ended(stage: Stage) -> str:
+    """Why it ended when it did; where it did not end well, only that."""
+    return stage.stopped if stage.status == "finished" and stage.stopped else stage.status
+
+
+def _settings(chosen: Sequence[Named], names: Sequence[str]) -> str:
+    """What is not set alike, a column for each stage."""
+    if len(chosen) < 2:
+        return ""
+    found = stages.differing(chosen)
+    if not found:
+        return _card("Settings that differ", "None: all of these stages were run alike.", "")
+    rows = [[f"<code>{esc(name)}</code>", *(_value(value) for value in values)] for name, values in found.items()]
+    same = len({name for one in chosen for name in one.stage.config}) - len(found)
+    table = markup.table(("Setting", *names), rows, caption="Settings that differ")
+    note = f"{len(found)} differ, {same} are the same."
+    return _card("Settings that differ", note, f'<div class="prose-cells">{table}</div>')
+
+
+def _value(value: Any) -> str:
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, float):
+        return esc(f"{value:.6g}")
+    text = str(value)
+    if len(text) <= LONGEST:
+        return esc(text)
+    return f'<span title="{esc(text)}">{esc(text[: LONGEST - 1])}…</span>'
+
+
+def _card(title: str, note: str, body: str) -> str:
+    return f'<section class="card">{markup.card_title(title, note)}{body}</section>'

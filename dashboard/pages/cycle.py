@@ -1,0 +1,451 @@
+"""One cycle: what it taught, what it cost, the evidence, and the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+
+from dashboard import markup
+from dashboard.access import Access
+from dashboard.markup import STAGE_WORDS, Tile, esc
+from dashboard.pages import common
+from dashboard.pages.stages import flops
+from dashboard.source import Source
+from dashboard.words import DASH, ago, count, duration, interval, memory, percent, points, probability
+from db import DatabaseError, decide, queries
+from db.records import CycleRow, Evaluation, Measured, Overview, Stage
+
+NAME = "Cycle"
+WORDS = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
+TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
+VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
+SUITES = ("instruction_following", "ifeval")
+BUTTONS = (("Accept", "accepted", "primary"), ("Reject", "rejected", "stop"), ("Roll back", "rolled_back", "secondary"))
+
+
+def build(page: gr.Blocks, source: Source, access: Access) -> None:
+    """Lay the page out."""
+    header, choice = common.top(NAME)
+    summary = gr.HTML(elem_classes="summary")
+    deciding = not access.read_only
+    with gr.Column(elem_classes="card decide", visible=deciding) as panel:
+        gr.HTML(
+            markup.card_title(
+                "Decide",
+                "A decision is kept with its reason and what was measured; none is ever deleted, and the newest holds. "
+                "Reject and Roll back move the latest checkpoint back to what the cycle began with.",
+            )
+        )
+        with gr.Row(elem_classes="reason"):
+            name = gr.Textbox(label="Your name", visible=access.users is None, max_length=80, scale=1, min_width=140)
+            why = gr.Textbox(label="Reason", max_length=2000, scale=4, min_width=220)
+        with gr.Row(elem_classes="buttons"):
+            buttons = [gr.Button(label, variant=variant, min_width=110) for label, _, variant in BUTTONS]
+        said = gr.HTML(elem_classes="said")
+    evidence = gr.HTML(elem_classes="evidence")
+    outputs = [header, choice, summary, panel, evidence]
+
+    def show(request: gr.Request) -> list[Any]:
+        return _show(source, access, request)
+
+    settings: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+    page.load(show, outputs=outputs, **settings)
+    for button, (_, word, _) in zip(buttons, BUTTONS, strict=True):
+
+        def enter(who: str, reason: str, request: gr.Request, word: str = word) -> list[Any]:
+            told = _enter(source, access, request, word, who, reason)
+            return [told, *_show(source, access, request)]
+
+        button.click(enter, [name, why], [said, *outputs], **settings)
+
+
+def _enter(source: Source, access: Access, request: gr.Request, word: str, who: str, reason: str) -> str:
+    """Enter a decision and say what came of it."""
+    person = (request.username if access.users is not None else who) or ""
+    if access.read_only:
+        return markup.notice("Read only", "This dashboard was started with --read-only.", tone="bad")
+    if not person.strip() or not reason.strip():
+        missing = "your name" if not person.strip() else "a reason"
+        return markup.notice("Not entered", f"Give {missing}: a decision is kept with both.", tone="warn")
+    try:
+        found = _find(source, request)
+        if found is None:
+            return markup.notice("Not entered", "There is no such cycle.", tone="bad")
+        evidence = found[1].cycle.details.get("evidence", {})
+        with source.writing() as database:
+            done = decide(database, found[1].cycle.id, word, who=person.strip(), why=reason.strip(), evidence=evidence)
+    except DatabaseError as error:
+        return markup.notice("Not entered", str(error), tone="bad")
+    also = f" With it: cycle {', '.join(map(str, done.also))}." if done.also else ""
+    latest = f"The latest checkpoint is {done.after}" + ("." if done.moved else ", as before.")
+    return markup.notice(f"Cycle {done.cycle} {WORDS[word]}", f"{latest}{also}", tone=TONES[word])
+
+
+def _find(source: Source, request: gr.Request) -> tuple[Overview, CycleRow] | None:
+    """The cycle that the address names, else the newest."""
+    experiment = common.asked_experiment(source, request)
+    overview = queries.overview(source.database(), experiment.id) if experiment else None
+    if overview is None or not overview.cycles:
+        return None
+    wanted = request.query_params.get("cycle")
+    if wanted is None:
+        return overview, overview.cycles[-1]
+    row = next((row for row in overview.cycles if str(row.cycle.number) == wanted), None)
+    return (overview, row) if row is not None else None
+
+
+def _show(source: Source, access: Access, request: gr.Request) -> list[Any]:
+    try:
+        found = _find(source, request)
+        if found is None:
+            return _nothing(source, request)
+        overview, row = found
+        return [
+            markup.header(NAME, overview.experiment.name),
+            common.choices(source, overview.experiment),
+            _summary(overview, row),
+            gr.update(visible=not access.read_only),
+            _evidence(source, overview, row),
+        ]
+    except DatabaseError as error:
+        return [gr.skip(), gr.skip(), common.trouble(source, error), gr.update(visible=False), ""]
+
+
+def _nothing(source: Source, request: gr.Request) -> list[Any]:
+    experiment = common.asked_experiment(source, request)
+    if experiment is None:
+        told = common.unknown(source, request)
+    else:
+        wanted = request.query_params.get("cycle")
+        told = markup.notice(
+            "No such cycle" if wanted else "No cycle yet",
+            f"Experiment {experiment.name} has no cycle {wanted or ''}. A cycle begins with documents:",
+            ["recover cycle --docs ./my-documents"],
+        )
+    return [gr.skip(), gr.skip(), told, gr.update(visible=False), ""]
+
+
+def _summary(overview: Overview, row: CycleRow) -> str:
+    """The cycle in words, its neighbours, and its figures."""
+    words = f"{row.summary[0].upper()}{row.summary[1:]}."
+    chip = markup.chip(WORDS.get(row.cycle.decision or "", "undecided"), TONES.get(row.cycle.decision or "", "warn"))
+    documents = f"{row.cycle.documents}, begun {ago(row.cycle.created_at)}"
+    return (
+        f'<div class="hero"><p class="eyebrow">{esc(documents)}</p><h1>{esc(words)} {chip}</h1></div>'
+        + _neighbours(overview, row)
+        + _report(overview, row)
+        + markup.tiles(_tiles(row))
+    )
+
+
+def _neighbours(overview: Overview, row: CycleRow) -> str:
+    links = [
+        f'<a href="{esc(address(overview.experiment.name, one.cycle.number))}"'
+        + (' aria-current="true"' if one is row else "")
+        + f">Cycle {one.cycle.number}</a>"
+        for one in overview.cycles
+    ]
+    return f'<nav class="tabs" aria-label="Cycles">{"".join(links)}</nav>'
+
+
+def _report(overview: Overview, row: CycleRow) -> str:
+    """The cycle on one page; `recover report` writes those of the workspace's own line of cycles."""
+    if overview.experiment.name != "main":
+        return ""
+    return markup.numbers("The cycle on one page", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
+
+
+def address(experiment: str, cycle: int) -> str:
+    """Where a cycle's page is."""
+    return f"cycle?experiment={common.quoted(experiment)}&cycle={cycle}"
+
+
+def _tiles(row: CycleRow) -> list[Tile]:
+    end = row.recovered or row.midtrained
+    following = end.scores.instruction_following if end else None
+    known = end.scores.domain_knowledge_by_corpus.get(row.cycle.number) if end else None
+    general = end.scores.general if end else None
+    return [
+        Tile("Learnt", points(row.learnt), f"points on its own questions; {interval(known)}"),
+        Tile("Lost by mid-training", points(-row.lost if row.lost is not None else None), "instruction following"),
+        Tile("Of the base model", percent(row.back), f"now {percent(following.value if following else None)}"),
+        Tile("General knowledge", percent(general.value if general else None), interval(general)),
+    ]
+
+
+def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
+    """Everything below the decision, as cards."""
+    database = source.database()
+    stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
+    cards = [
+        _types(source, overview, row),
+        _tests(row),
+        _gate(source, overview, row),
+        _knowledge(overview, row),
+        _drift(source, row),
+        _cost(overview, stages),
+        _settings(source, overview, row, stages),
+        _lineage(overview, row),
+        _decisions(source, row),
+    ]
+    return "".join(card for card in cards if card)
+
+
+def _card(title: str, note: str, body: str, anchor: str = "") -> str:
+    place = f' id="{esc(anchor)}"' if anchor else ""
+    return f'<section class="card"{place}>{markup.card_title(title, note)}{body}</section>'
+
+
+# --- instruction types ---------------------------------------------------------------------------------------
+
+
+def _types(source: Source, overview: Overview, row: CycleRow) -> str:
+    """What became of each type of instruction, what is still lost first."""
+    steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
+    found = {name: _by_type(source, step) for name, step in steps.items() if step is not None}
+    if not found.get("base") or len(found) < 2:
+        return ""
+    tested = {one["name"]: one for one in _compared(row, "base").get("types of instruction_following", [])}
+    end = list(found)[-1]
+    rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end))
+    columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Answers")
+    cells = [_type_row(overview, row, kind, found, end, tested.get(kind)) for kind in rows]
+    note = (
+        "Share of the instructions of each type that were followed, what is still lost first. The p-value is of an "
+        "exact paired test against base, corrected over all types."
+    )
+    table = markup.table(columns, cells, caption="Instruction types: base, mid-trained, recovered")
+    return _card("Instruction types", note, table, "types")
+
+
+def _type_row(
+    overview: Overview,
+    row: CycleRow,
+    kind: str,
+    found: Mapping[str, Mapping[str, Any]],
+    end: str,
+    tested: Mapping[str, Any] | None,
+) -> list[str]:
+    values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
+    lost = _change(found, kind, "base", end)
+    tone = "bad" if lost < -0.02 else "warn" if lost < -0.005 else ""
+    link = samples_address(overview.experiment.name, row.cycle.number, "still-lost" if lost < 0 else "all", kind)
+    return [
+        f'<code class="kind">{esc(kind)}</code>',
+        *(percent(value["value"]) if value else DASH for value in values),
+        f'<b class="{tone}">{points(lost)}</b>',
+        probability(tested["p_adjusted"]) if tested else DASH,
+        f"{values[0]['n']:,}" if values[0] else DASH,
+        f'<a href="{esc(link)}">{"what was lost" if lost < 0 else "see"} →</a>',
+    ]
+
+
+def samples_address(experiment: str, cycle: int, fate: str, kind: str = "") -> str:
+    """Where the answers of a cycle are, filtered."""
+    kept = f"&type={common.quoted(kind)}" if kind else ""
+    return f"samples?experiment={common.quoted(experiment)}&cycle={cycle}&show={fate}{kept}"
+
+
+def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, second: str) -> float:
+    before, after = found[first].get(kind), found[second].get(kind)
+    return float(after["value"]) - float(before["value"]) if before and after else 0.0
+
+
+def _by_type(source: Source, step: Measured) -> dict[str, Any]:
+    """Scores by instruction type of a checkpoint's newest evaluation."""
+    row = following(source, step)
+    details = row.details if row is not None else {}
+    return {key.removeprefix("id/"): score for key, score in details.items() if key.startswith("id/")}
+
+
+def following(source: Source, step: Measured | None) -> Evaluation | None:
+    """The newest evaluation of instruction following of a checkpoint."""
+    rows = queries.evaluations(source.database(), step.checkpoint.id) if step is not None else []
+    return next((row for suite in SUITES for row in rows if row.suite == suite), None)
+
+
+# --- tests, gate, knowledge ----------------------------------------------------------------------------------
+
+
+def _compared(row: CycleRow, name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = row.cycle.details.get("evidence", {}).get("compared_with", {}).get(name, {})
+    return found
+
+
+def _tests(row: CycleRow) -> str:
+    """Suite by suite against base and against the mid-trained model, on the same items."""
+    columns = ("Suite", "Before", "After", "Difference", "95% interval", "Lost", "Won", "p (Holm)", "n")
+    shown = ""
+    for name, title in (("base", "Against base"), ("midtrained", "Against its mid-trained model")):
+        suites = _compared(row, name).get("suites", [])
+        if suites:
+            cells = [_tested(one) for one in suites]
+            shown += f"<h3>{title}</h3>" + markup.table(columns, cells, caption=f"{title}, paired")
+    if not shown:
+        return ""
+    note = "The same items answered by both: exact McNemar test, paired bootstrap, p-values corrected over each table."
+    return _card("Paired tests", note, shown, "tests")
+
+
+def _tested(one: Mapping[str, Any]) -> list[str]:
+    return [
+        esc(one["name"]),
+        percent(one["first"]),
+        percent(one["second"]),
+        f"<b>{points(one['difference'])}</b>",
+        f"{points(one['low'])} to {points(one['high'])}",
+        DASH if one["lost"] is None else f"{one['lost']:,}",
+        DASH if one["won"] is None else f"{one['won']:,}",
+        probability(one["p_adjusted"]),
+        f"{one['n']:,}",
+    ]
+
+
+def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
+    events = queries.events(source.database(), overview.experiment.id, limit=1000)
+    judged = next((e for e in events if e.kind == "gate" and e.cycle_id == row.cycle.id), None)
+    if judged is None:
+        return ""
+    columns = ("Rule", "Verdict", "Student", "Wanted", "Above it by", "Bounds", "n")
+    rows = [
+        [
+            f"<code>{esc(one['rule'])}</code>",
+            markup.chip(one["verdict"], VERDICTS.get(one["verdict"], "")),
+            percent(one["student"]),
+            percent(one["bound"]),
+            f"<b>{points(one['estimate'])}</b>",
+            f"{points(one['low'])} to {points(one['high'])}",
+            f"{one['n']:,}",
+        ]
+        for one in judged.data.get("verdicts", [])
+    ]
+    note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
+    return _card("The gate", note, markup.table(columns, rows, caption="The gate's rules"), "gate")
+
+
+def _knowledge(overview: Overview, row: CycleRow) -> str:
+    """The matrix of corpora over cycles, darker where more is known."""
+    corpora = overview.corpora
+    steps = [("base", overview.base)] + [
+        (f"after cycle {one.cycle.number}", one.recovered or one.midtrained)
+        for one in overview.cycles
+        if one.cycle.number <= row.cycle.number
+    ]
+    if not corpora:
+        return ""
+    rows = [
+        [f"<b>{esc(label)}</b>", *(_heat(step.scores.domain_knowledge_by_corpus.get(k)) for k in corpora)]
+        for label, step in steps
+        if step is not None
+    ]
+    told = row.cycle.details.get("evidence", {}).get("knowledge", {})
+    note = "Questions answered about each corpus, by what each cycle ended with."
+    if told.get("backward_transfer") is not None:
+        note += f" Backward transfer {points(told['backward_transfer'])} points."
+    table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
+    return _card("Knowledge over time", note, f'<div class="heat">{table}</div>', "knowledge")
+
+
+def _heat(score: Any) -> str:
+    if score is None:
+        return '<span class="cell none">–</span>'
+    level = min(10, max(0, round(10 * score.value)))
+    return f'<span class="cell level-{level}" title="{esc(interval(score))}">{percent(score.value)}</span>'
+
+
+def _drift(source: Source, row: CycleRow) -> str:
+    """How far the answers are from base's, where that was measured."""
+    end = row.recovered or row.midtrained
+    rows = queries.evaluations(source.database(), end.checkpoint.id) if end is not None else []
+    found = next((one for one in rows if one.suite == "drift"), None)
+    if found is None:
+        return ""
+    cells = [[esc(name), esc(_figure(value))] for name, value in sorted(found.details.items())]
+    table = markup.table(("Measure", "Value"), cells, caption="Drift of answers from base")
+    return _card("Drift", "How far its answers are from base's on the same prompts.", table, "drift")
+
+
+def _figure(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("value")
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
+# --- cost, settings, lineage, decisions ----------------------------------------------------------------------
+
+
+def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
+    columns = ("Stage", "Status", "Steps", "Sampled", "Scored", "Trained", "FLOPs", "Time", "Peak memory")
+    rows = [
+        [
+            f'<a href="live?experiment={esc(common.quoted(overview.experiment.name))}&amp;stage={stage.id}">'
+            f"{esc(STAGE_WORDS[stage.kind])}</a>",
+            esc(stage.stopped or stage.status),
+            f"{stage.steps_done:,}" if stage.steps_done else DASH,
+            *(count(n) if n else DASH for n in (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained)),
+            DASH if (taken := flops(stage)) is None else f"{taken:.1e}",
+            esc(duration(stage.wall_seconds)),
+            memory(stage.peak_memory_bytes) if stage.peak_memory_bytes else DASH,
+        ]
+        for stage in reversed(stages)
+    ]
+    if not rows:
+        return ""
+    table = markup.table(columns, rows, caption="What each stage of the cycle took")
+    return _card("Cost", "Tokens sampled, scored by teachers, and trained on.", table, "cost")
+
+
+def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequence[Stage]) -> str:
+    """What is set otherwise than in the cycle before; all of it in the first."""
+    before = next((r for r in reversed(overview.cycles) if r.cycle.number < row.cycle.number), None)
+    earlier = (
+        queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
+    )
+    rows = []
+    for kind in ("midtrain", "distill"):
+        now = next((s for s in stages if s.kind == kind), None)
+        then = next((s for s in earlier if s.kind == kind), None)
+        if now is None:
+            continue
+        for key, value in sorted(now.config.items()):
+            old = then.config.get(key) if then is not None else None
+            if value != old and (then is not None or value not in (None, [], {}, "")):
+                rows.append(
+                    [esc(STAGE_WORDS[kind]), f"<code>{esc(key)}</code>", esc(old if then else DASH), esc(value)]
+                )
+    title = f"Settings that differ from cycle {before.cycle.number}" if before else "Settings"
+    if not rows:
+        return _card(title, "None: both cycles were run alike.", "", "settings") if before else ""
+    table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title)
+    return _card(title, "", table, "settings")
+
+
+def _lineage(overview: Overview, row: CycleRow) -> str:
+    known = {step.checkpoint.id: step for step in (row.base, row.before, row.midtrained, row.recovered) if step}
+    latest = overview.latest.id if overview.latest else None
+    rows = [
+        [
+            f"<b>{esc(step.checkpoint.name)}</b>" + (" " + markup.chip("latest", "run") if key == latest else ""),
+            esc(step.checkpoint.kind),
+            esc(step.checkpoint.parent or DASH),
+            f"<code>{esc(step.checkpoint.content_hash[:12])}</code>",
+            esc(ago(step.checkpoint.created_at)),
+        ]
+        for key, step in known.items()
+    ]
+    columns = ("Checkpoint", "Kind", "Made from", "Hash", "Made")
+    return _card("Lineage", "", markup.table(columns, rows, caption="Checkpoints of the cycle"), "lineage")
+
+
+def _decisions(source: Source, row: CycleRow) -> str:
+    decisions = queries.decisions(source.database(), row.cycle.id)
+    if not decisions:
+        return ""
+    rows = [
+        [markup.chip(WORDS[one.decision], TONES[one.decision]), esc(one.who), esc(one.why), esc(ago(one.created_at))]
+        for one in decisions
+    ]
+    table = markup.table(("Decision", "By", "Why", "When"), rows, caption="Decisions about the cycle, newest first")
+    return _card("Decisions", "", f'<div class="prose-cells">{table}</div>', "decisions")

@@ -1,0 +1,324 @@
+"""Geometry: how a step's tokens pull, method beside method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from dashboard import markup, stage_charts, theme
+from dashboard.access import Access
+from dashboard.markup import esc
+from dashboard.pages import common, stages
+from dashboard.pages.stages import Named
+from dashboard.source import Source
+from dashboard.stage_charts import Curve, Sample, Scale
+from dashboard.words import DASH, number, percent
+from db import Database, DatabaseError, queries
+from db.records import Experiment, Point, Stage
+
+NAME = "Geometry"
+PLANES = 6
+AT_FIRST = 3
+STAGES = 60
+DENSITY = "geometry/density"
+LARGEST = "geometry/concentration"
+POINTS = 300
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A curve over the steps, and what it is held against."""
+
+    metric: str
+    title: str
+    note: str
+    null: str | None = None
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A stage with everything the page shows of it."""
+
+    named: Named
+    label: str
+    look: tuple[int, int]
+    sample: Sample
+    series: Mapping[str, Sequence[Point]]
+
+    @property
+    def stage(self) -> Stage:
+        """The stage itself."""
+        return self.named.stage
+
+    @property
+    def title(self) -> str:
+        """Its label, with the method where that is not its name."""
+        return self.label if self.named.method == self.named.name else f"{self.label} · {self.named.method}"
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that was measured last."""
+        return max((points[-1].step for points in self.series.values() if points), default=None)
+
+
+MEASURES = (
+    Measure(DENSITY, "Density", "1 where every token pulls equally hard, 1/n where one pulls alone", log=True),
+    Measure("geometry/bias", "Bias", "length of the mean over mean length; thin: random signs", "geometry/bias_null"),
+    Measure("geometry/top_1_percent", "Concentration", "share that the top 1 percent of the tokens carry"),
+    Measure("geometry/shared", "Shared within a response", "share that is one vector for each whole response"),
+)
+PLANE_KEYS = (
+    ("circle", theme.SERIES[0], "a token"),
+    ("diamond", "currentColor", "their mean"),
+    ("ring", theme.BASE, "how long the mean would be by chance"),
+)
+
+
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
+    """Lay the page out: words, a plane for each stage, the curves, and all of it as a table."""
+    header, choice = common.top(NAME)
+    summary = gr.HTML(elem_classes="summary")
+    planes = _panels(PLANES, "plane")
+    curves = _panels(len(MEASURES), "measure")
+    table = gr.HTML(elem_classes="evidence")
+
+    def show(request: gr.Request) -> list[Any]:
+        return _show(source, request)
+
+    outputs = [header, choice, summary, *planes, *curves, table]
+    page.load(show, outputs=outputs, show_progress="hidden", api_visibility="private")
+
+
+def _panels(count: int, kind: str) -> list[Any]:
+    """Cards for figures, hidden until there is something in them: columns, titles, figures."""
+    columns, titles, plots = [], [], []
+    with gr.Row(elem_classes=f"panels {kind}s"):
+        for index in range(count):
+            with gr.Column(elem_classes="card", min_width=300, visible=False) as column:
+                titles.append(gr.HTML())
+                plots.append(gr.Plot(show_label=False, container=False, elem_id=f"{kind}-{index}"))
+            columns.append(column)
+    return [*columns, *titles, *plots]
+
+
+def _filled(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
+    """Values for ``count`` cards from (title, figure)."""
+    empty = count - len(panels)
+    return [
+        *(gr.update(visible=True) for _ in panels),
+        *(gr.update(visible=False) for _ in range(empty)),
+        *(title for title, _ in panels),
+        *([""] * empty),
+        *(figure for _, figure in panels),
+        *([None] * empty),
+    ]
+
+
+def _only(told: str, header: Any = None, choice: Any = None) -> list[Any]:
+    """A message in place of everything."""
+    hidden = [*_filled([], PLANES), *_filled([], len(MEASURES)), ""]
+    return [header or gr.skip(), choice or gr.skip(), told, *hidden]
+
+
+def _show(source: Source, request: gr.Request) -> list[Any]:
+    try:
+        experiment = common.asked_experiment(source, request)
+        if experiment is None:
+            return _only(common.unknown(source, request))
+        header, choice = markup.header(NAME, experiment.name), common.choices(source, experiment)
+        database = source.database()
+        listed = queries.find_stages(database, experiment_ids=[experiment.id], metric=DENSITY, limit=STAGES)
+        wanted = stages.asked_stages(request, PLANES)
+        chosen = stages.by_id(database, wanted) if wanted else list(reversed(listed[:AT_FIRST]))
+        if not chosen:
+            return _only(_nothing(experiment, wanted), header, choice)
+        linear = request.query_params.get("scale") == "linear"
+        return [header, choice, *_page(database, experiment, listed, chosen, linear)]
+    except DatabaseError as error:
+        return _only(common.trouble(source, error))
+
+
+def _nothing(experiment: Experiment, wanted: Sequence[int]) -> str:
+    if wanted:
+        text = (
+            f"There is no stage {', '.join(map(str, wanted))}. Leave the stages out of the address to see the newest."
+        )
+        return markup.notice("No such stage", text)
+    return markup.notice(
+        "No geometry measured",
+        f"Experiment {experiment.name} has no distillation whose gradients were looked at. Each measures them at every "
+        "tenth step unless it is told not to:",
+        ["recover distill --geometry-every 10"],
+    )
+
+
+def _page(
+    database: Database, experiment: Experiment, listed: Sequence[Stage], chosen: Sequence[Stage], linear: bool
+) -> list[Any]:
+    """Everything below the header."""
+    shown = _seen(database, stages.named(database, chosen))
+    others = [stage for stage in listed if stage.id not in {one.stage.id for one in shown}]
+    scale = Scale(max(one.sample.reach for one in shown), logarithmic=not linear)
+    named = [one.named for one in shown]
+    return [
+        _heading(named) + _choice(experiment, named, stages.named(database, others), linear),
+        *_filled(_planes(shown, scale), PLANES),
+        *_filled(_curves(shown), len(MEASURES)),
+        _table(shown),
+    ]
+
+
+def _seen(database: Database, named: Sequence[Named]) -> list[Seen]:
+    """What there is to see of each stage."""
+    wanted = [name for measure in MEASURES for name in (measure.metric, measure.null) if name] + [LARGEST]
+    return [
+        Seen(one, label, look, _sample(one), queries.series(database, one.stage.id, wanted, max_points=POINTS))
+        for one, label, look in zip(named, stages.labels(named), stages.looks(named), strict=True)
+    ]
+
+
+def _sample(one: Named) -> Sample:
+    """The points a stage kept; what is not three finite numbers is left out."""
+    kept = one.stage.details.get("geometry") or []
+    points = [tuple(point) for point in kept if isinstance(point, list) and len(point) == 3]
+    return Sample(tuple((x, y, row) for x, y, row in points if _finite(x) and _finite(y) and isinstance(row, int)))
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _heading(shown: Sequence[Named]) -> str:
+    methods = list(dict.fromkeys(one.method for one in shown))
+    words = f"How the tokens pull: {' against '.join(methods)}" if len(methods) > 1 else "How the tokens of a step pull"
+    under = (
+        "Every token of a step pulls at the model with a gradient. How evenly they pull, and how much the same way, "
+        "tells methods apart."
+    )
+    return f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{esc(words)}</h1></div>'
+
+
+def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Named], linear: bool) -> str:
+    """Stages to add or take away, and the scale, as links."""
+    numbers = [one.stage.id for one in shown]
+    names = stages.labels([*shown, *others])
+    links = []
+    for one, name in zip([*shown, *others], names, strict=True):
+        here = one.stage.id in numbers
+        kept = [n for n in numbers if n != one.stage.id] if here else [*numbers, one.stage.id]
+        if not kept or len(kept) > PLANES:
+            continue
+        current = ' aria-current="true"' if here else ""
+        word = "Take away" if here else "Add"
+        links.append(
+            f'<a href="{esc(_address(experiment, kept, linear))}"{current} title="{word} {esc(name)}">'
+            f'<span aria-hidden="true">{"✓" if here else "+"}</span><span class="hidden">{word}</span> {esc(name)}'
+            f"{'' if one.name == one.method else f' · {esc(one.method)}'}</a>"
+        )
+    scales = "".join(
+        f'<a href="{esc(_address(experiment, numbers, one))}"{_current(one == linear)}>{word}</a>'
+        for one, word in ((False, "logarithmic"), (True, "linear"))
+    )
+    return (
+        f'<nav class="tabs labelled" aria-label="Stages"><span>Stages</span>{"".join(links)}</nav>'
+        f'<nav class="tabs labelled" aria-label="Distance from the centre"><span>Distance</span>{scales}</nav>'
+    )
+
+
+def _current(here: bool) -> str:
+    return ' aria-current="true"' if here else ""
+
+
+def _address(experiment: Experiment, numbers: Sequence[int], linear: bool) -> str:
+    chosen = "".join(f"&stage={one}" for one in numbers)
+    return f"geometry?experiment={common.quoted(experiment.name)}{chosen}{'&scale=linear' if linear else ''}"
+
+
+def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
+    """A card for each stage that kept a sample."""
+    panels: list[tuple[str, Any]] = []
+    for one in shown:
+        if not one.sample.reach:
+            continue
+        colour, _ = stage_charts.style(one.look)
+        where = f", step {one.last_step:,}" if one.last_step is not None else ""
+        title = markup.card_title(one.title, f"{len(one.sample.points):,} tokens{where}")
+        keys = markup.keys((shape, colour if shape == "circle" else other, word) for shape, other, word in PLANE_KEYS)
+        saves = markup.saves(f"plane-{len(panels)}")
+        panels.append((title + keys + saves, stage_charts.plane(one.sample, scale, colour)))
+    return panels
+
+
+def _curves(shown: Sequence[Seen]) -> list[tuple[str, Any]]:
+    """A card for each measure that any stage has."""
+    panels: list[tuple[str, Any]] = []
+    for measure in MEASURES:
+        drawn: list[Curve] = []
+        for one in shown:
+            points, null = one.series.get(measure.metric, ()), one.series.get(measure.null or "", ())
+            if points:
+                drawn.append(Curve(one.label, one.look, points))
+            if null:
+                drawn.append(Curve(f"{one.label}, random signs", one.look, null, faint=True))
+        if drawn:
+            figure = stage_charts.curves(drawn, height=250, log=measure.log)
+            keys = curve_keys(drawn) + markup.saves(f"measure-{len(panels)}")
+            panels.append((markup.card_title(measure.title, measure.note, keys), figure))
+    return panels
+
+
+def curve_keys(drawn: Sequence[Curve]) -> str:
+    """The key to curves of stages."""
+    styles = [(stage_charts.style(curve.look), curve.label) for curve in drawn if not curve.faint]
+    return markup.keys((f"line-{dash}", colour, label) for (colour, dash), label in styles)
+
+
+def _table(shown: Sequence[Seen]) -> str:
+    """The last measured step of each stage in figures."""
+    columns = (
+        "Stage",
+        "Method",
+        "Last measured",
+        "Density",
+        "Bias (by chance)",
+        "Top 1 percent",
+        "Largest over median",
+        "Shared",
+        "Mean of the sample (by chance)",
+    )
+    rows = [_row(one) for one in shown]
+    note = (
+        "Of all tokens of the step; the last column is of the sample that the planes show, which a stage keeps when it "
+        "ends: two random directions of the loss's gradient by the hidden state, scaled so that lengths are kept on "
+        "average. By chance: what it would be if each token's sign were tossed."
+    )
+    title = markup.card_title("The last measured step", note)
+    return f'<section class="card">{title}{markup.table(columns, rows, caption="Geometry by stage")}</section>'
+
+
+def _row(one: Seen) -> list[str]:
+    last = {metric: points[-1].value for metric, points in one.series.items() if points}
+    live = f"live?experiment={common.quoted(one.named.experiment)}&stage={one.stage.id}"
+    return [
+        f'<a href="{esc(live)}">{esc(one.label)}</a>',
+        esc(one.named.method),
+        f"step {one.last_step:,}" if one.last_step is not None else DASH,
+        number(last.get(DENSITY)),
+        f"<b>{number(last.get('geometry/bias'))}</b> ({number(last.get('geometry/bias_null'))})",
+        percent(last.get("geometry/top_1_percent")),
+        number(last.get(LARGEST)),
+        percent(last.get("geometry/shared")),
+        _mean(one.sample),
+    ]
+
+
+def _mean(sample: Sample) -> str:
+    if not sample.points:
+        return "none kept"
+    length, n = number(math.hypot(*sample.mean)), len(sample.points)
+    return f"{length} ({number(sample.chance)}) <small>n = {n:,}</small>"

@@ -1,0 +1,224 @@
+"""Samples: the same prompt answered by base, mid-trained and recovered, verdict by verdict."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import gradio as gr
+
+from dashboard import markup
+from dashboard.access import Access
+from dashboard.markup import esc
+from dashboard.pages import common
+from dashboard.pages.cycle import address, following, samples_address
+from dashboard.source import Source
+from db import DatabaseError, queries
+from db.answers import FATES, Answer, AnswerPage, SideBySide, side_by_side
+from db.records import CycleRow, Evaluation, Overview
+
+NAME = "Samples"
+A_PAGE = 8
+_KEYS_TOLD = (
+    '<p class="eyebrow">Keys: <kbd>j</kbd> <kbd>k</kbd> next and previous, <kbd>[</kbd> <kbd>]</kbd> pages.</p>'
+)
+LABELS = {
+    "still-lost": "Lost and still lost",
+    "back": "Lost and recovered",
+    "lost": "Lost by mid-training",
+    "new": "New failures",
+    "won": "Won",
+    "all": "All",
+}
+
+
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
+    """Lay the page out. Filters are links and a form: where one is, is in the address."""
+    header, choice = common.top(NAME)
+    body = gr.HTML(elem_classes="summary")
+
+    def show(request: gr.Request) -> list[Any]:
+        return _show(source, request)
+
+    page.load(show, outputs=[header, choice, body], show_progress="hidden", api_visibility="private")
+
+
+def _show(source: Source, request: gr.Request) -> list[Any]:
+    try:
+        experiment = common.asked_experiment(source, request)
+        overview = queries.overview(source.database(), experiment.id) if experiment else None
+        if experiment is None or overview is None:
+            return [gr.skip(), gr.skip(), common.unknown(source, request)]
+        asked = dict(request.query_params)
+        row = _cycle(overview, asked.get("cycle"))
+        told = _nothing(overview) if row is None else _page(source, overview, row, asked)
+        return [markup.header(NAME, experiment.name), common.choices(source, experiment), told]
+    except DatabaseError as error:
+        return [gr.skip(), gr.skip(), common.trouble(source, error)]
+
+
+def _cycle(overview: Overview, wanted: str | None) -> CycleRow | None:
+    rows = [row for row in overview.cycles if row.midtrained or row.recovered]
+    if wanted is None:
+        return rows[-1] if rows else None
+    return next((row for row in rows if str(row.cycle.number) == wanted), None)
+
+
+def _nothing(overview: Overview) -> str:
+    return markup.notice(
+        "No answers yet",
+        f"Experiment {overview.experiment.name} has no such cycle with evaluated checkpoints.",
+        ["recover eval", "recover cycle --docs ./my-documents"],
+    )
+
+
+def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, str]) -> str:
+    sides = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
+    found = {name: following(source, step) for name, step in sides.items()}
+    base, middle, end = found["base"], found["mid-trained"], found["recovered"] or found["mid-trained"]
+    if base is None or end is None:
+        return _nothing(overview)
+    fate = asked.get("show", "still-lost")
+    fate = fate if fate in FATES else "all"
+    kind, search = asked.get("type", ""), asked.get("search", "").strip()[:200]
+    offset = int(asked["from"]) if asked.get("from", "").isdigit() else 0
+    three = found["recovered"] is not None and middle is not None
+    page = side_by_side(
+        source.database(), base.id, middle.id if three and middle else None, end.id,
+        fate=fate, kind=kind or None, search=search or None, offset=offset, limit=A_PAGE,
+    )  # fmt: skip
+    labels = (
+        ["Base", "Mid-trained", "Recovered"]
+        if three
+        else ["Base", "Recovered" if found["recovered"] else "Mid-trained"]
+    )
+    state = _State(overview.experiment.name, row.cycle.number, fate, kind, search)
+    return (
+        _heading(row, page, state)
+        + _filters(overview, state, base)
+        + markup.numbers(f"All answers of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
+        + "".join(_sample(one, labels, kind, state) for one in page.rows)
+        + _steps(page, state)
+        + (_none(state) if not page.rows else "")
+    )
+
+
+class _State:
+    """Where one is, as an address."""
+
+    def __init__(self, experiment: str, cycle: int, fate: str, kind: str, search: str) -> None:
+        self.experiment, self.cycle, self.fate, self.kind, self.search = experiment, cycle, fate, kind, search
+
+    def at(self, *, fate: str | None = None, kind: str | None = None, offset: int = 0) -> str:
+        """The address of a neighbour."""
+        wanted = samples_address(self.experiment, self.cycle, fate or self.fate, self.kind if kind is None else kind)
+        wanted += f"&search={common.quoted(self.search)}" if self.search else ""
+        return wanted + (f"&from={offset}" if offset else "")
+
+
+def _heading(row: CycleRow, page: AnswerPage, state: _State) -> str:
+    of = f" of {state.kind}" if state.kind else ""
+    words = f"{LABELS[state.fate]}{of}: {page.total:,} {'prompt' if page.total == 1 else 'prompts'}"
+    back = esc(address(state.experiment, state.cycle))
+    return (
+        f'<div class="hero"><p class="eyebrow"><a href="{back}">← {esc(row.summary)}</a></p>'
+        f"<h1>{esc(words)}</h1>{_KEYS_TOLD}</div>"
+    )
+
+
+def _filters(overview: Overview, state: _State, base: Evaluation) -> str:
+    """The fates as tabs, then a form for the type, the text and the cycle."""
+    tabs = "".join(
+        f'<a href="{esc(state.at(fate=fate))}" title="{esc(told)}"'
+        + (' aria-current="true"' if fate == state.fate else "")
+        + f">{esc(LABELS[fate])}</a>"
+        for fate, told in FATES.items()
+    )
+    kinds = sorted(key.removeprefix("id/") for key in base.details if key.startswith("id/"))
+    cycles = [str(row.cycle.number) for row in overview.cycles]
+    fields = (
+        _select("cycle", "Cycle", cycles, str(state.cycle))
+        + _select("type", "Type of instruction", ["", *kinds], state.kind)
+        + f'<label>Text<input type="search" name="search" value="{esc(state.search)}" maxlength="200"></label>'
+    )
+    hidden = "".join(
+        f'<input type="hidden" name="{name}" value="{esc(value)}">'
+        for name, value in (("experiment", state.experiment), ("show", state.fate))
+    )
+    return (
+        f'<nav class="tabs" aria-label="What became of it">{tabs}</nav>'
+        f'<form class="filters" method="get" action="samples">{hidden}{fields}'
+        '<button type="submit">Filter</button></form>'
+    )
+
+
+def _select(name: str, label: str, values: Sequence[str], chosen: str) -> str:
+    options = "".join(
+        f'<option value="{esc(v)}"{" selected" if v == chosen else ""}>{esc(v) or "every type"}</option>'
+        for v in values
+    )
+    return f'<label>{label}<select name="{name}">{options}</select></label>'
+
+
+def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) -> str:
+    """One prompt with its answers beside each other, differences from base's marked."""
+    base = one.answers[0]
+    columns = "".join(
+        f'<div class="answer"><h3>{esc(label)}</h3>{_answer(answer, base if at else None, kind)}</div>'
+        for at, (label, answer) in enumerate(zip(labels, one.answers, strict=True))
+    )
+    return (
+        f'<article class="card sample" tabindex="0" aria-label="{esc(one.item)}"><p class="eyebrow">{esc(one.item)}</p>'
+        f'<pre class="prompt">{esc(one.prompt)}</pre><div class="answers">{columns}</div></article>'
+    )
+
+
+def _answer(answer: Answer | None, base: Answer | None, kind: str) -> str:
+    if answer is None:
+        return "<p>not asked</p>"
+    text = esc(answer.response) if base is None else _marked(base.response, answer.response)
+    verdicts = "".join(
+        f'<li class="{"good" if kept else "bad"}{" chosen" if kind and name.startswith(kind) else ""}">'
+        f'<span aria-hidden="true">{"✓" if kept else "✗"}</span> {esc(name)}'
+        f'<span class="hidden"> {"followed" if kept else "not followed"}</span></li>'
+        for name, kept in answer.verdicts.items()
+    )
+    return f'<pre>{text or "<i>(nothing)</i>"}</pre><ul class="verdicts">{verdicts}</ul>'
+
+
+def _marked(before: str, after: str) -> str:
+    """``after`` with the words marked that ``before`` does not have in their place."""
+    one, two = re.findall(r"\s+|[^\s]+", before), re.findall(r"\s+|[^\s]+", after)
+    if len(one) * len(two) > 4_000_000:  # very long answers are shown as they are
+        return esc(after)
+    shown = []
+    for what, _, _, start, end in difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes():
+        text = esc("".join(two[start:end]))
+        shown.append(text if what == "equal" or not text.strip() else f"<mark>{text}</mark>")
+    return "".join(shown)
+
+
+def _steps(page: AnswerPage, state: _State) -> str:
+    """Ways to the neighbouring pages; the keys [ and ] follow them."""
+    if page.total <= A_PAGE:
+        return ""
+    last = min(page.total, page.offset + A_PAGE)
+    parts = [f"<span>{page.offset + 1:,} to {last:,} of {page.total:,}</span>"]
+    if page.offset:
+        before = esc(state.at(offset=max(0, page.offset - A_PAGE)))
+        parts.insert(0, f'<a rel="prev" href="{before}">← Previous</a>')
+    if last < page.total:
+        parts.append(f'<a rel="next" href="{esc(state.at(offset=last))}">Next →</a>')
+    return f'<nav class="steps" aria-label="Pages of samples">{"".join(parts)}</nav>'
+
+
+def _none(state: _State) -> str:
+    return markup.notice(
+        "Nothing matches",
+        f"No prompt of cycle {state.cycle} is {FATES[state.fate]}"
+        + (f" in {state.kind}" if state.kind else "")
+        + (f" and holds {state.search!r}" if state.search else "")
+        + ". Choose another tab, or leave the filters out.",
+    )

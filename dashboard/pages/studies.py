@@ -1,0 +1,271 @@
+"""Studies: published claims, run here, with the verdict that each criterion gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gradio as gr
+
+from dashboard import markup
+from dashboard.access import Access
+from dashboard.markup import esc
+from dashboard.pages import common
+from dashboard.source import Source
+from dashboard.words import DASH
+from db import DatabaseError, MissingDatabaseError, queries
+from db.records import Experiment
+
+NAME = "Studies"
+PREFIX = "study/"
+LIMIT = 1000
+TONES = {"holds": "good", "does not hold": "bad", "undecided": "warn"}
+SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "?"}
+Table = Mapping[str, Any]
+"""A study's outcome as ``recover study results --json`` gives it, which is also what the tracker holds."""
+
+
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
+    """Lay the page out."""
+    header, _ = common.top(NAME)
+    body = gr.HTML(elem_classes="summary")
+
+    def show(request: gr.Request) -> list[Any]:
+        return _show(source, request)
+
+    page.load(show, outputs=[header, body], show_progress="hidden", api_visibility="private")
+
+
+def _show(source: Source, request: gr.Request) -> list[Any]:
+    try:
+        found = queries.experiments(source.database(), prefix=PREFIX, limit=LIMIT)
+        done = _done(found)
+        wanted, budget = request.query_params.get("study"), request.query_params.get("budget")
+        if wanted:
+            told = _one([table for table in done if table["study"] == wanted], wanted, budget, found)
+        elif done or found:
+            told = _all(done, _unfinished(found, done))
+        else:
+            told = _nothing(source)
+        return [gr.skip(), told]
+    except DatabaseError as error:
+        return [gr.skip(), common.trouble(source, error)]
+
+
+def _done(found: Sequence[Experiment]) -> list[Table]:
+    """The outcomes that were published, by name and then the largest budget first."""
+    told = [one.config for one in found if "study" in one.config and "verdict" in one.config]
+    return sorted(told, key=lambda table: (str(table["study"]), -float(table.get("budget") or 0)))
+
+
+def _unfinished(found: Sequence[Experiment], done: Sequence[Table]) -> list[tuple[str, str, list[str]]]:
+    """Studies of which seeds were begun and nothing is published: (study, budget, names of the seeds)."""
+    published = {_name(table) for table in done}
+    begun: dict[str, list[str]] = {}
+    for one in reversed(found):
+        group, _, seed = one.name.rpartition("/seed-")
+        if group and seed.isdecimal() and group not in published:
+            begun.setdefault(group, []).append(one.name)
+    parts = ((group.removeprefix(PREFIX).partition("/budget-"), seeds) for group, seeds in sorted(begun.items()))
+    return [(study, budget, seeds) for (study, _, budget), seeds in parts]
+
+
+def _name(table: Table) -> str:
+    """The name of the experiment that holds a study's outcome."""
+    return f"{PREFIX}{table['study']}/budget-{_budget(table)}"
+
+
+def _budget(table: Table) -> str:
+    return f"{float(table.get('budget') or 0):g}"
+
+
+def _nothing(source: Source) -> str:
+    if not queries.experiments(source.database(), limit=1):
+        return common.trouble(source, MissingDatabaseError())
+    return markup.notice(
+        "No study has been run here",
+        "A study runs a published claim on the built-in model, over several seeds, and judges it by a criterion that "
+        "was fixed before the run. All but the longest, or one by its name:",
+        ["recover study all", "recover study", "recover study recovery"],
+    )
+
+
+# --- all of them ---------------------------------------------------------------------------------------------
+
+
+def _all(done: Sequence[Table], unfinished: Sequence[tuple[str, str, list[str]]]) -> str:
+    counts = {word: sum(table["verdict"] == word for table in done) for word in TONES}
+    told = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
+    words = f"{_numbered(done)}: {told}" if done else "No study is finished yet"
+    under = (
+        "Published claims, run on a model of two million parameters in a world of its own: the verdicts are about what "
+        "happens here."
+    )
+    columns = ("Study", "Verdict", "Claim", "Statements", "Seeds", "n at most", "Budget", "Run on")
+    rows = [_row(table) for table in done] + [_begun(*one) for one in unfinished]
+    table = markup.table(columns, rows, caption="Studies and their verdicts")
+    note = "A statement holds where the whole 95% interval over seeds lies beyond its bound; undecided lies between."
+    title = markup.card_title("All studies", note)
+    return (
+        f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{esc(words)}</h1></div>'
+        f'<section class="card studies">{title}<div class="prose-cells">{table}</div></section>'
+    )
+
+
+def _numbered(done: Sequence[Table]) -> str:
+    """How many studies, and how many outcomes where some were run at several budgets."""
+    number = len({table["study"] for table in done})
+    words = "1 study" if number == 1 else f"{number} studies"
+    return words if number == len(done) else f"{words}, {len(done)} outcomes"
+
+
+def _row(table: Table) -> list[str]:
+    parts = table.get("parts") or []
+    return [
+        f'<a href="{esc(_address(table))}">{esc(table["study"])}</a>',
+        verdict(table["verdict"]),
+        esc(table.get("claim", "")),
+        "".join(_tally(parts)) or DASH,
+        esc(_listed(table.get("seeds"))),
+        esc(_count(table.get("n"))),
+        esc(_budget(table)),
+        esc(_span(table.get("dates"))),
+    ]
+
+
+def _begun(study: str, budget: str, seeds: Sequence[str]) -> list[str]:
+    links = ", ".join(_seed_link(name) for name in seeds)
+    return [esc(study), markup.chip("no verdict yet", "run"), DASH, DASH, links, DASH, esc(budget) or DASH, DASH]
+
+
+def _tally(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many statements came to each verdict; which ones, on hover."""
+    chips = []
+    for word, sign in SIGNS.items():
+        told = [str(part.get("statement", "")) for part in parts if part.get("verdict") == word]
+        if told:
+            chips.append(
+                f'<span class="chip {TONES[word]}" title="{esc("; ".join(told))}">'
+                f'{sign} {len(told)}<span class="hidden"> {word}</span></span> '
+            )
+    return chips
+
+
+def verdict(word: object) -> str:
+    """A verdict with its sign: it is told without colour too."""
+    return markup.chip(f"{SIGNS.get(str(word), '·')} {word}", TONES.get(str(word), ""))
+
+
+# --- one of them ---------------------------------------------------------------------------------------------
+
+
+def _one(tables: Sequence[Table], wanted: str, budget: str | None, found: Sequence[Experiment]) -> str:
+    table = next((one for one in tables if budget in (None, _budget(one))), None)
+    if table is None:
+        at = f" at budget {budget}" if budget and tables else ""
+        told = markup.notice(
+            "No such study",
+            f"No outcome of a study {wanted}{at} is recorded here. Choose one of all studies, or run it:",
+            [f"recover study {wanted}" if wanted.isidentifier() else "recover study"],
+        )
+        return told + '<nav class="steps" aria-label="All studies"><a href="studies">← All studies</a></nav>'
+    claim = str(table.get("claim", ""))
+    return (
+        '<div class="hero"><p class="eyebrow"><a href="studies">← All studies</a> · '
+        f"{esc(table['study'])}, {esc(table.get('source', ''))}</p>"
+        f"<h1>{esc(claim[:1].upper() + claim[1:])} {verdict(table['verdict'])}</h1></div>"
+        + _budgets(tables, table)
+        + _facts(table, found)
+        + _statements(table)
+        + _figures(table)
+    )
+
+
+def _budgets(tables: Sequence[Table], shown: Table) -> str:
+    if len(tables) < 2:
+        return ""
+    links = "".join(
+        f'<a href="{esc(_address(one))}"{" aria-current=true" if one is shown else ""}>budget {esc(_budget(one))}</a>'
+        for one in tables
+    )
+    return f'<nav class="tabs" aria-label="Budgets">{links}</nav>'
+
+
+def _facts(table: Table, found: Sequence[Experiment]) -> str:
+    """How it was run and by what it is judged."""
+    seeds = sorted((one.name for one in found if one.name.startswith(f"{_name(table)}/seed-")), key=_seed)
+    links = ", ".join(_seed_link(name) for name in seeds) or esc(_listed(table.get("seeds")))
+    runs = f"compare?experiment={common.quoted(_name(table))}"
+    told = [
+        ("Setting", esc(table.get("setting", ""))),
+        ("Criterion", esc(table.get("criterion", ""))),
+        ("Seeds", links + (f' · <a href="{esc(runs)}">compare their runs →</a>' if seeds else "")),
+        ("Items", f"{esc(_count(table.get('n')))} at most, a suite"),
+        ("Budget", f"{esc(_budget(table))} of the steps that the setting tells"),
+        ("Run on", esc(_span(table.get("dates")))),
+    ]
+    rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in told)
+    return f'<section class="card">{markup.card_title("How it was run")}<dl class="facts">{rows}</dl></section>'
+
+
+def _statements(table: Table) -> str:
+    parts = table.get("parts") or []
+    rows = [[verdict(part.get("verdict", "")), esc(part.get("statement", ""))] for part in parts]
+    note = "Fixed before the run. The claim holds where all of them do, and fails where one does not hold."
+    shown = markup.table(("Verdict", "Statement"), rows, caption="Statements with their verdicts")
+    title = markup.card_title("Statements", note)
+    return f'<section class="card statements">{title}<div class="prose-cells">{shown}</div></section>'
+
+
+def _figures(table: Table) -> str:
+    """Mean and spread of every figure, and each seed's own."""
+    figures = table.get("figures") or {}
+    seeds = [str(seed) for seed in table.get("seeds") or []]
+    rows = [
+        [
+            f"<code>{esc(name)}</code>",
+            f"<b>{_value(figure.get('mean'))}</b> ± {_value(figure.get('spread'))}",
+            *(_value((figure.get("by_seed") or {}).get(seed)) for seed in seeds),
+        ]
+        for name, figure in figures.items()
+    ]
+    columns = ("Figure", "Mean ± spread", *(f"seed {seed}" for seed in seeds))
+    note = (
+        f"Mean and standard deviation over {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, then each by itself."
+    )
+    title = markup.card_title("Figures", note)
+    return f'<section class="card figures">{title}{markup.table(columns, rows, caption="Figures over seeds")}</section>'
+
+
+def _value(value: object) -> str:
+    """A figure as ``recover study`` prints it."""
+    if not isinstance(value, int | float):
+        return DASH
+    return f"{value:.3g}" if abs(value) >= 1e5 or 0 < abs(value) < 5e-4 else f"{value:.3f}".replace("-", "−")
+
+
+def _address(table: Table) -> str:
+    return f"studies?study={common.quoted(str(table['study']))}&budget={common.quoted(_budget(table))}"
+
+
+def _seed(name: str) -> int:
+    number = name.rpartition("/seed-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _seed_link(name: str) -> str:
+    return f'<a href="{esc(f"./?experiment={common.quoted(name)}")}">seed {_seed(name)}</a>'
+
+
+def _span(dates: object) -> str:
+    """The first and the last of several days."""
+    days = sorted(map(str, dates)) if isinstance(dates, list) else []
+    return DASH if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+
+
+def _listed(values: object) -> str:
+    return ", ".join(map(str, values)) if isinstance(values, list) and values else DASH
+
+
+def _count(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else DASH

@@ -1,0 +1,263 @@
+"""Tokens: a rollout by how far student and teacher lie apart, and where they lie furthest apart in a stage."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gradio as gr
+
+from dashboard import markup, rollouts
+from dashboard.access import Access
+from dashboard.markup import STAGE_WORDS, esc
+from dashboard.pages import common, stages
+from dashboard.pages.stages import Named
+from dashboard.rollouts import nats
+from dashboard.source import Source
+from db import Database, DatabaseError, queries
+from db.records import Experiment, TokenNumbers, TokenScores
+
+NAME = "Tokens"
+WORST = 20
+STAGES = 60
+CONTEXT = 4
+"""So many tokens before one tell where in its answer it stands."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one is, as an address."""
+
+    experiment: str
+    stage: int
+    step: int
+    item: str
+    token: int | None = None
+
+    @property
+    def address(self) -> str:
+        """The address, as text that still has to be escaped."""
+        token = f"&token={self.token + 1}" if self.token is not None else ""
+        item = f"&item={common.quoted(self.item)}" if self.item else ""
+        return f"tokens?experiment={common.quoted(self.experiment)}&stage={self.stage}&step={self.step}{item}{token}"
+
+
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
+    """Lay the page out. Everything chosen is a link: where one is, is in the address."""
+    header, choice = common.top(NAME)
+    body = gr.HTML(elem_classes="summary")
+
+    def show(request: gr.Request) -> list[Any]:
+        return _show(source, request)
+
+    page.load(show, outputs=[header, choice, body], show_progress="hidden", api_visibility="private")
+
+
+def _show(source: Source, request: gr.Request) -> list[Any]:
+    try:
+        experiment = common.asked_experiment(source, request)
+        if experiment is None:
+            return [gr.skip(), gr.skip(), common.unknown(source, request)]
+        told = _page(source.database(), experiment, dict(request.query_params))
+        return [markup.header(NAME, experiment.name), common.choices(source, experiment), told]
+    except DatabaseError as error:
+        return [gr.skip(), gr.skip(), common.trouble(source, error)]
+
+
+def _page(database: Database, experiment: Experiment, asked: dict[str, str]) -> str:
+    found = queries.find_stages(database, experiment_ids=[experiment.id], tokens=True, limit=STAGES)
+    if not found:
+        return _nothing(database, experiment)
+    choices = stages.named(database, found)
+    wanted = asked.get("stage", "")
+    chosen = next((one for one in choices if str(one.stage.id) == wanted), None if wanted else choices[0])
+    if chosen is None:
+        text = f"Stage {wanted} of experiment {experiment.name} has none. Choose one of these:"
+        return markup.notice("No answers were kept token by token", text) + _stages(choices, None)
+    rows = queries.token_numbers(database, chosen.stage.id)
+    place = _place(experiment, chosen, rows, asked)
+    row = next((one for one in rows if (one.step, one.item) == (place.step, place.item)), None)
+    return (
+        _heading(chosen, rows)
+        + _stages(choices, chosen)
+        + _steps(rows, place)
+        + _items(rows, place)
+        + '<div class="beside">'
+        + (_missing(place) if row is None else _answer(database, row, place))
+        + f"<div>{_worst(rows, place)}</div></div>"
+    )
+
+
+def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], asked: dict[str, str]) -> Place:
+    """What the address names; else the last step, its first answer, and there the token that is furthest off."""
+    step = int(asked["step"]) if asked.get("step", "").isdecimal() else max(row.step for row in rows)
+    item = asked.get("item") or next((row.item for row in rows if row.step == step), "")
+    row = next((one for one in rows if (one.step, one.item) == (step, item)), None)
+    token = asked.get("token", "")
+    if row is not None and token.isdecimal() and 0 < int(token) <= len(row.tokens):
+        return Place(experiment.name, chosen.stage.id, step, item, int(token) - 1)
+    furthest = _furthest([row], 1) if row is not None else []
+    return Place(experiment.name, chosen.stage.id, step, item, furthest[0][1] if furthest else None)
+
+
+def _nothing(database: Database, experiment: Experiment) -> str:
+    """How to get answers token by token, and where there are some."""
+    elsewhere = stages.named(database, queries.find_stages(database, tokens=True, limit=5))
+    told = markup.notice(
+        "No answers token by token",
+        f"Experiment {experiment.name} has no distillation with answers kept token by token. Each keeps a few unless "
+        "it is told not to:",
+        ["recover distill --token-views 6"],
+    )
+    return told + _stages(elsewhere, None)
+
+
+def _heading(chosen: Named, rows: Sequence[TokenNumbers]) -> str:
+    """The stage in words: what the divergence was at first and at last."""
+    steps = sorted({row.step for row in rows})
+    first, last = (_mean([row for row in rows if row.step == step]) for step in (steps[0], steps[-1]))
+    cycle = f", cycle {chosen.stage.cycle}" if chosen.stage.cycle is not None else ""
+    words = f"{STAGE_WORDS[chosen.stage.kind]}{cycle}: reverse KL a token {nats(first)}"
+    words += f" at step {steps[0]:,}, {nats(last)} at step {steps[-1]:,}" if len(steps) > 1 else ""
+    told = sum(len(row.tokens) for row in rows)
+    live = f"live?experiment={common.quoted(chosen.experiment)}&stage={chosen.stage.id}"
+    under = f"{len(rows):,} answers, {told:,} tokens: a few of each step's own batch"
+    return (
+        f'<div class="hero"><p class="eyebrow"><a href="{esc(live)}">{esc(chosen.name)}, stage {chosen.stage.id}</a>'
+        f" · {esc(chosen.method)} · {esc(under)}</p><h1>{esc(words)}</h1></div>"
+    )
+
+
+def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
+    """The stages that have token scores, as tabs."""
+    if len(choices) < 2 and chosen is not None:
+        return ""
+    names = stages.labels(choices)
+    links = [
+        (f"tokens?experiment={common.quoted(one.experiment)}&stage={one.stage.id}", name, one is chosen)
+        for one, name in zip(choices, names, strict=True)
+    ]
+    return _tabs("Stages", reversed(links))
+
+
+def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
+    """The steps with answers, each with its mean divergence."""
+    steps = sorted({row.step for row in rows})
+    ends = {steps[0]: "first", steps[-1]: "last"} if len(steps) > 1 else {}
+    links = []
+    for step in steps:
+        mean = nats(_mean([row for row in rows if row.step == step]))
+        word = f"{ends[step]}, step {step:,}" if step in ends else f"step {step:,}"
+        links.append((replace(place, step=step, item="", token=None).address, f"{word} · {mean}", step == place.step))
+    return _tabs("Steps", links)
+
+
+def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
+    """The answers of a step, each with its mean divergence."""
+    links = [
+        (
+            replace(place, item=row.item, token=None).address,
+            f"{row.item} · {nats(row.mean)}",
+            row.item == place.item,
+        )
+        for row in rows
+        if row.step == place.step
+    ]
+    return _tabs("Answers", links)
+
+
+def _tabs(label: str, links: Any) -> str:
+    """Links of (address, words, whether one is there)."""
+    shown = "".join(
+        f'<a href="{esc(address)}"' + (' aria-current="true"' if here else "") + f">{esc(words)}</a>"
+        for address, words, here in links
+    )
+    return (
+        f'<nav class="tabs labelled" aria-label="{esc(label)}"><span>{esc(label)}</span>{shown}</nav>' if shown else ""
+    )
+
+
+def _missing(place: Place) -> str:
+    return markup.notice(
+        "No such answer",
+        f"Stage {place.stage} kept no answer {place.item} at step {place.step}. Choose a step and an answer above.",
+    )
+
+
+def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
+    """The prompt, the answer token by token, and the chosen token at length."""
+    rollout = queries.rollout(database, row.id)
+    if rollout is None or not rollout.tokens:
+        return _missing(place)
+    chosen = place.token or 0
+    start = chosen // rollouts.WINDOW * rollouts.WINDOW
+    note = (
+        f"Step {row.step:,}, {len(row.tokens):,} tokens, mean reverse KL {nats(row.mean)} nats. Point at a token or "
+        "step to it with the Tab key: it tells its figures."
+    )
+    return (
+        f'<section class="card answer-tokens">{markup.card_title(f"Answer {row.item}", note)}{rollouts.key()}'
+        f'<pre class="prompt" tabindex="0" aria-label="Prompt">{esc(rollout.prompt)}</pre>'
+        f"{rollouts.tokens(rollout, start, chosen)}{_windows(rollout, start, place)}"
+        f'<div class="chosen-token"><h3>The marked token</h3>{rollouts.details(rollout, chosen)}</div></section>'
+    )
+
+
+def _windows(rollout: TokenScores, start: int, place: Place) -> str:
+    """Ways to the rest of a long answer."""
+    total, window = len(rollout.tokens), rollouts.WINDOW
+    if total <= window:
+        return ""
+    parts = [f"<span>tokens {start + 1:,} to {min(total, start + window):,} of {total:,}</span>"]
+    if start:
+        parts.insert(0, f'<a rel="prev" href="{esc(replace(place, token=start - window).address)}">← Earlier</a>')
+    if start + window < total:
+        parts.append(f'<a rel="next" href="{esc(replace(place, token=start + window).address)}">Later →</a>')
+    return f'<nav class="steps" aria-label="Parts of the answer">{"".join(parts)}</nav>'
+
+
+def _worst(rows: Sequence[TokenNumbers], place: Place) -> str:
+    """The tokens of the whole stage at which student and teacher lie furthest apart."""
+    found = _furthest(rows, WORST)
+    if not found:
+        return ""
+    cells = [_worst_row(row, at, place) for row, at in found]
+    note = (
+        f"The {len(found)} largest of {sum(len(row.tokens) for row in rows):,} tokens, in nats, with what stood before."
+    )
+    table = markup.table(("Token", "KL", "Step", "Answer"), cells, caption="Tokens with the largest divergence")
+    title = markup.card_title("Furthest apart in this stage", note)
+    return f'<section class="card furthest">{title}<div class="prose-cells">{table}</div></section>'
+
+
+def _worst_row(row: TokenNumbers, at: int, place: Place) -> list[str]:
+    there = replace(place, step=row.step, item=row.item, token=at)
+    before = "".join(map(str, row.tokens[max(0, at - CONTEXT) : at]))
+    before = rollouts.shown(f"…{before}" if at > CONTEXT else before.lstrip(" ")) if before.strip(" ") else ""
+    here = ' aria-current="true"' if there == place else ""
+    word = f'<mark class="kl level-{rollouts.level(row.numbers[at])}">{rollouts.shown(row.tokens[at])}</mark>'
+    return [
+        f'<a class="context" href="{esc(there.address)}"{here}>{before}{word}</a>',
+        f"<b>{nats(row.numbers[at])}</b>",
+        f"{row.step:,}",
+        esc(row.item),
+    ]
+
+
+def _furthest(rows: Sequence[TokenNumbers], count: int) -> list[tuple[TokenNumbers, int]]:
+    """The tokens with the largest numbers, as (rollout, place in it)."""
+    ranked = (
+        (value, -index, -at)
+        for index, row in enumerate(rows)
+        for at, value in enumerate(row.numbers[: len(row.tokens)])
+        if value is not None
+    )
+    return [(rows[-index], -at) for _, index, at in heapq.nlargest(count, ranked)]
+
+
+def _mean(rows: Sequence[TokenNumbers]) -> float | None:
+    """The mean over all tokens of several rollouts."""
+    values = [value for row in rows for value in row.numbers if value is not None]
+    return sum(values) / len(values) if values else None

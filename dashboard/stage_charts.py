@@ -1,0 +1,184 @@
+"""Figures that set stages beside each other: their curves on equal axes, and their tokens' gradients in a plane."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from dashboard import charts, theme
+from db.records import Point
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+DECADES = 4
+"""So many powers of ten below the largest gradient are told apart in a logarithmic plane."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A curve of one stage; ``look`` numbers its colour and its dashes.
+
+    A ``faint`` one is what the stage's own curve is held against.
+    """
+
+    label: str
+    look: tuple[int, int]
+    points: Sequence[Point]
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Gradients of some tokens of a step in a plane: coordinates and the response each belongs to."""
+
+    points: tuple[tuple[float, float, int], ...]
+
+    @property
+    def reach(self) -> float:
+        """The longest one's length."""
+        return max((math.hypot(x, y) for x, y, _ in self.points), default=0.0)
+
+    @property
+    def mean(self) -> tuple[float, float]:
+        """Where they pull together."""
+        n = max(1, len(self.points))
+        return sum(x for x, _, _ in self.points) / n, sum(y for _, y, _ in self.points) / n
+
+    @property
+    def chance(self) -> float:
+        """The length that the mean would have if each one's sign were tossed (root mean square)."""
+        return math.sqrt(sum(x * x + y * y for x, y, _ in self.points)) / max(1, len(self.points))
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How far from the centre a length is drawn; the same for all planes that are compared."""
+
+    reach: float
+    logarithmic: bool = True
+
+    @property
+    def least(self) -> float:
+        """The length that is drawn a tenth of a power of ten or so from the centre."""
+        return 10.0 ** (math.ceil(math.log10(self.reach)) - DECADES)
+
+    def radius(self, length: float) -> float:
+        """The distance at which a length is drawn."""
+        return math.log10(1 + length / self.least) if self.logarithmic else length
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        """A vector's place: its direction is kept."""
+        length = math.hypot(x, y)
+        factor = self.radius(length) / length if length else 0.0
+        return x * factor, y * factor
+
+    @property
+    def rings(self) -> list[float]:
+        """Round lengths to draw circles at."""
+        if self.logarithmic:
+            return [self.least * 10**power for power in range(DECADES + 1) if self.least * 10**power <= self.reach]
+        power = 10.0 ** math.floor(math.log10(self.reach))
+        step = next(power * part for part in (0.2, 0.5, 1.0, 2.0, 5.0) if self.reach / (power * part) < 5)
+        return [step * count for count in range(1, math.floor(self.reach / step + 1e-9) + 1)]
+
+
+def style(look: tuple[int, int]) -> tuple[str, str]:
+    """Colour and dashes by their numbers."""
+    return theme.SERIES[look[0] % len(theme.SERIES)], DASHES[look[1] % len(DASHES)]
+
+
+def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: bool = False) -> go.Figure:
+    """Curves on equal axes; a band shows the range where several steps were averaged."""
+    figure = charts.blank(height)
+    for entry in entries:
+        colour, dash = style(entry.look)
+        if not entry.faint:
+            charts.band(figure, entry.points, colour)
+        figure.add_scatter(
+            x=[point.step for point in entry.points],
+            y=[point.value for point in entry.points],
+            name=charts.plain(entry.label),
+            mode="lines+markers" if len(entry.points) <= charts.FEW_POINTS and not entry.faint else "lines",
+            marker={"size": 5, "color": colour},
+            line={"color": colour, "width": 1 if entry.faint else 2.2, "dash": "dot" if entry.faint else dash},
+            opacity=0.75 if entry.faint else 1.0,
+            hovertemplate=f"{charts.plain(entry.label)}<br>step %{{x:,}} <b>%{{y:.4g}}</b><extra></extra>",
+        )
+    figure.update_xaxes(title_text="step", rangemode="tozero", nticks=8)
+    figure.update_yaxes(title_text=unit or None, exponentformat="e", nticks=6)
+    values = [point.value for entry in entries for point in entry.points]
+    if log and values and all(value is None or value > 0 for value in values):
+        figure.update_yaxes(type="log", dtick="D2", tickformat="~g")
+    return figure
+
+
+def plane(sample: Sample, scale: Scale, colour: str) -> go.Figure:
+    """Each token's gradient as a point, their mean, and the circle that a mean of tossed signs stays about."""
+    figure = charts.blank(340)
+    _rings(figure, scale)
+    places = [scale.place(x, y) for x, y, _ in sample.points]
+    figure.add_scatter(
+        x=[x for x, _ in places],
+        y=[y for _, y in places],
+        name="token",
+        mode="markers",
+        marker={"symbol": "circle", "size": 7, "color": colour, "opacity": 0.55, "line": {"width": 0}},
+        customdata=[[row + 1, math.hypot(x, y)] for x, y, row in sample.points],
+        hovertemplate="a token of response %{customdata[0]}<br>length <b>%{customdata[1]:.3g}</b><extra></extra>",
+    )
+    _mean(figure, sample, scale)
+    edge = 1.06 * scale.radius(scale.reach)
+    hidden = {"visible": False, "range": [-edge, edge], "constrain": "domain"}
+    figure.update_xaxes(**hidden)
+    figure.update_yaxes(**hidden, scaleanchor="x")
+    return figure
+
+
+def _mean(figure: go.Figure, sample: Sample, scale: Scale) -> None:
+    chance, (x, y) = scale.radius(sample.chance), scale.place(*sample.mean)
+    turns = [2 * math.pi * step / 72 for step in range(73)]
+    figure.add_scatter(
+        x=[chance * math.cos(turn) for turn in turns],
+        y=[chance * math.sin(turn) for turn in turns],
+        name="chance",
+        mode="lines",
+        line={"color": theme.BASE, "width": 1.8, "dash": "dash"},
+        hoverinfo="skip",
+    )
+    figure.add_scatter(
+        x=[x],
+        y=[y],
+        name="mean",
+        mode="markers",
+        marker={"symbol": "diamond", "size": 14, "color": theme.INK, "line": {"width": 1.2, "color": "#ffffff"}},
+        customdata=[[math.hypot(*sample.mean), sample.chance]],
+        hovertemplate="mean <b>%{customdata[0]:.3g}</b><br>by chance %{customdata[1]:.3g}<extra></extra>",
+    )
+
+
+def _rings(figure: go.Figure, scale: Scale) -> None:
+    """Circles at round lengths, each with its length written at its top."""
+    rings = [(ring, scale.radius(ring)) for ring in scale.rings]
+    line = {"color": theme.GRID, "width": 1}
+    font = {"size": 11, "color": theme.INK}
+    figure.update_layout(
+        shapes=[
+            {"type": "circle", "x0": -at, "x1": at, "y0": -at, "y1": at, "line": line, "layer": "below"}
+            for _, at in rings
+        ],
+        annotations=[
+            {
+                "x": 0,
+                "y": at,
+                "text": f"{ring:g}",
+                "showarrow": False,
+                "bgcolor": "#ffffff",
+                "borderpad": 1,
+                "font": font,
+            }
+            for ring, at in rings
+        ],
+        margin={"l": 4, "r": 4, "t": 4, "b": 4},
+    )

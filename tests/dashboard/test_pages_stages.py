@@ -1,0 +1,369 @@
+"""Tokens, Geometry, Compare and Studies: what the address asks for is shown, and every state has words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from starlette.datastructures import QueryParams
+
+from dashboard import rollouts
+from dashboard.pages import compare, geometry, stages, studies, tokens
+from dashboard.source import Source
+from db import Tracker, queries
+from tests.dashboard.test_markup import HOSTILE, Reader
+from tests.dashboard.test_pages import Request
+
+PAGES = (tokens, geometry, compare, studies)
+
+
+@pytest.fixture
+def tracker(tmp_path: Path) -> Iterator[Tracker]:
+    with Tracker(tmp_path / "tracker.db") as opened:
+        yield opened
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source(tmp_path / "tracker.db")
+
+
+def asked(address: str = "") -> Any:
+    """A request for an address, as the browser would send it."""
+    return Request(QueryParams(address.partition("?")[2]))  # type: ignore[arg-type]
+
+
+def text(outputs: list[Any]) -> str:
+    """All HTML of a page but its header."""
+    return "".join(output for output in outputs[1:] if isinstance(output, str))
+
+
+def figures(outputs: list[Any]) -> list[Any]:
+    return [output for output in outputs if type(output).__name__ == "Figure"]
+
+
+def links(html: str, page: str) -> list[str]:
+    """The addresses that a page's links lead to."""
+    return [unescape(found) for found in re.findall(rf'href="({page}\?[^"]*)"', html)]
+
+
+def marked(html: str) -> str:
+    """The name of the element that tells about the marked token."""
+    found = re.search(r'aria-describedby="(token-\d+)" aria-current="true"', html)
+    assert found is not None
+    return found.group(1)
+
+
+# --- every page ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_states_that_say_what_to_do(page: Any, tmp_path: Path, source: Source) -> None:
+    assert "recover demo" in text(page._show(source, asked()))  # no database yet
+    with Tracker(tmp_path / "tracker.db") as tracker:
+        assert "No experiment here yet" in text(page._show(source, asked()))
+        tracker.experiment("mine")
+        told = text(page._show(source, asked()))
+        assert 'class="notice' in told and "<code>recover " in told
+    (tmp_path / "tracker.db").write_text("not a database " * 100)
+    assert "cannot be read" in text(page._show(source, asked()))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_hostile_text_stays_text(page: Any, tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    experiment = tracker.experiment(HOSTILE)
+    ids = [
+        seeding.add_distillation(tracker, experiment, HOSTILE + name, method=HOSTILE, spoil=HOSTILE) for name in "ab"
+    ]
+    seeding.add_study(tracker, HOSTILE, verdicts=(HOSTILE,), spoil=HOSTILE)
+    everything = {"experiment": HOSTILE, "search": HOSTILE, "metric": HOSTILE, "scale": HOSTILE, "item": HOSTILE}
+    for more in ([("stage", ids[0]), ("stage", ids[1])], [("stage", ids[0]), ("step", 1)], [("study", HOSTILE)]):
+        given = everything if "step" not in dict(more) else {"experiment": HOSTILE}
+        outputs = page._show(source, asked("?" + urlencode([*given.items(), *more])))
+        html = "".join(output for output in outputs if isinstance(output, str))
+        found = Reader(html)
+        assert not found.tags & {"script", "img"}
+        assert not {name for name in found.attributes if name.startswith("on")}
+        assert "alert(1)" in found.words
+        for figure in figures(outputs):
+            assert not any("<img" in (trace.hovertemplate or "") + (trace.name or "") for trace in figure.data)
+
+
+# --- tokens --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looked_into(tracker: Tracker, seeding: ModuleType) -> int:
+    """A stage with answers token by token at steps 1, 6 and 12."""
+    return int(seeding.add_distillation(tracker, tracker.experiment("mine"), "cycle-1/recovered"))
+
+
+def test_a_stage_begins_with_its_last_step_and_the_token_furthest_off(
+    looked_into: int, tracker: Tracker, source: Source
+) -> None:
+    html = text(tokens._show(source, asked()))
+    rows = queries.token_numbers(tracker.database, looked_into)
+    last = next(row for row in rows if (row.step, row.item) == (12, "0, base"))
+    assert marked(html) == f"token-{max(range(24), key=lambda at: last.numbers[at] or 0)}"
+    means = {step: tokens._mean([row for row in rows if row.step == step]) for step in (1, 12)}
+    assert f"{rollouts.nats(means[1])} at step 1, {rollouts.nats(means[12])} at step 12" in html
+    assert "9 answers, 216 tokens" in html
+
+
+def test_the_largest_divergences_of_the_stage_lead_to_their_tokens(
+    looked_into: int, tracker: Tracker, source: Source
+) -> None:
+    html = text(tokens._show(source, asked()))
+    table = html.split('class="card furthest"')[1]
+    rows = queries.token_numbers(tracker.database, looked_into)
+    ranked = sorted((number or 0 for row in rows for number in row.numbers), reverse=True)
+    shown = re.findall(r"<b>([\d.]+)</b>", table)
+    assert shown == [rollouts.nats(value) for value in ranked[: tokens.WORST]]
+    for address in links(table, "tokens")[:5]:
+        there = text(tokens._show(source, asked(address)))
+        about = there.split('class="chosen-token"')[1].split("</section>")[0]
+        value = shown[links(table, "tokens").index(address)]
+        assert f"<b>{value} nats</b>" in about
+        assert there.split('class="card furthest"')[1].count('aria-current="true"') == 1
+
+
+def test_steps_and_answers_are_links(looked_into: int, source: Source) -> None:
+    html = text(tokens._show(source, asked()))
+    steps = [address for address in links(html, "tokens") if "item=" not in address]
+    assert [re.search(r"step=(\d+)", address).group(1) for address in steps] == ["1", "6", "12"]  # type: ignore[union-attr]
+    first = text(tokens._show(source, asked(steps[0])))
+    assert "Step 1, 24 tokens" in first and ">first, step 1" in first
+    other = next(address for address in links(first, "tokens") if "item=2" in address)
+    assert "Answer 2, base" in text(tokens._show(source, asked(other)))
+
+
+def test_a_long_answer_is_stepped_through(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    seeding.add_distillation(tracker, tracker.experiment("mine"), "long", answers=1, length=650)
+    there = text(tokens._show(source, asked("?step=1&item=0, base&token=400")))
+    assert marked(there) == "token-399" and "tokens 301 to 600 of 650" in there
+    assert there.count('role="tooltip"') == rollouts.WINDOW
+    ways = dict(re.findall(r'<a rel="(prev|next)" href="([^"]+)"', there))
+    assert "tokens 1 to 300" in text(tokens._show(source, asked(unescape(ways["prev"]))))
+    assert "tokens 601 to 650" in text(tokens._show(source, asked(unescape(ways["next"]))))
+
+
+@pytest.mark.parametrize("address", ["?step=5", "?step=1&item=9, base", "?item=none"])
+def test_an_answer_that_was_not_kept_is_said(address: str, looked_into: int, source: Source) -> None:
+    html = text(tokens._show(source, asked(address)))
+    assert "No such answer" in html and links(html, "tokens")
+
+
+def test_where_there_are_token_scores_is_told_elsewhere(looked_into: int, tracker: Tracker, source: Source) -> None:
+    tracker.experiment("newer")
+    html = text(tokens._show(source, asked()))
+    assert "--token-views" in html and f"tokens?experiment=mine&stage={looked_into}" in links(html, "tokens")
+    wrong = text(tokens._show(source, asked("?experiment=mine&stage=999")))
+    assert "Stage 999" in wrong and "cycle-1/recovered" in wrong
+
+
+# --- geometry ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def methods(tracker: Tracker, seeding: ModuleType) -> dict[str, int]:
+    """Three methods in one experiment, the last of them in steps of other lengths."""
+    experiment = tracker.experiment("mine")
+    return {
+        m: seeding.add_distillation(tracker, experiment, m, method=m, seed=k)
+        for k, m in enumerate(("opd", "sft", "grpo"))
+    }
+
+
+def test_method_against_method_on_equal_axes(methods: dict[str, int], source: Source) -> None:
+    outputs = geometry._show(source, asked(f"?stage={methods['sft']}&stage={methods['opd']}"))
+    drawn = figures(outputs)
+    assert len(drawn) == 2 + len(geometry.MEASURES)
+    assert drawn[0].layout.xaxis.range == drawn[1].layout.yaxis.range
+    assert "sft against opd" in text(outputs)
+    bias = drawn[3]
+    assert [trace.name for trace in bias.data] == ["sft", "sft, random signs", "opd", "opd, random signs"]
+    assert [len(trace.y) for trace in bias.data] == [12] * 4
+
+
+def test_stages_are_added_and_taken_away_by_links(methods: dict[str, int], source: Source) -> None:
+    one = text(geometry._show(source, asked(f"?stage={methods['sft']}")))
+    more = next(address for address in links(one, "geometry") if address.endswith(f"stage={methods['grpo']}"))
+    both = geometry._show(source, asked(more))
+    assert len(figures(both)) == 2 + len(geometry.MEASURES) and "sft against grpo" in text(both)
+    fewer = [a for a in links(text(both), "geometry") if a.count("stage=") == 1]
+    assert sorted(a.rpartition("=")[2] for a in fewer) == sorted(str(methods[m]) for m in ("sft", "grpo"))
+    linear = next(a for a in links(text(both), "geometry") if a.endswith("scale=linear"))
+    assert figures(geometry._show(source, asked(linear)))[0].layout.xaxis.range[1] < 2  # lengths as they are
+
+
+def test_a_stage_without_a_sample_has_curves(methods: dict[str, int], tracker: Tracker, source: Source) -> None:
+    with tracker.start_stage(tracker.experiment("mine"), "distill", steps_total=5) as stage:
+        stage.log(1, {geometry.DENSITY: 0.1})
+        stage.finish(details={"geometry": [[1.0, None, 0], "?", [1.0, 2.0]]})
+    outputs = geometry._show(source, asked(f"?stage={stage.id}"))
+    assert len(figures(outputs)) == 1 and "none kept" in text(outputs)
+    assert "There is no stage 999" in text(geometry._show(source, asked("?stage=999")))
+
+
+def test_the_geometry_of_the_newest_stages_is_shown_first(methods: dict[str, int], source: Source) -> None:
+    table = text(geometry._show(source, asked())).split("<tbody>")[1]
+    assert re.findall(r"stage=(\d+)", table) == [str(number) for number in methods.values()]
+
+
+# --- compare -------------------------------------------------------------------------------------------------
+
+
+def test_stages_of_several_experiments_share_axes(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    ids = [
+        seeding.add_distillation(tracker, tracker.experiment(f"compare/ab12/seed-{k}"), method, method=method, seed=k)
+        for k in (0, 1)
+        for method in ("opd", "sft")
+    ]
+    outputs = compare._show(source, asked())
+    (figure,) = figures(outputs)
+    assert [trace.name for trace in figure.data if trace.name] == [
+        "seed-0: opd",
+        "seed-0: sft",
+        "seed-1: opd",
+        "seed-1: sft",
+    ]
+    points = queries.series(tracker.database, ids[2], ["reverse_kl"])["reverse_kl"]
+    assert list(figure.data[2].y) == [point.value for point in points]
+    html = text(outputs)
+    assert '<option value="compare/ab12" selected>' in html  # seeds are one choice
+    assert html.count('type="checkbox"') == 4 == html.count(" checked>")
+    chosen = compare._show(source, asked(f"?experiment=compare/ab12&stage={ids[3]}&stage={ids[0]}&metric=entropy"))
+    assert [trace.name for trace in figures(chosen)[0].data] == ["seed-1: sft", "seed-0: opd"]
+    assert "Student's entropy" in chosen[3] or "entropy" in chosen[3]
+    assert text(chosen).count(" checked>") == 2
+
+
+def test_only_settings_that_differ_are_told(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    experiment = tracker.experiment("mine")
+    for name, temperature in (("one", 1.0), ("two", 0.7)):
+        seeding.add_distillation(tracker, experiment, name, temperature=temperature, batch=64)
+    table = compare._show(source, asked())[-1].partition("Settings that differ")[2]
+    assert re.findall(r"<code>(\w+)</code>", table) == ["temperature"]
+    assert ">0.7<" in table and "5 are the same" in table
+    alone = queries.find_stages(tracker.database, limit=1)[0].id
+    assert "Settings that differ" not in text(compare._show(source, asked(f"?stage={alone}")))
+
+
+def test_cost_and_final_scores_stand_beside(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    seeding.add_distillation(tracker, tracker.experiment("mine"), "one")
+    html = text(compare._show(source, asked()))
+    assert "<b>90.0%</b> <small>± 2.0, n = 300</small>" in html
+    flops = 2_000_000 * (2 * 8000 + 6 * 3900)
+    assert f"{flops:.1e}" in html and "4.0k" in html
+
+
+def test_a_stage_without_the_curve_is_told(seeded: Any) -> None:
+    source = Source(seeded.path)
+    trained = queries.find_stages(source.database(), kinds=("midtrain", "distill"), limit=2)
+    chosen = "&".join(f"stage={stage.id}" for stage in trained)
+    outputs = compare._show(source, asked(f"?{chosen}&metric=reverse_kl"))
+    assert len(figures(outputs)[0].data) == 1 and "1 of 2 stages have this curve" in text(outputs)
+    other = compare._show(source, asked(f"?{chosen}&metric=gradient_norm"))
+    assert len(figures(other)[0].data) == 2
+
+
+def test_the_list_of_stages_is_searched_and_what_is_chosen_stays(seeded: Any) -> None:
+    source = Source(seeded.path)
+    first = queries.find_stages(source.database(), kinds=("distill",))[-1]
+    html = text(compare._show(source, asked(f"?stage={first.id}&search=midtrained")))
+    assert html.count('type="checkbox"') == 3 + 1 and html.count(" checked>") == 1
+    none = text(compare._show(source, asked("?search=nowhere")))
+    assert "No such stage" in none and "nowhere" in none
+    many = "&".join(f"stage={number}" for number in range(1, 90))
+    assert text(compare._show(source, asked(f"?{many}"))).count(" checked>") <= compare.CHOSEN
+
+
+# --- studies -------------------------------------------------------------------------------------------------
+
+
+def test_all_studies_with_their_verdicts(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    seeding.add_study(tracker, "recovery", verdicts=("holds", "holds"))
+    seeding.add_study(tracker, "recovery", budget=0.08, seeds=(0,), verdicts=("undecided",))
+    seeding.add_study(tracker, "pivot", verdicts=("holds", "holds", "does not hold"))
+    tracker.experiment("study/razor/budget-1/seed-0")
+    html = text(studies._show(source, asked()))
+    assert "2 studies, 3 outcomes: 1 holds, 1 does not hold, 1 undecided" in html
+    assert html.count("<tr>") == 1 + 4 and "no verdict yet" in html
+    assert "✓ 2" in html and "✗ 1" in html and "2026-11-19 to 2026-11-20" in html
+    for address in links(html, "studies"):
+        assert "How it was run" in text(studies._show(source, asked(address)))
+
+
+def test_a_study_tells_its_statements_figures_and_runs(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    table = seeding.add_study(tracker, verdicts=("holds", "undecided"))
+    seeding.add_study(tracker, budget=0.5)
+    html = text(studies._show(source, asked("?study=recovery")))
+    for told in ("Behaviour comes back", table["source"], table["setting"], "✓ holds", "? undecided", "300 at most"):
+        assert told in html
+    assert "<b>0.910</b> ± 0.012" in html and ">0.920<" in html
+    assert "over 3 seeds" in html
+    runs = links(html, "./")
+    assert [address.rpartition("-")[2] for address in runs] == ["0", "1", "2"]
+    assert queries.experiment(tracker.database, "study/recovery/budget-1/seed-0") is not None
+    half = text(studies._show(source, asked("?study=recovery&budget=0.5")))
+    assert "0.5 of the steps" in half
+
+
+def test_a_study_that_is_not_there_is_said(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    seeding.add_study(tracker)
+    for address in ("?study=nothing", "?study=recovery&budget=7", "?study=../etc"):
+        html = text(studies._show(source, asked(address)))
+        assert "No such study" in html and 'href="studies"' in html
+
+
+def test_figures_that_are_no_numbers_are_dashes(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+    table = seeding.add_study(tracker)
+    table["figures"] = {"broken": {"mean": None, "spread": 0.5, "by_seed": {"0": None, "1": 2e7}}, "empty": {}}
+    experiment = queries.experiment(tracker.database, "study/recovery/budget-1")
+    assert experiment is not None
+    tracker.describe_experiment(experiment.id, table)
+    html = text(studies._show(source, asked("?study=recovery")))
+    assert "<b>–</b> ± 0.500" in html and "2e+07" in html
+
+
+# --- names and addresses -------------------------------------------------------------------------------------
+
+
+def test_repeated_and_listed_stages_are_read_alike() -> None:
+    assert stages.asked_stages(asked("?stage=4&stage=9&stage=4"), 6) == [4, 9]
+    assert stages.asked_stages(asked("?stage=4,9"), 6) == [4, 9]
+    assert stages.asked_stages(Request({"stage": "4"}), 6) == [4]
+    assert stages.asked_stages(asked("?stage=x&stage=-1&stage=99999999999999999999&stage="), 6) == []
+    assert stages.asked_stages(asked("?" + "&".join(f"stage={k}" for k in range(50))), 6) == [0, 1, 2, 3, 4, 5]
+
+
+def test_labels_tell_stages_apart(tracker: Tracker, seeding: ModuleType) -> None:
+    made = [seeding.add_distillation(tracker, tracker.experiment(name), "opd") for name in ("c/a/seed-0", "c/a/seed-1")]
+    with tracker.start_stage(tracker.experiment("c/a/seed-1"), "distill") as stage:
+        stage.log(1, {"loss": 1.0})
+    found = stages.by_id(tracker.database, [made[1], stage.id, made[0], 999])
+    named = stages.named(tracker.database, found)
+    assert stages.labels(named) == ["seed-1: opd", f"seed-1: Recovery (stage {stage.id})", "seed-0: opd"]
+    assert stages.labels(named[:1]) == ["opd"]
+    assert stages.labels([named[0], named[0]]) == [f"opd (stage {made[1]})"] * 2
+
+
+def test_seeds_of_a_method_share_a_colour_and_methods_of_a_seed_the_dashes(
+    tracker: Tracker, seeding: ModuleType
+) -> None:
+    made = [
+        seeding.add_distillation(tracker, tracker.experiment(f"c/seed-{seed}"), method)
+        for seed in (0, 1)
+        for method in ("opd", "sft")
+    ]
+    named = stages.named(tracker.database, stages.by_id(tracker.database, made))
+    assert stages.looks(named) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert stages.looks(named[:2]) == [(0, 0), (1, 1)]  # one experiment: both differ
+    assert stages.looks([named[0], named[3]]) == [(0, 0), (1, 1)]
+    assert len(set(stages.looks([*named, named[0]]))) == 5
