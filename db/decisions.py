@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from db import process
 from db.errors import DatabaseError
-from db.schema import DECISIONS, Checkpoint, Cycle, Decision, Latest
+from db.schema import DECISIONS, LEFT, Checkpoint, Cycle, Decision, Latest, Stage
 from db.session import Database
 from db.values import json_safe, text
 
@@ -43,14 +44,17 @@ def decide(
     ``latest`` is of this cycle, it goes back to what the cycle began with. Rolled back: the same for this cycle and
     for every later one that went on from it; those are entered as rolled back too.
 
-    Raises DatabaseError where the decision contradicts what was built since: later cycles that go on from a cycle to
-    be rejected, or that were made without a cycle to be accepted.
+    Raises DatabaseError where the decision contradicts what was built since (later cycles that go on from a cycle to
+    be rejected, or that were made without a cycle to be accepted), while a stage is training, and where the weights to
+    go on from were pruned.
     """
     if decision not in DECISIONS:
         raise DatabaseError(f"{decision!r} is not a decision: use one of {', '.join(DECISIONS)}")
     with database.writing() as connection:
         line = _Line.read(connection, cycle_id)
         target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
+        if target is not None:
+            _may_move(connection, line, target)
         row = {"who": text(who), "why": text(why), "evidence": json_safe(evidence or {}), "created_at": time.time()}
         key = _add(connection, row | {"cycle_id": cycle_id, "decision": decision})
         for later in also:
@@ -70,6 +74,7 @@ class _Line:
     cycles: Mapping[int, int]
     checkpoints: Mapping[int, Any]
     latest: Any
+    left: frozenset[int]
 
     @classmethod
     def read(cls, connection: Connection, cycle_id: int) -> _Line:
@@ -84,19 +89,38 @@ class _Line:
             select(Cycle.number, Cycle.id).where(Cycle.experiment_id == cycle.experiment_id).order_by(Cycle.number)
         )
         latest = connection.scalar(select(Latest.checkpoint_id).where(Latest.experiment_id == cycle.experiment_id))
-        return cls(cycle, {row.number: row.id for row in numbers}, checkpoints, checkpoints.get(latest or 0))
+        cycles = {row.number: row.id for row in numbers}
+        said = connection.execute(
+            select(Decision.cycle_id, Decision.decision)
+            .where(Decision.cycle_id.in_(cycles.values()))
+            .order_by(Decision.id)
+        )
+        newest = {row.cycle_id: row.decision for row in said}
+        left = frozenset(key for key, decision in newest.items() if decision in LEFT)
+        return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left)
 
     @property
     def end(self) -> Any:
         """The cycle's last checkpoint: recovered, else mid-trained."""
-        return next((found[-1] for kind in ENDS if (found := self._of(kind))), None)
+        return _end_of(self.checkpoints, self.cycle.id)
 
     @property
     def start(self) -> Any:
-        """What the cycle began with: the parent of its first checkpoint from elsewhere."""
+        """What the cycle began with: the parent of its first checkpoint from another cycle.
+
+        One that took up a student from elsewhere began where the last cycle that was kept had ended, or with base.
+        """
         mine = [row for row in self.checkpoints.values() if row.cycle_id == self.cycle.id]
+        if any(row.kind == "external" for row in mine):
+            return self._end_before()
         parents = (self.checkpoints.get(row.parent_id or 0) for row in mine)
         return next((parent for parent in parents if parent is not None and parent.cycle_id != self.cycle.id), None)
+
+    def _end_before(self) -> Any:
+        before = [key for number, key in self.cycles.items() if number < self.cycle.number and key not in self.left]
+        ends = (_end_of(self.checkpoints, key) for key in reversed(before))
+        base = (row for row in self.checkpoints.values() if row.kind == "base")
+        return next((end for end in ends if end is not None), next(base, None))
 
     def line_of(self, checkpoint: Any) -> dict[int, Any]:
         """A checkpoint and what it was made from by id, newest first."""
@@ -115,9 +139,29 @@ class _Line:
         through = self.cycles_of(self.latest)
         return tuple(n for n, key in self.cycles.items() if key in through and n > self.cycle.number)
 
-    def _of(self, kind: str) -> list[Any]:
-        rows: Sequence[Any] = list(self.checkpoints.values())
-        return [r for r in rows if r.cycle_id == self.cycle.id and r.kind == kind and r.superseded_at is None]
+
+def _end_of(checkpoints: Mapping[int, Any], cycle_id: int) -> Any:
+    """The newest checkpoint of a cycle of the first kind in ENDS that it has."""
+    mine = [row for row in checkpoints.values() if row.cycle_id == cycle_id and row.superseded_at is None]
+    return next((found[-1] for kind in ENDS if (found := [row for row in mine if row.kind == kind])), None)
+
+
+def _may_move(connection: Connection, line: _Line, target: Any) -> None:
+    """Raise DatabaseError where ``latest`` cannot be moved to a checkpoint now."""
+    if target.details.get("pruned"):
+        raise DatabaseError(
+            f"the weights of {target.name} were pruned on {target.details['pruned']}: nothing can go on"
+        )
+    training = select(Stage.__table__).where(
+        Stage.experiment_id == line.cycle.experiment_id,
+        Stage.status == "running",
+        Stage.kind.in_(("midtrain", "distill")),
+    )
+    for stage in connection.execute(training):
+        if not process.is_dead(stage, time.time()):
+            raise DatabaseError(
+                f"stage {stage.id} ({stage.kind}) is training, and ends as the latest: wait for it, or stop it first"
+            )
 
 
 _Move = tuple[Any, tuple[int, ...]]

@@ -14,6 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 from db import process, records
 from db.records import BY_CORPUS
 from db.schema import (
+    LEFT,
     Checkpoint,
     Cycle,
     Decision,
@@ -116,13 +117,6 @@ def running_stage(database: Database, experiment_id: int | None = None) -> recor
     """The newest stage that really runs, of one experiment or of all."""
     with database.reading() as connection:
         return _running(connection, experiment_id)
-
-
-def resumable_stages(database: Database, experiment_id: int) -> list[records.Stage]:
-    """Stages that were interrupted, or whose process is gone, newest first."""
-    query = _stage_query().where(Stage.experiment_id == experiment_id, Stage.status.in_(("interrupted", "running")))
-    with database.reading() as connection:
-        return [found for found in _stages(connection, query.limit(200)) if found.status == "interrupted"]
 
 
 def checkpoints(database: Database, experiment_id: int) -> list[records.Checkpoint]:
@@ -293,22 +287,22 @@ def samples(
         return records.SamplePage(tuple(_record(records.Sample, row) for row in rows), total, offset)
 
 
-def sample_scores(database: Database, evaluation_id: int) -> dict[str, float]:
-    """Each item's score, for paired tests between two checkpoints. Items without a score are left out."""
-    query = select(Sample.item, Sample.score).where(Sample.evaluation_id == evaluation_id, Sample.score.is_not(None))
-    with database.reading() as connection:
-        rows = connection.execute(query.order_by(Sample.id))
-        return {row.item: float(row.score) for row in rows}
-
-
 def judged_items(
     database: Database, evaluation_id: int
 ) -> list[tuple[str, float | None, str, dict[str, Any], dict[str, Any]]]:
-    """Every item of an evaluation without its texts: (id, score, group, verdicts, extra)."""
-    columns = (Sample.item, Sample.score, Sample.group, Sample.verdicts, Sample.extra)
+    """Every item of an evaluation for paired tests: (key, score, group, verdicts, extra).
+
+    The key is the id with what was asked: the same id over other words is another item.
+    """
+    columns = (Sample.item, Sample.prompt, Sample.score, Sample.group, Sample.verdicts, Sample.extra)
     query = select(*columns).where(Sample.evaluation_id == evaluation_id).order_by(Sample.id)
     with database.reading() as connection:
-        return [tuple(row) for row in connection.execute(query)]
+        return [(f"{item}\x1f{asked(prompt)}", *rest) for item, prompt, *rest in connection.execute(query)]
+
+
+def asked(prompt: str) -> str:
+    """What was asked first: a conversation goes on with answers, which differ from model to model."""
+    return prompt.split("\n\nassistant: ")[0]
 
 
 def decisions(database: Database, cycle_id: int) -> list[records.Decision]:
@@ -465,7 +459,7 @@ def _cycle_rows(
         recovered = newest.get((cycle.id, "recovered"))
         parent = measured.get(midtrained.checkpoint.parent_id or 0) if midtrained else None
         rows.append(records.CycleRow(cycle, base, parent or previous, midtrained, recovered))
-        if cycle.decision not in ("rejected", "rolled_back"):
+        if cycle.decision not in LEFT:
             previous = recovered or midtrained or previous
     return tuple(rows)
 

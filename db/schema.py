@@ -28,6 +28,8 @@ STAGE_KINDS = ("register", "midtrain", "distill", "evaluate")
 STAGE_STATUSES = ("running", "finished", "interrupted", "failed")
 CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")
 DECISIONS = ("accepted", "rejected", "rolled_back")
+LEFT = ("rejected", "rolled_back")
+"""Decisions after which later cycles do not go on from a cycle."""
 
 _NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evals.statistics import holm, is_headline, mcnemar, paired_bootstrap, score_of
+from evals.statistics import holm, is_headline, mcnemar, paired_bootstrap, paired_contrast, score_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class Comparison:
 
     ``lost`` are items that only the first got right, ``won`` those that only the second did (None for graded scores).
     ``low`` and ``high`` are a 95% paired bootstrap interval, clustered where items have groups; ``p_value`` is exact
-    McNemar's for verdicts, else None. ``p_adjusted`` is Holm's where several were tested at once.
+    McNemar's for verdicts, that of the clustered score test where verdicts share groups, None for graded scores.
+    ``p_adjusted`` is Holm's where several were tested at once.
     """
 
     name: str
@@ -65,7 +66,7 @@ def compare(name: str, first: Mapping[str, Judged], second: Mapping[str, Judged]
 def by_type(first: Mapping[str, Judged], second: Mapping[str, Judged]) -> list[Comparison]:
     """One comparison for each instruction type, ordered by what was lost; p-values corrected over all (Holm)."""
     types: dict[str, tuple[list[float], list[float]]] = {}
-    for key in first.keys() & second.keys():
+    for key in (key for key in first if key in second):  # in order: the bootstrap's draws depend on it
         one, two = first[key].verdicts or {}, second[key].verdicts or {}
         for verdict in one.keys() & two.keys():
             pair = types.setdefault(verdict.split(" (")[0], ([], []))  # a repeated instruction is numbered
@@ -89,4 +90,17 @@ def _compared(name: str, one: Sequence[float], two: Sequence[float], groups: Seq
     if not set(one) | set(two) <= {0.0, 1.0}:
         return Comparison(name, *numbers)
     test = mcnemar(one, two)
-    return Comparison(name, *numbers, test.only_first, test.only_second, test.p_value)
+    p_value = test.p_value if not _clustered(groups) else _clustered_p(one, two, groups)
+    return Comparison(name, *numbers, test.only_first, test.only_second, p_value)
+
+
+def _clustered(groups: Sequence[str] | None) -> bool:
+    """Whether items share groups: then they are no independent trials, which McNemar's test takes them for."""
+    named = [group for group in groups or () if group]
+    return len(set(named)) < len(named)
+
+
+def _clustered_p(one: Sequence[float], two: Sequence[float], groups: Sequence[str] | None) -> float:
+    """Two-sided p-value of "no difference" by the clustered score test (evals.statistics.paired_contrast)."""
+    below = paired_contrast(two, one, groups).p_below
+    return min(1.0, 2 * min(below, 1 - below))

@@ -34,7 +34,8 @@ def leaked(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
 def about(probes: Sequence[Probe], documents: Iterable[Document]) -> list[Probe]:
     """The probes whose passage stands in these documents; one line of it is enough."""
     text = " \n ".join(normalise(plain_text(d.text)) for d in documents)
-    return [p for p in probes if p.passage and any(normalise(line) in text for line in p.passage.split("\n"))]
+    lines = {p.id: [line for part in p.passage.split("\n") if (line := normalise(part))] for p in probes}
+    return [p for p in probes if any(line in text for line in lines[p.id])]
 
 
 def _questions(texts: Iterable[str]) -> Iterable[tuple[str, str]]:

@@ -7,7 +7,6 @@ what can be reached, as chat. Both are made from sentences that never become tra
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from recovery.corpus import Corpus
 from recovery.corpus.asking import wh_question
 from recovery.corpus.gaps import Vocabulary, pick_gaps
 from recovery.corpus.passages import endings, openings
-from recovery.corpus.records import read_records
+from recovery.corpus.records import json_line, read_records
 from recovery.corpus.sentences import Sentence, sentences, side
 from recovery.corpus.text import share
 from recovery.errors import UsageError
@@ -117,7 +116,7 @@ def probes_hash(probes: Sequence[Probe]) -> str:
 
 
 def _line(probe: Probe) -> str:
-    return json.dumps(to_record(probe), ensure_ascii=False)
+    return json_line(to_record(probe))
 
 
 def _strings(value: Any, name: str) -> tuple[str, ...]:

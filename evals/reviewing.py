@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evals.probes import load_probes, probes_hash, to_record, write_probes
+from evals.probes import from_record, load_probes, probes_hash, to_record
+from recovery.corpus.encodings import decode
+from recovery.corpus.records import json_line
 from recovery.errors import UsageError
 from recovery.types import Probe
+from recovery.workspace import write_atomically
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,30 @@ def review(
 
 
 def save(changed: Review) -> None:
-    """Write the probes of a review back to its file, whole or not at all."""
-    if changed.changed:
-        write_probes(Path(changed.path), changed.after)
+    """Put the changes of a review into its file, whole or not at all.
+
+    Only the lines of dropped probes go and those of added ones come: what the rest holds besides, and lines that could
+    not be read, stay as they are.
+    """
+    if not changed.changed:
+        return
+    path = Path(changed.path)
+    before, after = {p.id for p in changed.before}, {p.id: p for p in changed.after}
+    kept = [
+        line
+        for line in decode(path.read_bytes()).text.rstrip("\n").split("\n")
+        if _id_of(line) not in before - after.keys()
+    ]
+    added = [json_line(to_record(probe)) for key, probe in after.items() if key not in before]
+    write_atomically(path, "".join(f"{line}\n" for line in (*kept, *added)))
+
+
+def _id_of(line: str) -> str | None:
+    """The id of the probe on a line, None where there is none to be read."""
+    try:
+        return from_record(json.loads(line)).id
+    except (ValueError, RecursionError):
+        return None
 
 
 def counts(probes: Sequence[Probe]) -> dict[str, Any]:

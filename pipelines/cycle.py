@@ -15,10 +15,11 @@ from typing import Any
 
 from db import queries, records
 from evals.gate import Decision, Rule
+from pipelines.agenda import EVERYTHING, Scope
 from pipelines.corpora import ABOUT, thaw
 from pipelines.distill import distill
-from pipelines.evaluate import Scope, corpora_measured, evaluate, measured
-from pipelines.gate import conclude, enter, judge_cycle, references, rules_of
+from pipelines.evaluate import corpora_measured, evaluate, measured
+from pipelines.gate import LEFT_TO_A_PERSON, check_rules, conclude, enter, judge_cycle, references, rules_of
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.session import Session
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, from_json, to_json
@@ -31,10 +32,19 @@ STOPPED = ("interrupted", "failed")
 
 @dataclass(frozen=True)
 class CyclePlan:
-    """The cycles that were asked for: their settings and the number of the first."""
+    """The cycles that were asked for: their settings, the number of the first, and the last stage before them.
+
+    What an earlier attempt at the same numbers left unfinished is no part of this one.
+    """
 
     first: int
     config: CycleConfig
+    after: int = 0
+
+    @property
+    def last(self) -> int:
+        """The number of the last cycle."""
+        return self.first + len(self.config.docs) - 1
 
 
 def start_cycles(session: Session, config: CycleConfig) -> None:
@@ -43,11 +53,12 @@ def start_cycles(session: Session, config: CycleConfig) -> None:
         raise UsageError("there is nothing to learn: name a folder of documents with --docs, once for each cycle")
     if read_plan(session) is not None:
         raise UsageError("earlier cycles are unfinished here: `recover resume` goes on with them")
-    rules_of(config.gate)  # a rule that cannot be read is told before anything is trained
-    plan = CyclePlan(session.next_cycle(), config)
-    for number in range(plan.first, plan.first + len(config.docs)):
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
+    plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
+    check_rules(session, rules_of(config.gate, session), config.eval, plan.last)  # told before anything is trained
+    for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
-    text = json.dumps({"first": plan.first, "config": to_json(config)}, indent=2)
+    text = json.dumps({"first": plan.first, "after": plan.after, "config": to_json(config)}, indent=2)
     write_atomically(session.workspace.folder / PLAN, text + "\n")
     run_plan(session, plan)
 
@@ -59,7 +70,7 @@ def read_plan(session: Session) -> CyclePlan | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return CyclePlan(int(data["first"]), from_json(CycleConfig, data["config"]))
+        return CyclePlan(int(data["first"]), from_json(CycleConfig, data["config"]), int(data.get("after", 0)))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
 
@@ -82,46 +93,54 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
     mid_config = _midtrain_config(plan, number)
     if not (session.workspace.corpus(number) / ABOUT).is_file():
         open_cycle(session, mid_config, number)
-    session.display.say(f"\ncycle {number} of {plan.first + len(config.docs) - 1}: {mid_config.docs}")
-    _evaluate_base(session, config, number)
-    trained = _made(session, number, "midtrained")
+    session.display.say(f"\ncycle {number} of {plan.last}: {mid_config.docs}")
+    _evaluate_base(session, plan, number)
+    trained = _made(session, plan, number, "midtrained")
     if trained is None:
-        trained = midtrain(
-            session, mid_config, cycle=number, opened=True, resume=_unfinished(session, "midtrain", number)
-        )
-    _evaluate(session, config, trained, number)
-    restored = _made(session, number, "recovered")
+        stopped = _unfinished(session, plan, "midtrain", number)
+        trained = midtrain(session, mid_config, cycle=number, opened=True, resume=stopped)
+    _evaluate(session, plan, trained, number)
+    restored = _made(session, plan, number, "recovered")
     if restored is None:
-        restored = _distilled(session, _distill_config(config, trained, number), number)
-    _evaluate(session, config, restored, number)
-    if config.gate and session.cycles()[number].decision is None:
-        _settle(session, config, trained, number)
+        restored = _distilled(session, plan, _distill_config(config, trained, number), number)
+    _evaluate(session, plan, restored, number)
+    if config.gate and not _is_settled(session, number):
+        _settle(session, plan, trained, number)
     if config.evaluate:
         conclude(session, number)
 
 
-def _settle(session: Session, config: CycleConfig, trained: Checkpoint, number: int) -> None:
+def _is_settled(session: Session, number: int) -> bool:
+    """Whether the cycle was decided, left to a person, or gone on from: it is not judged again then."""
+    cycle = session.cycles()[number]
+    events = queries.events(session.tracker.database, session.experiment_id, limit=1000)
+    left = any(event.kind == LEFT_TO_A_PERSON and event.cycle_id == cycle.id for event in events)
+    return left or cycle.decision is not None or any((c.cycle or 0) > number for c in session.registry.all())
+
+
+def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:
     """Accept or reject the cycle. While that is undecided, ask more items, then go on distilling; then leave it to a
     person.
     """
-    rules = rules_of(config.gate)
+    config, rules = plan.config, rules_of(plan.config.gate, session)
     for extended in range(_extensions(session, number), config.gate_extend + 1):
         decision = _judged(session, config, rules, number)
         if decision.decision == "undecided" and _ask_more(session, config, rules, decision, number):
             decision = _judged(session, config, rules, number)
-        if decision.decision != "undecided" or extended == config.gate_extend:
+        # What was not measured cannot be shown by training on.
+        if decision.decision != "undecided" or decision.missing or extended == config.gate_extend:
             break
         session.display.say(f"gate: the distillation goes on ({extended + 1} of {config.gate_extend})")
-        _extend(session, config, trained, number)
+        _extend(session, plan, trained, number)
     decided = enter(session, number, decision)
     if decided is None:
-        session.display.say(
-            f"gate: cycle {number} is left undecided: recover accept {number} or recover reject {number}"
-        )
-    elif decided.moved:
-        session.display.say(f"gate: cycle {number} {decided.decision}; latest is {decided.after} again")
+        words = f"cycle {number} is undecided: `recover accept {number}` or `recover reject {number}`"
+        cycle_id = session.cycle_id(number)
+        session.tracker.event(session.experiment_id, words, kind=LEFT_TO_A_PERSON, cycle_id=cycle_id)
+        session.display.say(f"gate: {words}")
     else:
-        session.display.say(f"gate: cycle {number} {decided.decision}")
+        moved = f"; latest is {decided.after} again" if decided.moved else ""
+        session.display.say(f"gate: cycle {number} {decided.decision}{moved}")
 
 
 def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number: int) -> Decision:
@@ -136,9 +155,13 @@ def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number
 def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], decision: Decision, number: int) -> bool:
     """Ask every checkpoint that the rules are about more items, where there are more and the budget allows it."""
     asked = config.eval.limit
-    if asked is None or not decision.samples or asked >= config.gate_samples:
+    if asked is None or asked >= config.gate_samples:
         return False
-    limit = min(config.gate_samples, asked + max(decision.samples.values()))
+    # A suite that answered fewer items than it might has no more of them.
+    wanted = [v.more for v in decision.verdicts if v.more is not None and v.n >= asked]
+    if not wanted:
+        return False
+    limit = min(config.gate_samples, asked + max(wanted))
     session.display.say(
         f"gate: undecided, so up to {limit:,} items of each suite are asked (budget {config.gate_samples:,})"
     )
@@ -147,14 +170,14 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
     return True
 
 
-def _extend(session: Session, config: CycleConfig, trained: Checkpoint, number: int) -> None:
+def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:
     """The same distillation again from where it ended, on prompts in another order."""
-    last = _made(session, number, "recovered")
+    last = _made(session, plan, number, "recovered")
     assert last is not None  # the gate judges what is recovered
-    again = _distill_config(config, trained, number)
+    again = _distill_config(plan.config, trained, number)
     seed = again.seed + 1000 * (1 + _extensions(session, number))
-    restored = _distilled(session, dataclasses.replace(again, student=last.name, seed=seed), number)
-    _evaluate(session, config, restored, number)
+    restored = _distilled(session, plan, dataclasses.replace(again, student=last.name, seed=seed), number)
+    _evaluate(session, plan, restored, number)
 
 
 def _extensions(session: Session, number: int) -> int:
@@ -162,9 +185,9 @@ def _extensions(session: Session, number: int) -> int:
     return max(0, sum(c.cycle == number and c.kind == "recovered" for c in session.registry.all()) - 1)
 
 
-def _distilled(session: Session, config: DistillConfig, number: int) -> Checkpoint:
+def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number: int) -> Checkpoint:
     """The distillation to its end; one that was stopped goes on with its own settings."""
-    stopped = _unfinished(session, "distill", number)
+    stopped = _unfinished(session, plan, "distill", number)
     if stopped is not None:
         config = from_json(DistillConfig, stopped.config)
     return distill(session, config, cycle=number, resume=stopped)
@@ -188,7 +211,7 @@ def resume(session: Session) -> str:
     plan = read_plan(session)
     if plan is not None:
         run_plan(session, plan)
-        return f"cycles {plan.first} to {plan.first + len(plan.config.docs) - 1} are done"
+        return f"cycles {plan.first} to {plan.last} are done"
     stage = resumable(session)
     if stage is None:
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted: there is nothing to resume")
@@ -239,9 +262,10 @@ def _distill_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
     )
 
 
-def _evaluate_base(session: Session, config: CycleConfig, number: int) -> None:
-    """The clean model answers each corpus's probes before it is learnt, and the behaviour prompts once."""
-    first = not measured(session, session.base)
+def _evaluate_base(session: Session, plan: CyclePlan, number: int) -> None:
+    """The clean model answers each corpus's probes before it is learnt, and the rest once for each way of asking."""
+    config = plan.config
+    first = not measured(session, session.base, config.eval)
     asked = thaw(session.workspace, number)
     new = bool(asked.probes or asked.held_out) and number not in corpora_measured(session, session.base)
     if not config.evaluate or not (first or new):
@@ -249,29 +273,33 @@ def _evaluate_base(session: Session, config: CycleConfig, number: int) -> None:
     evaluate(
         session,
         dataclasses.replace(config.eval, checkpoint="base"),
-        scope=Scope(behaviour=first, general=first, corpora=(number,)),
+        scope=EVERYTHING if first else Scope(behaviour=False, general=False, corpora=(number,)),
         cycle=number,
-        resume=_unfinished(session, "evaluate", number, session.base),
+        resume=_unfinished(session, plan, "evaluate", number, session.base),
     )
 
 
-def _evaluate(session: Session, config: CycleConfig, checkpoint: Checkpoint, number: int) -> None:
-    if config.evaluate and not measured(session, checkpoint):
-        stopped = _unfinished(session, "evaluate", number, checkpoint)
-        evaluate(session, dataclasses.replace(config.eval, checkpoint=checkpoint.name), cycle=number, resume=stopped)
+def _evaluate(session: Session, plan: CyclePlan, checkpoint: Checkpoint, number: int) -> None:
+    if plan.config.evaluate and not measured(session, checkpoint, plan.config.eval):
+        stopped = _unfinished(session, plan, "evaluate", number, checkpoint)
+        evaluate(
+            session, dataclasses.replace(plan.config.eval, checkpoint=checkpoint.name), cycle=number, resume=stopped
+        )
 
 
-def _made(session: Session, number: int, kind: str) -> Checkpoint | None:
+def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoint | None:
     """The checkpoint of that kind that this cycle has made, by a stage that came to its end."""
     made = [c for c in session.registry.all() if c.cycle == number and c.kind == kind]
-    if made and _unfinished(session, "midtrain" if kind == "midtrained" else "distill", number) is None:
+    if made and _unfinished(session, plan, "midtrain" if kind == "midtrained" else "distill", number) is None:
         return made[-1]
     return None
 
 
-def _unfinished(session: Session, kind: str, number: int, checkpoint: Checkpoint | None = None) -> records.Stage | None:
-    """The newest stage of that kind in the cycle, if it was stopped before its end."""
+def _unfinished(
+    session: Session, plan: CyclePlan, kind: str, number: int, checkpoint: Checkpoint | None = None
+) -> records.Stage | None:
+    """The newest stage of that kind in the cycle, if the plan began it and it was stopped before its end."""
     cycle_id = session.cycle_id(number)
     stages = queries.stages(session.tracker.database, session.experiment_id, cycle_id=cycle_id, kind=kind)
-    mine = [s for s in stages if checkpoint is None or s.student_id == checkpoint.id]
+    mine = [s for s in stages if s.id > plan.after and (checkpoint is None or s.student_id == checkpoint.id)]
     return mine[0] if mine and mine[0].status in STOPPED else None

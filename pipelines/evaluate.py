@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from db import queries, records
 from evals import suites
@@ -17,12 +17,15 @@ from pipelines.models import asked_once, load_frozen
 from pipelines.progress import Bar
 from pipelines.session import Session
 from pipelines.stage import Stage, running
-from recovery.config import EvalConfig
+from recovery.config import EvalConfig, to_json
 from recovery.errors import UsageError
 from recovery.loading import Loaded
 from recovery.rollouts import Engine
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
+
+# What decides which items are asked, and how.
+_ASKED = ("limit", "max_new_tokens", "question_tokens", "prompts", "behaviour", "ifeval", "tasks", "template_args")
 
 
 def evaluate(
@@ -41,6 +44,7 @@ def evaluate(
     checkpoint = session.resolve(config.checkpoint)
     asked = asked or gather(session, config, checkpoint, scope)
     checkpoint = session.registered(checkpoint)
+    config = replace(config, checkpoint=checkpoint.name)  # "latest" may be another one when this is resumed
     for problem in asked.problems:
         session.display.say(problem)
     number = cycle if cycle is not None else checkpoint.cycle
@@ -61,10 +65,14 @@ def evaluate(
     return results
 
 
-def measured(session: Session, checkpoint: Checkpoint) -> bool:
-    """Whether an evaluation of this checkpoint was finished."""
+def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None = None) -> bool:
+    """Whether an evaluation of this checkpoint was finished; one that asked the same, where ``config`` is given."""
     stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
-    return any(stage.student_id == checkpoint.id and stage.status == "finished" for stage in stages)
+    done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
+    if config is None:
+        return bool(done)
+    wanted = to_json(config)
+    return any(all(stage.config.get(name) == wanted[name] for name in _ASKED) for stage in done)
 
 
 def corpora_measured(session: Session, checkpoint: Checkpoint) -> set[int]:

@@ -7,26 +7,50 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
+from db.schema import LEFT
+from evals.behaviour import SUITES
 from evals.comparison import by_type, compare, corrected, judged
 from evals.gate import Decision, Evidence, Measurement, Need, Rule, judge_all, needs, parse_rule, together
 from evals.matrix import KnowledgeMatrix
+from pipelines.agenda import GENERAL
 from pipelines.measured import items_of, newest
 from pipelines.session import Session
+from recovery.config import EvalConfig
 from recovery.errors import UsageError
 
 # The bounds lie below what a good cycle reaches, so that a thousand items can show that it does.
 STANDARD = ("ifeval >= 0.96*base", "domain >= 0.9*midtrained", "general >= 0.95*base")
 GATE = "gate"
+LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
-_LEFT = ("rejected", "rolled_back")
 _FIRST = ("instruction_following", "ifeval")
 _NO_SHARES = ("bits_per_byte", "drift")  # not between 0 and 1, or nothing that is won and lost
 
 
-def rules_of(texts: Sequence[str]) -> list[Rule]:
-    """Rules read; "standard" stands for :data:`STANDARD`. Raises UsageError that says where a rule is wrong."""
-    spelt = [rule for text in texts for rule in (STANDARD if text.strip() == "standard" else (text,))]
+def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
+    """Rules read; "standard" stands for those of :data:`STANDARD` that this model can be measured by.
+
+    Raises UsageError that says where a rule is wrong.
+    """
+    known = [rule for rule in STANDARD if "general" not in rule or (session.base.path / GENERAL).is_file()]
+    spelt = [rule for text in texts for rule in (known if text.strip() == "standard" else (text,))]
     return [parse_rule(text) for text in dict.fromkeys(spelt)]
+
+
+def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, last: int) -> None:
+    """Raise UsageError for a rule about something that cycles up to ``last``, so evaluated, never measure."""
+    own = {f"behaviour/{path.stem}" for path in config.behaviour} | {f"behaviour/{suite.name}" for suite in SUITES}
+    tasks = {task.partition("=")[0] for task in config.tasks}
+    for rule in rules:
+        if rule.corpus is not None and not 1 <= rule.corpus <= last:
+            raise UsageError(f"--gate {rule.text!r}: there is no cycle {rule.corpus}, and none up to {last} will be it")
+        if rule.name == "retention" and not any(t == rule.argument or t.startswith(rule.argument) for t in tasks):
+            raise UsageError(f"--gate {rule.text!r}: nothing measures {rule.argument}: add --task {rule.argument}")
+        if rule.name == "behaviour" and f"behaviour/{rule.argument}" not in own:
+            suites = ", ".join(sorted(name.partition("/")[2] for name in own))
+            raise UsageError(f"--gate {rule.text!r}: there is no such suite: use {suites}, or --behaviour FILE")
+        if rule.name == "general" and not (session.base.path / GENERAL).is_file():
+            raise UsageError(f"--gate {rule.text!r}: this model brings no questions of general knowledge: use a --task")
 
 
 def judge_cycle(
@@ -107,7 +131,7 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
 
 def matrix(rows: Iterable[records.CycleRow], last: int) -> KnowledgeMatrix:
     """What the kept cycles up to ``last`` know of every corpus so far, asked as questions."""
-    kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in _LEFT]
+    kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in LEFT]
     ends = [(row.cycle.number, row.recovered or row.midtrained, row.base) for row in kept]
     known = [(number, end, base) for number, end, base in ends if end is not None]
     values = tuple({j: s.value for j, s in end.scores.domain_knowledge_by_corpus.items()} for _, end, _ in known)

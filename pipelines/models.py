@@ -9,6 +9,7 @@ import torch
 
 from pipelines.estimates import Needs, parameters, training_needs
 from pipelines.session import Session
+from recovery.checkpoints import content_hash
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, LoraSettings, load_model, pick_device
@@ -85,7 +86,8 @@ def engine_of(loaded: Loaded, config: ModelConfig) -> TransformersEngine:
 def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig) -> CachedEngine:
     """The engine of a frozen checkpoint, which remembers in the workspace what it has said."""
     cache = session.workspace.folder / "cache"
-    return CachedEngine.of(loaded, engine_of(loaded, config), content_hash=checkpoint.hash, cache=cache)
+    below = "" if checkpoint.adapter is None else content_hash(checkpoint.weights)  # an adapter alone says nothing
+    return CachedEngine.of(loaded, engine_of(loaded, config), content_hash=checkpoint.hash + below, cache=cache)
 
 
 def teacher_of(

@@ -10,20 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from db import queries
+from db.schema import LEFT
 from pipelines.cycle import STOPPED, read_plan
 from pipelines.session import Session
 from recovery.checkpoints import CONTENT
+from recovery.config import to_json
 from recovery.errors import UsageError
-from recovery.workspace import Checkpoint
+from recovery.workspace import Checkpoint, find
 
 # What may be removed, and why it is not needed. A cycle that nobody decided about is never touched.
 POLICIES = {
     "rejected": "of a cycle that was rejected or rolled back",
     "midtrained": "the mid-trained model of an accepted cycle",
-    "replaced": "replaced by a later one of the same cycle",
+    "replaced": "beside the one that was accepted",
     "states": "training states of a stage that is done",
+    "interrupted": "left by a prune that was stopped",
 }
-_LEFT = ("rejected", "rolled_back")
+_GOING = ".removing-"
+_ALIASES = ("latest", "midtrained", "recovered", "base")
 _UNDER_WAY = (*STOPPED, "running")
 
 
@@ -47,29 +51,34 @@ def plan_prune(session: Session, policies: Iterable[str] = tuple(POLICIES)) -> l
     wanted = list(dict.fromkeys(policies))
     if unknown := [name for name in wanted if name not in POLICIES]:
         raise UsageError(f"there is no policy {unknown[0]!r}: use {', '.join(POLICIES)}")
-    kept = _kept(session)
-    held = {c.path.resolve() for c in session.registry.all() if c.name in kept}
+    known, kept = session.registry.all(), _kept(session)
+    # An adapter needs the weights below it, whatever became of the checkpoint they are.
+    held = {path.resolve() for c in known if c.name in kept for path in (c.path, c.weights)}
     found = [
         Removal(checkpoint.name, policy, checkpoint.path, _size(checkpoint.path))
-        for checkpoint in session.registry.all()
+        for checkpoint in known
         if checkpoint.name not in kept
         and (policy := _policy(session, checkpoint)) in wanted
         and checkpoint.path.resolve() not in held
         and _is_ours(session, checkpoint.path)
     ]
     found += _states(session) if "states" in wanted else []
-    return sorted(found, key=lambda removal: -removal.bytes)
+    return sorted(found + _left_over(session), key=lambda removal: -removal.bytes)
 
 
 def prune(session: Session, removals: Iterable[Removal]) -> int:
-    """Remove what was planned and record it; returns the bytes freed. A folder disappears whole or not at all."""
+    """Remove what was planned and record it; returns the bytes freed.
+
+    It is recorded first, and the folder renamed before it is emptied: whenever this is killed, no half of a checkpoint
+    is taken for a whole one, and the next call removes the rest.
+    """
     freed = 0
     by_name = {c.name: c for c in session.registry.all()}
     for removal in removals:
-        going = removal.path.with_name(f".removing-{removal.path.name}")
-        removal.path.rename(going)
         if removal.name in by_name:
             _mark(session, removal)
+        going = removal.path.with_name(f"{_GOING}{removal.path.name.removeprefix(_GOING)}")
+        removal.path.rename(going)
         shutil.rmtree(going)
         freed += removal.bytes
         session.tracker.event(
@@ -82,39 +91,57 @@ def prune(session: Session, removals: Iterable[Removal]) -> int:
 
 
 def _kept(session: Session) -> set[str]:
-    """Names that no policy may touch: base, latest, ends of accepted cycles, undecided cycles, what is referred to."""
-    decisions = {number: cycle.decision for number, cycle in session.cycles().items()}
-    kept = {"base", *_referred(session)}
-    latest = session.registry.latest()
-    kept |= {latest.name} if latest is not None else set()
-    for checkpoint in session.registry.all():
-        if checkpoint.cycle is None:
-            kept.add(checkpoint.name)
-            continue
-        decision, replaced = decisions.get(checkpoint.cycle), _is_replaced(session, checkpoint)
-        ends_it = decision == "accepted" and checkpoint.name == _end(session, checkpoint.cycle)
-        if ends_it or (decision is None and not replaced):
-            kept.add(checkpoint.name)
-    return kept
+    """Names that no policy may touch.
+
+    The clean model, the latest, whatever is of no cycle or of one that nobody decided about, what was accepted, what
+    any cycle that was not left began with (a rollback goes back there), and what unfinished work refers to.
+    """
+    known, latest = session.registry.all(), session.registry.latest()
+    kept = {"base", *_referred(session)} | ({latest.name} if latest is not None else set())
+    cycle_of = {c.name: c.cycle for c in known}
+    for number, cycle in session.cycles().items():
+        mine = [c for c in known if c.cycle == number]
+        if cycle.decision is None:
+            kept |= {c.name for c in mine}
+        elif cycle.decision == "accepted":
+            kept |= _accepted(session, cycle.id, number)
+        if cycle.decision not in LEFT:
+            kept |= {c.parent for c in mine if c.parent is not None and cycle_of.get(c.parent) != number}
+    return kept | {c.name for c in known if c.cycle is None}
+
+
+def _accepted(session: Session, cycle_id: int, number: int) -> set[str]:
+    """What a cycle ended with each time it was accepted: a later try beside it does not take its place."""
+    database = session.tracker.database
+    rows = [c for c in queries.checkpoints(database, session.experiment_id) if c.cycle == number]
+    names = set()
+    for decision in queries.decisions(database, cycle_id):
+        there = [c for c in rows if decision.decision == "accepted" and c.created_at <= decision.created_at]
+        ends = [c for c in there if c.kind == "recovered"] or there
+        names |= {c.name for c in ends[-1:]}
+    return names
 
 
 def _referred(session: Session) -> set[str]:
-    """Checkpoints that unfinished work names in its settings, whatever the setting is called."""
+    """Checkpoints that unfinished work starts from or names in its settings, whatever the setting is called."""
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
-    configs: list[Any] = [stage.config for stage in stages if stage.status in _UNDER_WAY]
+    under_way = [stage for stage in stages if stage.status in _UNDER_WAY]
+    configs: list[Any] = [stage.config for stage in under_way]
     plan = read_plan(session)
-    if plan is not None:  # its next parts start from these
-        configs.append([c.name for c in session.registry.all() if (c.cycle or 0) >= plan.first])
-    names = {c.name for c in session.registry.all()}
-    return {word for config in configs for word in _words(config)} & names
+    if plan is not None:
+        configs.append(to_json(plan.config))
+    known = session.registry.all()
+    words = {word for config in configs for word in _words(config)}
+    named = (find(word, session.registry) for word in words if word in _ALIASES or any(c.name == word for c in known))
+    students = {stage.student_id for stage in under_way}
+    return {c.name for c in named if c is not None} | {c.name for c in known if c.id in students}
 
 
 def _words(value: Any) -> set[str]:
     """Every text in a configuration, and the parts of lists such as "a=0.5,b=0.5"."""
     if isinstance(value, str):
-        return {value, *(part.rpartition("=")[0].strip() or part.strip() for part in value.split(","))} | {
-            value.partition("=")[2]
-        }
+        parts = [part.strip() for part in value.split(",")]
+        return {value, *parts, *(half.strip() for part in parts for half in part.split("="))}
     if isinstance(value, dict):
         return {word for entry in value.values() for word in _words(entry)}
     if isinstance(value, list | tuple):
@@ -125,24 +152,17 @@ def _words(value: Any) -> set[str]:
 def _policy(session: Session, checkpoint: Checkpoint) -> str:
     """The policy that a checkpoint falls under; "" where none does."""
     cycle = session.cycles().get(checkpoint.cycle or 0)
-    if cycle is not None and cycle.decision in _LEFT:
+    if cycle is None or cycle.decision is None:
+        return ""
+    if cycle.decision in LEFT:
         return "rejected"
-    if _is_replaced(session, checkpoint):
-        return "replaced"
-    return "midtrained" if checkpoint.kind == "midtrained" and cycle and cycle.decision == "accepted" else ""
+    return "midtrained" if checkpoint.kind == "midtrained" else "replaced"
 
 
-def _is_replaced(session: Session, checkpoint: Checkpoint) -> bool:
-    """Whether a later recovered checkpoint of the same cycle took this one's place."""
-    mine = [c.name for c in session.registry.all() if c.cycle == checkpoint.cycle and c.kind == "recovered"]
-    return checkpoint.kind == "recovered" and checkpoint.cycle is not None and checkpoint.name != mine[-1]
-
-
-def _end(session: Session, cycle: int) -> str:
-    """The name of the checkpoint that a cycle ended with."""
-    mine = [c for c in session.registry.all() if c.cycle == cycle]
-    ends = [c for c in mine if c.kind == "recovered"] or mine
-    return ends[-1].name
+def _left_over(session: Session) -> list[Removal]:
+    """What a prune that was killed had already taken away."""
+    folders = [f for f in (session.workspace.folder / "checkpoints").rglob(f"{_GOING}*") if f.is_dir()]
+    return [Removal(str(f.relative_to(session.workspace.folder)), "interrupted", f, _size(f)) for f in folders]
 
 
 def _states(session: Session) -> list[Removal]:

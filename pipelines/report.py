@@ -10,12 +10,18 @@ from typing import Any
 from db import Database, queries, records
 from pipelines.documents import Block, Heading, Paragraph, Quote, Table, to_markdown
 from pipelines.gate import GATE, conclude
+from pipelines.measured import newest
 from pipelines.progress import duration
 from pipelines.session import Session
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
 
 SAMPLES, TYPES = 5, 25
+_HOW = {
+    "base": "the clean model, unchanged",
+    "midtrained": "mid-trained on documents, its behaviour not yet given back",
+    "recovered": "given back its behaviour by on-policy distillation",
+}
 _SUITES = ("instruction_following", "ifeval")
 _SAID = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
 
@@ -147,13 +153,15 @@ def _knowledge(found: Mapping[str, Any]) -> Iterator[Block]:
 def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:
     """Prompts that base got right and the cycle's end gets wrong, side by side; then some that came back."""
     steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    there = {label: step for label, step in steps.items() if step is not None}
-    answers = {label: _answers(database, step.checkpoint.id) for label, step in there.items()}
-    if not answers.get("base") or len(answers) < 2 or not all(answers.values()):
+    asked = {label: newest(database, step.checkpoint.id) for label, step in steps.items() if step is not None}
+    suite = next((name for name in _SUITES if all(name in rows for rows in asked.values())), None)
+    if suite is None or len(asked) < 2 or "base" not in asked:
         return
+    answers = {label: _answers(database, rows[suite].id) for label, rows in asked.items()}
     base, last = answers["base"], answers[list(answers)[-1]]
-    lost = [key for key, one in base.items() if (one.score or 0) >= 1 and key in last and (last[key].score or 0) < 1]
-    yield Heading(2, f"Lost and still lost ({len(lost)} of {len(base)} prompts)")
+    common = [key for key in base if key in last and queries.asked(base[key].prompt) == queries.asked(last[key].prompt)]
+    lost = [key for key in common if (base[key].score or 0) >= 1 and (last[key].score or 0) < 1]
+    yield Heading(2, f"Lost and still lost ({len(lost)} of {len(common)} prompts)")
     for key in lost[:SAMPLES]:
         yield Heading(3, key)
         yield Quote("prompt", base[key].prompt)
@@ -162,12 +170,8 @@ def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:
                 yield Quote(f"{label}: {_verdicts(found[key])}", found[key].response)
 
 
-def _answers(database: Database, checkpoint: int) -> dict[str, records.Sample]:
-    rows = queries.evaluations(database, checkpoint)
-    found = next((row for row in rows if row.suite in _SUITES), None)
-    if found is None:
-        return {}
-    page = queries.samples(database, found.id, limit=5000)
+def _answers(database: Database, evaluation: int) -> dict[str, records.Sample]:
+    page = queries.samples(database, evaluation, limit=100_000)
     return {sample.item: sample for sample in page.samples if sample.extra.get("headline", True)}
 
 
@@ -237,8 +241,8 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
     blocks: list[Block] = [
         Heading(1, checkpoint.name),
         Paragraph(
-            f"{model}, taught {len(lived)} folders of documents and given back its behaviour by on-policy distillation "
-            f"from the clean model. Content hash {checkpoint.hash}."
+            f"{model}, {_HOW.get(checkpoint.kind, 'as it is')}, after {len(lived)} folders of documents. Content hash "
+            f"{checkpoint.hash}."
         ),
         Heading(2, "Scores"),
         Paragraph("With the 95% half-width of their interval, and n. Base is the clean model."),

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from db import Tracker, queries, records
+from db.schema import LEFT
 from pipelines.progress import Display
 from pipelines.registry import EXPERIMENT, Registry
 from recovery.checkpoints import content_hash, verify
@@ -152,7 +153,7 @@ class Session:
         back, and those it has itself been through.
         """
         lived = {one.cycle for one in (checkpoint, *self.forebears(checkpoint))}
-        counted = (k for k, c in self.cycles().items() if k in lived or c.decision not in ("rejected", "rolled_back"))
+        counted = (k for k, c in self.cycles().items() if k in lived or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
 
     def _standing(self, checkpoint: Checkpoint) -> Checkpoint:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.composer import DEFAULT_COUNT, compose
-from recovery.corpus.records import read_records
+from recovery.corpus.records import json_line, read_records
 from recovery.corpus.text import normalise, share
 from recovery.errors import UsageError
 from recovery.types import Check, Message, Prompt
@@ -83,10 +83,13 @@ def load_prompts(
     word = "record" if path.suffix.lower() == ".json" else "line"
     prompts: list[Prompt] = []
     seen: set[str] = set()
+    ids: set[str] = set()
     for number, record in records:
         try:
             prompt = from_record(record, kind)
             check(prompt)
+            if prompt.id in ids:
+                raise ValueError(f'the key "{prompt.id}" is taken by an earlier prompt: answers are compared by it')
         except ValueError as error:
             found.append(f"{word} {number}: {error}")
             continue
@@ -94,6 +97,7 @@ def load_prompts(
             found.append(f"{word} {number}: the same prompt as an earlier one")
             continue
         seen.add(words)
+        ids.add(prompt.id)
         prompts.append(prompt)
     if not prompts:
         first = f" ({found[0]})" if found else ""
@@ -185,8 +189,7 @@ def to_record(prompt: Prompt) -> dict[str, Any]:
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     """Write prompts as JSON Lines that load_prompts reads back unchanged."""
-    lines = (json.dumps(to_record(p), ensure_ascii=False) for p in prompts)
-    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    Path(path).write_text("".join(f"{json_line(to_record(p))}\n" for p in prompts), encoding="utf-8")
 
 
 def prompt_id(messages: Sequence[Message]) -> str:

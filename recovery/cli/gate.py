@@ -56,12 +56,11 @@ def command(
     from pipelines.registry import existing
 
     existing(workspace)
-    read = gate.rules_of(rules)
     with stages.at_work(workspace, "recover gate", alone=False) as session:
         number = cycle or max(session.cycles(), default=0)
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
-        decision = gate.judge_cycle(session, read, number, alpha=alpha)
+        decision = gate.judge_cycle(session, gate.rules_of(rules, session), number, alpha=alpha)
         decided = gate.enter(session, number, decision) if enter else None
         options.emit(
             decision.to_json() | {"cycle": number, "entered": decided},

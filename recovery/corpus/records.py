@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from recovery.corpus.encodings import NotTextError, decode
 from recovery.errors import UsageError
+
+_HALVES = re.compile("[\ud800-\udfff]")
 
 
 def parse_json_lines(text: str) -> tuple[list[tuple[int, Any]], list[str]]:
@@ -46,6 +49,11 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
             return records, problems
         raise UsageError(f"{path} is not valid JSON: {_short(error)}") from error
     return list(enumerate(_as_list(value), start=1)), []
+
+
+def json_line(record: Any) -> str:
+    """A record as one line of JSON that can be written as UTF-8: half a character, as documents hold, is escaped."""
+    return _HALVES.sub(lambda half: f"\\u{ord(half[0]):04x}", json.dumps(record, ensure_ascii=False))
 
 
 def _as_list(value: Any) -> list[Any]:

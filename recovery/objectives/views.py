@@ -43,9 +43,10 @@ def token_views(student: Loaded, teacher: Teacher, rows: Sequence[Row], pad_id: 
 def _view(student: Loaded, teacher: Teacher, row: Row, pad_id: int) -> TokenView:
     batch = collate([row], pad_id, student.device)
     seen = batch.seen_by_teacher or batch
+    size = min(student.head.vocabulary, teacher.head.vocabulary)  # beyond it one of them has rows that pad
     with torch.no_grad():
-        theirs_NV = teacher.head.logits(seen.gather(teacher.hidden(seen))).float().log_softmax(-1)
-        mine_NV = student.head.logits(batch.gather(student.hidden(batch))).float().log_softmax(-1)
+        theirs_NV = teacher.head.first(size).logits(seen.gather(teacher.hidden(seen))).float().log_softmax(-1)
+        mine_NV = student.head.first(size).logits(batch.gather(student.hidden(batch))).float().log_softmax(-1)
     said_N1 = batch.targets_N[:, None]
     first = next(t for t, target in enumerate(row.loss_mask) if target and t > 0)
     return TokenView(

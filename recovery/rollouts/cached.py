@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 FILE = "answers.db"
 LARGEST = 1 << 30  # bytes
 _AT_ONCE = 500  # keys in one question to the database
+_AT_ONCE = 256  # prompts: enough of them to be sorted by length into full batches
 _SECONDS = 30.0  # to wait for another process that is writing
 
 
@@ -124,9 +125,13 @@ class CachedEngine:
         missing = [index for index, key in enumerate(keys) if key not in found]
         if progress is not None and len(missing) < len(keys):
             progress(len(keys) - len(missing))
-        if missing:
-            said = self.engine.generate([prompts[index] for index in missing], sampling, progress)
-            made = {keys[index]: completion for index, completion in zip(missing, said, strict=True)}
+        # Sampled answers depend on each other through the seed, and are asked in one call; greedy ones are kept as they
+        # come, so that little is lost where this is stopped.
+        size = len(missing) if sampling.temperature > 0 else _AT_ONCE
+        for start in range(0, len(missing), max(1, size)):
+            part = missing[start : start + size]
+            said = self.engine.generate([prompts[index] for index in part], sampling, progress)
+            made = {keys[index]: completion for index, completion in zip(part, said, strict=True)}
             self.store.write(made)
             found |= made
         return [found[key] for key in keys]
