@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,12 +134,12 @@ def _wrong(side: Any, kind: str | None) -> ColumnElement[bool]:
 
 def _gives(side: Any, kind: str) -> ColumnElement[bool]:
     """Whether an item gives an instruction of a type: its verdict is there."""
-    return _written(side).contains(f'"{kind}": ', autoescape=True)
+    return _written(side).contains(f"{json.dumps(kind)}: ", autoescape=True)
 
 
 def _failed(side: Any, kind: str) -> ColumnElement[bool]:
     names = [kind, *(f"{kind} ({number})" for number in range(2, _REPEATS + 1))]
-    return or_(*(_written(side).contains(f'"{name}": false', autoescape=True) for name in names))
+    return or_(*(_written(side).contains(f"{json.dumps(name)}: false", autoescape=True) for name in names))
 
 
 def _written(side: Any) -> Any:

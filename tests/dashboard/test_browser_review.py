@@ -30,10 +30,34 @@ def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
         one.context.close()
 
 
+KINDS = ("keywords:existence", "punctuation:no_comma", "startend:quotation")
+LOST = {"base": 0, "cycle-2/midtrained": 15, "cycle-2/recovered": 4}
+"""How many of the 20 prompts of the first kind each checkpoint gets wrong; the others are always followed."""
+
+
 @pytest.fixture
 def reviewed(tmp_path: Path, seeding: ModuleType) -> Path:
-    """Two cycles whose answers can be compared."""
-    return Path(seeding.seed(tmp_path / "tracker.db", cycles=2, items=60, steps=5).path)
+    """Two cycles; the second lost one kind of instruction and got most of it back."""
+    path = Path(seeding.seed(tmp_path / "tracker.db", cycles=2, items=60, steps=5).path)
+    with Tracker(path) as tracker:
+        experiment = queries.experiments(tracker.database)[0].id
+        for checkpoint in queries.checkpoints(tracker.database, experiment):
+            if checkpoint.name in LOST:
+                right = [n % 3 != 0 or n // 3 >= LOST[checkpoint.name] for n in range(60)]
+                items = [
+                    {"id": f"item-{n}", "prompt": f"Tell me of fox number {n}?", "response": f"Fox {n} is {kept}.",
+                     "score": float(kept), "verdicts": {KINDS[n % 3]: kept}}
+                    for n, kept in enumerate(right)
+                ]  # fmt: skip
+                details = {
+                    f"id/{kind}": {"value": sum(right[at::3]) / 20, "stderr": 0.05, "n": 20}
+                    for at, kind in enumerate(KINDS)
+                }
+                value = sum(right) / 60
+                tracker.add_evaluation(
+                    checkpoint.id, "instruction_following", value=value, stderr=0.03, n=60, items=items, details=details
+                )
+    return path
 
 
 def decisions(database: Path, cycle: int) -> list[tuple[str, str, str]]:
@@ -53,11 +77,11 @@ def test_five_clicks_from_the_overview_to_a_rejected_cycle(
     one.page.goto(serve(reviewed))
     one.page.locator(".cycles a", has_text="Cycle 2").click()  # 1
     lost = one.page.locator("#types tbody tr").first
-    one.expect(lost).to_contain_text("−")  # what is still lost stands first
+    one.expect(lost).to_contain_text("−20.0")  # what is still lost stands first
     kind = lost.locator("code").inner_text()
+    assert kind == "keywords:existence"
     lost.get_by_role("link").click()  # 2
-    one.expect(one.page.locator("h1")).to_contain_text("Lost and still lost")
-    assert kind in one.page.locator("h1").inner_text()
+    one.expect(one.page.locator("h1")).to_contain_text("Lost and still lost of keywords:existence: 4 prompts")
     sample = one.page.locator(".sample").first
     one.expect(sample.locator(".answer")).to_have_count(3)
     one.expect(sample.locator(".answer").nth(0).locator(".verdicts .good")).to_have_count(1)
@@ -66,8 +90,8 @@ def test_five_clicks_from_the_overview_to_a_rejected_cycle(
     one.page.get_by_label("Your name").fill("Ada")
     one.page.get_by_label("Reason").fill(f"{kind} is lost")
     one.page.get_by_role("button", name="Reject").click()  # 4
-    one.expect(one.page.locator(".said")).to_contain_text("Cycle 2 rejected")
-    one.expect(one.page.locator(".said")).to_contain_text("cycle-1/recovered")
+    one.expect(one.page.locator(".prose.said")).to_contain_text("Cycle 2 rejected")
+    one.expect(one.page.locator(".prose.said")).to_contain_text("cycle-1/recovered")
     one.expect(one.page.locator("h1 .chip")).to_have_text("rejected")
     assert decisions(reviewed, 2) == [("rejected", "Ada", f"{kind} is lost")]
     assert one.errors == []
@@ -79,15 +103,15 @@ def test_a_decision_needs_a_name_and_a_reason_and_what_contradicts_is_told(
     one = visit()
     one.page.goto(f"{serve(reviewed)}/cycle?cycle=1")
     one.page.get_by_role("button", name="Accept").click()
-    one.expect(one.page.locator(".said")).to_contain_text("Give your name")
+    one.expect(one.page.locator(".prose.said")).to_contain_text("Give your name")
     one.page.get_by_label("Your name").fill("Ada")
     one.page.get_by_role("button", name="Accept").click()
-    one.expect(one.page.locator(".said")).to_contain_text("Give a reason")
+    one.expect(one.page.locator(".prose.said")).to_contain_text("Give a reason")
     one.page.get_by_label("Reason").fill("<img src=x onerror=window.hit=1>")
     one.page.get_by_role("button", name="Reject").click()
-    one.expect(one.page.locator(".said")).to_contain_text("went on from cycle 1")
+    one.expect(one.page.locator(".prose.said")).to_contain_text("went on from cycle 1")
     one.page.get_by_role("button", name="Roll back").click()
-    one.expect(one.page.locator(".said")).to_contain_text("With it: cycle 2")
+    one.expect(one.page.locator(".prose.said")).to_contain_text("With it: cycle 2")
     one.expect(one.page.locator("#decisions")).to_contain_text("<img src=x onerror=window.hit=1>")
     assert one.page.evaluate("window.hit") is None
     assert [d[0] for d in decisions(reviewed, 2)] == ["rolled_back"]
@@ -103,17 +127,17 @@ def test_read_only_shows_no_way_to_decide(
 
 
 def test_an_authenticated_person_signs_with_their_own_name(
-    reviewed: Path, serve: Callable[..., str], visit: Callable[..., Visit]
+    reviewed: Path, serve: Callable[..., str], browser: Any
 ) -> None:
     address = serve(reviewed, Access({"ada": hash_password("correct horse")}))
-    one = visit()
-    assert one.page.goto(f"{address}/cycle").status == 401
-    one.context.set_http_credentials({"username": "ada", "password": "correct horse"})
-    one.page.goto(f"{address}/cycle")
-    one.page.get_by_label("Reason").fill("good")
-    one.expect(one.page.get_by_label("Your name")).to_have_count(0)
-    one.page.get_by_role("button", name="Accept").click()
-    one.expect(one.page.locator(".said")).to_contain_text("Cycle 2 accepted")
+    context = browser.new_context(http_credentials={"username": "ada", "password": "correct horse"})
+    page = context.new_page()
+    page.goto(f"{address}/cycle")
+    page.get_by_label("Reason").fill("good")
+    assert page.get_by_label("Your name").count() == 0
+    page.get_by_role("button", name="Accept").click()
+    page.locator(".prose.said", has_text="Cycle 2 accepted").wait_for()
+    context.close()
     assert decisions(reviewed, 2) == [("accepted", "ada", "good")]
 
 
@@ -121,7 +145,7 @@ def test_answers_are_filtered_by_address_and_stepped_through_by_keys(
     reviewed: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
     one = visit()
-    one.page.goto(f"{serve(reviewed)}/samples?cycle=1&show=all")
+    one.page.goto(f"{serve(reviewed)}/samples?cycle=2&show=all")
     one.expect(one.page.locator("h1")).to_contain_text("All: 60 prompts")
     one.page.keyboard.press("j")
     one.page.keyboard.press("j")
