@@ -1,0 +1,181 @@
+"""Nothing that a decision, a rollback or a resume may need is lost: what a review of the first version found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import DatabaseError, decide, queries
+from pipelines import cycle
+from pipelines.cycle import drop_plan, start_cycles
+from pipelines.distill import distill
+from pipelines.evaluate import evaluate, measured
+from pipelines.gate import GATE, LEFT_TO_A_PERSON, decide_cycle
+from pipelines.midtrain import midtrain
+from pipelines.prune import plan_prune, prune
+from pipelines.session import Session
+from pipelines.stage import Interrupts, StageInterrupted
+from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
+from recovery.errors import UsageError
+
+
+@pytest.fixture
+def small(midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_config: EvalConfig) -> CycleConfig:
+    """A cycle of a few seconds."""
+    return CycleConfig(
+        docs=(),
+        knowledge_teacher=None,
+        midtrain=dataclasses.replace(midtrain_config, docs=None, steps=2),
+        distill=dataclasses.replace(distill_config, steps=1),
+        eval=eval_config,
+    )
+
+
+def pruned(session: Session, *policies: str) -> set[str]:
+    return {removal.name for removal in plan_prune(session, policies or ("rejected", "midtrained", "replaced"))}
+
+
+def accept(session: Session, number: int) -> None:
+    decide_cycle(session, number, "accepted", who="Ada", why="good")
+
+
+def test_weights_under_an_accepted_adapter_stay(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    student = midtrain(session, midtrain_config)
+    made = distill(session, dataclasses.replace(distill_config, tuning="lora"))
+    assert made.weights == student.path
+    accept(session, 1)
+    assert pruned(session) == set()
+
+
+def test_what_was_accepted_stays_whatever_was_tried_beside_it(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    assert pruned(session) == set(), "nobody decided yet"
+    accept(session, 1)
+    assert pruned(session) == {"cycle-1/midtrained"}
+    distill(session, dataclasses.replace(distill_config, student="cycle-1/midtrained", seed=7))
+    assert "cycle-1/recovered" not in pruned(session)
+
+
+def test_a_prune_that_was_killed_is_finished_by_the_next(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    accept(session, 1)
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    planned = plan_prune(session, ["midtrained"])
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prune(session, planned)
+    with pytest.raises(Exception, match="pruned on"):
+        session.resolve("cycle-1/midtrained")
+    (left,) = plan_prune(session, ["midtrained"])
+    assert left.policy == "interrupted" and left.bytes > 0
+    assert prune(session, [left]) == left.bytes and not left.path.exists()
+    assert plan_prune(session) == []
+
+
+def test_pruned_weights_are_not_gone_on_from(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    decide_cycle(session, 1, "rejected", who="Ada", why="no")
+    prune(session, plan_prune(session, ["rejected"]))
+    with pytest.raises(DatabaseError, match="were pruned on"):
+        accept(session, 1)
+    assert session.resolve("latest").name == "base"
+
+
+def test_no_decision_moves_the_latest_while_a_stage_trains(session: Session, midtrain_config: MidtrainConfig) -> None:
+    midtrain(session, midtrain_config)
+    with session.tracker.start_stage(session.experiment_id, "distill", cycle_id=session.cycle_id(1)) as stage:
+        with pytest.raises(DatabaseError, match=f"stage {stage.id} .distill. is training"):
+            decide(session.tracker.database, session.cycle_id(1), "rejected", who="Ada", why="no")
+        stage.finish()
+    assert decide(session.tracker.database, session.cycle_id(1), "rejected", who="Ada", why="no").after == "base"
+
+
+def test_a_student_from_elsewhere_is_left_for_what_was_there_before(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, tmp_path: Path
+) -> None:
+    from pipelines.export import export
+
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    accept(session, 1)
+    export(session, "cycle-1/midtrained", tmp_path / "elsewhere", merge=False)
+    distill(session, dataclasses.replace(distill_config, student=str(tmp_path / "elsewhere")))
+    done = decide_cycle(session, 2, "rejected", who="Ada", why="not ours")
+    assert done.after == "cycle-1/recovered"
+
+
+def test_abandoned_work_is_not_taken_for_the_new_cycles(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Interrupts, "requested", True, raising=False)
+        patch.setattr(cycle, "_evaluate_base", lambda *_: None)
+        patch.setattr(Interrupts, "__init__", lambda self: self.__dict__.update(requested=True, _former={}))
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),)))
+    drop_plan(session)
+    second = make_corpus("Second")
+    start_cycles(session, dataclasses.replace(small, docs=(second,)))
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain")
+    done = [stage for stage in stages if stage.status == "finished"]
+    assert [Path(stage.config["docs"]) for stage in done] == [second] and done[0].attempts == 1
+
+
+def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
+) -> None:
+    config = dataclasses.replace(small, docs=(make_corpus("First"), make_corpus("Second")), gate=("stored >= 0.2",))
+    start_cycles(session, dataclasses.replace(config, gate_extend=0))
+    events = queries.events(session.tracker.database, session.experiment_id, limit=500)
+    judged = [e.cycle_id for e in events if e.kind in (GATE, LEFT_TO_A_PERSON)]
+    before = len(judged)
+    for number in (1, 2):
+        assert cycle._is_settled(session, number)
+    assert before >= 2
+    with pytest.raises(UsageError, match="brings no questions of general knowledge"):
+        start_cycles(session, dataclasses.replace(config, gate=("general >= 0.5",)))
+
+
+def test_an_evaluation_keeps_to_the_checkpoint_it_began_with(
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    evaluate(session, eval_config)
+    stage = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate")[0]
+    assert stage.config["checkpoint"] == "cycle-1/midtrained"
+    trained = session.resolve("midtrained")
+    assert measured(session, trained, eval_config)
+    assert not measured(session, trained, dataclasses.replace(eval_config, limit=5)), "other items were asked"
+
+
+def test_the_same_id_over_other_words_is_another_item(session: Session) -> None:
+    def item(prompt: str) -> dict[str, Any]:
+        return {"id": "test-0", "prompt": prompt, "response": "x", "score": 1.0}
+
+    base = session.base.id or 0
+    numbers = [
+        session.tracker.add_evaluation(base, "s", value=1, stderr=0, n=1, items=[item(prompt)])
+        for prompt in ("Name a boat.", "Name a fox.", "user: Name a boat.\n\nassistant: one\n\nuser: Again.")
+    ]
+    keys = [queries.judged_items(session.tracker.database, number)[0][0] for number in numbers]
+    assert len(set(keys)) == 3
+    assert queries.asked("user: A\n\nassistant: one") == queries.asked("user: A\n\nassistant: two")
