@@ -57,3 +57,16 @@ def test_only_what_the_headline_counts_is_compared() -> None:
         ("c", 0.0, "", {}, {"headline": False}),
     ]
     assert judged(rows) == {"a": Judged(1.0, "g", {"x": True})}
+
+
+def test_items_that_share_a_document_are_no_independent_trials() -> None:
+    """Half of the documents lost everything, by chance: McNemar's test would call that certain."""
+    first = {f"{d}-{n}": Judged(1.0, f"d{d}") for d in range(8) for n in range(20)}
+    second = {f"{d}-{n}": Judged(float(d % 4 > 0), f"d{d}") for d in range(8) for n in range(20)}
+    found = compare("domain", first, second)
+    alone = compare(
+        "domain", {k: Judged(v.score) for k, v in first.items()}, {k: Judged(v.score) for k, v in second.items()}
+    )
+    assert found is not None and found.p_value is not None and alone is not None and alone.p_value is not None
+    assert alone.p_value < 1e-9 and found.p_value > 0.05 and found.high >= 0.0
+    assert (found.lost, found.won) == (alone.lost, alone.won) == (40, 0)

@@ -11,7 +11,8 @@ import pytest
 from evals.forms import choosable, continuation_probe, title_probe
 from evals.knowledge import ask, choose
 from evals.leakage import about, leaked
-from evals.probes import build_probes, probes_hash
+from evals.probes import build_probes, load_probes, probes_hash, write_probes
+from evals.reviewing import review, save
 from recovery.corpus import Corpus, Document, normalise, read_corpus
 from recovery.corpus.gaps import Gap, Vocabulary
 from recovery.corpus.passages import endings, openings, passages
@@ -235,3 +236,27 @@ def test_a_file_without_passages_keeps_its_hash() -> None:
     line = '{"id": "a", "form": "question", "question": "Port?", "answers": ["8443"], "source": "s"}'
     probe = Probe("a", "question", "Port?", ("8443",), source="s")
     assert probes_hash([probe]) == hashlib.sha256(line.encode()).hexdigest()
+
+
+def test_an_empty_line_of_a_passage_stands_in_no_document() -> None:
+    probe = Probe("p", "question", "Who keeps it?", ("Anna",), passage="Anna keeps the ferry.\n")
+    assert about([probe], [Document("x", "X", "Something else altogether.", "x")]) == []
+
+
+def test_half_a_character_is_kept_in_a_file(tmp_path: Path) -> None:
+    probe = Probe("p", "question", "What is \ud83d?", ("Anna",), passage="half \ud83d")
+    write_probes(tmp_path / "probes.jsonl", [probe])
+    assert load_probes(tmp_path / "probes.jsonl") == [probe]
+    assert probes_hash(load_probes(tmp_path / "probes.jsonl")) == probes_hash([probe])
+
+
+def test_a_review_leaves_alone_what_it_does_not_change(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    lines = [
+        '{"id": "a", "question": "Who?", "answer": "Anna", "note": "mine"}',
+        "{broken",
+        '{"id": "b", "question": "When?", "answer": "now"}',
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    save(review(path, show=1, drawn=False, seed=0, drop=["b"]))
+    assert path.read_text() == "\n".join(lines[:2]) + "\n"

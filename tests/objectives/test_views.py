@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,3 +60,11 @@ def test_a_model_beside_itself_is_no_distance_away_and_reads_its_own_context(stu
     assert max(context.reverse_kl) > 0.0 and context.entropy == same.entropy
     assert all(math.isfinite(value) for value in context.reverse_kl)
     assert token_views(student, Frozen(student), [Row([5, 9], [False, False])], pad_id=0) == []
+
+
+def test_heads_of_different_padding_are_compared_over_what_both_have(student: Loaded) -> None:
+    head = student.head
+    padded = SimpleNamespace(hidden=student.hidden, head=head.first(head.vocabulary - 3))
+    row = Row(ids=[5, 9, 11, 7], loss_mask=[False, False, True, True], teacher="base")
+    (view,) = token_views(student, padded, [row], pad_id=0)
+    assert max(view.reverse_kl) < 1e-4

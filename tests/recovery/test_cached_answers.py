@@ -109,3 +109,21 @@ def test_a_store_that_has_grown_too_large_drops_its_older_half(tmp_path: Path) -
     assert store.path.stat().st_size < 60_000
     assert "99" in kept and "0" not in kept
     assert all(kept[key] == said[key] for key in kept), "floats come back as they were"
+
+
+def test_what_was_said_before_a_stop_is_not_asked_again(
+    loaded: Loaded, engine: CachedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recovery.rollouts.cached._AT_ONCE", 2)
+    prompts = [[number, number + 1] for number in range(5, 11)]
+
+    def stopping(_: int) -> None:
+        if asked(engine) > 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(prompts, GREEDY, stopping)
+    assert asked(engine) == 6
+    said = engine.generate(prompts, GREEDY)
+    assert [one.ids for one in said] == [one.ids for one in TransformersEngine(loaded).generate(prompts, GREEDY)]
+    assert asked(engine) == 8, "the four that were whole are kept"
