@@ -22,8 +22,8 @@ PICTURES = {
     "samples": ("samples?cycle=2", ".sample", 1060),
     "tokens": ("tokens", "h1", 1060),
     "live": ("live", ".js-plotly-plot .plot-container", 1060),
-    "geometry": ("geometry", "h1", 900),
-    "compare": ("compare", "h1", 900),
+    "geometry": ("geometry", ".js-plotly-plot .plot-container", 900),
+    "compare": ("compare", ".js-plotly-plot .plot-container", 900),
     "studies": ("studies", "h1", 900),
 }
 

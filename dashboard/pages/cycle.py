@@ -13,7 +13,7 @@ from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common
 from dashboard.pages.stages import flops
 from dashboard.source import Source
-from dashboard.words import DASH, ago, count, duration, interval, memory, percent, points, probability
+from dashboard.words import DASH, ago, count, duration, interval, memory, percent, points, probability, short_path
 from db import DatabaseError, decide, queries
 from db.records import CycleRow, Evaluation, Measured, Overview, Stage
 
@@ -131,9 +131,10 @@ def _summary(overview: Overview, row: CycleRow) -> str:
     """The cycle in words, its neighbours, and its figures."""
     words = f"{row.summary[0].upper()}{row.summary[1:]}."
     chip = markup.chip(WORDS.get(row.cycle.decision or "", "undecided"), TONES.get(row.cycle.decision or "", "warn"))
-    documents = f"{row.cycle.documents}, begun {ago(row.cycle.created_at)}"
+    documents = f"{short_path(row.cycle.documents) or DASH}, begun {ago(row.cycle.created_at)}"
     return (
-        f'<div class="hero"><p class="eyebrow">{esc(documents)}</p><h1>{esc(words)} {chip}</h1></div>'
+        f'<div class="hero"><p class="eyebrow" title="{esc(row.cycle.documents)}">{esc(documents)}</p>'
+        f"<h1>{esc(words)} {chip}</h1></div>"
         + _neighbours(overview, row)
         + _report(overview, row)
         + markup.tiles(_tiles(row))
