@@ -87,6 +87,7 @@ from recovery.cli import options, stages
     "--gate-alpha", type=float, default=None, help="How often a gate's verdict may be wrong.  [default: 0.05]"
 )
 @stages.prompts
+@stages.suites
 @stages.max_new_tokens
 @stages.tuning_options
 @stages.model_options

@@ -10,12 +10,6 @@ import click
 from recovery.cli import options, stages
 
 
-def _read_tasks(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """``("a,b", "c=./d.jsonl")`` -> ``("a", "b", "c=./d.jsonl")``; a file's name may hold a comma."""
-    whole = [[value] if "=" in value or Path(value).exists() else value.split(",") for value in values]
-    return tuple(name.strip() for names in whole for name in names if name.strip())
-
-
 @click.command()
 @click.argument("checkpoint", default="latest")
 @options.model
@@ -30,13 +24,6 @@ def _read_tasks(context: click.Context, parameter: click.Parameter, values: tupl
 )
 @stages.prompts
 @click.option(
-    "--behaviour",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="A suite of your own: prompts with checks, a reference answer or the tag 'refusal'; may be repeated.",
-)
-@click.option(
     "--ifeval", default=None, metavar="PATH", help="Ask IFEval's own prompts too: a file of them, or 'hub' to fetch it."
 )
 @click.option(
@@ -46,15 +33,7 @@ def _read_tasks(context: click.Context, parameter: click.Parameter, values: tupl
     metavar="FILE",
     help="Judge these responses to the --ifeval file instead of asking a model: lines of prompt and response.",
 )
-@click.option(
-    "--task",
-    "--tasks",
-    "tasks",
-    multiple=True,
-    metavar="NAME[=PATH]",
-    callback=_read_tasks,
-    help="An lm-eval task too: its name or its yaml, =PATH to run it on local data; several by commas, or repeated.",
-)
+@stages.suites
 @stages.model_options
 @options.seed
 @options.dry_run

@@ -63,6 +63,32 @@ max_new_tokens = click.option(
 )
 
 
+def _read_tasks(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """``("a,b", "c=./d.jsonl")`` -> ``("a", "b", "c=./d.jsonl")``; a file's name may hold a comma."""
+    whole = [[value] if "=" in value or Path(value).exists() else value.split(",") for value in values]
+    return tuple(name.strip() for names in whole for name in names if name.strip())
+
+
+suites = several(
+    click.option(
+        "--behaviour",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        help="A suite of your own: prompts with checks, a reference answer or the tag 'refusal'; may be repeated.",
+    ),
+    click.option(
+        "--task",
+        "--tasks",
+        "tasks",
+        multiple=True,
+        metavar="NAME[=PATH]",
+        callback=_read_tasks,
+        help="An lm-eval task too: its name or yaml, =PATH to run it on local data; several by commas, or repeated.",
+    ),
+)
+
+
 @contextmanager
 def at_work(
     folder: Path, purpose: str, *, model: str | None = None, fallback: str | None = None, alone: bool = True
