@@ -297,7 +297,12 @@ def judged_items(
     columns = (Sample.item, Sample.prompt, Sample.score, Sample.group, Sample.verdicts, Sample.extra)
     query = select(*columns).where(Sample.evaluation_id == evaluation_id).order_by(Sample.id)
     with database.reading() as connection:
-        return [(f"{item}\x1f{asked(prompt)}", *rest) for item, prompt, *rest in connection.execute(query)]
+        return [(item_key(item, prompt), *rest) for item, prompt, *rest in connection.execute(query)]
+
+
+def item_key(item: str, prompt: str) -> str:
+    """What tells an item from others in paired tests: its id and what was asked."""
+    return f"{item}\x1f{asked(prompt)}"
 
 
 def asked(prompt: str) -> str:

@@ -30,7 +30,7 @@ from typing import Any, Literal, NoReturn
 
 from evals.statistics import Contrast, holm, independent_contrast, is_headline, paired_contrast, score_of
 from recovery.errors import UsageError
-from recovery.types import Score, SuiteResult
+from recovery.types import Score
 
 Outcome = Literal["pass", "fail", "undecided"]
 
@@ -190,12 +190,6 @@ def measurement(rows: Iterable[tuple[str, float | None, str, Any]]) -> Measureme
             raise UsageError(f"two items share the id {key!r}: a paired comparison needs them distinct")
         items[key], groups[key] = float(score), group
     return Measurement(items, groups)
-
-
-def measurement_of(result: SuiteResult) -> Measurement:
-    """A suite's result; its score alone where it came without items."""
-    found = measurement((item.id, item.score, item.group, item.extra) for item in result.items)
-    return Measurement(found.items, found.groups, result.score)
 
 
 def together(parts: Mapping[str, Measurement]) -> Measurement:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from db import Database, queries, records
 from evals.gate import Measurement, measurement
-from recovery.types import Score
+from recovery.types import Score, SuiteResult
 
 
 def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
@@ -13,6 +13,13 @@ def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]
     for row in queries.evaluations(database, checkpoint):  # newest first
         found.setdefault(row.suite if row.corpus is None else f"{row.suite}/{row.corpus}", row)
     return found
+
+
+def result_items(result: SuiteResult) -> Measurement:
+    """A suite's result that was just measured, its items keyed as those of the tracker are."""
+    rows = ((queries.item_key(one.id, one.prompt), one.score, one.group, one.extra) for one in result.items)
+    found = measurement(rows)
+    return Measurement(found.items, found.groups, result.score)
 
 
 def items_of(database: Database, row: records.Evaluation) -> Measurement:

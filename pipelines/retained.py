@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from evals.gate import Measurement, measurement_of
+from evals.gate import Measurement
 from evals.retention import Interval, forgetting, retention
-from pipelines.measured import items_of, newest
+from pipelines.measured import items_of, newest, result_items
 from pipelines.session import Session
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
@@ -41,7 +41,7 @@ def kept(session: Session, checkpoint: Checkpoint, results: Iterable[SuiteResult
     before = {one.name: newest(database, one.id) for one in session.forebears(checkpoint) if one.id is not None}
     found: dict[str, Kept] = {}
     for result in results:
-        now = measurement_of(result)
+        now = result_items(result)
         kind = result.suite.partition("/")[0]
         if kind in _LESS_IS_BETTER or not now.items or not all(0 <= score <= 1 for score in now.items.values()):
             continue

@@ -16,7 +16,6 @@ from evals.gate import (
     judge,
     judge_all,
     measurement,
-    measurement_of,
     needs,
     parse_rule,
     together,
@@ -239,8 +238,9 @@ def test_measurements_from_rows_results_and_task_groups() -> None:
     with pytest.raises(UsageError, match="share the id 'a'"):
         measurement([*rows, ("a", 0.0, "", {})])
     result = SuiteResult("s", Score(0.5, 0.5, 2), (Item("a", "", "", 1.0, group="g"), Item("b", "", "", 0.0)))
-    assert measurement_of(result) == Measurement({"a": 1.0, "b": 0.0}, {"a": "g", "b": ""}, result.score)
-    assert measurement_of(SuiteResult("s", result.score)).headline == result.score
+    rows = ((item.id, item.score, item.group, item.extra) for item in result.items)
+    assert measurement(rows) == Measurement({"a": 1.0, "b": 0.0}, {"a": "g", "b": ""})
+    assert Measurement(score=result.score).headline == result.score
     mmlu = together({"mmlu_law": items([1, 1], ["g", ""]), "mmlu_art": items([0])})
     assert mmlu.items == {"mmlu_law/0": 1.0, "mmlu_law/1": 1.0, "mmlu_art/0": 0.0}
     assert mmlu.groups == {"mmlu_law/0": "mmlu_law/g", "mmlu_law/1": ""}
