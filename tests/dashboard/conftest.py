@@ -73,7 +73,9 @@ def serve() -> Iterator[Callable[..., str]]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(database: Path, access: Access | None = None) -> str:
-        port = free_port("127.0.0.1", 17860)
+        # Two test processes must not find the same port free: what one serves the other would look at.
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        port = free_port("127.0.0.1", 17860 + 50 * worker)
         server = uvicorn.Server(
             uvicorn.Config(build_app(database, access), host="127.0.0.1", port=port, log_level="warning")
         )
