@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,48 +11,9 @@ from typing import Any
 import pytest
 
 from db import Tracker
+from tests.dashboard.conftest import Visit
 
 pytestmark = pytest.mark.browser
-SOON = 60_000  # milliseconds: a busy machine is slow, a wrong page stays wrong
-
-
-class Visit:
-    """A browser window that remembers what it asked for and what went wrong in it."""
-
-    def __init__(self, browser: Any, *, width: int = 1280, dark: bool = False) -> None:
-        from playwright.sync_api import expect
-
-        self.expect = expect
-        expect.set_options(timeout=SOON)
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
-        )
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(SOON)
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-
-    def elsewhere(self, address: str) -> list[str]:
-        """Requests that left this machine."""
-        return [url for url in self.requests if not url.startswith((address, "data:", "blob:"))]
-
-    def width(self) -> int:
-        return int(self.page.evaluate("document.documentElement.scrollWidth"))
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    opened: list[Visit] = []
-
-    def start(**settings: Any) -> Visit:
-        opened.append(Visit(browser, **settings))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.context.close()
 
 
 def test_the_overview_works_without_a_network(

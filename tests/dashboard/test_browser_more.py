@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 from db import Tracker
-from tests.dashboard.test_browser import Visit
+from tests.dashboard.conftest import Visit
 
 pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=window.hit=1><script>window.hit=2</script>${window.hit=3}{{7*7}}'\""
 LONG = "an-answer-without-a-single-place-to-break-" * 6
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    opened: list[Visit] = []
-
-    def start(**settings: Any) -> Visit:
-        opened.append(Visit(browser, **settings))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.context.close()
 
 
 def filled(path: Path, seeding: ModuleType, spoil: str = "") -> Path:

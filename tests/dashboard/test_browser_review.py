@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,22 +12,9 @@ import pytest
 
 from dashboard.access import Access, hash_password
 from db import Tracker, open_readonly, queries
-from tests.dashboard.test_browser import Visit
+from tests.dashboard.conftest import Visit
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def visit(browser: Any) -> Iterator[Callable[..., Visit]]:
-    opened: list[Visit] = []
-
-    def start(**settings: Any) -> Visit:
-        opened.append(Visit(browser, **settings))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.context.close()
 
 
 KINDS = ("keywords:existence", "punctuation:no_comma", "startend:quotation")
