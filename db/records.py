@@ -153,10 +153,14 @@ class CycleRow:
     recovered: Measured | None
 
     @property
+    def end(self) -> Measured | None:
+        """What the cycle has come to: recovered, else mid-trained so far."""
+        return self.recovered or self.midtrained
+
+    @property
     def learnt(self) -> float | None:
         """The gain in questions about this cycle's own documents, from before it to its end so far."""
-        after = self.recovered or self.midtrained
-        return _difference(self._knowledge(after), self._knowledge(self.before))
+        return _difference(self._knowledge(self.end), self._knowledge(self.before))
 
     @property
     def lost(self) -> float | None:

@@ -31,7 +31,6 @@ class Behaviour:
     """
 
     name: str
-    about: str = ""
     tag: str = ""
     turns: int = 1
     group: str = ""
@@ -81,10 +80,10 @@ class Behaviour:
 
 
 SUITES = (
-    Behaviour(REFUSAL, "declines what is to be declined, and answers what only sounds like it", tag=REFUSAL),
-    Behaviour("formatting", "lists, titles, sections, highlights, JSON, fixed choices", group="detectable_format"),
-    Behaviour("dialogue", "a request in the second turn of a conversation, or a later one", turns=2),
-    Behaviour("length", "as many words, sentences and paragraphs as asked for", group="length_constraints"),
+    Behaviour(REFUSAL, tag=REFUSAL),  # declines what is to be declined, answers what only sounds like it
+    Behaviour("formatting", group="detectable_format"),  # lists, titles, sections, highlights, JSON, fixed choices
+    Behaviour("dialogue", turns=2),  # a request in the second turn of a conversation, or a later one
+    Behaviour("length", group="length_constraints"),  # as many words, sentences and paragraphs as asked for
 )
 
 

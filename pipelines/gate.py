@@ -114,9 +114,9 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
     """
     rows = _rows(session)
     row = next((r for r in rows if r.cycle.number == number), None)
-    if row is None or (row.recovered or row.midtrained) is None:
+    if row is None or row.end is None:
         raise UsageError(f"cycle {number} has no checkpoint yet: there is nothing to compare")
-    end = (row.recovered or row.midtrained).checkpoint  # type: ignore[union-attr]  # one of them is there
+    end = row.end.checkpoint
     pairs = {"base": row.base, "midtrained": row.midtrained if row.recovered else None, "before": row.before}
     found: dict[str, Any] = {
         name: _compared(session.tracker.database, one.checkpoint.id, end.id)
@@ -132,7 +132,7 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
 def matrix(rows: Iterable[records.CycleRow], last: int) -> KnowledgeMatrix:
     """What the kept cycles up to ``last`` know of every corpus so far, asked as questions."""
     kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in LEFT]
-    ends = [(row.cycle.number, row.recovered or row.midtrained, row.base) for row in kept]
+    ends = [(row.cycle.number, row.end, row.base) for row in kept]
     known = [(number, end, base) for number, end, base in ends if end is not None]
     values = tuple({j: s.value for j, s in end.scores.domain_knowledge_by_corpus.items()} for _, end, _ in known)
     base = known[0][2] if known else None
@@ -167,9 +167,7 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
     row = next((r for r in rows if r.cycle.number == at), None)
     if row is None:
         raise UsageError(f"there is no cycle {at}: the cycles are {', '.join(str(r.cycle.number) for r in rows)}")
-    measured = {"base": row.base, "midtrained": row.midtrained, "previous": row.before}.get(
-        need.checkpoint, row.recovered or row.midtrained
-    )
+    measured = {"base": row.base, "midtrained": row.midtrained, "previous": row.before}.get(need.checkpoint, row.end)
     return measured.checkpoint if measured is not None else None
 
 

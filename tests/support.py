@@ -1,14 +1,15 @@
-"""Plain reference forms that several tests hold the fast ones against."""
+"""What several tests share: plain reference forms that the fast ones are held against, an engine that takes notes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from recovery.loading import Loaded
 from recovery.objectives.heads import Head
 from recovery.objectives.terms import Term
+from recovery.rollouts import Completion, Engine, Sampling
 
 
 def continuation_logprobs(loaded: Loaded, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
@@ -86,3 +87,25 @@ def _plain_top_k(term: Term, log_p: torch.Tensor) -> torch.Tensor:
 def brevity(_prompt: object, response: str) -> float:
     """A reward of a user's own: shorter answers are worth more."""
     return 1.0 / (1.0 + len(response) / 20)
+
+
+class Noting:
+    """A real engine, with a note of the prompts of every call."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.calls: list[list[tuple[int, ...]]] = []
+
+    @property
+    def asked(self) -> list[tuple[int, ...]]:
+        """Every prompt so far."""
+        return [prompt for call in self.calls for prompt in call]
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Sampling,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Completion]:
+        self.calls.append([tuple(prompt) for prompt in prompts])
+        return self.engine.generate(prompts, sampling, progress)

@@ -75,6 +75,35 @@ def unknown(source: Source, request: gr.Request) -> str:
     return markup.notice("No such experiment", f"There is none named {name}. Choose another, or leave the name out.")
 
 
+Told = Callable[[Experiment, dict[str, str]], str]
+
+
+def text_page(page: gr.Blocks, name: str, source: Source, told: Told) -> None:
+    """A page that is one piece of HTML about an experiment; ``told`` makes it, from what the address asks.
+
+    Filters are links and forms there: where one is, is in the address.
+    """
+    header, choice = top(name)
+    body = gr.HTML(elem_classes="summary")
+
+    def show(request: gr.Request) -> list[Any]:
+        return text_outputs(name, source, told, request)
+
+    page.load(show, outputs=[header, choice, body], show_progress="hidden", api_visibility="private")
+
+
+def text_outputs(name: str, source: Source, told: Told, request: gr.Request) -> list[Any]:
+    """The header, the choice of an experiment and the text of such a page, or what went wrong."""
+    try:
+        experiment = asked_experiment(source, request)
+        if experiment is None:
+            return [gr.skip(), gr.skip(), unknown(source, request)]
+        shown = told(experiment, dict(request.query_params))
+        return [markup.header(name, experiment.name), choices(source, experiment), shown]
+    except DatabaseError as error:
+        return [gr.skip(), gr.skip(), trouble(source, error)]
+
+
 def refreshing(
     page: gr.Blocks, function: Callable[..., Any], state: gr.State, outputs: list[Any], every: float
 ) -> None:

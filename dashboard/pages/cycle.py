@@ -164,7 +164,7 @@ def address(experiment: str, cycle: int) -> str:
 
 
 def _tiles(row: CycleRow) -> list[Tile]:
-    end = row.recovered or row.midtrained
+    end = row.end
     following = end.scores.instruction_following if end else None
     known = end.scores.domain_knowledge_by_corpus.get(row.cycle.number) if end else None
     general = end.scores.general if end else None
@@ -330,9 +330,7 @@ def _knowledge(overview: Overview, row: CycleRow) -> str:
     """The matrix of corpora over cycles, darker where more is known."""
     corpora = overview.corpora
     steps = [("base", overview.base)] + [
-        (f"after cycle {one.cycle.number}", one.recovered or one.midtrained)
-        for one in overview.cycles
-        if one.cycle.number <= row.cycle.number
+        (f"after cycle {one.cycle.number}", one.end) for one in overview.cycles if one.cycle.number <= row.cycle.number
     ]
     if not corpora:
         return ""
@@ -358,7 +356,7 @@ def _heat(score: Any) -> str:
 
 def _drift(source: Source, row: CycleRow) -> str:
     """How far the answers are from base's, where that was measured."""
-    end = row.recovered or row.midtrained
+    end = row.end
     rows = queries.evaluations(source.database(), end.checkpoint.id) if end is not None else []
     found = next((one for one in rows if one.suite == "drift"), None)
     if found is None:

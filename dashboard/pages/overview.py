@@ -218,7 +218,7 @@ def _every_score(overview: Overview) -> str:
 
 
 def _cycle(overview: Overview, row: CycleRow) -> list[str]:
-    end = row.recovered or row.midtrained
+    end = row.end
     decision = row.cycle.decision
     words = WORDS.get(decision or "", "undecided")
     lost = None if row.lost is None else -row.lost

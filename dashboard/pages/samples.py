@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import gradio as gr
 
@@ -15,9 +14,9 @@ from dashboard.markup import esc
 from dashboard.pages import common
 from dashboard.pages.cycle import address, following, samples_address
 from dashboard.source import Source
-from db import DatabaseError, queries
+from db import queries
 from db.answers import FATES, Answer, AnswerPage, SideBySide, side_by_side
-from db.records import CycleRow, Evaluation, Overview
+from db.records import CycleRow, Evaluation, Experiment, Overview
 
 NAME = "Samples"
 A_PAGE = 8
@@ -35,28 +34,15 @@ LABELS = {
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Lay the page out. Filters are links and a form: where one is, is in the address."""
-    header, choice = common.top(NAME)
-    body = gr.HTML(elem_classes="summary")
-
-    def show(request: gr.Request) -> list[Any]:
-        return _show(source, request)
-
-    page.load(show, outputs=[header, choice, body], show_progress="hidden", api_visibility="private")
+    """Lay the page out."""
+    common.text_page(page, NAME, source, lambda experiment, asked: _told(source, experiment, asked))
 
 
-def _show(source: Source, request: gr.Request) -> list[Any]:
-    try:
-        experiment = common.asked_experiment(source, request)
-        overview = queries.overview(source.database(), experiment.id) if experiment else None
-        if experiment is None or overview is None:
-            return [gr.skip(), gr.skip(), common.unknown(source, request)]
-        asked = dict(request.query_params)
-        row = _cycle(overview, asked.get("cycle"))
-        told = _nothing(overview) if row is None else _page(source, overview, row, asked)
-        return [markup.header(NAME, experiment.name), common.choices(source, experiment), told]
-    except DatabaseError as error:
-        return [gr.skip(), gr.skip(), common.trouble(source, error)]
+def _told(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
+    overview = queries.overview(source.database(), experiment.id)
+    assert overview is not None  # of an experiment that is there
+    row = _cycle(overview, asked.get("cycle"))
+    return _nothing(overview) if row is None else _page(source, overview, row, asked)
 
 
 def _cycle(overview: Overview, wanted: str | None) -> CycleRow | None:

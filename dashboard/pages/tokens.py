@@ -16,7 +16,7 @@ from dashboard.pages import common, stages
 from dashboard.pages.stages import Named
 from dashboard.rollouts import nats
 from dashboard.source import Source
-from db import Database, DatabaseError, queries
+from db import Database, queries
 from db.records import Experiment, TokenNumbers, TokenScores
 
 NAME = "Tokens"
@@ -45,25 +45,13 @@ class Place:
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Lay the page out. Everything chosen is a link: where one is, is in the address."""
-    header, choice = common.top(NAME)
-    body = gr.HTML(elem_classes="summary")
-
-    def show(request: gr.Request) -> list[Any]:
-        return _show(source, request)
-
-    page.load(show, outputs=[header, choice, body], show_progress="hidden", api_visibility="private")
+    """Lay the page out."""
+    common.text_page(page, NAME, source, told_by(source))
 
 
-def _show(source: Source, request: gr.Request) -> list[Any]:
-    try:
-        experiment = common.asked_experiment(source, request)
-        if experiment is None:
-            return [gr.skip(), gr.skip(), common.unknown(source, request)]
-        told = _page(source.database(), experiment, dict(request.query_params))
-        return [markup.header(NAME, experiment.name), common.choices(source, experiment), told]
-    except DatabaseError as error:
-        return [gr.skip(), gr.skip(), common.trouble(source, error)]
+def told_by(source: Source) -> common.Told:
+    """The page's text from a database."""
+    return lambda experiment, asked: _page(source.database(), experiment, asked)
 
 
 def _page(database: Database, experiment: Experiment, asked: dict[str, str]) -> str:

@@ -28,8 +28,8 @@ Result = TypeVar("Result")
 
 FILE = "answers.db"
 LARGEST = 1 << 30  # bytes
-_AT_ONCE = 500  # keys in one question to the database
-_AT_ONCE = 256  # prompts: enough of them to be sorted by length into full batches
+_KEYS_AT_ONCE = 500  # in one question to the database
+_PROMPTS_AT_ONCE = 256  # enough of them to be sorted by length into full batches
 _SECONDS = 30.0  # to wait for another process that is writing
 
 
@@ -49,8 +49,8 @@ class AnswerStore:
 
         def work(connection: sqlite3.Connection) -> dict[str, Completion]:
             found: dict[str, Completion] = {}
-            for start in range(0, len(keys), _AT_ONCE):
-                part = keys[start : start + _AT_ONCE]
+            for start in range(0, len(keys), _KEYS_AT_ONCE):
+                part = keys[start : start + _KEYS_AT_ONCE]
                 query = f"SELECT key, value FROM answers WHERE key IN ({','.join('?' * len(part))})"
                 for key, value in connection.execute(query, part):
                     if (completion := _unpacked(value)) is not None:
@@ -127,7 +127,7 @@ class CachedEngine:
             progress(len(keys) - len(missing))
         # Sampled answers depend on each other through the seed, and are asked in one call; greedy ones are kept as they
         # come, so that little is lost where this is stopped.
-        size = len(missing) if sampling.temperature > 0 else _AT_ONCE
+        size = len(missing) if sampling.temperature > 0 else _PROMPTS_AT_ONCE
         for start in range(0, len(missing), max(1, size)):
             part = missing[start : start + size]
             said = self.engine.generate([prompts[index] for index in part], sampling, progress)

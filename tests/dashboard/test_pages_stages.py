@@ -14,13 +14,11 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard import rollouts
-from dashboard.pages import compare, geometry, stages, studies, tokens
+from dashboard.pages import common, compare, geometry, stages, studies, tokens
 from dashboard.source import Source
 from db import Tracker, queries
 from tests.dashboard.test_markup import HOSTILE, Reader
 from tests.dashboard.test_pages import Request
-
-PAGES = (tokens, geometry, compare, studies)
 
 
 @pytest.fixture
@@ -32,6 +30,14 @@ def tracker(tmp_path: Path) -> Iterator[Tracker]:
 @pytest.fixture
 def source(tmp_path: Path) -> Source:
     return Source(tmp_path / "tracker.db")
+
+
+def show_tokens(source: Source, request: Any) -> list[Any]:
+    """What the Tokens page answers."""
+    return common.text_outputs(tokens.NAME, source, tokens.told_by(source), request)
+
+
+SHOWN = {"tokens": show_tokens, "geometry": geometry._show, "compare": compare._show, "studies": studies._show}
 
 
 def asked(address: str = "") -> Any:
@@ -63,20 +69,20 @@ def marked(html: str) -> str:
 # --- every page ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_states_that_say_what_to_do(page: Any, tmp_path: Path, source: Source) -> None:
-    assert "recover demo" in text(page._show(source, asked()))  # no database yet
+@pytest.mark.parametrize("show", SHOWN.values(), ids=SHOWN)
+def test_states_that_say_what_to_do(show: Any, tmp_path: Path, source: Source) -> None:
+    assert "recover demo" in text(show(source, asked()))  # no database yet
     with Tracker(tmp_path / "tracker.db") as tracker:
-        assert "No experiment here yet" in text(page._show(source, asked()))
+        assert "No experiment here yet" in text(show(source, asked()))
         tracker.experiment("mine")
-        told = text(page._show(source, asked()))
+        told = text(show(source, asked()))
         assert 'class="notice' in told and "<code>recover " in told
     (tmp_path / "tracker.db").write_text("not a database " * 100)
-    assert "cannot be read" in text(page._show(source, asked()))
+    assert "cannot be read" in text(show(source, asked()))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_hostile_text_stays_text(page: Any, tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+@pytest.mark.parametrize("show", SHOWN.values(), ids=SHOWN)
+def test_hostile_text_stays_text(show: Any, tracker: Tracker, seeding: ModuleType, source: Source) -> None:
     experiment = tracker.experiment(HOSTILE)
     ids = [
         seeding.add_distillation(tracker, experiment, HOSTILE + name, method=HOSTILE, spoil=HOSTILE) for name in "ab"
@@ -85,7 +91,7 @@ def test_hostile_text_stays_text(page: Any, tracker: Tracker, seeding: ModuleTyp
     everything = {"experiment": HOSTILE, "search": HOSTILE, "metric": HOSTILE, "scale": HOSTILE, "item": HOSTILE}
     for more in ([("stage", ids[0]), ("stage", ids[1])], [("stage", ids[0]), ("step", 1)], [("study", HOSTILE)]):
         given = everything if "step" not in dict(more) else {"experiment": HOSTILE}
-        outputs = page._show(source, asked("?" + urlencode([*given.items(), *more])))
+        outputs = show(source, asked("?" + urlencode([*given.items(), *more])))
         html = "".join(output for output in outputs if isinstance(output, str))
         found = Reader(html)
         assert not found.tags & {"script", "img"}
@@ -107,7 +113,7 @@ def looked_into(tracker: Tracker, seeding: ModuleType) -> int:
 def test_a_stage_begins_with_its_last_step_and_the_token_furthest_off(
     looked_into: int, tracker: Tracker, source: Source
 ) -> None:
-    html = text(tokens._show(source, asked()))
+    html = text(show_tokens(source, asked()))
     rows = queries.token_numbers(tracker.database, looked_into)
     last = next(row for row in rows if (row.step, row.item) == (12, "0, base"))
     assert marked(html) == f"token-{max(range(24), key=lambda at: last.numbers[at] or 0)}"
@@ -119,14 +125,14 @@ def test_a_stage_begins_with_its_last_step_and_the_token_furthest_off(
 def test_the_largest_divergences_of_the_stage_lead_to_their_tokens(
     looked_into: int, tracker: Tracker, source: Source
 ) -> None:
-    html = text(tokens._show(source, asked()))
+    html = text(show_tokens(source, asked()))
     table = html.split('class="card furthest"')[1]
     rows = queries.token_numbers(tracker.database, looked_into)
     ranked = sorted((number or 0 for row in rows for number in row.numbers), reverse=True)
     shown = re.findall(r"<b>([\d.]+)</b>", table)
     assert shown == [rollouts.nats(value) for value in ranked[: tokens.WORST]]
     for address in links(table, "tokens")[:5]:
-        there = text(tokens._show(source, asked(address)))
+        there = text(show_tokens(source, asked(address)))
         about = there.split('class="chosen-token"')[1].split("</section>")[0]
         value = shown[links(table, "tokens").index(address)]
         assert f"<b>{value} nats</b>" in about
@@ -134,36 +140,36 @@ def test_the_largest_divergences_of_the_stage_lead_to_their_tokens(
 
 
 def test_steps_and_answers_are_links(looked_into: int, source: Source) -> None:
-    html = text(tokens._show(source, asked()))
+    html = text(show_tokens(source, asked()))
     steps = [address for address in links(html, "tokens") if "item=" not in address]
     assert [re.search(r"step=(\d+)", address).group(1) for address in steps] == ["1", "6", "12"]  # type: ignore[union-attr]
-    first = text(tokens._show(source, asked(steps[0])))
+    first = text(show_tokens(source, asked(steps[0])))
     assert "Step 1, 24 tokens" in first and ">first, step 1" in first
     other = next(address for address in links(first, "tokens") if "item=2" in address)
-    assert "Answer 2, base" in text(tokens._show(source, asked(other)))
+    assert "Answer 2, base" in text(show_tokens(source, asked(other)))
 
 
 def test_a_long_answer_is_stepped_through(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
     seeding.add_distillation(tracker, tracker.experiment("mine"), "long", answers=1, length=650)
-    there = text(tokens._show(source, asked("?step=1&item=0, base&token=400")))
+    there = text(show_tokens(source, asked("?step=1&item=0, base&token=400")))
     assert marked(there) == "token-399" and "tokens 301 to 600 of 650" in there
     assert there.count('role="tooltip"') == rollouts.WINDOW
     ways = dict(re.findall(r'<a rel="(prev|next)" href="([^"]+)"', there))
-    assert "tokens 1 to 300" in text(tokens._show(source, asked(unescape(ways["prev"]))))
-    assert "tokens 601 to 650" in text(tokens._show(source, asked(unescape(ways["next"]))))
+    assert "tokens 1 to 300" in text(show_tokens(source, asked(unescape(ways["prev"]))))
+    assert "tokens 601 to 650" in text(show_tokens(source, asked(unescape(ways["next"]))))
 
 
 @pytest.mark.parametrize("address", ["?step=5", "?step=1&item=9, base", "?item=none"])
 def test_an_answer_that_was_not_kept_is_said(address: str, looked_into: int, source: Source) -> None:
-    html = text(tokens._show(source, asked(address)))
+    html = text(show_tokens(source, asked(address)))
     assert "No such answer" in html and links(html, "tokens")
 
 
 def test_where_there_are_token_scores_is_told_elsewhere(looked_into: int, tracker: Tracker, source: Source) -> None:
     tracker.experiment("newer")
-    html = text(tokens._show(source, asked()))
+    html = text(show_tokens(source, asked()))
     assert "--token-views" in html and f"tokens?experiment=mine&stage={looked_into}" in links(html, "tokens")
-    wrong = text(tokens._show(source, asked("?experiment=mine&stage=999")))
+    wrong = text(show_tokens(source, asked("?experiment=mine&stage=999")))
     assert "Stage 999" in wrong and "cycle-1/recovered" in wrong
 
 

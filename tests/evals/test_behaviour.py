@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from evals.judging import judge_responses
 from evals.suites import behaviours, evaluate
 from recovery.errors import UsageError
 from recovery.loading import Loaded, load_model
-from recovery.rollouts import Completion, Sampling, TransformersEngine
+from recovery.rollouts import TransformersEngine
 from recovery.types import Check, Message, Prompt, SuiteResult
+from tests.support import Noting
 
 BY_NAME = {suite.name: suite for suite in SUITES}
 WORDS = Check("length_constraints:number_words", {"num_words": 4, "relation": "less than"})
@@ -97,28 +97,11 @@ def loaded(tiny_model: Path) -> Loaded:
     return load_model(tiny_model, precision="float32", device="cpu")
 
 
-class Noting:
-    """The real engine, with a note of every prompt it was given."""
-
-    def __init__(self, loaded: Loaded) -> None:
-        self.engine = TransformersEngine(loaded)
-        self.asked: list[tuple[int, ...]] = []
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[Completion]:
-        self.asked += [tuple(prompt) for prompt in prompts]
-        return self.engine.generate(prompts, sampling, progress)
-
-
 def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) -> None:
     prompts = [asked(f"p{i}", *((TITLE, WORDS) if i % 2 else (COMMA, WORDS))) for i in range(40)]
     offered = [*prompts, *(asked(f"r{i}", tags=("refusal",)) for i in range(50))]
     alone = evaluate(loaded, TransformersEngine(loaded), instruction=prompts, max_new_tokens=5)
-    engine = Noting(loaded)
+    engine = Noting(TransformersEngine(loaded))
     told: list[tuple[str, int, int]] = []
     own = {"mine": [asked("x", COMMA), asked("y", answer="red")]}
     results = evaluate(

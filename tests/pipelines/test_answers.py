@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,9 @@ from pipelines.answers import (
     write_result,
 )
 from recovery.loading import Loaded, load_model
-from recovery.rollouts import Completion, Sampling, TransformersEngine
+from recovery.rollouts import Sampling, TransformersEngine
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
+from tests.support import Noting
 
 
 def user(text: str) -> Message:
@@ -61,24 +62,12 @@ def test_prompts_that_leave_no_room_are_left_out(tiny_model: Path) -> None:
 
 def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tmp_path: Path) -> None:
     loaded, engine = load(tiny_model)
-    asked: list[int] = []
-
-    class Counting:
-        """The real engine, with a note of how many prompts it was given."""
-
-        def generate(
-            self,
-            prompts: Sequence[Sequence[int]],
-            sampling: Sampling,
-            progress: Callable[[int], None] | None = None,
-        ) -> list[Completion]:
-            asked.append(len(prompts))
-            return engine.generate(prompts, sampling, progress)
+    noting = Noting(engine)
 
     def ask(tick: Callable[[int], None] = lambda _: None, content_hash: str = "x") -> list[Answered]:
         return conversations(
             loaded,
-            Counting(),
+            noting,
             prompts(70),
             content_hash=content_hash,
             sampling=Sampling(48, seed=0),
@@ -89,18 +78,21 @@ def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tm
     def stop(_: int) -> None:
         raise KeyboardInterrupt
 
+    def asked() -> list[int]:
+        return [len(call) for call in noting.calls]
+
     with pytest.raises(KeyboardInterrupt):
         ask(stop)
-    assert asked == [64]
+    assert asked() == [64]
     first = ask()
-    assert asked == [64, 6], "an interruption loses no whole chunk"
+    assert asked() == [64, 6], "an interruption loses no whole chunk"
     assert first, "the tiny model ends some of its answers"
     assert all(found.messages[:-1] == found.prompt.messages for found in first), "each answer keeps its prompt"
     ticks: list[int] = []
     assert ask(ticks.append) == first
-    assert (asked, ticks) == ([64, 6], [64, 6]), "nothing is generated twice"
+    assert (asked(), ticks) == ([64, 6], [64, 6]), "nothing is generated twice"
     ask(content_hash="other weights")
-    assert asked == [64, 6, 64, 6]
+    assert asked() == [64, 6, 64, 6]
 
 
 def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import AnswerStore, CachedEngine, Completion, Sampling, TransformersEngine
+from tests.support import Noting
 
 GREEDY = Sampling(6, temperature=0.0)
 PROMPTS = [[5, 6, 7], [8] * 30, [9, 10]]
-
-
-class Counting:
-    """The real engine, with a note of how many prompts it was given."""
-
-    def __init__(self, loaded: Loaded) -> None:
-        self.engine, self.asked = TransformersEngine(loaded), 0
-
-    def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[Completion]:
-        self.asked += len(prompts)
-        return self.engine.generate(prompts, sampling, progress)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +22,12 @@ def loaded(tiny_model: Path) -> Loaded:
 
 @pytest.fixture
 def engine(loaded: Loaded, tmp_path: Path) -> CachedEngine:
-    return CachedEngine.of(loaded, Counting(loaded), content_hash="a", cache=tmp_path)
+    return CachedEngine.of(loaded, Noting(TransformersEngine(loaded)), content_hash="a", cache=tmp_path)
 
 
 def asked(engine: CachedEngine) -> int:
-    assert isinstance(engine.engine, Counting)
-    return engine.engine.asked
+    assert isinstance(engine.engine, Noting)
+    return len(engine.engine.asked)
 
 
 def test_the_second_time_nothing_is_generated(engine: CachedEngine, loaded: Loaded) -> None:
@@ -63,7 +47,7 @@ def test_other_weights_lengths_and_settings_miss(engine: CachedEngine, loaded: L
     engine.generate(PROMPTS, Sampling(7, temperature=0.0))
     assert asked(engine) == 6
     for content_hash, budget in (("b", 32768), ("a", 64)):
-        inner = Counting(loaded)
+        inner = Noting(TransformersEngine(loaded))
         inner.engine.token_budget = inner.token_budget = budget  # type: ignore[attr-defined]
         other = CachedEngine.of(loaded, inner, content_hash=content_hash, cache=tmp_path)
         other.generate(PROMPTS, GREEDY)
@@ -95,7 +79,7 @@ def test_a_damaged_file_or_entry_is_generated_again(engine: CachedEngine) -> Non
 
 def test_a_place_that_cannot_be_written_stops_nobody(loaded: Loaded, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    engine = CachedEngine(Counting(loaded), AnswerStore(tmp_path / "file" / "answers.db"), "a")
+    engine = CachedEngine(Noting(TransformersEngine(loaded)), AnswerStore(tmp_path / "file" / "answers.db"), "a")
     assert engine.generate(PROMPTS, GREEDY) == engine.generate(PROMPTS, GREEDY)
     assert asked(engine) == 6
 
@@ -114,7 +98,7 @@ def test_a_store_that_has_grown_too_large_drops_its_older_half(tmp_path: Path) -
 def test_what_was_said_before_a_stop_is_not_asked_again(
     loaded: Loaded, engine: CachedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.rollouts.cached._AT_ONCE", 2)
+    monkeypatch.setattr("recovery.rollouts.cached._PROMPTS_AT_ONCE", 2)
     prompts = [[number, number + 1] for number in range(5, 11)]
 
     def stopping(_: int) -> None:
