@@ -317,9 +317,13 @@ def decisions(database: Database, cycle_id: int) -> list[records.Decision]:
         return [_record(records.Decision, row) for row in connection.execute(query)]
 
 
-def events(database: Database, experiment_id: int, *, limit: int = 100) -> list[records.Event]:
-    """What happened in an experiment, newest first."""
+def events(
+    database: Database, experiment_id: int, *, kind: str | None = None, stage_id: int | None = None, limit: int = 100
+) -> list[records.Event]:
+    """What happened in an experiment, newest first; of one kind, or in one stage, where that is given."""
     query = select(Event.__table__).where(Event.experiment_id == experiment_id).order_by(Event.id.desc())
+    query = query if kind is None else query.where(Event.kind == kind)
+    query = query if stage_id is None else query.where(Event.stage_id == stage_id)
     with database.reading() as connection:
         return [_record(records.Event, row) for row in connection.execute(query.limit(limit))]
 

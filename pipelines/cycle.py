@@ -113,8 +113,8 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
 def _is_settled(session: Session, number: int) -> bool:
     """Whether the cycle was decided, left to a person, or gone on from: it is not judged again then."""
     cycle = session.cycles()[number]
-    events = queries.events(session.tracker.database, session.experiment_id, limit=1000)
-    left = any(event.kind == LEFT_TO_A_PERSON and event.cycle_id == cycle.id for event in events)
+    events = queries.events(session.tracker.database, session.experiment_id, kind=LEFT_TO_A_PERSON, limit=1000)
+    left = any(event.cycle_id == cycle.id for event in events)
     return left or cycle.decision is not None or any((c.cycle or 0) > number for c in session.registry.all())
 
 

@@ -69,8 +69,8 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
     for one in decisions:
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created_at))
         yield Paragraph(f"{_SAID[one.decision].capitalize()} by {one.who} on {day}: {one.why or 'no reason given'}")
-    events = queries.events(database, session.experiment_id, limit=1000)
-    judged = next((e for e in events if e.kind == GATE and e.cycle_id == row.cycle.id), None)
+    events = queries.events(database, session.experiment_id, kind=GATE, limit=1000)
+    judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
     if judged is not None:
         rows = tuple(
             (

@@ -81,6 +81,7 @@ class Watch:
         self.alarm = Alarm(self.memory, settling=config.lam == 1.0 and config.teacher != "self")
         self.falls = config.lam == 1.0 and not config.self_taught and config.divergence != "sampled"
         self.collapse: str | None = None
+        self.told = dict(self.alarm.breaches)
 
     def measured(self, metrics: dict[str, float]) -> None:
         """Take the divergence down, set scoring apart from training, and look for signs of a collapse."""
@@ -102,6 +103,7 @@ class Watch:
     def after_step(self, step: int) -> str | None:
         """Why to stop, if so."""
         self.measure(step + 1)
+        self._tell(step)
         if self.collapse is not None:
             return self.collapse
         if self.observe is not None and (step % self.config.check_every == 0 or step == self.config.steps):
@@ -120,6 +122,22 @@ class Watch:
         every, width = self.config.geometry_every, self.loaded.head.width
         wanted = every > 0 and step % every == 1 % every
         self.estimator.geometry = Geometry(width, derive_seed(self.config.seed, step, 30)) if wanted else None
+
+    def _tell(self, step: int) -> None:
+        """Record the signals that went into breach, and those that came back, since the last step."""
+        now = dict(self.alarm.breaches)
+        session, stage_id = self.stage.session, self.stage.recorder.id
+        for signal in sorted(now.keys() ^ self.told.keys()):
+            words = now.get(signal, f"{signal} is back in its range")
+            session.tracker.event(
+                session.experiment_id,
+                words,
+                kind="alarm",
+                level="warning" if signal in now else "info",
+                stage_id=stage_id,
+                data={"signal": signal, "step": step},
+            )
+        self.told = now
 
     def sound(self) -> bool:
         """Whether the weights as they are now are worth keeping."""

@@ -72,14 +72,24 @@ class Alarm:
                 broken = self._breach(signal, metrics[signal.metric])
                 lasted = self._streaks()
                 lasted[signal.metric] = lasted.get(signal.metric, 0) + 1 if broken else 0
+                if broken:
+                    self.breaches[signal.name] = broken
+                else:
+                    self.breaches.pop(signal.name, None)
                 if broken and lasted[signal.metric] >= PATIENCE:
                     reason = reason or f"collapse: {broken}"
         return reason
 
     @property
+    def breaches(self) -> dict[str, str]:
+        """The signals that are in breach now, by name, each in words."""
+        found: dict[str, str] = self.memory.setdefault("alarm/breaches", {})
+        return found
+
+    @property
     def sound(self) -> bool:
         """Whether no signal is in breach."""
-        return not any(self._streaks().values())
+        return not self.breaches
 
     def _streaks(self) -> dict[str, int]:
         streaks: dict[str, int] = self.memory.setdefault("alarm/streaks", {})

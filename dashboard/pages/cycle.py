@@ -305,8 +305,8 @@ def _tested(one: Mapping[str, Any]) -> list[str]:
 
 
 def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
-    events = queries.events(source.database(), overview.experiment.id, limit=1000)
-    judged = next((e for e in events if e.kind == "gate" and e.cycle_id == row.cycle.id), None)
+    events = queries.events(source.database(), overview.experiment.id, kind="gate", limit=1000)
+    judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
     if judged is None:
         return ""
     columns = ("Rule", "Verdict", "Student", "Wanted", "Above it by", "Bounds", "n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,13 +16,14 @@ from dashboard.pages import common
 from dashboard.source import Source
 from dashboard.words import ago, count, duration, memory, number
 from db import Database, DatabaseError, queries
-from db.records import Experiment, Point, Stage
+from db.records import Event, Experiment, Point, Stage
 
 NAME = "Live"
 REFRESH_SECONDS = 2.0
 PANELS_SHOWN = 12
 POINTS_KEPT = 800
 RECENT = 12
+SILENT_SECONDS = 30.0  # several signs of life: a stage gives one every 5
 
 EXTEND = """async (news) => {
     for (const [place, curves] of Object.entries(news?.panels ?? {})) {
@@ -189,7 +190,7 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
         now,
         markup.header(NAME, experiment.name) if listed else gr.skip(),
         common.choices(source, experiment) if listed else gr.skip(),
-        _summary(stage, now.series),
+        _summary(stage, now.series, queries.events(database, experiment.id, kind="alarm", stage_id=stage.id)),
         *columns,
         *titles,
         *plots,
@@ -250,7 +251,7 @@ def _figure(panel: Panel, series: Mapping[str, list[Point]], stage: Stage) -> An
     return charts.curve(drawn, LABELS, total=stage.steps_total, log=panel.log)
 
 
-def _summary(stage: Stage, series: Mapping[str, list[Point]]) -> str:
+def _summary(stage: Stage, series: Mapping[str, list[Point]], told: Sequence[Event]) -> str:
     """Which stage, how far, for how long still, and its newest figures."""
     cycle = f", cycle {stage.cycle}" if stage.cycle is not None else ""
     title = f"{STAGE_WORDS[stage.kind]}{cycle}"
@@ -260,6 +261,7 @@ def _summary(stage: Stage, series: Mapping[str, list[Point]]) -> str:
         + markup.progress(stage.steps_done, stage.steps_total, _progress(stage, series))
         + markup.numbers("Every point of every curve", f"download/stage/{stage.id}{{}}")
         + _advice(stage)
+        + _alarms(stage, told)
         + markup.tiles(_tiles(stage, series))
     )
 
@@ -304,6 +306,25 @@ def _advice(stage: Stage) -> str:
     if stage.status == "failed":
         return markup.notice("Failed", stage.error or "No reason was recorded.", ["recover resume"], tone="bad")
     return ""
+
+
+def _alarms(stage: Stage, told: Sequence[Event]) -> str:
+    """Signals out of their range, and a stage that has gone silent; ``told`` are the stage's alarms, newest first."""
+    last = {str(event.data.get("signal")): event for event in reversed(told)}
+    now = [f"{event.message}, since step {event.data.get('step')}" for event in last.values() if event.level != "info"]
+    over = [event for event in last.values() if event.level == "info"]
+    parts = []
+    if now:
+        text = "; ".join(now) + ". A breach that lasts stops the stage at its last good state."
+        parts.append(markup.notice("Alarm", text, tone="bad" if stage.status == "running" else "warn"))
+    elif over:
+        text = "; ".join(f"{event.message} (step {event.data.get('step')})" for event in over) + "."
+        parts.append(markup.notice("An alarm is over", text))
+    silent = time.time() - stage.heartbeat_at
+    if stage.status == "running" and silent > SILENT_SECONDS:
+        text = f"It last wrote {duration(silent)} ago. If its process is gone, go on from its last saved state:"
+        parts.append(markup.notice("No sign of life", text, ["recover resume"], tone="warn"))
+    return "".join(parts)
 
 
 def _tiles(stage: Stage, series: Mapping[str, list[Point]]) -> list[Tile]:

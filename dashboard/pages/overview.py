@@ -92,8 +92,8 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
 
 def _floor(source: Source, overview: Overview) -> float | None:
     """What the gate asked of instruction following when it last judged."""
-    for event in queries.events(source.database(), overview.experiment.id, limit=200):
-        for verdict in event.data.get("verdicts", []) if event.kind == "gate" else []:
+    for event in queries.events(source.database(), overview.experiment.id, kind="gate", limit=20):
+        for verdict in event.data.get("verdicts", []):
             if str(verdict.get("rule", "")).startswith("ifeval") and verdict.get("bound") is not None:
                 return float(verdict["bound"])
     return None

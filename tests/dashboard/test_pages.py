@@ -164,6 +164,34 @@ def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> Non
     assert "recover resume" in live._refresh(source, outputs[0], Request())[3]
 
 
+def test_alarms_are_told_while_they_last(running: Any) -> None:
+    source, tracker, stage = Source(running.path), running.tracker, running.running
+    experiment = queries.running_stage(tracker.database).experiment_id
+    seen = live._refresh(source, None, Request())[0]
+
+    def told(message: str, level: str, step: int) -> str:
+        data = {"signal": "entropy", "step": step}
+        tracker.event(experiment, message, kind="alarm", level=level, stage_id=stage.id, data=data)
+        return live._refresh(source, seen, Request())[3]
+
+    assert "Alarm" not in live._refresh(source, seen, Request())[3]
+    began = told("entropy fell to 0.01 <b>", "warning", 31)
+    assert "entropy fell to 0.01 &lt;b&gt;, since step 31" in began and "notice bad" in began
+    over = told("entropy is back in its range", "info", 33)
+    assert "since step 31" not in over and "back in its range (step 33)" in over
+    tracker.event(experiment, "elsewhere", kind="alarm", level="warning", stage_id=running.distill[0])
+    assert "elsewhere" not in live._refresh(source, seen, Request())[3]
+
+
+def test_a_stage_that_has_gone_silent_is_told(running: Any) -> None:
+    stage = queries.running_stage(running.tracker.database)
+    assert stage is not None
+    assert live._alarms(stage, []) == ""
+    silent = dataclasses.replace(stage, heartbeat_at=time.time() - 95)
+    assert "No sign of life" in live._alarms(silent, []) and "recover resume" in live._alarms(silent, [])
+    assert live._alarms(dataclasses.replace(silent, status="interrupted"), []) == ""
+
+
 def test_an_address_may_name_a_stage_of_its_experiment(running: Any) -> None:
     source = Source(running.path)
     first = running.distill[0]

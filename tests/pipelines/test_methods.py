@@ -351,6 +351,8 @@ def test_a_run_that_collapses_stops_and_keeps_the_state_before(
     made = distill(session, config)
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     assert stage.stopped.startswith("collapse: ")
+    told = queries.events(session.tracker.database, session.experiment_id, kind="alarm", stage_id=stage.id)
+    assert told and any(event.level == "warning" and event.data["signal"] in stage.stopped for event in told)
     assert stage.details["steps"] < stage.steps_done < 80
     assert made.path.is_dir()
 

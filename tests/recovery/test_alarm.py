@@ -38,6 +38,7 @@ def test_each_signal_trips_it_by_name(metric: str, value: float, said: str) -> N
     assert not any(run(alarm, *[{}] * WINDOW))
     reasons = run(alarm, *[{metric: value}] * (WINDOW + PATIENCE))
     assert not alarm.sound
+    assert [words.startswith(f"{said} to ") for words in alarm.breaches.values()] == [True]
     found = [reason for reason in reasons if reason]
     assert found and found[0].startswith(f"collapse: {said} to ")
     assert reasons[0] is None, "one bad step is no collapse"
