@@ -9,7 +9,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from dashboard import theme
+from dashboard import markup, theme
 from dashboard.words import interval, percent
 from db.records import Measured, Overview, Point, Score
 
@@ -57,6 +57,54 @@ def tradeoff(overview: Overview, floor: float | None = None) -> go.Figure:
     figure.update_xaxes(title_text=f"questions answered{over}", range=_shares(_xs(overview, steps)), tickformat=".0%")
     figure.update_yaxes(title_text="instructions followed", range=_shares(_ys(steps)), tickformat=".0%")
     return figure
+
+
+def beside(overviews: Sequence[Overview]) -> go.Figure:
+    """The paths of several experiments: each begins hollow and ends full, in a colour and a shape of its own."""
+    figure = blank(height=340)
+    places: list[tuple[float, float]] = []
+    for index, one in enumerate(overviews):
+        steps = [step for step in one.path if _both(one, step)]
+        if not steps:
+            continue
+        colour, shape = _own(index)
+        path = [_place(one, step) for step in steps]
+        places += path
+        x, y = zip(*path, strict=True)
+        sizes = [11, *([7] * (len(path) - 2)), 13][-len(path) :]
+        name = plain(one.experiment.name)
+        figure.add_scatter(
+            x=x,
+            y=y,
+            name=name,
+            mode="lines+markers",
+            line={"color": colour, "width": 1.6, "dash": ("solid", "dash", "dot", "dashdot")[index % 4]},
+            marker={
+                "symbol": [f"{shape}-open", *([shape] * (len(path) - 1))][: len(path)],
+                "size": sizes,
+                "color": colour,
+                "line": {"width": 1.6, "color": colour},
+            },
+            customdata=[
+                [_title(step), percent(place[0]), percent(place[1])] for step, place in zip(steps, path, strict=True)
+            ],
+            hovertemplate=f"<b>{name}</b>, %{{customdata[0]}}<br>instructions followed %{{customdata[2]}}"
+            "<br>questions answered %{customdata[1]}<extra></extra>",
+            cliponaxis=False,
+        )
+    figure.update_xaxes(title_text="questions answered", range=_shares([x for x, _ in places]), tickformat=".0%")
+    figure.update_yaxes(title_text="instructions followed", range=_shares([y for _, y in places]), tickformat=".0%")
+    return figure
+
+
+def beside_keys(names: Sequence[str]) -> str:
+    """The key to :func:`beside`."""
+    looks = [(*_own(index), name) for index, name in enumerate(names)]
+    return markup.keys((shape.split("-")[0], colour, name) for colour, shape, name in looks)
+
+
+def _own(index: int) -> tuple[str, str]:
+    return theme.SERIES[index % len(theme.SERIES)], ("circle", "triangle-down", "square", "diamond")[index % 4]
 
 
 def _frontier(figure: go.Figure, overview: Overview, steps: Sequence[Measured]) -> None:

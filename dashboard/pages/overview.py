@@ -8,7 +8,7 @@ import gradio as gr
 
 from dashboard import charts, markup, theme
 from dashboard.markup import Tile, esc
-from dashboard.pages import common
+from dashboard.pages import beside, common
 from dashboard.pages.cycle import TONES, WORDS, address
 from dashboard.source import Source
 from dashboard.words import ago, duration, interval, percent, points, short_path
@@ -57,11 +57,12 @@ def build(page: gr.Blocks, source: Source) -> None:
             )
             trajectory = gr.Plot(show_label=False, container=False, elem_id="trajectory")
     cycles = gr.HTML(elem_classes="cycles")
+    others = beside.build()
 
     def refresh(seen: str | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
 
-    outputs = [header, choice, summary, cards, tradeoff, trajectory, cycles]
+    outputs = [header, choice, summary, cards, tradeoff, trajectory, cycles, *others]
     common.refreshing(page, refresh, state, outputs, REFRESH_SECONDS)
 
 
@@ -75,7 +76,7 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         banner = _summary(overview)
         drawn = repr((overview.path, [row.cycle for row in overview.cycles]))
         if drawn == seen:
-            return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 4]
+            return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 8]
         figures = [charts.tradeoff(overview, _floor(source, overview)), charts.trajectory(overview)]
         return [
             drawn,
@@ -85,6 +86,7 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
             gr.update(visible=len(overview.path) > 0),
             *figures,
             _cycles(overview),
+            *beside.outputs(source, overview, request),
         ]
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
@@ -102,8 +104,8 @@ def _floor(source: Source, overview: Overview) -> float | None:
 def _only(seen: str | None, message: str) -> list[Any]:
     """A message in place of everything."""
     if seen == message:
-        return [gr.skip()] * 8
-    return [message, gr.skip(), gr.skip(), message, gr.update(visible=False), None, None, ""]
+        return [gr.skip()] * 12
+    return [message, gr.skip(), gr.skip(), message, gr.update(visible=False), None, None, "", *beside.nothing()]
 
 
 def _summary(overview: Overview) -> str:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from starlette.datastructures import QueryParams
 
 from dashboard.pages import live, overview
 from dashboard.source import Source
@@ -29,7 +30,10 @@ SKIP = {"__type__": "update"}
 class Request:
     """What the pages read of a request."""
 
-    query_params: dict[str, str] = field(default_factory=dict)
+    query_params: Any = field(default_factory=QueryParams)
+
+    def __post_init__(self) -> None:
+        self.query_params = QueryParams(self.query_params)
 
 
 def drawn(outputs: list[Any]) -> list[int]:
@@ -58,10 +62,26 @@ def test_the_overview_tells_the_cycles_then_stays_silent(seeded: Any) -> None:
     outputs = overview._refresh(source, None, Request())
     assert "Cycle 3: learnt 95 points" in outputs[3]
     assert len(drawn(outputs)) == 2
-    assert "./corpora/q2" in outputs[-1] and "accepted" in outputs[-1]
+    assert "./corpora/q2" in outputs[7] and "accepted" in outputs[7]
     again = overview._refresh(source, outputs[0], Request())
     assert drawn(again) == []
     assert again[-1] == SKIP
+
+
+def test_experiments_stand_side_by_side(seeded: Any, seeding: ModuleType) -> None:
+    source = Source(seeded.path)
+    alone = overview._refresh(source, None, Request())
+    assert alone[8]["visible"] is False and alone[-1] == "", "nothing to compare with"
+    seeding.seed(seeded.path, name="<b>second", cycles=1, items=4, steps=5)
+    name = "default"
+    outputs = overview._refresh(source, None, Request({"experiment": name}))
+    assert outputs[8]["visible"] is True
+    assert [trace.name for trace in outputs[10].data] == [name, "&lt;b>second"]
+    assert "<b>second" not in outputs[-1] and "&lt;b&gt;second" in outputs[-1]
+    assert f'href="./?experiment={name}&amp;beside="' in outputs[-1], "a way to leave it out"
+    without = overview._refresh(source, None, Request([("experiment", name), ("beside", "")]))
+    assert [trace.name for trace in without[10].data] == [name]
+    assert f"experiment={name}&amp;beside=%3Cb%3Esecond" in without[-1], "and to draw it again"
 
 
 def test_what_runs_is_announced_on_the_overview(running: Any) -> None:

@@ -29,13 +29,19 @@ class Seeded:
 
 
 def seed(
-    path: Path, *, cycles: int = 3, items: int = 30, steps: int = 60, running: bool = False, noise: int = 0
+    path: Path,
+    *,
+    cycles: int = 3,
+    items: int = 30,
+    steps: int = 60,
+    running: bool = False,
+    noise: int = 0,
+    name: str = "default",
 ) -> Seeded:
     """An experiment of ``cycles`` cycles. With ``running``, one more cycle's distillation is under way and the
     tracker stays open (``Seeded.tracker``), so that the stage counts as alive."""
     tracker = Tracker(path)
     dice = random.Random(noise)
-    name = "default"
     experiment = tracker.experiment(name, base_model="miniature")
     seeded = Seeded(path, experiment, [], [])
     with tracker.start_stage(experiment, "register", config={"model": "miniature"}):
