@@ -69,6 +69,7 @@ def header(page: str, experiment: str | None = None) -> str:
         here = ' aria-current="page"' if name == page else ""
         links.append(f'<a href="{path or "./"}{esc(query)}"{here}>{name}</a>')
     return (
+        '<a class="skip" href="#content">Skip to the content</a>'
         f'<header class="bar"><a class="brand" href="./{esc(query)}">{LOGO}<span>Recovery</span></a>'
         f'<nav aria-label="Pages">{"".join(links)}</nav></header>'
     )

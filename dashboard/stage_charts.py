@@ -84,6 +84,20 @@ class Scale:
         return [step * count for count in range(1, math.floor(self.reach / step + 1e-9) + 1)]
 
 
+@dataclass(frozen=True)
+class Reach:
+    """How far a stage moved the weights, and whether it stayed stable."""
+
+    label: str
+    length: float
+    stable: bool
+
+
+def safe_radius(reaches: Sequence[Reach]) -> float | None:
+    """The longest update among those that stayed stable; None where none did."""
+    return max((one.length for one in reaches if one.stable), default=None)
+
+
 def style(look: tuple[int, int]) -> tuple[str, str]:
     """Colour and dashes by their numbers."""
     return theme.SERIES[look[0] % len(theme.SERIES)], DASHES[look[1] % len(DASHES)]
@@ -182,3 +196,30 @@ def _rings(figure: go.Figure, scale: Scale) -> None:
         ],
         margin={"l": 4, "r": 4, "t": 4, "b": 4},
     )
+
+
+def reach(reaches: Sequence[Reach]) -> go.Figure:
+    """Each stage's update as a point on a line of its own, in the order given, with the safe radius."""
+    figure = charts.blank(max(140, 60 + 24 * len(reaches)))
+    names = [charts.plain(one.label) for one in reaches]
+    for stable, colour, symbol, word in (
+        (True, theme.KNOWLEDGE, "circle", "stayed stable"),
+        (False, theme.MIDTRAINED, "triangle-down", "collapsed"),
+    ):
+        drawn = [(name, one.length) for name, one in zip(names, reaches, strict=True) if one.stable == stable]
+        if drawn:
+            figure.add_scatter(
+                x=[length for _, length in drawn],
+                y=[name for name, _ in drawn],
+                name=word,
+                mode="markers",
+                marker={"symbol": symbol, "size": 12, "color": colour},
+                hovertemplate=f"%{{y}}<br>{word}, moved <b>%{{x:.3g}}</b> of the weights' length<extra></extra>",
+                cliponaxis=False,
+            )
+    radius = safe_radius(reaches)
+    if radius is not None:
+        figure.add_vline(x=radius, line={"color": theme.INK, "width": 1.4, "dash": "dot"})
+    figure.update_xaxes(title_text="update's length / weights' length", rangemode="tozero", nticks=8)
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1])
+    return figure

@@ -22,6 +22,7 @@ from recovery.checkpoints import save_checkpoint
 from recovery.config import TrainingConfig, to_json
 from recovery.errors import RecoveryError
 from recovery.loading import Loaded
+from recovery.movement import movement
 from recovery.training import INTERRUPTED, Objective, StepBatch, TrainResult, TrainSettings, resume_step, train
 from recovery.workspace import Checkpoint
 
@@ -149,6 +150,9 @@ class Stage:
         It is called ``name``, or else by cycle and kind; a stage that was killed after this keeps the name it gave.
         """
         session = self.session
+        moved = movement(loaded, student.weights, student.adapter)
+        if moved is not None:
+            self.details = {**self.details, "moved": moved.to_json()}
         known = session.registry.of_stage(self.recorder.id)
         name = known.name if known is not None else free_name(session, name or f"cycle-{self.cycle}/{kind}")
         folder = session.workspace.checkpoint(name)

@@ -84,7 +84,7 @@ def text_page(page: gr.Blocks, name: str, source: Source, told: Told) -> None:
     Filters are links and forms there: where one is, is in the address.
     """
     header, choice = top(name)
-    body = gr.HTML(elem_classes="summary")
+    body = gr.HTML(elem_id="content", elem_classes="summary")
 
     def show(request: gr.Request) -> list[Any]:
         return text_outputs(name, source, told, request)

@@ -53,7 +53,7 @@ class Form:
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Lay the page out. The choice is a form and stays in the address."""
     header, _ = common.top(NAME)
-    summary = gr.HTML(elem_classes="summary")
+    summary = gr.HTML(elem_id="content", elem_classes="summary")
     with gr.Column(elem_classes="card", visible=False) as card:
         title = gr.HTML()
         plot = gr.Plot(show_label=False, container=False, elem_id="compared")

@@ -28,7 +28,7 @@ BUTTONS = (("Accept", "accepted", "primary"), ("Reject", "rejected", "stop"), ("
 def build(page: gr.Blocks, source: Source, access: Access) -> None:
     """Lay the page out."""
     header, choice = common.top(NAME)
-    summary = gr.HTML(elem_classes="summary")
+    summary = gr.HTML(elem_id="content", elem_classes="summary")
     deciding = not access.read_only
     with gr.Column(elem_classes="card decide", visible=deciding) as panel:
         gr.HTML(

@@ -15,7 +15,7 @@ from dashboard.markup import esc
 from dashboard.pages import common, stages
 from dashboard.pages.stages import Named
 from dashboard.source import Source
-from dashboard.stage_charts import Curve, Sample, Scale
+from dashboard.stage_charts import Curve, Reach, Sample, Scale
 from dashboard.words import DASH, number, percent
 from db import Database, DatabaseError, queries
 from db.records import Experiment, Point, Stage
@@ -79,18 +79,27 @@ PLANE_KEYS = (
 )
 
 
+REACH_KEYS = (
+    ("circle", theme.KNOWLEDGE, "stayed stable"),
+    ("triangle", theme.MIDTRAINED, "collapsed, and was put back to its last good state"),
+)
+
+
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Lay the page out: words, a plane for each stage, the curves, and all of it as a table."""
     header, choice = common.top(NAME)
-    summary = gr.HTML(elem_classes="summary")
+    summary = gr.HTML(elem_id="content", elem_classes="summary")
     planes = _panels(PLANES, "plane")
     curves = _panels(len(MEASURES), "measure")
+    with gr.Column(elem_classes="card", visible=False) as reach:
+        reach_title = gr.HTML()
+        reach_figure = gr.Plot(show_label=False, container=False, elem_id="reach")
     table = gr.HTML(elem_classes="evidence")
 
     def show(request: gr.Request) -> list[Any]:
         return _show(source, request)
 
-    outputs = [header, choice, summary, *planes, *curves, table]
+    outputs = [header, choice, summary, *planes, *curves, reach, reach_title, reach_figure, table]
     page.load(show, outputs=outputs, show_progress="hidden", api_visibility="private")
 
 
@@ -121,7 +130,7 @@ def _filled(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
 
 def _only(told: str, header: Any = None, choice: Any = None) -> list[Any]:
     """A message in place of everything."""
-    hidden = [*_filled([], PLANES), *_filled([], len(MEASURES)), ""]
+    hidden = [*_filled([], PLANES), *_filled([], len(MEASURES)), *_reach([]), ""]
     return [header or gr.skip(), choice or gr.skip(), told, *hidden]
 
 
@@ -169,6 +178,7 @@ def _page(
         _heading(named) + _choice(experiment, named, stages.named(database, others), linear),
         *_filled(_planes(shown, scale), PLANES),
         *_filled(_curves(shown), len(MEASURES)),
+        *_reach(stages.named(database, _trained(listed, chosen))),
         _table(shown),
     ]
 
@@ -270,6 +280,42 @@ def _curves(shown: Sequence[Seen]) -> list[tuple[str, Any]]:
             keys = curve_keys(drawn) + markup.saves(f"measure-{len(panels)}")
             panels.append((markup.card_title(measure.title, measure.note, keys), figure))
     return panels
+
+
+def _trained(listed: Sequence[Stage], chosen: Sequence[Stage]) -> list[Stage]:
+    """Every stage whose movement was measured, each once, oldest first."""
+    known = {one.id: one for one in [*listed, *chosen]}
+    return [known[number] for number in sorted(known) if _moved(known[number])]
+
+
+def _moved(stage: Stage) -> float | None:
+    """How far a stage moved the weights, as a share of their length."""
+    moved = stage.details.get("moved")
+    value = moved.get("relative") if isinstance(moved, Mapping) else None
+    return float(value) if isinstance(value, int | float) and _finite(value) else None
+
+
+def _reach(named: Sequence[Named]) -> list[Any]:
+    """The card about the weights: visibility, title, figure."""
+    reaches = [
+        Reach(label, _moved(one.stage) or 0.0, not one.stage.stopped.startswith("collapse"))
+        for label, one in zip(stages.labels(named), named, strict=True)
+    ]
+    if not reaches:
+        return [gr.update(visible=False), "", None]
+    radius = stage_charts.safe_radius(reaches)
+    known = (
+        f"The safe radius, dotted, is the longest update of those that stayed stable: {number(radius)}."
+        if radius is not None
+        else "None of them stayed stable, so there is no safe radius yet."
+    )
+    note = f"Length of each stage's whole update, as a share of the weights' own. {known}"
+    keys = markup.keys(REACH_KEYS) + markup.saves("reach")
+    return [
+        gr.update(visible=True),
+        markup.card_title("How far the weights moved, and the safe radius", note, keys),
+        stage_charts.reach(reaches),
+    ]
 
 
 def curve_keys(drawn: Sequence[Curve]) -> str:

@@ -115,7 +115,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Lay the page out."""
     header, choice = common.top(NAME)
     state = gr.State(None)
-    summary = gr.HTML(elem_classes="summary")
+    summary = gr.HTML(elem_id="content", elem_classes="summary")
     titles, plots, columns = [], [], []
     with gr.Row(elem_classes="panels"):
         for index in range(PANELS_SHOWN):

@@ -35,7 +35,7 @@ def build(page: gr.Blocks, source: Source) -> None:
     """Lay the page out."""
     header, choice = common.top(NAME)
     state = gr.State(None)
-    summary = gr.HTML(elem_classes="summary")
+    summary = gr.HTML(elem_id="content", elem_classes="summary")
     with gr.Row(elem_classes="cards", visible=False) as cards:
         with gr.Column(elem_classes="card", min_width=340):
             gr.HTML(

@@ -189,7 +189,7 @@ def methods(tracker: Tracker, seeding: ModuleType) -> dict[str, int]:
 def test_method_against_method_on_equal_axes(methods: dict[str, int], source: Source) -> None:
     outputs = geometry._show(source, asked(f"?stage={methods['sft']}&stage={methods['opd']}"))
     drawn = figures(outputs)
-    assert len(drawn) == 2 + len(geometry.MEASURES)
+    assert len(drawn) == 2 + len(geometry.MEASURES) + 1
     assert drawn[0].layout.xaxis.range == drawn[1].layout.yaxis.range
     assert "sft against opd" in text(outputs)
     bias = drawn[3]
@@ -201,7 +201,7 @@ def test_stages_are_added_and_taken_away_by_links(methods: dict[str, int], sourc
     one = text(geometry._show(source, asked(f"?stage={methods['sft']}")))
     more = next(address for address in links(one, "geometry") if address.endswith(f"stage={methods['grpo']}"))
     both = geometry._show(source, asked(more))
-    assert len(figures(both)) == 2 + len(geometry.MEASURES) and "sft against grpo" in text(both)
+    assert len(figures(both)) == 2 + len(geometry.MEASURES) + 1 and "sft against grpo" in text(both)
     fewer = [a for a in links(text(both), "geometry") if a.count("stage=") == 1]
     assert sorted(a.rpartition("=")[2] for a in fewer) == sorted(str(methods[m]) for m in ("sft", "grpo"))
     linear = next(a for a in links(text(both), "geometry") if a.endswith("scale=linear"))
@@ -213,8 +213,21 @@ def test_a_stage_without_a_sample_has_curves(methods: dict[str, int], tracker: T
         stage.log(1, {geometry.DENSITY: 0.1})
         stage.finish(details={"geometry": [[1.0, None, 0], "?", [1.0, 2.0]]})
     outputs = geometry._show(source, asked(f"?stage={stage.id}"))
-    assert len(figures(outputs)) == 1 and "none kept" in text(outputs)
+    assert len(figures(outputs)) == 2 and "none kept" in text(outputs)  # its density, and how far the others went
     assert "There is no stage 999" in text(geometry._show(source, asked("?stage=999")))
+
+
+def test_the_safe_radius_is_that_of_the_runs_that_stayed_stable(
+    methods: dict[str, int], tracker: Tracker, source: Source
+) -> None:
+    with tracker.start_stage(tracker.experiment("mine"), "distill", steps_total=5) as stage:
+        stage.log(1, {geometry.DENSITY: 0.1})
+        stage.finish("collapse: entropy fell", details={"moved": {"length": 9.0, "relative": 0.9}})
+    outputs = geometry._show(source, asked())
+    figure = figures(outputs)[-1]
+    assert sorted(figure.data[0].x) == pytest.approx([0.1, 0.2, 0.3]) and list(figure.data[1].x) == [0.9]
+    assert "stayed stable: 0.3000" in text(outputs)
+    assert figure.layout.shapes[0].x0 == pytest.approx(0.3)
 
 
 def test_the_geometry_of_the_newest_stages_is_shown_first(methods: dict[str, int], source: Source) -> None:

@@ -252,7 +252,15 @@ def add_distillation(
             tracker.add_token_scores(stage.id, step, rows)
         stage.usage(tokens_sampled=4000, tokens_scored=4000, tokens_trained=3900)
         points = [[dice.gauss(0.02, 0.1), dice.gauss(0, 0.1) ** 3, k // 10] for k in range(60)]
-        stage.finish("recovered", {"method": method, "parameters": 2_000_000, "geometry": points})
+        stage.finish(
+            "recovered",
+            {
+                "method": method,
+                "parameters": 2_000_000,
+                "geometry": points,
+                "moved": {"length": 3.0, "relative": 0.1 + seed / 10, "share": 0.9},
+            },
+        )
         made = tracker.add_checkpoint(experiment, name, "recovered", path=name, stage_id=stage.id)
     tracker.add_evaluation(made, "instruction_following", value=0.9, stderr=0.01, n=300)
     return stage.id
