@@ -142,6 +142,12 @@ def test_the_keyboard_reaches_every_page(
     one = visit()
     one.page.goto(serve(seeded.path))
     one.expect(one.page.locator("h1")).to_be_visible()
+    one.page.keyboard.press("Tab")
+    assert one.page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    one.page.keyboard.press("Enter")
+    assert one.page.url.endswith("#content")
+    one.page.goto(one.page.url.removesuffix("#content"))
+    one.expect(one.page.locator("h1")).to_be_visible()
     for _ in range(12):
         one.page.keyboard.press("Tab")
         if one.page.evaluate("document.activeElement.textContent") == "Live":
