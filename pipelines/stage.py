@@ -263,7 +263,7 @@ def running(
 
 
 def _give_memory_back() -> None:
-    """Let the system have what the stage's tensors took: glibc keeps freed blocks, a few hundred MB after each stage."""
+    """Let the system have what the stage's tensors took: glibc would keep a few hundred MB of freed blocks."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
