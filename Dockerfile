@@ -1,23 +1,55 @@
-# Recovery on a CPU. Build: docker build -t recovery .   Run: docker run -v recovery:/data recovery recover demo
+# Recovery in a container. How to use it: docs/container.md.
+#   docker build -t recovery .                            for a CPU
+#   docker build -t recovery:cuda --target cuda .         for an NVIDIA GPU, with vLLM
+# Any Debian with Python 3.11 or later and venv does as BASE.
 ARG BASE=python:3.11-slim
-FROM ${BASE}
 
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
-# An index with CPU builds of torch keeps gigabytes of GPU libraries out of the image.
-ARG TORCH_INDEX=
-RUN python3 -m venv /opt/recovery
-ENV PATH=/opt/recovery/bin:$PATH
+FROM ${BASE} AS base
+# The volume is the home too: caches and models from the hub are kept with the workspace, and nothing else is written.
+ENV PATH=/opt/recovery/bin:$PATH \
+    HOME=/workspace \
+    RECOVER_WORKSPACE=/workspace/recovery-workspace \
+    PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
+RUN python3 -m venv /opt/recovery \
+    && useradd --uid 1000 --home-dir /workspace --no-create-home recovery \
+    && install -d -o recovery -g recovery /workspace
 
-COPY requirements/lock.txt /tmp/lock.txt
-RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} $(grep '^torch==' /tmp/lock.txt) \
-    && pip install -r /tmp/lock.txt
+# Recovery itself, and the names of what it needs, made apart: as long as these names and the lock stay the same, a
+# changed source leaves the layers with the packages as they are.
+FROM base AS source
+WORKDIR /source
+COPY . .
+RUN pip install --no-deps --root /image/recovery . \
+    && mkdir -p /image/needs && cp requirements/lock.txt /image/needs/ \
+    && python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+extras = project['optional-dependencies']; \
+print(*project['dependencies'], *extras['docs'], *extras['postgres'], sep='\n', file=open('/image/needs/cpu.txt', 'w')); \
+print(*extras['vllm'], sep='\n', file=open('/image/needs/cuda.txt', 'w'))"
 
-COPY . /tmp/source
-RUN pip install --no-deps /tmp/source && rm -rf /tmp/source
-
-RUN useradd --create-home --uid 1000 recovery && mkdir /data && chown recovery /data
-USER recovery
-WORKDIR /data
-VOLUME /data
-ENV RECOVER_WORKSPACE=/data/recovery-workspace
+# What every image says about itself.
+FROM base AS packages
+COPY --from=source /image/needs /opt/recovery/needs
+WORKDIR /workspace
+VOLUME /workspace
+EXPOSE 7860
+HEALTHCHECK --start-period=60s CMD ["python", "-P", "-m", "dashboard.health"]
+# Ctrl-C's signal: a stage stops at a step and can be resumed, also as the container's first process.
+STOPSIGNAL SIGINT
 CMD ["recover", "--help"]
+
+# The lock is for the GPU too, but for what vLLM insists on. Triton compiles with gcc while a model runs.
+FROM packages AS cuda
+RUN apt-get update -q && apt-get install -y -q --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/* \
+    && cd /opt/recovery/needs && pip install -c lock.txt -r cpu.txt && pip install -r cpu.txt -r cuda.txt
+COPY --from=source /image/recovery /
+USER recovery
+
+# torch first, from an index with CPU builds: nothing that follows brings gigabytes of GPU libraries. An empty
+# TORCH_INDEX takes the registry's build, as on machines where that is one for a CPU.
+FROM packages AS cpu
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN cd /opt/recovery/needs \
+    && pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} $(grep '^torch==' lock.txt) \
+    && pip install -c lock.txt -r cpu.txt
+COPY --from=source /image/recovery /
+USER recovery

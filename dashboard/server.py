@@ -15,10 +15,11 @@ from fastapi.responses import PlainTextResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dashboard import downloads
+from dashboard import downloads, health
 from dashboard.access import HEADERS, Access
 from dashboard.source import Source
 from dashboard.theme import SCRIPT, STYLE, theme
+from db import DatabaseError, queries
 
 _ASK = {"www-authenticate": 'Basic realm="Recovery", charset="UTF-8"'}
 
@@ -28,6 +29,15 @@ def serve(pages: gr.Blocks, source: Source, access: Access) -> FastAPI:
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     api.add_middleware(Guard, access=access)
     downloads.add_routes(api, source)
+
+    @api.get(health.PATH)
+    def state() -> PlainTextResponse:
+        try:
+            queries.experiments(source.database(), limit=1)
+        except DatabaseError:
+            return PlainTextResponse("the tracker cannot be read", 503)
+        return PlainTextResponse("ok")
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "SSR mode is not supported")  # it is off, and Gradio says so all the same
         return gr.mount_gradio_app(api, pages, path="/", auth_dependency=_named if access.users else None, **look())
@@ -64,6 +74,8 @@ class Guard:
         reason = self.access.refusal(scope["method"], headers)
         if reason is not None:
             return PlainTextResponse(reason, 403, HEADERS)
+        if scope["path"] == health.PATH:  # asked by engines that know no password; tells whether it works, no more
+            return None
         user = await asyncio.to_thread(self.access.user, headers.get("authorization"))
         if user is None:
             return PlainTextResponse("a name and a password are needed", 401, HEADERS | _ASK)
