@@ -17,7 +17,7 @@ TORCH_INDEX ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser check format docs lock bench chromium clean
+.PHONY: help demo test test-slow test-browser check format docs lock bench container chromium clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -69,6 +69,10 @@ $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		$$($(BENCH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tested.pth
 	@touch $@
+
+# TORCH_INDEX= takes torch from the package registry; ARGS=demo runs the demo in the image too.
+container:  ## Build the image and use it, on Debian as root; no container engine needed
+	.ci/container $(ARGS)
 
 chromium:
 	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; } \

@@ -1,0 +1,97 @@
+"""A container engine asks a running dashboard whether it works, without a password."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboard import health
+from dashboard.access import add_user
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def free() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def first_process(folder: Path, *words: str) -> Path:
+    """A command line as /proc keeps it."""
+    file = folder / "cmdline"
+    file.write_bytes(b"".join(word.encode() + b"\0" for word in words))
+    return file
+
+
+def asked(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """What the check ends with and says."""
+    status = health.main(file)
+    return status, capsys.readouterr().out.strip()
+
+
+@pytest.fixture
+def served(seeded: Any, tmp_path: Path, free: int) -> Iterator[tuple[Path, Path]]:
+    """`recover dashboard` for those with a password, as a container runs it: its command line, and its tracker."""
+    workspace, users = tmp_path / "workspace", tmp_path / "users"
+    workspace.mkdir()
+    (workspace / "workspace.json").write_text('{"format": 1, "model": "miniature"}')
+    shutil.copy(seeded.path, workspace / "tracker.db")
+    add_user(users, "ada", "correct horse")
+    command = [sys.executable, "-m", "recovery", "dashboard", "--workspace", str(workspace), "--port", str(free)]
+    process = subprocess.Popen(
+        [*command, "--host", "0.0.0.0", "--auth-file", str(users)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None and "Dashboard at" in process.stdout.readline()
+        yield Path(f"/proc/{process.pid}/cmdline"), workspace / "tracker.db"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_dashboard_that_works_is_healthy_and_one_without_its_tracker_is_not(
+    served: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command_line, tracker = served
+    assert asked(command_line, capsys) == (0, "ok")
+    tracker.unlink()
+    assert asked(command_line, capsys) == (1, "the tracker cannot be read")
+
+
+def test_a_dashboard_that_does_not_answer_is_not_healthy(
+    free: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = first_process(tmp_path, "docker-init", "--", "recover", "dashboard", f"--port={free}")
+    status, words = asked(file, capsys)
+    assert status == 1 and "does not answer" in words
+    monkeypatch.setattr(health, "SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", free)):  # takes calls and says nothing
+        assert asked(file, capsys)[0] == 1
+
+
+def test_another_command_has_nothing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("recover", "demo"), ("recover", "midtrain", "--docs", "dashboard"), ("sleep", "9")):
+        assert asked(first_process(tmp_path, *words), capsys) == (0, "no dashboard is served here")
+
+
+@pytest.mark.parametrize(
+    ("words", "port"),
+    [
+        ("recover dashboard --host 0.0.0.0", 7860),
+        ("python3 -m recovery dashboard --port 8000", 8000),
+        ("python3 /opt/recovery/bin/recover dashboard --port=8001 --read-only", 8001),
+        ("recover report dashboard", None),
+    ],
+)
+def test_the_port_is_the_command_lines(words: str, port: int | None) -> None:
+    assert health.served(words.split()) == port
