@@ -33,7 +33,7 @@ WORKDIR /workspace
 VOLUME /workspace
 EXPOSE 7860
 HEALTHCHECK --start-period=60s CMD ["python", "-P", "-m", "dashboard.health"]
-# Ctrl-C's signal: a stage stops at a step and can be resumed, also as the container's first process.
+# Ctrl-C's signal: SIGTERM does nothing to a first process that has not asked for it.
 STOPSIGNAL SIGINT
 CMD ["recover", "--help"]
 
