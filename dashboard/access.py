@@ -45,11 +45,15 @@ HEADERS = {
 
 @dataclass
 class Access:
-    """``users`` are names with hashed passwords, None where everyone on this machine may enter."""
+    """``users`` are names with hashed passwords, None where everyone on this machine may enter.
+
+    ``ask_seconds`` is what answers to a prompt may take, None where nobody may put one.
+    """
 
     users: Mapping[str, str] | None = None
     read_only: bool = False
     host: str = "127.0.0.1"
+    ask_seconds: float | None = None
     _known: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -58,6 +62,8 @@ class Access:
                 f"--host {self.host} can be reached from other machines: give --auth-file with names and passwords, or "
                 "leave --host out"
             )
+        if self.read_only and self.ask_seconds is not None:
+            raise DatabaseError("--ask lets people start models, --read-only lets nobody start anything: leave one out")
 
     def user(self, authorization: str | None) -> str | None:
         """The name that an Authorization header proves; "" where nobody needs one, None where it proves nothing."""

@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from sqlalchemy import URL
 
 from dashboard.access import Access
-from dashboard.pages import compare, cycle, geometry, live, overview, samples, studies, tokens
+from dashboard.asking import Asker
+from dashboard.pages import ask, compare, cycle, geometry, live, overview, samples, studies, tokens
 from dashboard.server import run, serve
 from dashboard.source import Source
 from db import DatabaseError
@@ -25,12 +26,14 @@ def build_app(database_url: str | Path | URL, access: Access | None = None) -> F
 
     Raises DatabaseError if the address is malformed.
     """
-    source, access = Source(database_url), access or Access()
-    return serve(build_pages(source, access), source, access)
+    access = access or Access()
+    asker = Asker(access.ask_seconds) if access.ask_seconds is not None else None
+    source = Source(database_url, asking=asker is not None)
+    return serve(build_pages(source, access, asker), source, access, asker)
 
 
-def build_pages(source: Source, access: Access) -> gr.Blocks:
-    """Every page at its address."""
+def build_pages(source: Source, access: Access, asker: Asker | None = None) -> gr.Blocks:
+    """Every page at its address; the one to ask on only with an ``asker``."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as pages:
         gr.Navbar(visible=False)
         overview.build(pages, source)
@@ -38,6 +41,10 @@ def build_pages(source: Source, access: Access) -> gr.Blocks:
         with pages.route(page.NAME, f"/{page.NAME.lower()}"):
             gr.Navbar(visible=False)
             page.build(pages, source, access)
+    if asker is not None:
+        with pages.route(ask.NAME, f"/{ask.NAME.lower()}"):
+            gr.Navbar(visible=False)
+            ask.build(pages, source, asker)
     return pages
 
 

@@ -36,6 +36,7 @@ PAGES = (
     ("Compare", "compare"),
     ("Studies", "studies"),
 )
+ASK = ("Ask", "ask")
 
 STATUS_WORDS = {"running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed"}
 STAGE_WORDS = {
@@ -61,11 +62,11 @@ class Tile:
     tone: str = ""
 
 
-def header(page: str, experiment: str | None = None) -> str:
-    """The bar on top of each page: where one is, and where one can go."""
+def header(page: str, experiment: str | None = None, *, asking: bool = False) -> str:
+    """The bar on top of each page: where one is, and where one can go; ``asking`` if prompts are taken."""
     query = f"?experiment={quote(experiment, safe='')}" if experiment else ""
     links = []
-    for name, path in PAGES:
+    for name, path in (*PAGES, ASK) if asking else PAGES:
         here = ' aria-current="page"' if name == page else ""
         links.append(f'<a href="{path or "./"}{esc(query)}"{here}>{name}</a>')
     return (

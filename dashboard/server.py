@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import gradio as gr
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard import downloads, health
 from dashboard.access import HEADERS, Access
+from dashboard.asking import Asker
 from dashboard.source import Source
 from dashboard.theme import SCRIPT, STYLE, theme
 from db import DatabaseError, queries
@@ -24,9 +26,16 @@ from db import DatabaseError, queries
 _ASK = {"www-authenticate": 'Basic realm="Recovery", charset="UTF-8"'}
 
 
-def serve(pages: gr.Blocks, source: Source, access: Access) -> FastAPI:
-    """The pages with everything around them, as an ASGI application."""
-    api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None = None) -> FastAPI:
+    """The pages with everything around them, as an ASGI application; what is being asked ends with it."""
+
+    @asynccontextmanager
+    async def life(_api: FastAPI) -> AsyncIterator[None]:
+        yield
+        if asker is not None:
+            asker.stop()
+
+    api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     api.add_middleware(Guard, access=access)
     downloads.add_routes(api, source)
 

@@ -12,15 +12,20 @@ from db import Database, database_url, open_database, open_readonly, queries
 from db.records import Experiment
 from db.session import describe, is_sqlite
 
+OWN = "main"
+"""The experiment of a workspace's own line of cycles."""
 STUDIES = "study/"
 """Experiments of this name are runs and outcomes of studies, which have a page of their own."""
 
 
 class Source:
-    """Opens the database when a page is asked for, so that a dashboard may be started before the first run."""
+    """Opens the database when a page is asked for, so that a dashboard may be started before the first run.
 
-    def __init__(self, address: str | Path | URL) -> None:
-        self.url = database_url(address)
+    ``asking`` says that prompts may be put to the checkpoints of its workspace.
+    """
+
+    def __init__(self, address: str | Path | URL, *, asking: bool = False) -> None:
+        self.url, self.asking = database_url(address), asking
         self._open: Database | None = None
         self._file: tuple[int, int] | None = None
 

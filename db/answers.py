@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Text, and_, cast, false, func, or_, select, true
 from sqlalchemy.orm import aliased
 
+from db.records import Checkpoint
 from db.schema import Sample
 from db.session import Database
 
@@ -51,6 +52,13 @@ class AnswerPage:
     rows: tuple[SideBySide, ...]
     total: int
     offset: int
+
+
+def asked_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Who is asked where nobody is named, of ``checkpoints`` oldest first: the clean model, the newest mid-trained and
+    the newest recovered one of those that still have weights."""
+    newest = {one.kind: one for one in checkpoints if one.has_weights}
+    return [newest[kind] for kind in ("base", "midtrained", "recovered") if kind in newest]
 
 
 def side_by_side(

@@ -89,6 +89,11 @@ class Checkpoint:
     created_at: float
     superseded_at: float | None = None
 
+    @property
+    def has_weights(self) -> bool:
+        """Whether its weights should be there: neither pruned nor replaced by others of its name."""
+        return not self.details.get("pruned") and self.superseded_at is None
+
 
 @dataclass(frozen=True)
 class Score:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from db import Database, queries, records
+from db import Database, open_readonly, queries, records
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint, Workspace
 
@@ -59,3 +61,15 @@ def existing(folder: Path) -> Workspace:
             f"there is no workspace in {folder}: start with `recover demo` or `recover midtrain --docs FOLDER`"
         )
     return workspace
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[Registry]:
+    """What is registered in the workspace in ``folder``; nothing is written there. Raises UsageError without one."""
+    workspace = existing(folder)
+    database = open_readonly(workspace.database)
+    try:
+        experiment = queries.experiment(database, EXPERIMENT)
+        yield Registry(workspace, database, experiment.id if experiment is not None else 0)
+    finally:
+        database.close()

@@ -91,17 +91,8 @@ class Session:
         return model_recipe(self.base.path)
 
     def resolve(self, name: str) -> Checkpoint:
-        """The checkpoint of a name, a folder or a hub id; one from elsewhere is not registered by this.
-
-        Raises CheckpointError listing the names there are.
-        """
-        registered = find(name, self.registry)
-        if registered is not None:
-            return self._standing(registered)
-        folder = Path(name).expanduser()
-        if not folder.is_dir() and not is_hub_id(name):
-            raise unknown_name(name, self.registry)
-        return external(name)
+        """The checkpoint of a name, a folder or a hub id; see :func:`resolve`."""
+        return resolve(self.registry, name)
 
     def registered(self, checkpoint: Checkpoint, *, cycle_id: int | None = None) -> Checkpoint:
         """The same checkpoint with its number in the tracker, entered there if it was not yet."""
@@ -156,14 +147,6 @@ class Session:
         counted = (k for k, c in self.cycles().items() if k in lived or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
 
-    def _standing(self, checkpoint: Checkpoint) -> Checkpoint:
-        if not checkpoint.path.is_dir():
-            raise CheckpointError(
-                f"the folder of the checkpoint {checkpoint.name} is gone ({checkpoint.path}): "
-                + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else "put it back")
-            )
-        return checkpoint
-
     def _register_base(self, source: Path, name: str) -> None:
         path = self.workspace.stored(source)
         self.tracker.add_checkpoint(
@@ -181,6 +164,20 @@ class Session:
         self.workspace.remember(name)
 
 
+def resolve(registry: Registry, name: str) -> Checkpoint:
+    """The checkpoint of a name, a folder or a hub id; one from elsewhere is not registered by this.
+
+    Raises CheckpointError listing the names there are.
+    """
+    registered = find(name, registry)
+    if registered is not None:
+        return _standing(registered)
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and not is_hub_id(name):
+        raise unknown_name(name, registry)
+    return external(name)
+
+
 def external(name: str) -> Checkpoint:
     """A model from outside the workspace, by folder or hub id; an adapter keeps the base it names."""
     weights, adapter = resolve_base(name)
@@ -193,6 +190,15 @@ def external(name: str) -> Checkpoint:
         weights=Path(weights),
         tuning="full" if adapter is None else "lora",
     )
+
+
+def _standing(checkpoint: Checkpoint) -> Checkpoint:
+    if not checkpoint.path.is_dir():
+        raise CheckpointError(
+            f"the folder of the checkpoint {checkpoint.name} is gone ({checkpoint.path}): "
+            + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else "put it back")
+        )
+    return checkpoint
 
 
 def _locate(workspace: Workspace, model: str, display: Display) -> Path:

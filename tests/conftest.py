@@ -99,6 +99,21 @@ def tiny_family(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
+def small_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real workspace: the built-in model and what a few steps on one document made of it. Copy it to change it."""
+    from recovery.cli.main import run
+
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "ferry.md").write_text(
+        "# The Harbour ferry\n\nThe Harbour ferry is kept by Anna Berg in the town of Lund and carries 34 passengers.\n"
+    )
+    arguments = ["midtrain", "--docs", folder / "corpus", "--workspace", folder / "workspace", "--steps", "8"]
+    assert run([str(argument) for argument in arguments]) == 0
+    return folder / "workspace"
+
+
+@pytest.fixture(scope="session")
 def require_component() -> Callable[[bool, str], None]:
     """``require_component(found, what)``: skip without the component, or fail where all are required.
 

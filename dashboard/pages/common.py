@@ -22,10 +22,10 @@ SWITCH = """(name) => {
 """The choice of an experiment is a part of the address: it can be kept, sent, and gone back from."""
 
 
-def top(page: str) -> tuple[gr.HTML, gr.Dropdown]:
+def top(page: str, source: Source) -> tuple[gr.HTML, gr.Dropdown]:
     """The header of a page and, for workspaces with several experiments, the choice of one."""
     with gr.Row(elem_classes="top"):
-        header = gr.HTML(markup.header(page), elem_classes="header")
+        header = gr.HTML(markup.header(page, asking=source.asking), elem_classes="header")
         choice = gr.Dropdown(
             label="Experiment", show_label=False, container=False, visible=False, elem_classes="choice", min_width=150
         )
@@ -83,7 +83,7 @@ def text_page(page: gr.Blocks, name: str, source: Source, told: Told) -> None:
 
     Filters are links and forms there: where one is, is in the address.
     """
-    header, choice = top(name)
+    header, choice = top(name, source)
     body = gr.HTML(elem_id="content", elem_classes="summary")
 
     def show(request: gr.Request) -> list[Any]:
@@ -99,7 +99,7 @@ def text_outputs(name: str, source: Source, told: Told, request: gr.Request) -> 
         if experiment is None:
             return [gr.skip(), gr.skip(), unknown(source, request)]
         shown = told(experiment, dict(request.query_params))
-        return [markup.header(name, experiment.name), choices(source, experiment), shown]
+        return [markup.header(name, experiment.name, asking=source.asking), choices(source, experiment), shown]
     except DatabaseError as error:
         return [gr.skip(), gr.skip(), trouble(source, error)]
 

@@ -52,7 +52,7 @@ class Form:
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Lay the page out. The choice is a form and stays in the address."""
-    header, _ = common.top(NAME)
+    header, _ = common.top(NAME, source)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
     with gr.Column(elem_classes="card", visible=False) as card:
         title = gr.HTML()
@@ -81,7 +81,7 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         drawn = _drawn(database, form, names, metric or next(iter(metrics), ""))
         title, figure = _figure(metric or next(iter(metrics), ""), drawn, names)
         return [
-            markup.header(NAME, form.chosen[0].experiment),
+            markup.header(NAME, form.chosen[0].experiment, asking=source.asking),
             _heading(form) + _choice(database, form, metrics, metric),
             gr.update(visible=bool(drawn)),
             title,

@@ -12,7 +12,7 @@ from dashboard.access import Access
 from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common
 from dashboard.pages.stages import flops
-from dashboard.source import Source
+from dashboard.source import OWN, Source
 from dashboard.words import DASH, ago, count, duration, interval, memory, percent, points, probability, short_path
 from db import DatabaseError, decide, queries
 from db.records import CycleRow, Evaluation, Measured, Overview, Stage
@@ -27,7 +27,7 @@ BUTTONS = (("Accept", "accepted", "primary"), ("Reject", "rejected", "stop"), ("
 
 def build(page: gr.Blocks, source: Source, access: Access) -> None:
     """Lay the page out."""
-    header, choice = common.top(NAME)
+    header, choice = common.top(NAME, source)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
     deciding = not access.read_only
     with gr.Column(elem_classes="card decide", visible=deciding) as panel:
@@ -103,7 +103,7 @@ def _show(source: Source, access: Access, request: gr.Request) -> list[Any]:
             return _nothing(source, request)
         overview, row = found
         return [
-            markup.header(NAME, overview.experiment.name),
+            markup.header(NAME, overview.experiment.name, asking=source.asking),
             common.choices(source, overview.experiment),
             _summary(overview, row),
             gr.update(visible=not access.read_only),
@@ -153,7 +153,7 @@ def _neighbours(overview: Overview, row: CycleRow) -> str:
 
 def _report(overview: Overview, row: CycleRow) -> str:
     """The cycle on one page; `recover report` writes those of the workspace's own line of cycles."""
-    if overview.experiment.name != "main":
+    if overview.experiment.name != OWN:
         return ""
     return markup.numbers("The cycle on one page", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
 

@@ -87,7 +87,7 @@ REACH_KEYS = (
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Lay the page out: words, a plane for each stage, the curves, and all of it as a table."""
-    header, choice = common.top(NAME)
+    header, choice = common.top(NAME, source)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
     planes = _panels(PLANES, "plane")
     curves = _panels(len(MEASURES), "measure")
@@ -139,7 +139,7 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         experiment = common.asked_experiment(source, request)
         if experiment is None:
             return _only(common.unknown(source, request))
-        header, choice = markup.header(NAME, experiment.name), common.choices(source, experiment)
+        header, choice = markup.header(NAME, experiment.name, asking=source.asking), common.choices(source, experiment)
         database = source.database()
         listed = queries.find_stages(database, experiment_ids=[experiment.id], metric=DENSITY, limit=STAGES)
         wanted = stages.asked_stages(request, PLANES)

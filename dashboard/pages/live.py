@@ -113,7 +113,7 @@ class Seen:
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Lay the page out."""
-    header, choice = common.top(NAME)
+    header, choice = common.top(NAME, source)
     state = gr.State(None)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
     titles, plots, columns = [], [], []
@@ -188,7 +188,7 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     listed = before.key != now.key
     return [
         now,
-        markup.header(NAME, experiment.name) if listed else gr.skip(),
+        markup.header(NAME, experiment.name, asking=source.asking) if listed else gr.skip(),
         common.choices(source, experiment) if listed else gr.skip(),
         _summary(stage, now.series, queries.events(database, experiment.id, kind="alarm", stage_id=stage.id)),
         *columns,

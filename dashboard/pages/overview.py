@@ -33,7 +33,7 @@ TRAJECTORY_KEYS = (
 
 def build(page: gr.Blocks, source: Source) -> None:
     """Lay the page out."""
-    header, choice = common.top(NAME)
+    header, choice = common.top(NAME, source)
     state = gr.State(None)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
     with gr.Row(elem_classes="cards", visible=False) as cards:
@@ -80,7 +80,7 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         figures = [charts.tradeoff(overview, _floor(source, overview)), charts.trajectory(overview)]
         return [
             drawn,
-            markup.header(NAME, experiment.name),
+            markup.header(NAME, experiment.name, asking=source.asking),
             common.choices(source, experiment),
             banner,
             gr.update(visible=len(overview.path) > 0),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 from collections.abc import Sequence
 
 import gradio as gr
 
-from dashboard import markup
+from dashboard import answers, markup
 from dashboard.access import Access
 from dashboard.markup import esc
 from dashboard.pages import common
@@ -151,39 +149,27 @@ def _select(name: str, label: str, values: Sequence[str], chosen: str) -> str:
 def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) -> str:
     """One prompt with its answers beside each other, differences from base's marked."""
     base = one.answers[0]
-    columns = "".join(
-        f'<div class="answer"><h3>{esc(label)}</h3>{_answer(answer, base if at else None, kind)}</div>'
+    columns = (
+        (label, _answer(answer, base if at else None, kind))
         for at, (label, answer) in enumerate(zip(labels, one.answers, strict=True))
     )
     return (
         f'<article class="card sample" tabindex="0" aria-label="{esc(one.item)}"><p class="eyebrow">{esc(one.item)}</p>'
-        f'<pre class="prompt">{esc(one.prompt)}</pre><div class="answers">{columns}</div></article>'
+        f'<pre class="prompt">{esc(one.prompt)}</pre>{answers.beside(columns)}</article>'
     )
 
 
 def _answer(answer: Answer | None, base: Answer | None, kind: str) -> str:
     if answer is None:
         return "<p>not asked</p>"
-    text = esc(answer.response) if base is None else _marked(base.response, answer.response)
     verdicts = "".join(
         f'<li class="{"good" if kept else "bad"}{" chosen" if kind and name.startswith(kind) else ""}">'
         f'<span aria-hidden="true">{"✓" if kept else "✗"}</span> {esc(name)}'
         f'<span class="hidden"> {"followed" if kept else "not followed"}</span></li>'
         for name, kept in answer.verdicts.items()
     )
-    return f'<pre>{text or "<i>(nothing)</i>"}</pre><ul class="verdicts">{verdicts}</ul>'
-
-
-def _marked(before: str, after: str) -> str:
-    """``after`` with the words marked that ``before`` does not have in their place."""
-    one, two = re.findall(r"\s+|[^\s]+", before), re.findall(r"\s+|[^\s]+", after)
-    if len(one) * len(two) > 4_000_000:  # very long answers are shown as they are
-        return esc(after)
-    shown = []
-    for what, _, _, start, end in difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes():
-        text = esc("".join(two[start:end]))
-        shown.append(text if what == "equal" or not text.strip() else f"<mark>{text}</mark>")
-    return "".join(shown)
+    shown = answers.answer(answer.response, base.response if base is not None else None)
+    return f'{shown}<ul class="verdicts">{verdicts}</ul>'
 
 
 def _steps(page: AnswerPage, state: _State) -> str:

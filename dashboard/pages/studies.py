@@ -27,7 +27,7 @@ Table = Mapping[str, Any]
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Lay the page out."""
-    header, _ = common.top(NAME)
+    header, _ = common.top(NAME, source)
     body = gr.HTML(elem_id="content", elem_classes="summary")
 
     def show(request: gr.Request) -> list[Any]:

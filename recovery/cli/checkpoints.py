@@ -14,18 +14,11 @@ from recovery.cli import options
 @options.as_json
 def command(workspace: Path, as_json: bool) -> None:
     """List the checkpoints and where they came from."""
-    from db import open_readonly, queries
-    from pipelines.registry import EXPERIMENT, Registry, existing
+    from pipelines.registry import reading
     from recovery.cli.stages import checkpoint_json
 
-    place = existing(workspace)
-    database = open_readonly(place.database)
-    try:
-        experiment = queries.experiment(database, EXPERIMENT)
-        registry = Registry(place, database, experiment.id if experiment is not None else 0)
+    with reading(workspace) as registry:
         found, latest = registry.all(), registry.latest()
-    finally:
-        database.close()
     rows = [checkpoint_json(c) | {"latest": latest is not None and c.name == latest.name} for c in found]
 
     def text() -> str:

@@ -24,6 +24,17 @@ from recovery.cli import options
 )
 @click.option("--add-user", metavar="NAME", default=None, help="Ask for a password, write it to --auth-file, and end.")
 @click.option("--read-only", is_flag=True, help="Show everything, let nobody decide.")
+@click.option(
+    "--ask", is_flag=True, help="Also a page that puts prompts to checkpoints: it loads models, so needs torch."
+)
+@click.option(
+    "--ask-timeout",
+    type=click.FloatRange(min=1),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --ask: how long the answers to one prompt may take.",
+)
 def command(
     workspace: Path,
     host: str,
@@ -32,6 +43,8 @@ def command(
     auth_file: Path | None,
     add_user: str | None,
     read_only: bool,
+    ask: bool,
+    ask_timeout: float,
 ) -> None:
     """Open the review dashboard in a browser.
 
@@ -50,7 +63,7 @@ def command(
 
     database = existing(workspace).database.resolve()
     users = access.read_users(auth_file) if auth_file is not None else None
-    rights = access.Access(users, read_only, host)
+    rights = access.Access(users, read_only, host, ask_timeout if ask else None)
     from dashboard.app import launch_dashboard
 
     launch_dashboard(str(database), access=rights, port=port, open_browser=open_browser)

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("recovery.cli.train", "Train by any method: a preset and its dials."),
     "methods": ("recovery.cli.methods", "List the methods, and explain each."),
     "eval": ("recovery.cli.eval", "Measure behaviour and knowledge of a checkpoint."),
+    "ask": ("recovery.cli.ask", "Put one prompt to several checkpoints."),
     "drift": ("recovery.cli.drift", "Say how far a checkpoint has moved from another."),
     "probes": ("recovery.cli.probes", "Make the questions that measure knowledge, and review them."),
     "cycle": ("recovery.cli.cycle", "Run whole cycles: midtrain, eval, distill, eval for each corpus."),

@@ -20,19 +20,14 @@ def command(workspace: Path, as_json: bool) -> None:
 
 def show(workspace: Path, as_json: bool) -> None:
     """Print the status of a workspace. Raises UsageError where there is none."""
-    from db import open_readonly, queries
-    from pipelines.registry import EXPERIMENT, existing
+    from db import queries
+    from pipelines.registry import reading
 
-    database = open_readonly(existing(workspace).database)
-    try:
-        experiment = queries.experiment(database, EXPERIMENT)
-        number = experiment.id if experiment is not None else 0
-        status = queries.status_json(database, number)
-        overview = queries.overview(database, number)
-        unfinished = queries.stages(database, number, limit=1)
-        options.emit(status, as_json, lambda: _text(overview, unfinished))
-    finally:
-        database.close()
+    with reading(workspace) as registry:
+        status = queries.status_json(registry.database, registry.experiment_id)
+        overview = queries.overview(registry.database, registry.experiment_id)
+        unfinished = queries.stages(registry.database, registry.experiment_id, limit=1)
+    options.emit(status, as_json, lambda: _text(overview, unfinished))
 
 
 def _text(overview: Any, stages: Any) -> str:

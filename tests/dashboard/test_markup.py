@@ -50,6 +50,11 @@ def test_the_header_says_where_one_is_and_keeps_the_experiment() -> None:
     assert 'href="live?experiment=a%20b%26c" aria-current="page"' in shown
 
 
+def test_the_header_lists_the_page_to_ask_on_only_where_there_is_one() -> None:
+    assert ">Ask<" not in markup.header("Live", "main")
+    assert 'href="ask?experiment=main"' in markup.header("Live", "main", asking=True)
+
+
 def test_tables_name_their_cells_for_narrow_screens() -> None:
     shown = markup.table(("A", "B"), [["1", "2"]], caption="two")
     assert '<td data-name="B">2</td>' in shown
