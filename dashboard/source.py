@@ -19,8 +19,9 @@ STUDIES = "study/"
 class Source:
     """Opens the database when a page is asked for, so that a dashboard may be started before the first run."""
 
-    def __init__(self, address: str | Path | URL) -> None:
+    def __init__(self, address: str | Path | URL, workspace: Path | None = None) -> None:
         self.url = database_url(address)
+        self._workspace = workspace
         self._open: Database | None = None
         self._file: tuple[int, int] | None = None
 
@@ -37,9 +38,17 @@ class Source:
         return self._open
 
     def workspace(self) -> Path | None:
-        """The workspace the database is the tracker of, if it is one's."""
+        """The workspace the database is the tracker of, if it is one's and here."""
+        if self._workspace is not None:
+            return self._workspace
         file = Path(str(self.url.database)) if is_sqlite(self.url) else None
         return file.parent if file is not None and (file.parent / "workspace.json").is_file() else None
+
+    def environment(self) -> dict[str, str]:
+        """What lets a `recover` process find this tracker: no part of its command line, which everyone can read."""
+        if is_sqlite(self.url) and self._workspace is None:
+            return {}
+        return {"RECOVER_DATABASE": self.url.render_as_string(hide_password=False)}
 
     @contextmanager
     def writing(self) -> Iterator[Database]:

@@ -103,9 +103,7 @@ class Tracker:
         lease = new_lease()
         with self.database.writing() as connection:
             name, now = lock_experiment(connection, experiment_id), process.now(connection)
-            held = connection.execute(
-                select(Work.__table__).where(Work.experiment_id == experiment_id)
-            ).one_or_none()
+            held = connection.execute(select(Work.__table__).where(Work.experiment_id == experiment_id)).one_or_none()
             if held is not None and not process.is_dead(held, now):
                 raise StageBusyError(
                     f"{held.purpose} ({process.named(held, now)}) is at work on {name}: wait for it, or stop it first"

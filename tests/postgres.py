@@ -45,8 +45,10 @@ class Server:
             for path in (folder, secret):
                 os.chown(path, owner.pw_uid, owner.pw_gid)
         subprocess.run(
-            [self.bin / "initdb", "--pgdata", folder / "data", "--username", USER, "--pwfile", secret]
-            + ["--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"],
+            [
+                *(self.bin / "initdb", "--pgdata", folder / "data", "--username", USER, "--pwfile", secret),
+                *("--auth", "scram-sha-256", "--encoding", "UTF8", "--locale", "C.UTF-8", "--no-sync"),
+            ],
             user=self.user,
             cwd=folder,
             check=True,

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from recovery.cli import options
+from recovery.workspace import Workspace
 
 
 @click.command()
 @options.workspace
 @options.as_json
-def command(workspace: Path, as_json: bool) -> None:
+def command(workspace: Workspace, as_json: bool) -> None:
     """List the checkpoints and where they came from."""
-    from db import open_readonly, queries
-    from pipelines.registry import EXPERIMENT, Registry, existing
+    from db import queries
+    from pipelines.registry import Registry, open_tracker
     from recovery.cli.stages import checkpoint_json
 
-    place = existing(workspace)
-    database = open_readonly(place.database)
+    database = open_tracker(workspace)
     try:
-        experiment = queries.experiment(database, EXPERIMENT)
-        registry = Registry(place, database, experiment.id if experiment is not None else 0)
+        experiment = queries.experiment(database, workspace.experiment)
+        registry = Registry(workspace, database, experiment.id if experiment is not None else 0)
         found, latest = registry.all(), registry.latest()
     finally:
         database.close()

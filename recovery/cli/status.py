@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from recovery.cli import options
+from recovery.workspace import Workspace
 
 
 @click.command()
 @options.workspace
 @options.as_json
-def command(workspace: Path, as_json: bool) -> None:
+def command(workspace: Workspace, as_json: bool) -> None:
     """Show the cycles and what each of them won and lost."""
     show(workspace, as_json)
 
 
-def show(workspace: Path, as_json: bool) -> None:
+def show(workspace: Workspace, as_json: bool) -> None:
     """Print the status of a workspace. Raises UsageError where there is none."""
-    from db import open_readonly, queries
-    from pipelines.registry import EXPERIMENT, existing
+    from db import queries
+    from pipelines.registry import open_tracker
 
-    database = open_readonly(existing(workspace).database)
+    database = open_tracker(workspace)
     try:
-        experiment = queries.experiment(database, EXPERIMENT)
+        experiment = queries.experiment(database, workspace.experiment)
         number = experiment.id if experiment is not None else 0
         status = queries.status_json(database, number)
         overview = queries.overview(database, number)

@@ -163,9 +163,9 @@ def test_a_long_answer_is_stepped_through(tracker: Tracker, seeding: ModuleType,
     assert "tokens 601 to 650" in text(show_tokens(source, asked(unescape(ways["next"]))))
 
 
-@pytest.mark.parametrize("address", ["?step=5", "?step=1&item=9, base", "?item=none"])
-def test_an_answer_that_was_not_kept_is_said(address: str, looked_into: int, source: Source) -> None:
-    html = text(show_tokens(source, asked(address)))
+@pytest.mark.parametrize("asking", ["?step=5", "?step=1&item=9, base", "?item=none"])
+def test_an_answer_that_was_not_kept_is_said(asking: str, looked_into: int, source: Source) -> None:
+    html = text(show_tokens(source, asked(asking)))
     assert "No such answer" in html and links(html, "tokens")
 
 

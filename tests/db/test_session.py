@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from db import Database, DatabaseError, MissingDatabaseError, Tracker, database_url, open_database, open_readonly, queries
+from db import (
+    Database,
+    DatabaseError,
+    MissingDatabaseError,
+    Tracker,
+    database_url,
+    open_database,
+    open_readonly,
+    queries,
+)
 from db.session import describe
 
 

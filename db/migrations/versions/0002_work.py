@@ -20,9 +20,7 @@ def upgrade() -> None:
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("pid_started", sa.String(), nullable=False),
         sa.Column("heartbeat_at", sa.Float(53), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["experiment_id"], ["experiment.id"], name="fk_work_experiment_id", ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["experiment_id"], ["experiment.id"], name="fk_work_experiment_id", ondelete="CASCADE"),
     )
 
 
