@@ -17,7 +17,9 @@ from db import migrate
 from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError
 
 BUSY_SECONDS = 30.0
-"""How long a writer waits for another one, or for a server that is being restarted, before it gives up."""
+"""How long a writer waits for another one before it gives up."""
+RECONNECT_SECONDS = 120.0
+"""How long a writer waits for a server that went away: a restart must not end a stage."""
 POSTGRESQL = "postgresql+psycopg"
 # A server that vanished (power, cable) is noticed within this, instead of never.
 _NETWORK = {
@@ -63,8 +65,8 @@ class Database:
         self.engine.dispose()
 
     def _connected(self) -> Connection:
-        """A connection. A writer waits for a server that went away: what a stage has won outlives a restart."""
-        deadline = time.monotonic() + (0 if self.readonly or is_sqlite(self.url) else BUSY_SECONDS)
+        """A connection; a writer waits for one, a page says at once that there is none."""
+        deadline = time.monotonic() + (0 if self.readonly or is_sqlite(self.url) else RECONNECT_SECONDS)
         while True:
             try:
                 return self.engine.connect()
@@ -84,6 +86,8 @@ def database_url(address: str | Path | URL) -> URL:
     text = str(address)
     if isinstance(address, Path) or ("://" not in text and not text.startswith(("postgres:", "postgresql:"))):
         return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
+    if text.count("@") > 1:  # what follows the first would be taken for the host, and shown
+        raise DatabaseError("the tracker's address has an @ in its password: write it as %40 (and / as %2F)")
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):
@@ -91,8 +95,6 @@ def database_url(address: str | Path | URL) -> URL:
             "the tracker's address is malformed: give a file, or postgresql://USER@HOST:PORT/DATABASE"
         ) from None
     if url.get_backend_name() in ("postgres", "postgresql"):
-        if "@" in (url.host or ""):
-            raise DatabaseError("the tracker's address has an @ in its password: write it as %40 (and / as %2F)")
         return url.set(drivername=POSTGRESQL)
     if not is_sqlite(url):
         raise DatabaseError(f"the tracker is kept in SQLite or PostgreSQL, not in {url.get_backend_name()}")
