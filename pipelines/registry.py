@@ -62,16 +62,22 @@ def existing(workspace: Workspace) -> Workspace:
 
 
 def check_tracker(workspace: Workspace) -> None:
-    """Raise UsageError where the workspace records its work elsewhere and nobody said where."""
+    """Raise UsageError where the workspace's tracker is another one than was named."""
     elsewhere = workspace.settings().get("tracker")
     if elsewhere and workspace.tracker is None:
         raise UsageError(
             f"{workspace.folder} has its tracker at {elsewhere}: say so with RECOVER_DATABASE or --database"
         )
+    if workspace.tracker is not None and not elsewhere and Path(Workspace(workspace.folder).database).is_file():
+        raise UsageError(
+            f"{workspace.folder} has a tracker of its own: leave --database out and unset RECOVER_DATABASE, "
+            "or name another --workspace"
+        )
 
 
 def open_tracker(workspace: Workspace) -> Database:
     """The tracker, for reading. One that is shared can be read where there is no workspace, only its address."""
+    check_tracker(workspace)
     if workspace.tracker is None:
         existing(workspace)
     return open_readonly(workspace.database)

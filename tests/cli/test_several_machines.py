@@ -91,7 +91,7 @@ def test_a_cycle_with_a_restart_a_second_machine_a_kill_and_the_dashboard(
     wait_for(shared, training(8), first)
 
     # Another machine, which does not see the first one's lock file: it is refused by the tracker.
-    shutil.copytree(tmp_path / "line", tmp_path / "elsewhere" / "line", ignore=shutil.ignore_patterns("lock"))
+    shutil.copytree(tmp_path / "line", tmp_path / "elsewhere" / "line", ignore=shutil.ignore_patterns("lock", "stages"))
     for command in (("resume",), ("cycle", "--docs", docs), ("midtrain", "--docs", docs)):
         refused = recover(*command, "--workspace", "elsewhere/line", env=at, check=False)
         assert refused.returncode == 1
