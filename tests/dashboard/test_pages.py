@@ -68,11 +68,12 @@ def test_the_overview_tells_the_cycles_then_stays_silent(seeded: Any) -> None:
     assert again[-1] == SKIP
 
 
-def test_experiments_stand_side_by_side(seeded: Any, seeding: ModuleType) -> None:
-    source = Source(seeded.path)
+def test_experiments_stand_side_by_side(address: Path | str, seeding: ModuleType) -> None:
+    seeding.seed(address)
+    source = Source(address)
     alone = overview._refresh(source, None, Request())
     assert alone[8]["visible"] is False and alone[-1] == "", "nothing to compare with"
-    seeding.seed(seeded.path, name="<b>second", cycles=1, items=4, steps=5)
+    seeding.seed(address, name="<b>second", cycles=1, items=4, steps=5)
     name = "default"
     outputs = overview._refresh(source, None, Request({"experiment": name}))
     assert outputs[8]["visible"] is True
@@ -187,7 +188,7 @@ def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> Non
 
 
 def test_alarms_are_told_while_they_last(running: Any) -> None:
-    source, tracker, stage = Source(running.path), running.tracker, running.running
+    source, tracker, stage = Source(running.address), running.tracker, running.running
     experiment = queries.running_stage(tracker.database).experiment_id
     seen = live._refresh(source, None, Request())[0]
 
