@@ -10,6 +10,8 @@ BENCH := $(VENV)/benchmarks
 # slower than one as soon as anything else runs on the machine.
 JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# The server's own programs, which Debian keeps off the path; the tests start one of their own.
+SERVER := $(wildcard /usr/lib/postgresql/*/bin/initdb) $(shell command -v initdb)
 # A CPU build of torch instead of the registry's default one (gigabytes of GPU libraries):
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
@@ -17,7 +19,7 @@ TORCH_INDEX ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser check format docs lock bench container chromium clean
+.PHONY: help demo test test-slow test-browser test-postgres check format docs lock bench container chromium postgresql clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -32,7 +34,10 @@ test-slow: $(READY)  ## The long tests, one after another
 	$(PYTEST) -m slow --timeout 3600
 
 test-browser: $(READY) chromium  ## The dashboard in a real browser
-	$(PYTEST) -m browser
+	$(PYTEST) -m "browser and not postgres"
+
+test-postgres: $(READY) postgresql  ## The tracker and the dashboard's pages on a real PostgreSQL server
+	$(PYTEST) -m "postgres and not browser" -n $(JOBS) --dist loadfile
 
 check: $(READY)  ## Lint, format and types
 	$(BIN)/ruff check .
@@ -79,6 +84,12 @@ chromium:
 		|| { echo "Chromium is missing: install it (Debian: apt-get install chromium) and try again"; exit 1; }
 	@command -v chromium >/dev/null || { apt-get update -q && \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; }
+
+postgresql:
+	@[ -n "$(strip $(SERVER))" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; } \
+		|| { echo "PostgreSQL is missing: install it (Debian: apt-get install postgresql) and try again"; exit 1; }
+	@[ -n "$(strip $(SERVER))" ] || { apt-get update -q && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends postgresql; }
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

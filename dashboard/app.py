@@ -21,14 +21,15 @@ TITLE = "Recovery"
 PORTS_TRIED = 20
 
 
-def build_app(database_url: str | Path | URL, access: Access | None = None) -> FastAPI:
+def build_app(database_url: str | Path | URL, access: Access | None = None, workspace: Path | None = None) -> FastAPI:
     """The dashboard over a tracker database as an ASGI application; it fills when the database does.
 
+    ``workspace`` is the folder with the weights, where that is not the database's own.
     Raises DatabaseError if the address is malformed.
     """
     access = access or Access()
     asker = Asker(access.ask_seconds) if access.ask_seconds is not None else None
-    source = Source(database_url, asking=asker is not None)
+    source = Source(database_url, workspace, asking=asker is not None)
     return serve(build_pages(source, access, asker), source, access, asker)
 
 
@@ -49,14 +50,19 @@ def build_pages(source: Source, access: Access, asker: Asker | None = None) -> g
 
 
 def launch_dashboard(
-    database_url: str | Path | URL, *, access: Access | None = None, port: int = 7860, open_browser: bool = False
+    database_url: str | Path | URL,
+    *,
+    access: Access | None = None,
+    port: int = 7860,
+    open_browser: bool = False,
+    workspace: Path | None = None,
 ) -> None:
     """Serve the dashboard until interrupted; if the port is taken, on the next free one.
 
     Raises DatabaseError if the address is malformed or no port is free.
     """
     access = access or Access()
-    application = build_app(database_url, access)
+    application = build_app(database_url, access, workspace)
     free = free_port(access.host, port)
     address = f"http://{'127.0.0.1' if access.host == '0.0.0.0' else access.host}:{free}"
 

@@ -13,9 +13,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 ERROR = "recover: error: "
@@ -35,8 +36,16 @@ class Reply:
 class Asking:
     """One prompt being answered. ``replies`` or ``problem`` is there once :meth:`wait` has returned True."""
 
-    def __init__(self, command: Sequence[str], prompt: str, seconds: float, done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        prompt: str,
+        seconds: float,
+        done: Callable[[], None],
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.command, self.prompt, self.seconds, self.done = command, prompt, seconds, done
+        self.environment = environment
         self.heard = "starting"
         self.replies: list[Reply] = []
         self.problem = ""
@@ -74,7 +83,7 @@ class Asking:
 
     def _talk(self, told: IO[bytes]) -> int:
         """Run the process to its end, or to the end of its time; returns its status."""
-        pipe, environment = subprocess.PIPE, {**os.environ, "PYTHONUTF8": "1"}
+        pipe, environment = subprocess.PIPE, {**os.environ, **self.environment, "PYTHONUTF8": "1"}
         with subprocess.Popen(self.command, stdin=pipe, stdout=told, stderr=pipe, env=environment) as process:
             self._process = process
             if self._stopped:
@@ -119,14 +128,16 @@ class Asker:
         self._busy = threading.Lock()
         self._now: Asking | None = None
 
-    def begin(self, workspace: Path, names: Sequence[str], prompt: str, tokens: int) -> Asking | None:
-        """Begin with a prompt; None while another one is being answered."""
+    def begin(
+        self, workspace: Path, names: Sequence[str], prompt: str, tokens: int, environment: Mapping[str, str]
+    ) -> Asking | None:
+        """Begin with a prompt; None while another one is being answered. ``environment`` says where the tracker is."""
         if not self._busy.acquire(blocking=False):
             return None
         options = [f"--checkpoint={name}" for name in names]
         command = [sys.executable, "-m", "recovery", "ask", "-", f"--workspace={workspace}", *options]
         command += [f"--max-new-tokens={tokens}", "--json"]
-        self._now = Asking(command, prompt, self.seconds, self._busy.release)
+        self._now = Asking(command, prompt, self.seconds, self._busy.release, environment)
         return self._now
 
     def stop(self) -> None:

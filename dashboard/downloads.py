@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -58,8 +59,9 @@ def _report(source: Source, cycle: int, kind: str) -> bytes:
         raise HTTPException(404, "there is no workspace beside this database: run `recover report` where it is")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "recovery", "report", str(cycle), "--workspace", str(workspace)]
+        env = os.environ | source.environment()
         done = subprocess.run(
-            [*command, "--out", folder], capture_output=True, text=True, timeout=_LONGEST, check=False
+            [*command, "--out", folder], capture_output=True, text=True, timeout=_LONGEST, check=False, env=env
         )
         if done.returncode:
             raise HTTPException(404, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no report")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from db.records import Experiment
 from db.session import describe, is_sqlite
 
 OWN = "main"
-"""The experiment of a workspace's own line of cycles."""
+"""The experiment of a workspace's own line of cycles, unless the workspace says otherwise."""
+SETTINGS = "workspace.json"
 STUDIES = "study/"
 """Experiments of this name are runs and outcomes of studies, which have a page of their own."""
 
@@ -21,11 +23,13 @@ STUDIES = "study/"
 class Source:
     """Opens the database when a page is asked for, so that a dashboard may be started before the first run.
 
-    ``asking`` says that prompts may be put to the checkpoints of its workspace.
+    ``workspace`` is the folder with the weights, where that is not the database's own; ``asking`` says that prompts may
+    be put to its checkpoints.
     """
 
-    def __init__(self, address: str | Path | URL, *, asking: bool = False) -> None:
+    def __init__(self, address: str | Path | URL, workspace: Path | None = None, *, asking: bool = False) -> None:
         self.url, self.asking = database_url(address), asking
+        self._workspace = workspace
         self._open: Database | None = None
         self._file: tuple[int, int] | None = None
 
@@ -42,9 +46,27 @@ class Source:
         return self._open
 
     def workspace(self) -> Path | None:
-        """The workspace the database is the tracker of, if it is one's."""
+        """The workspace the database is the tracker of, if it is one's and here."""
+        if self._workspace is not None:
+            return self._workspace
         file = Path(str(self.url.database)) if is_sqlite(self.url) else None
-        return file.parent if file is not None and (file.parent / "workspace.json").is_file() else None
+        return file.parent if file is not None and (file.parent / SETTINGS).is_file() else None
+
+    @property
+    def own(self) -> str:
+        """The experiment of the workspace's own line of cycles."""
+        folder = self.workspace()
+        try:
+            told = json.loads((folder / SETTINGS).read_text(encoding="utf-8")) if folder is not None else {}
+        except (OSError, ValueError):
+            told = {}
+        return str(told.get("experiment") or OWN)
+
+    def environment(self) -> dict[str, str]:
+        """What lets a `recover` process find this tracker: no part of its command line, which everyone can read."""
+        if is_sqlite(self.url) and self._workspace is None:
+            return {}
+        return {"RECOVER_DATABASE": self.url.render_as_string(hide_password=False)}
 
     @contextmanager
     def writing(self) -> Iterator[Database]:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, insert, select
 
 from db import process
 from db.errors import DatabaseError
-from db.schema import DECISIONS, LEFT, Checkpoint, Cycle, Decision, Latest, Stage
-from db.session import Database
+from db.schema import DECISIONS, LEFT, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage
+from db.session import Database, insert_new
 from db.values import json_safe, text
 
 ENDS = ("recovered", "midtrained", "external")  # what a cycle ends with: the first of these kinds that it has
@@ -82,6 +82,7 @@ class _Line:
         cycle = connection.execute(select(Cycle.__table__).where(Cycle.id == cycle_id)).one_or_none()
         if cycle is None:
             raise DatabaseError(f"there is no cycle with the id {cycle_id}")
+        lock_experiment(connection, cycle.experiment_id)
         mine = Checkpoint.experiment_id == cycle.experiment_id
         rows = connection.execute(select(Checkpoint.__table__).where(mine).order_by(Checkpoint.id))
         checkpoints = {row.id: row for row in rows}
@@ -155,10 +156,11 @@ def _may_move(connection: Connection, line: _Line, target: Any) -> None:
     training = select(Stage.__table__).where(
         Stage.experiment_id == line.cycle.experiment_id,
         Stage.status == "running",
-        Stage.kind.in_(("midtrain", "distill")),
+        Stage.kind.in_(TRAINING),
     )
+    now = process.now(connection)
     for stage in connection.execute(training):
-        if not process.is_dead(stage, time.time()):
+        if not process.is_dead(stage, now):
             raise DatabaseError(
                 f"stage {stage.id} ({stage.kind}) is training, and ends as the latest: wait for it, or stop it first"
             )
@@ -205,9 +207,21 @@ def _add(connection: Connection, values: Mapping[str, Any]) -> int:
     return int(key[0])
 
 
+def lock_experiment(connection: Connection, experiment_id: int) -> str:
+    """Let other writers of an experiment wait until this transaction is over. Returns the experiment's name.
+
+    Under PostgreSQL a row lock, which holds up no reader and none who only adds below it; a SQLite transaction that
+    writes is alone already. Raises DatabaseError where there is no such experiment.
+    """
+    row = select(Experiment.name).where(Experiment.id == experiment_id).with_for_update(key_share=True)
+    name = connection.scalar(row)
+    if name is None:
+        raise DatabaseError(f"there is no experiment with the id {experiment_id}")
+    return str(name)
+
+
 def move_latest(connection: Connection, experiment_id: int, checkpoint_id: int) -> None:
     """Point ``latest`` at a checkpoint: what the next stage works on."""
     values = {"checkpoint_id": checkpoint_id, "updated_at": time.time()}
-    moved = connection.execute(update(Latest).where(Latest.experiment_id == experiment_id).values(values))
-    if not moved.rowcount:
-        connection.execute(insert(Latest).values(values | {"experiment_id": experiment_id}))
+    statement = insert_new(connection, Latest).values(values | {"experiment_id": experiment_id})
+    connection.execute(statement.on_conflict_do_update(index_elements=["experiment_id"], set_=values))

@@ -1,4 +1,7 @@
-"""Is the process that runs a stage still alive? Asked without storing which machine it is on."""
+"""Is the process that runs a stage still alive? Asked without storing which machine it is on.
+
+Signs of life are written and judged by the database's clock: those of several machines differ.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import functools
 import hashlib
 import os
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
+
+from sqlalchemy import Connection, text
 
 STALE_SECONDS = 60.0
 """A running stage that gave no sign of life for this long is taken for dead."""
@@ -31,9 +37,35 @@ def started(pid: int) -> str:
     return fields[19] if len(fields) > 19 else ""
 
 
-def is_dead(row: Any, now: float) -> bool:
-    """Whether the process of a stage's row is gone: known to have ended here, or silent for too long."""
-    return now - row.heartbeat_at > STALE_SECONDS or has_ended(row.place, row.pid, row.pid_started)
+def now(connection: Connection) -> float:
+    """Unix seconds by the database's clock; a SQLite file's is the clock of this machine."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.scalar(text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS float8)")) or 0)
+    return time.time()
+
+
+def who() -> dict[str, Any]:
+    """The columns that say that this process holds something."""
+    return {"place": place(), "pid": os.getpid(), "pid_started": started(os.getpid())}
+
+
+def is_ours(row: Any) -> bool:
+    """Whether a row is held by this very process."""
+    return (row.place, row.pid, row.pid_started) == tuple(who().values())
+
+
+def named(row: Any, moment: float) -> str:
+    """The process that holds a row, in words."""
+    where = "" if row.place == place() else " on another machine"
+    return f"process {row.pid}{where}, alive {max(0.0, moment - row.heartbeat_at):.0f} s ago"
+
+
+def is_dead(row: Any, moment: float) -> bool:
+    """Whether the process of a stage's row is gone: known to have ended here, or silent for too long.
+
+    ``moment`` is :func:`now`.
+    """
+    return moment - row.heartbeat_at > STALE_SECONDS or has_ended(row.place, row.pid, row.pid_started)
 
 
 def has_ended(where: str, pid: int | None, pid_started: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -399,12 +398,15 @@ def _stage_query() -> Select[Any]:
 
 
 def _stages(connection: Connection, query: Select[Any]) -> list[records.Stage]:
-    now = time.time()
+    now = process.now(connection)
 
     def status(row: Any) -> str:
         return "interrupted" if row.status == "running" and process.is_dead(row, now) else str(row.status)
 
-    return [_record(records.Stage, row, status=status(row)) for row in connection.execute(query)]
+    return [
+        _record(records.Stage, row, status=status(row), silent_seconds=max(0.0, now - row.heartbeat_at))
+        for row in connection.execute(query)
+    ]
 
 
 def _running(connection: Connection, experiment_id: int | None) -> records.Stage | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import update
 
+from db import process
 from db.errors import StageBusyError
 from db.schema import Stage
 from db.session import Database
@@ -103,8 +103,9 @@ class StageRecorder:
             return
         self._open = False
         self._writer.release(self._held)
-        values |= {"finished_at": time.time(), "wall_seconds": self._held.wall_seconds, "lease": None}
+        values |= {"wall_seconds": self._held.wall_seconds, "lease": None}
         with self._database.writing() as connection:
+            values["finished_at"] = process.now(connection)
             ended = connection.execute(
                 update(Stage).where(Stage.id == self.id, Stage.lease == self._held.lease).values(values)
             )

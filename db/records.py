@@ -38,7 +38,10 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Stage:
-    """One piece of work. ``status`` is the true one: a stage whose process is gone reads "interrupted"."""
+    """One piece of work. ``status`` is the true one: a stage whose process is gone reads "interrupted".
+
+    ``silent_seconds`` passed since its last sign of life, by the database's clock.
+    """
 
     id: int
     experiment_id: int
@@ -55,6 +58,7 @@ class Stage:
     attempts: int
     pid: int | None
     heartbeat_at: float
+    silent_seconds: float
     started_at: float
     finished_at: float | None
     wall_seconds: float

@@ -25,6 +25,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 STAGE_KINDS = ("register", "midtrain", "distill", "evaluate")
+TRAINING = ("midtrain", "distill")
+"""Stages that make weights, and move what the next one goes on from."""
 STAGE_STATUSES = ("running", "finished", "interrupted", "failed")
 CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")
 DECISIONS = ("accepted", "rejected", "rolled_back")
@@ -133,6 +135,23 @@ class Stage(Base):
     peak_memory_bytes: Mapped[int] = mapped_column(BigInteger, default=0)
     stopped: Mapped[str] = mapped_column(default="")
     error: Mapped[str] = mapped_column(Text, default="")
+
+
+class Work(Base):
+    """Which process trains in an experiment now: at most one, however many machines share the tracker.
+
+    Held from the start of a command to its end, between its stages too; see ``Stage`` for the columns.
+    """
+
+    __tablename__ = "work"
+
+    experiment_id: Mapped[int] = _parent("experiment.id", primary_key=True)
+    purpose: Mapped[str]
+    lease: Mapped[str]
+    place: Mapped[str]
+    pid: Mapped[int]
+    pid_started: Mapped[str]
+    heartbeat_at: Mapped[float]
 
 
 class MetricSeries(Base):

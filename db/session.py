@@ -10,13 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from db import migrate
 from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError
 
 BUSY_SECONDS = 30.0
 """How long a writer waits for another one before it gives up."""
+RECONNECT_SECONDS = 120.0
+"""How long a writer waits for a server that went away: a restart must not end a stage."""
+POSTGRESQL = "postgresql+psycopg"
+# A server that vanished (power, cable) is noticed within this, instead of never.
+_NETWORK = {
+    "connect_timeout": 10,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+    "application_name": "recovery",
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +46,7 @@ class Database:
 
         Raises DatabaseError where the database cannot be read.
         """
-        with _in_words(self.url, "read"), self.engine.connect() as connection:
+        with _in_words(self.url, "read"), self._connected() as connection:
             yield connection
 
     @contextmanager
@@ -44,35 +57,65 @@ class Database:
         """
         if self.readonly:
             raise DatabaseError(f"{describe(self.url)} was opened for reading only")
-        with _in_words(self.url, "written"), self.engine.begin() as connection:
+        with _in_words(self.url, "written"), self._connected() as connection, connection.begin():
             yield connection
 
     def close(self) -> None:
         """Give the connections back."""
         self.engine.dispose()
 
+    def _connected(self) -> Connection:
+        """A connection; a writer waits for one, a page says at once that there is none."""
+        deadline = time.monotonic() + (0 if self.readonly or is_sqlite(self.url) else RECONNECT_SECONDS)
+        while True:
+            try:
+                return self.engine.connect()
+            except OperationalError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
 
 def database_url(address: str | Path | URL) -> URL:
-    """Turn a file path or a database URL into a URL; a path without a scheme is a SQLite file."""
+    """Turn a file path or a database URL into a URL; a path without a scheme is a SQLite file.
+
+    Raises DatabaseError where it is neither; the message holds nothing of the address, which may hold a password.
+    """
     if isinstance(address, URL):
         return address
     text = str(address)
-    if isinstance(address, Path) or "://" not in text:
+    if isinstance(address, Path) or ("://" not in text and not text.startswith(("postgres:", "postgresql:"))):
         return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
+    if text.count("@") > 1:  # what follows the first would be taken for the host, and shown
+        raise DatabaseError("the tracker's address has an @ in its password: write it as %40 (and / as %2F)")
     try:
-        return make_url(text)
-    except ArgumentError as error:
-        raise DatabaseError(f"{text!r} is not a database address: give a file or a database URL") from error
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise DatabaseError(
+            "the tracker's address is malformed: give a file, or postgresql://USER@HOST:PORT/DATABASE"
+        ) from None
+    if url.get_backend_name() in ("postgres", "postgresql"):
+        return url.set(drivername=POSTGRESQL)
+    if not is_sqlite(url):
+        raise DatabaseError(f"the tracker is kept in SQLite or PostgreSQL, not in {url.get_backend_name()}")
+    return url
 
 
 def describe(url: URL) -> str:
-    """The address as it may be shown: a file's path, or a URL with its password hidden."""
-    return str(url.database) if is_sqlite(url) else url.render_as_string(hide_password=True)
+    """The address as it may be shown: a file's path, or a URL without password and settings."""
+    if is_sqlite(url):
+        return str(url.database)
+    return url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
 
 
 def is_sqlite(url: URL) -> bool:
     """Whether the address names a SQLite file."""
     return url.get_backend_name() == "sqlite"
+
+
+def insert_new(connection: Connection, table: Any) -> Any:
+    """An INSERT that can say what happens where the row is there already; each database has its own."""
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
 def open_database(address: str | Path | URL) -> Database:
@@ -88,6 +131,8 @@ def open_database(address: str | Path | URL) -> Database:
     if is_sqlite(url):
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
+    else:
+        event.listen(engine, "connect", _prepare_server)
     with _in_words(url, "opened"):
         migrate.upgrade(engine, describe(url))
     return Database(url, engine)
@@ -109,7 +154,8 @@ def open_readonly(address: str | Path | URL) -> Database:
         event.listen(engine, "connect", _prepare_reader)
         event.listen(engine, "begin", _begin)
     else:
-        engine = _engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        # One snapshot a page, in which nothing can be written; under PostgreSQL it holds up nobody.
+        engine = _engine(url, isolation_level="REPEATABLE READ").execution_options(postgresql_readonly=True)
     with _in_words(url, "opened"):
         try:
             migrate.require_current(engine, describe(url))
@@ -121,6 +167,9 @@ def open_readonly(address: str | Path | URL) -> Database:
 def _engine(url: URL, **options: Any) -> Engine:
     if is_sqlite(url):
         options["connect_args"] = {"timeout": BUSY_SECONDS, "check_same_thread": False}
+    else:
+        options["connect_args"] = {name: value for name, value in _NETWORK.items() if name not in url.query}
+        options["pool_pre_ping"] = True  # connections that a restart of the server broke are made anew
     try:
         return create_engine(url, **options)
     except (NoSuchModuleError, ModuleNotFoundError) as error:
@@ -143,6 +192,13 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _prepare_server(connection: Any, _record: Any) -> None:
+    """Per connection: wait for others no longer than under SQLite."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET lock_timeout = '{BUSY_SECONDS:.0f}s'")
+    connection.commit()
 
 
 def _write_ahead(cursor: Any) -> str:
@@ -196,6 +252,10 @@ def _reason(text: str) -> str:
         "unable to open": "check that the folder exists and may be written",
         "locking protocol": "its file system cannot lock; use a local disk or a PostgreSQL address",
         "malformed": "the file is damaged; restore a copy of it",
+        "password authentication failed": "check user and password: RECOVER_DATABASE, or a password file (~/.pgpass)",
+        "no password supplied": "put it into RECOVER_DATABASE or a password file (~/.pgpass)",
+        "permission denied": "this user may not do that; docs/tracker.md says which rights are needed",
+        'FATAL: database "': "make it first: createdb",
     }
     hint = next((advice for sign, advice in hints.items() if sign in line), "")
     return f"{line} ({hint})" if hint else line

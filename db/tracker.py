@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,12 +13,13 @@ from typing import Any, Self
 from sqlalchemy import URL, Connection, delete, func, insert, select, update
 
 from db import process
-from db.decisions import move_latest
+from db.decisions import lock_experiment, move_latest
 from db.errors import DatabaseError, StageBusyError
 from db.recorder import StageRecorder
 from db.schema import (
     CHECKPOINT_KINDS,
     STAGE_KINDS,
+    TRAINING,
     Checkpoint,
     Cycle,
     Evaluation,
@@ -29,10 +30,11 @@ from db.schema import (
     Sample,
     Stage,
     TokenScores,
+    Work,
 )
-from db.session import open_database
+from db.session import insert_new, open_database
 from db.values import finite, json_safe, text
-from db.writer import Held, Writer
+from db.writer import Held, Writer, new_lease
 
 _SAMPLES_AT_ONCE = 500
 
@@ -76,18 +78,46 @@ class Tracker:
 
     def experiment(self, name: str, *, base_model: str = "", config: Any = None) -> int:
         """The id of the experiment of this name, made if there is none."""
+        values = {"name": text(name), "base_model": text(base_model), "config": json_safe(config or {})}
+        values |= {"created_at": time.time()}
+        find = select(Experiment.id).where(Experiment.name == name)
         with self.database.writing() as connection:
-            known = connection.scalar(select(Experiment.id).where(Experiment.name == name))
-            if known is not None:
+            if (known := connection.scalar(find)) is not None:
                 return known
-            values = {"name": text(name), "base_model": text(base_model), "config": json_safe(config or {})}
-            return _insert(connection, Experiment, values | {"created_at": time.time()})
+            connection.execute(insert_new(connection, Experiment).values(values).on_conflict_do_nothing())
+            return int(connection.scalar(find) or 0)
 
     def describe_experiment(self, experiment_id: int, config: Any) -> None:
         """Replace what is told of an experiment beside its name."""
         with self.database.writing() as connection:
             told = update(Experiment).where(Experiment.id == experiment_id).values(config=json_safe(config))
             connection.execute(told)
+
+    @contextmanager
+    def working(self, experiment_id: int, purpose: str) -> Iterator[None]:
+        """Train in an experiment as the only process on any machine; ``purpose`` is told to the others.
+
+        The lease is kept alive by the thread that writes; that of a process that died, or was silent for
+        ``process.STALE_SECONDS``, is taken over. Raises StageBusyError, naming the holder, where a live one holds it.
+        """
+        lease = new_lease()
+        with self.database.writing() as connection:
+            name, now = lock_experiment(connection, experiment_id), process.now(connection)
+            held = connection.execute(select(Work.__table__).where(Work.experiment_id == experiment_id)).one_or_none()
+            if held is not None and not process.is_dead(held, now):
+                raise StageBusyError(
+                    f"{held.purpose} ({process.named(held, now)}) is at work on {name}: wait for it, or stop it first"
+                )
+            connection.execute(delete(Work).where(Work.experiment_id == experiment_id))
+            values = {"experiment_id": experiment_id, "purpose": text(purpose), "lease": lease, "heartbeat_at": now}
+            connection.execute(insert(Work).values(values | process.who()))
+        self._writer.hold_work(lease, name)
+        try:
+            yield
+        finally:
+            self._writer.release_work(lease)
+            with self.database.writing() as connection:
+                connection.execute(delete(Work).where(Work.lease == lease))
 
     def cycle(
         self,
@@ -106,6 +136,7 @@ class Tracker:
         given |= {"corpus_hash": corpus_hash} if corpus_hash else {}
         given |= {"details": json_safe(details)} if details is not None else {}
         with self.database.writing() as connection:
+            lock_experiment(connection, experiment_id)
             if number is None:
                 newest = select(func.max(Cycle.number)).where(Cycle.experiment_id == experiment_id)
                 number = (connection.scalar(newest) or 0) + 1
@@ -132,11 +163,13 @@ class Tracker:
         student_id: int | None = None,
         folder: str | Path | None = None,
     ) -> StageRecorder:
-        """Begin a stage; it is shown as running while the recorder is open and this process lives."""
+        """Begin a stage; it is shown as running while the recorder is open and this process lives.
+
+        Raises StageBusyError where another live process trains in the same cycle and this would train there too.
+        """
         _require(kind, STAGE_KINDS, "a kind of stage")
-        now = time.time()
         held = Held(stage_id=0, steps_total=steps_total)
-        values = _who_runs(held, now) | {
+        values: dict[str, Any] = {
             "experiment_id": experiment_id,
             "cycle_id": cycle_id,
             "kind": kind,
@@ -145,11 +178,14 @@ class Tracker:
             "config": json_safe(config or {}),
             "versions": json_safe(versions or {}),
             "seed": seed,
-            "started_at": now,
             "steps_total": steps_total,
         }
         with self.database.writing() as connection:
-            held.stage_id = _insert(connection, Stage, values)
+            lock_experiment(connection, experiment_id)
+            now = process.now(connection)
+            if cycle_id is not None and kind in TRAINING:
+                _refuse_second(connection, cycle_id, now)
+            held.stage_id = _insert(connection, Stage, values | _who_runs(held, now) | {"started_at": now})
         return StageRecorder(self.database, self._writer, held, kind)
 
     def resume_stage(self, stage_id: int, *, from_step: int, steps_total: int | None = None) -> StageRecorder:
@@ -157,19 +193,21 @@ class Tracker:
 
         Raises StageBusyError while a live process runs it, DatabaseError if there is none or it is finished.
         """
-        now = time.time()
         with self.database.writing() as connection:
-            row = connection.execute(select(Stage.__table__).where(Stage.id == stage_id)).one_or_none()
+            now = process.now(connection)
+            found = select(Stage.__table__).where(Stage.id == stage_id).with_for_update(key_share=True)
+            row = connection.execute(found).one_or_none()
             if row is None:
                 raise DatabaseError(f"there is no stage {stage_id}: `recover status` lists them")
             if row.status == "finished":
                 raise DatabaseError(f"stage {stage_id} is finished: there is nothing to resume")
             if row.status == "running" and not process.is_dead(row, now):
-                ago = max(0.0, now - row.heartbeat_at)
                 raise StageBusyError(
-                    f"stage {stage_id} is run by process {row.pid}, alive {ago:.0f} s ago: stop it first, "
+                    f"stage {stage_id} is run by {process.named(row, now)}: stop it first, "
                     f"or wait {process.STALE_SECONDS:.0f} s if it was killed on another machine"
                 )
+            if row.cycle_id is not None and row.kind in TRAINING:
+                _refuse_second(connection, row.cycle_id, now)
             total = row.steps_total if steps_total is None else steps_total
             held = Held(stage_id, wall_before=row.wall_seconds, steps_done=from_step, steps_total=total)
             _forget_after(connection, stage_id, from_step)
@@ -180,9 +218,11 @@ class Tracker:
 
     def reap_dead_stages(self) -> list[int]:
         """Mark running stages whose process is gone as interrupted. Returns their ids."""
-        now = time.time()
+        running = select(Stage.__table__).where(Stage.status == "running")
         with self.database.writing() as connection:
-            rows = connection.execute(select(Stage.__table__).where(Stage.status == "running"))
+            now = process.now(connection)
+            # What another process has locked is being written to by whoever runs it, or by another reaper.
+            rows = connection.execute(running.with_for_update(skip_locked=True, key_share=True))
             dead = {row.id: row.heartbeat_at for row in rows if process.is_dead(row, now)}
             for stage_id, seen in dead.items():
                 values = {"status": "interrupted", "stopped": "process ended", "finished_at": seen}
@@ -221,6 +261,7 @@ class Tracker:
             "created_at": time.time(),
         }
         with self.database.writing() as connection:
+            lock_experiment(connection, experiment_id)
             known = connection.execute(
                 select(Checkpoint.id, Checkpoint.name, Checkpoint.content_hash).where(
                     Checkpoint.experiment_id == experiment_id, Checkpoint.name == name
@@ -333,11 +374,21 @@ def _who_runs(held: Held, now: float) -> dict[str, Any]:
     return {
         "status": "running",
         "lease": held.lease,
-        "place": process.place(),
-        "pid": os.getpid(),
-        "pid_started": process.started(os.getpid()),
         "heartbeat_at": now,
-    }
+    } | process.who()
+
+
+def _refuse_second(connection: Connection, cycle_id: int, now: float) -> None:
+    """Raise StageBusyError where another live process runs a training stage of the cycle."""
+    running = select(Stage.__table__).where(
+        Stage.cycle_id == cycle_id, Stage.status == "running", Stage.kind.in_(TRAINING)
+    )
+    for row in connection.execute(running):
+        if not process.is_ours(row) and not process.is_dead(row, now):
+            raise StageBusyError(
+                f"the cycle is worked on by stage {row.id} ({row.kind}, {process.named(row, now)}): wait for it, or "
+                "stop it first"
+            )
 
 
 def _forget_after(connection: Connection, stage_id: int, step: int) -> None:

@@ -10,21 +10,23 @@ from typing import Any
 
 def json_safe(value: Any) -> Any:
     """The same value in JSON's own types: numbers that are not finite become null, other objects text."""
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, int)):
         return value
+    if isinstance(value, str):
+        return text(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: json_safe(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): json_safe(entry) for key, entry in value.items()}
+        return {text(key): json_safe(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [json_safe(entry) for entry in value]
     if isinstance(value, (set, frozenset)):
         return [json_safe(entry) for entry in sorted(value, key=str)]
     if hasattr(value, "tolist"):  # arrays and their scalars, without importing any array library
         return json_safe(value.tolist())
-    return str(value)
+    return text(value)
 
 
 def finite(value: Any) -> float | None:

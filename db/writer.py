@@ -10,17 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
+from db import process
 from db.errors import DatabaseError, StageBusyError
-from db.schema import MetricPoint, MetricSeries, Stage
-from db.session import Database
+from db.schema import MetricPoint, MetricSeries, Stage, Work
+from db.session import Database, insert_new
 from db.values import finite
 
 USAGE = ("tokens_sampled", "tokens_scored", "tokens_trained", "seconds_used")
 _FAILURES_TOLERATED = 3
 
 Point = tuple[str, int, float | None, float]  # name, step, value, time
+
+
+def new_lease() -> str:
+    """A word that only this process knows: who holds a row by it may write."""
+    return uuid.uuid4().hex
 
 
 @dataclass
@@ -36,7 +41,7 @@ class Held:
     """A stage that this process runs: its lease, and what is not written yet."""
 
     stage_id: int
-    lease: str = field(default_factory=lambda: uuid.uuid4().hex)
+    lease: str = field(default_factory=new_lease)
     wall_before: float = 0.0
     began: float = field(default_factory=time.monotonic)
     steps_done: int = 0
@@ -60,7 +65,9 @@ class Writer:
         self._flush_seconds = flush_seconds
         self._heartbeat_seconds = heartbeat_seconds
         self._held: dict[int, Held] = {}
-        self._buffer = threading.Lock()  # guards _held and every Held.pending; never held while writing
+        self._work: dict[str, str] = {}  # what this process trains in, by lease: for the message if it is lost
+        self._work_lost = ""
+        self._buffer = threading.Lock()  # guards _held, _work and every Held.pending; never held while writing
         self._io = threading.Lock()  # one write at a time, so that points stay in order
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -72,9 +79,18 @@ class Writer:
         """Begin to keep a stage alive."""
         with self._buffer:
             self._held[held.stage_id] = held
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="tracker-writer", daemon=True)
-            self._thread.start()
+        self._start()
+
+    def hold_work(self, lease: str, name: str) -> None:
+        """Begin to keep the lease on an experiment alive; ``name`` is the experiment's."""
+        with self._buffer:
+            self._work[lease] = name
+        self._start()
+
+    def release_work(self, lease: str) -> None:
+        """Keep it alive no longer."""
+        with self._io, self._buffer:
+            self._work.pop(lease, None)
 
     def release(self, held: Held) -> None:
         """Write what is left of a stage and keep it alive no longer."""
@@ -104,13 +120,14 @@ class Writer:
         """Write everything that waits. Raises DatabaseError, with the points kept for the next try."""
         with self._io:
             with self._buffer:
+                work = dict(self._work)
                 batches = [(held, held.pending) for held in self._held.values() if not held.lost]
                 for held, _ in batches:
                     held.pending = Batch()
-            if not batches or not (beat or any(batch.points or batch.usage for _, batch in batches)):
+            if not (work or batches) or not (beat or any(batch.points or batch.usage for _, batch in batches)):
                 return
             try:
-                self._write(batches)
+                self._write(batches, work)
             except DatabaseError as error:
                 self._put_back(batches)
                 self._failures, self._error = self._failures + 1, error
@@ -124,6 +141,11 @@ class Writer:
             self._thread.join()
         self.flush()
 
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tracker-writer", daemon=True)
+            self._thread.start()
+
     def _run(self) -> None:
         while not self._closing.wait(self._flush_seconds):
             try:
@@ -134,6 +156,10 @@ class Writer:
     def _check(self, held: Held) -> None:
         if held.lost:
             raise StageBusyError(f"stage {held.stage_id} was taken over by another process: this one must stop")
+        if self._work_lost:
+            raise StageBusyError(
+                f"another process took {self._work_lost} over while this one was silent: this one must stop"
+            )
 
     def _put_back(self, batches: list[tuple[Held, Batch]]) -> None:
         with self._buffer:
@@ -142,19 +168,24 @@ class Writer:
                 for name, amount in batch.usage.items():
                     held.pending.usage[name] = held.pending.usage.get(name, 0) + amount
 
-    def _write(self, batches: list[tuple[Held, Batch]]) -> None:
+    def _write(self, batches: list[tuple[Held, Batch]], work: Mapping[str, str]) -> None:
         """One transaction for all stages; whoever lost its lease meanwhile writes nothing."""
         found: dict[int, dict[str, int]] = {}
         with self._database.writing() as connection:
+            now = process.now(connection)
             leases = [held.lease for held, _ in batches]
-            ours = set(connection.scalars(select(Stage.id).where(Stage.lease.in_(leases))))
+            # Locked in one order, and until the points are written: nobody takes a stage over in between.
+            ours = select(Stage.id).where(Stage.lease.in_(leases)).order_by(Stage.id).with_for_update(key_share=True)
+            kept = set(connection.scalars(ours))
             for held, batch in batches:
-                held.lost = held.stage_id not in ours
+                held.lost = held.stage_id not in kept
                 if not held.lost:
                     found[held.stage_id] = _write_points(connection, held, batch.points)
-                    _write_stage(connection, held, batch.usage)
+                    _write_stage(connection, held, batch.usage, now)
+            lost = _write_work(connection, work, now)
         for held, _ in batches:
             held.series.update(found.get(held.stage_id, {}))
+        self._work_lost = self._work_lost or next((work[lease] for lease in lost), "")
 
 
 def _write_points(connection: Connection, held: Held, points: list[Point]) -> dict[str, int]:
@@ -168,8 +199,7 @@ def _write_points(connection: Connection, held: Held, points: list[Point]) -> di
     found = _find_series(connection, held, newest)
     ids = held.series | found
     rows = {(ids[name], step): (value, at) for name, step, value, at in points}
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-    statement: Any = dialect.insert(MetricPoint)
+    statement = insert_new(connection, MetricPoint)
     statement = statement.on_conflict_do_update(
         index_elements=["series_id", "step"],
         set_={"value": statement.excluded.value, "time": statement.excluded.time},
@@ -209,7 +239,13 @@ def _find_series(connection: Connection, held: Held, newest: Mapping[str, Point]
     return found
 
 
-def _write_stage(connection: Connection, held: Held, usage: Mapping[str, float]) -> None:
+def _write_work(connection: Connection, work: Mapping[str, str], now: float) -> list[str]:
+    """The sign of life of leases on experiments. Returns those that another process holds now."""
+    beaten = (connection.execute(update(Work).where(Work.lease == lease).values(heartbeat_at=now)) for lease in work)
+    return [lease for lease, done in zip(work, beaten, strict=True) if not done.rowcount]
+
+
+def _write_stage(connection: Connection, held: Held, usage: Mapping[str, float], now: float) -> None:
     """The sign of life, with progress and what was used since the last one.
 
     The status is set too: a stage taken for dead while the machine slept is running again.
@@ -218,7 +254,7 @@ def _write_stage(connection: Connection, held: Held, usage: Mapping[str, float])
     values: dict[str, Any] = {
         "status": "running",
         "finished_at": None,
-        "heartbeat_at": time.time(),
+        "heartbeat_at": now,
         "wall_seconds": held.wall_seconds,
         "steps_done": held.steps_done,
         "peak_memory_bytes": case((Stage.peak_memory_bytes < peak, peak), else_=Stage.peak_memory_bytes),

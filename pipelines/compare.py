@@ -39,7 +39,7 @@ class Row:
 
 
 def compare(
-    folder: Path,
+    workspace: Workspace,
     methods: Sequence[str],
     docs: Path,
     seeds: Sequence[int],
@@ -58,23 +58,20 @@ def compare(
     settings = {"steps": STEPS, "schedule": "constant"} | dict(settings)
     for method in methods:
         build(DistillConfig, _own(method) | settings | {"method": method, "max_tokens": max_tokens})
-    model = model or Workspace(folder).settings().get("model")
+    model = model or workspace.settings().get("model")
     # Another question is another folder: what is kept there answers this one only.
     asked = json.dumps([str(docs.resolve()), max_tokens, sorted(settings.items())], default=str)
     group = hashlib.sha256(asked.encode()).hexdigest()[:8]
     found: dict[str, list[tuple[dict[str, float], Spent | None, str]]] = {}
     for seed in seeds:
-        home = folder / "comparisons" / group / f"seed-{seed}"
-        with (
-            Workspace(home).lock("recover compare"),
-            Session.open(
-                home,
-                model=model,
-                display=display,
-                database=Workspace(folder).database,
-                experiment=f"compare/{group}/seed-{seed}",
-            ) as session,
-        ):
+        home = workspace.folder / "comparisons" / group / f"seed-{seed}"
+        with Session.open(
+            Workspace(home, str(workspace.database)),
+            model=model,
+            display=display,
+            experiment=f"compare/{group}/seed-{seed}",
+            purpose="recover compare",
+        ) as session:
             lab = Lab(session, seed)
             lab.midtrained(START, docs)
             found.setdefault("base", []).append((_scores(lab, "base"), None, ""))

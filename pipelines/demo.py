@@ -14,6 +14,7 @@ from pipelines.session import Session
 from recovery.config import CycleConfig, build_cycle
 from recovery.errors import UsageError
 from recovery.miniature import write_corpora
+from recovery.workspace import Workspace
 
 CYCLES = 3
 MINIATURE = "miniature"
@@ -69,13 +70,14 @@ def finished(session: Session) -> bool:
     return f"cycle-{CYCLES}/recovered" in made and all(text.startswith(home) for text in documents)
 
 
-def run_variant(folder: Path, variant: DemoVariant, *, seed: int, flags: dict[str, Any], display: Display) -> Run:
-    """One variant with one seed in a workspace of its own under ``folder``."""
-    home = folder / variant.folder / f"seed-{seed}"
-    display.say(f"\n{variant.name}, seed {seed}: {home}")
-    with Session.open(home, model=MINIATURE, display=display) as session:
-        with session.workspace.lock("recover demo"):
-            demo(session, seed=seed, flags=flags | variant.flags)
+def run_variant(place: Workspace, variant: DemoVariant, *, seed: int, flags: dict[str, Any], display: Display) -> Run:
+    """One variant with one seed in a workspace of its own below ``place``."""
+    line = f"demo/{variant.folder}/seed-{seed}"
+    home = Workspace(place.folder / line, place.tracker)
+    display.say(f"\n{variant.name}, seed {seed}: {home.folder}")
+    shared = line if place.tracker is not None else None
+    with Session.open(home, model=MINIATURE, display=display, experiment=shared, purpose="recover demo") as session:
+        demo(session, seed=seed, flags=flags | variant.flags)
         return run_of(session, seed)
 
 

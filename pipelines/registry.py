@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from db import Database, open_readonly, queries, records
+from db import Database, database_url, open_readonly, queries, records
+from db.session import describe
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint, Workspace
-
-EXPERIMENT = "main"
 
 
 @dataclass(frozen=True)
@@ -53,23 +52,60 @@ class Registry:
         )
 
 
-def existing(folder: Path) -> Workspace:
-    """The workspace in ``folder``. Raises UsageError where none has been begun there."""
-    workspace = Workspace(folder)
-    if not workspace.exists or not workspace.database.is_file():
+def existing(workspace: Workspace) -> Workspace:
+    """The workspace, if it was begun. Raises UsageError where it was not, or where its tracker is not named."""
+    check_tracker(workspace)
+    if not workspace.exists or (workspace.tracker is None and not Path(workspace.database).is_file()):
         raise UsageError(
-            f"there is no workspace in {folder}: start with `recover demo` or `recover midtrain --docs FOLDER`"
+            f"there is no workspace in {workspace.folder}: start with `recover demo` or "
+            "`recover midtrain --docs FOLDER`" + _shared_folder(workspace)
         )
     return workspace
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[Registry]:
-    """What is registered in the workspace in ``folder``; nothing is written there. Raises UsageError without one."""
-    workspace = existing(folder)
-    database = open_readonly(workspace.database)
+def reading(workspace: Workspace) -> Iterator[Registry]:
+    """What is registered of a workspace; nothing is written. Raises UsageError where nothing can be read."""
+    database = open_tracker(workspace)
     try:
-        experiment = queries.experiment(database, EXPERIMENT)
+        experiment = queries.experiment(database, workspace.experiment)
         yield Registry(workspace, database, experiment.id if experiment is not None else 0)
     finally:
         database.close()
+
+
+def check_tracker(workspace: Workspace) -> None:
+    """Raise UsageError where the workspace's tracker is another one than was named."""
+    elsewhere = workspace.settings().get("tracker")
+    if elsewhere and workspace.tracker is None:
+        raise UsageError(
+            f"{workspace.folder} has its tracker at {elsewhere}: say so with RECOVER_DATABASE or --database"
+        )
+    if workspace.tracker is not None and not elsewhere and Path(Workspace(workspace.folder).database).is_file():
+        raise UsageError(
+            f"{workspace.folder} has a tracker of its own: leave --database out and unset RECOVER_DATABASE, "
+            "or name another --workspace"
+        )
+
+
+def open_tracker(workspace: Workspace) -> Database:
+    """The tracker, for reading. One that is shared can be read where there is no workspace, only its address."""
+    check_tracker(workspace)
+    if workspace.tracker is None:
+        existing(workspace)
+    return open_readonly(workspace.database)
+
+
+def told(workspace: Workspace) -> str:
+    """Where the tracker is, as it may be shown."""
+    return describe(database_url(workspace.database))
+
+
+def _shared_folder(workspace: Workspace) -> str:
+    """What to do where another machine holds the files of a shared tracker."""
+    if workspace.tracker is None:
+        return ""
+    return (
+        f"; the tracker at {told(workspace)} holds no weights: for those of another machine name its folder on a "
+        "shared file system with --workspace"
+    )

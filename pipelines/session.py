@@ -6,9 +6,10 @@ checked before it teaches.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,10 +17,10 @@ from typing import Self
 from db import Tracker, queries, records
 from db.schema import LEFT
 from pipelines.progress import Display
-from pipelines.registry import EXPERIMENT, Registry
+from pipelines.registry import Registry, check_tracker, told
 from recovery.checkpoints import content_hash, verify
 from recovery.config import Recipe, model_recipe
-from recovery.errors import CheckpointError
+from recovery.errors import CheckpointError, UsageError
 from recovery.loading import resolve_base
 from recovery.miniature import materialise
 from recovery.workspace import MINIATURE, Checkpoint, Workspace, find, is_hub_id, model_key, unknown_name
@@ -33,38 +34,49 @@ class Session:
     tracker: Tracker
     experiment_id: int
     display: Display
+    _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
 
     @classmethod
     def open(
         cls,
-        folder: Path,
+        place: Path | Workspace,
         *,
         model: str | None = None,
         fallback: str | None = None,
         display: Display | None = None,
-        database: Path | None = None,
-        experiment: str = EXPERIMENT,
+        experiment: str | None = None,
+        purpose: str | None = None,
     ) -> Session:
-        """Open the workspace in ``folder``; begin it there if there is none.
+        """Open a workspace, or the one in a folder; begin it there if there is none.
 
         ``model`` names the clean model (hub id, folder, "miniature"). In a new workspace without it, ``fallback``
-        is taken (a teacher given by path or hub id), else the miniature. A workspace inside another may record its
-        work in that one's ``database``, as an ``experiment`` of its own. Raises UsageError where the workspace is about
-        another model.
+        is taken (a teacher given by path or hub id), else the miniature. ``experiment`` is what a new workspace's line
+        of cycles is called in the tracker. With a ``purpose`` the workspace and its line are held for training until
+        the session ends. Raises UsageError where the workspace is about another model or records its work elsewhere,
+        and, as StageBusyError, where another process trains in it, on this machine or another.
         """
-        workspace = Workspace(folder.expanduser())
-        workspace.check_model(model)
-        display = display or Display()
-        begun = workspace.exists
-        if not begun:
-            source = _locate(workspace, model or fallback or MINIATURE, display)
-        workspace.folder.mkdir(parents=True, exist_ok=True)
-        tracker = Tracker(database or workspace.database)
-        tracker.reap_dead_stages()
-        name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
-        session = cls(workspace, tracker, tracker.experiment(experiment, base_model=name), display)
-        if not begun:
-            session._register_base(source, name)
+        workspace = place if isinstance(place, Workspace) else Workspace(place.expanduser())
+        with contextlib.ExitStack() as held:
+            if purpose is not None:
+                held.enter_context(workspace.lock(purpose))
+            check_tracker(workspace)
+            workspace.check_model(model)
+            display = display or Display()
+            begun = workspace.exists
+            if not begun:
+                source = _locate(workspace, model or fallback or MINIATURE, display)
+            workspace.folder.mkdir(parents=True, exist_ok=True)
+            tracker = held.enter_context(Tracker(workspace.database))
+            tracker.reap_dead_stages()
+            name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
+            line = _line(workspace, tracker, experiment)
+            number = tracker.experiment(line, base_model=name)
+            if purpose is not None:
+                held.enter_context(tracker.working(number, purpose))
+            session = cls(workspace, tracker, number, display)
+            if not begun:
+                session._register_base(source, name, line)
+            session._held = held.pop_all()
         return session
 
     def __enter__(self) -> Self:
@@ -73,7 +85,7 @@ class Session:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self.tracker.close()
+        self._held.close()
 
     @property
     def registry(self) -> Registry:
@@ -147,7 +159,7 @@ class Session:
         counted = (k for k, c in self.cycles().items() if k in lived or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
 
-    def _register_base(self, source: Path, name: str) -> None:
+    def _register_base(self, source: Path, name: str, line: str) -> None:
         path = self.workspace.stored(source)
         self.tracker.add_checkpoint(
             self.experiment_id,
@@ -161,7 +173,29 @@ class Session:
         base = find("base", self.registry)
         if base is not None and base.id is not None and self.registry.latest() is None:
             self.tracker.set_latest(self.experiment_id, base.id)
-        self.workspace.remember(name)
+        elsewhere = {} if self.workspace.tracker is None else {"experiment": line, "tracker": told(self.workspace)}
+        self.workspace.remember(name, **elsewhere)
+
+
+def _line(workspace: Workspace, tracker: Tracker, wanted: str | None) -> str:
+    """What the workspace's line of cycles is called in the tracker: a new one takes no other workspace's name.
+
+    Raises UsageError where it was begun and the tracker knows nothing of it.
+    """
+    asked = wanted if workspace.settings().get("experiment") is None and wanted else workspace.experiment
+    known = queries.experiment(tracker.database, asked)
+    begun = known is not None and queries.latest(tracker.database, known.id) is not None
+    if workspace.exists and not begun:
+        raise UsageError(
+            f"nothing of {workspace.folder} is recorded in {told(workspace)}: name the --database it was begun with"
+        )
+    if wanted is not None or workspace.tracker is None or workspace.exists:
+        return asked
+    number, line = 1, asked
+    while (one := queries.experiment(tracker.database, line)) and queries.latest(tracker.database, one.id):
+        number += 1
+        line = f"{asked}-{number}"
+    return line
 
 
 def resolve(registry: Registry, name: str) -> Checkpoint:
@@ -171,7 +205,7 @@ def resolve(registry: Registry, name: str) -> Checkpoint:
     """
     registered = find(name, registry)
     if registered is not None:
-        return _standing(registered)
+        return _standing(registered, registry.workspace)
     folder = Path(name).expanduser()
     if not folder.is_dir() and not is_hub_id(name):
         raise unknown_name(name, registry)
@@ -192,11 +226,16 @@ def external(name: str) -> Checkpoint:
     )
 
 
-def _standing(checkpoint: Checkpoint) -> Checkpoint:
+def _standing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
     if not checkpoint.path.is_dir():
+        put_back = (
+            "put it back"
+            if workspace.tracker is None
+            else "where another machine made it, share that workspace folder (--workspace on a shared file system)"
+        )
         raise CheckpointError(
             f"the folder of the checkpoint {checkpoint.name} is gone ({checkpoint.path}): "
-            + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else "put it back")
+            + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else put_back)
         )
     return checkpoint
 

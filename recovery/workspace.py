@@ -2,7 +2,7 @@
 
     recovery-workspace/
       workspace.json            which clean model this workspace is about
-      tracker.db                every step, score and checkpoint (see db/)
+      tracker.db                every step, score and checkpoint (see db/), unless they are kept elsewhere
       models/                   a clean model that came with the package, as an ordinary folder
       corpora/cycle-1/          the documents, probes and questions of a cycle, frozen when it began
       checkpoints/cycle-1/      midtrained/, recovered/
@@ -20,7 +20,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from recovery.errors import CheckpointError, UsageError
 FORMAT = 1
 SETTINGS = "workspace.json"
 MINIATURE = "miniature"
+MAIN = "main"
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,25 @@ class Index(Protocol):
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folder and where things are in it."""
+    """The folder and where things are in it.
+
+    ``tracker`` is the address of a tracker that is kept elsewhere and that several workspaces may share: a SQLite file
+    or a database URL. It may hold a password, so it is not shown.
+    """
 
     folder: Path
+    tracker: str | None = field(default=None, repr=False)
 
     @property
-    def database(self) -> Path:
-        """The tracker's SQLite file."""
-        return self.folder / "tracker.db"
+    def database(self) -> Path | str:
+        """Where the tracker is: a SQLite file in the folder unless it is elsewhere."""
+        return self.folder / "tracker.db" if self.tracker is None else self.tracker
+
+    @property
+    def experiment(self) -> str:
+        """What its line of cycles is called in the tracker: as it began, else after the folder where it is shared."""
+        name = self.folder.resolve().name if self.tracker is not None else MAIN
+        return str(self.settings().get("experiment") or name)
 
     @property
     def exists(self) -> bool:
@@ -126,9 +138,9 @@ class Workspace:
             )
         return settings
 
-    def remember(self, model: str) -> None:
-        """Write down which clean model this workspace is about."""
-        text = json.dumps({"format": FORMAT, "model": model}, indent=2) + "\n"
+    def remember(self, model: str, **more: str) -> None:
+        """Write down which clean model this workspace is about, and ``more`` that it must not forget."""
+        text = json.dumps({"format": FORMAT, "model": model, **more}, indent=2) + "\n"
         write_atomically(self.folder / SETTINGS, text)
 
     def check_model(self, model: str | None) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,8 @@ for _offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"
     os.environ[_offline] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ["DO_NOT_TRACK"] = "1"
-os.environ.pop("RECOVER_WORKSPACE", None)
+for _place in ("RECOVER_WORKSPACE", "RECOVER_DATABASE"):
+    os.environ.pop(_place, None)
 
 import pytest  # noqa: E402  (the environment comes first)
 
@@ -129,6 +130,60 @@ def require_component() -> Callable[[bool, str], None]:
         pytest.skip(f"{what} is missing")
 
     return require
+
+
+@pytest.fixture(scope="session")
+def postgres(require_component: Callable[[bool, str], None]) -> Iterator[Any]:
+    """A PostgreSQL server of this process's own: a tests.postgres.Server, started."""
+    from tests.postgres import programs, running
+
+    found = programs()
+    require_component(found is not None, "PostgreSQL's server (apt-get install postgresql)")
+    with running(found) as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def new_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path | str]:
+    """``new_address()``: where a new tracker can be made; every test that uses it runs on both databases."""
+    if request.param == "postgresql":
+        make: Callable[[], str] = request.getfixturevalue("postgres").create
+        return make
+    return lambda: tmp_path_factory.mktemp("tracker") / "tracker.db"
+
+
+@pytest.fixture
+def address(new_address: Callable[[], Path | str], request: pytest.FixtureRequest) -> Iterator[Path | str]:
+    """Where this test's tracker can be made."""
+    made = new_address()
+    server = request.getfixturevalue("postgres") if isinstance(made, str) else None
+    yield made
+    if server is not None:
+        server.drop(made)
+
+
+@pytest.fixture(scope="session")
+def seeding() -> ModuleType:
+    """The module that fills trackers."""
+    from tests.db import seeding
+
+    return seeding
+
+
+@pytest.fixture(scope="session")
+def seeded(new_address: Callable[[], Path | str], seeding: ModuleType) -> Any:
+    """A tracker of three finished cycles, to read only."""
+    return seeding.seed(new_address())
+
+
+@pytest.fixture(scope="session")
+def readable(seeded: Any) -> Iterator[Any]:
+    """The seeded database, open for reading."""
+    from db import open_readonly
+
+    database = open_readonly(seeded.address)
+    yield database
+    database.close()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 from recovery import __version__
 from recovery.cli import main, options
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "numpy", "sqlalchemy", "gradio", "lm_eval", "peft", "plotly")
@@ -157,7 +158,7 @@ def test_given_tells_a_flag_from_a_default(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RECOVER_WORKSPACE", "elsewhere")
     command.main(["--seed", "0", "--template-arg", "enable_thinking=false"], standalone_mode=False)
     assert seen == {
-        "workspace": Path("elsewhere"),
+        "workspace": Workspace(Path("elsewhere")),
         "seed": 0,
         "template_args": {"enable_thinking": False},
     }

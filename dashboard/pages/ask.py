@@ -11,7 +11,7 @@ from dashboard import answers, markup
 from dashboard.asking import Asker, Reply
 from dashboard.markup import esc
 from dashboard.pages import common
-from dashboard.source import OWN, Source
+from dashboard.source import Source
 from db import DatabaseError, queries
 from db.answers import asked_first
 from db.records import Checkpoint
@@ -61,7 +61,7 @@ def _show(source: Source) -> list[Any]:
         return [gr.skip(), missing, gr.update(visible=False), gr.skip()]
     chosen = [one.name for one in asked_first(there)]
     return [
-        markup.header(NAME, OWN, asking=True),
+        markup.header(NAME, source.own, asking=True),
         _HERO,
         gr.update(visible=True),
         gr.update(choices=[one.name for one in there], value=chosen),
@@ -70,7 +70,7 @@ def _show(source: Source) -> list[Any]:
 
 def _there(source: Source) -> list[Checkpoint]:
     """The checkpoints of the workspace's own line of cycles that can be asked, oldest first."""
-    experiment = queries.experiment(source.database(), OWN)
+    experiment = queries.experiment(source.database(), source.own)
     if experiment is None:
         return []
     return [one for one in queries.checkpoints(source.database(), experiment.id) if one.has_weights]
@@ -104,7 +104,7 @@ def _ask(source: Source, asker: Asker, prompt: str, chosen: Sequence[str], token
     if wrong:
         yield markup.notice("Not asked", wrong, tone="warn")
         return
-    asking = asker.begin(workspace, names, prompt.strip(), int(tokens or TOKENS))
+    asking = asker.begin(workspace, names, prompt.strip(), int(tokens or TOKENS), source.environment())
     if asking is None:
         text = "Another prompt is being answered. Ask again when it is done."
         yield markup.notice("One prompt at a time", text, tone="warn")

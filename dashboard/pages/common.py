@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -59,7 +58,7 @@ def trouble(source: Source, error: DatabaseError) -> str:
 
 def worked(stage: Stage) -> float:
     """Seconds a running stage has worked, over all its attempts: not the time it lay interrupted."""
-    return stage.wall_seconds + max(0.0, time.time() - stage.heartbeat_at)
+    return stage.wall_seconds + stage.silent_seconds
 
 
 def quoted(name: str) -> str:

@@ -12,7 +12,7 @@ from dashboard.access import Access
 from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common
 from dashboard.pages.stages import flops
-from dashboard.source import OWN, Source
+from dashboard.source import Source
 from dashboard.words import DASH, ago, count, duration, interval, memory, percent, points, probability, short_path
 from db import DatabaseError, decide, queries
 from db.records import CycleRow, Evaluation, Measured, Overview, Stage
@@ -136,7 +136,7 @@ def _summary(overview: Overview, row: CycleRow) -> str:
         f'<div class="hero"><p class="eyebrow" title="{esc(row.cycle.documents)}">{esc(documents)}</p>'
         f"<h1>{esc(words)} {chip}</h1></div>"
         + _neighbours(overview, row)
-        + _report(overview, row)
+        + _report(source, overview, row)
         + markup.tiles(_tiles(row))
     )
 
@@ -151,9 +151,9 @@ def _neighbours(overview: Overview, row: CycleRow) -> str:
     return f'<nav class="tabs" aria-label="Cycles">{"".join(links)}</nav>'
 
 
-def _report(overview: Overview, row: CycleRow) -> str:
+def _report(source: Source, overview: Overview, row: CycleRow) -> str:
     """The cycle on one page; `recover report` writes those of the workspace's own line of cycles."""
-    if overview.experiment.name != OWN:
+    if overview.experiment.name != source.own:
         return ""
     return markup.numbers("The cycle on one page", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
 

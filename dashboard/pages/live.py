@@ -295,7 +295,8 @@ def time_left(stage: Stage, series: Mapping[str, list[Point]]) -> float | None:
     if len(recent) < 2 or recent[-1].step == recent[0].step:
         return None
     pace = (recent[-1].time - recent[0].time) / (recent[-1].step - recent[0].step)
-    return max(0.0, (stage.steps_total - recent[-1].step) * pace - (time.time() - recent[-1].time))
+    since = min(max(0.0, time.time() - recent[-1].time), pace)  # a stage on another machine has another clock
+    return max(0.0, (stage.steps_total - recent[-1].step) * pace - since)
 
 
 def _advice(stage: Stage) -> str:

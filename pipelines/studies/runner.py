@@ -34,20 +34,20 @@ class Kept:
     figures: dict[str, float]
 
 
-def run_study(study: Study, folder: Path, seeds: Sequence[int], budget: float, display: Display) -> Outcome:
-    """Run what is missing of a study in the workspace ``folder`` and return all seeds together.
+def run_study(study: Study, workspace: Workspace, seeds: Sequence[int], budget: float, display: Display) -> Outcome:
+    """Run what is missing of a study in a workspace and return all seeds together.
 
     Runs of another budget are another experiment: they are neither used nor mixed in.
     """
     for seed in seeds:
-        if read(study, folder, seed, budget) is None:
+        if read(study, workspace.folder, seed, budget) is None:
             display.say(
                 f"\nstudy {study.name}, seed {seed}: {study.claim} (about {study.minutes * budget:.0f} minutes)"
             )
-            _run(study, folder, seed, budget, display)
-    outcome = kept_outcome(study, folder, seeds, budget)
+            _run(study, workspace, seed, budget, display)
+    outcome = kept_outcome(study, workspace.folder, seeds, budget)
     assert outcome is not None  # every seed is done
-    _publish(outcome, folder)
+    _publish(outcome, workspace)
     return outcome
 
 
@@ -79,21 +79,17 @@ def read(study: Study, folder: Path, seed: int, budget: float) -> Kept | None:
         raise UsageError(f"{path} cannot be read ({error}): delete it to run that seed's last step again") from error
 
 
-def _run(study: Study, folder: Path, seed: int, budget: float, display: Display) -> None:
-    home = _home(study, folder, seed, budget)
+def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: Display) -> None:
+    home = _home(study, workspace.folder, seed, budget)
     started = time.monotonic()
-    tracker, experiment = Workspace(folder).database, f"study/{study.name}/budget-{budget:g}/seed-{seed}"
-    with (
-        Workspace(home).lock(f"recover study {study.name}"),
-        Session.open(
-            home,
-            model=MINIATURE,
-            display=display,
-            database=tracker,
-            experiment=experiment,
-        ) as session,
-    ):
-        lab = Lab(session, seed, budget, others=_others(study, folder, seed, budget))
+    with Session.open(
+        Workspace(home, str(workspace.database)),
+        model=MINIATURE,
+        display=display,
+        experiment=f"study/{study.name}/budget-{budget:g}/seed-{seed}",
+        purpose=f"recover study {study.name}",
+    ) as session:
+        lab = Lab(session, seed, budget, others=_others(study, workspace.folder, seed, budget))
         figures = {name: float(value) for name, value in study.run(lab).items()}
     minutes = (time.monotonic() - started) / 60  # of the last sitting, where there were several
     kept = Kept(seed, budget, lab.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
@@ -101,9 +97,9 @@ def _run(study: Study, folder: Path, seed: int, budget: float, display: Display)
     display.say(f"study {study.name}, seed {seed}: done in {duration(minutes * 60)}")
 
 
-def _publish(outcome: Outcome, folder: Path) -> None:
+def _publish(outcome: Outcome, workspace: Workspace) -> None:
     """The table and the verdict into the tracker, where the dashboard finds them."""
-    with Tracker(Workspace(folder).database) as tracker:
+    with Tracker(workspace.database) as tracker:
         number = tracker.experiment(f"study/{outcome.study.name}/budget-{outcome.budget:g}")
         tracker.describe_experiment(number, as_json(outcome))
 

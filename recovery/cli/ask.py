@@ -10,6 +10,7 @@ import click
 
 from recovery.cli import options, stages
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 if TYPE_CHECKING:
     from pipelines.ask import Reply
@@ -37,7 +38,7 @@ def command(
     /,
     prompt: str,
     names: tuple[str, ...],
-    workspace: Path,
+    workspace: Workspace,
     recipe: Path | None,
     as_json: bool,
     **_: object,

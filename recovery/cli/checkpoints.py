@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from recovery.cli import options
+from recovery.workspace import Workspace
 
 
 @click.command()
 @options.workspace
 @options.as_json
-def command(workspace: Path, as_json: bool) -> None:
+def command(workspace: Workspace, as_json: bool) -> None:
     """List the checkpoints and where they came from."""
     from pipelines.registry import reading
     from recovery.cli.stages import checkpoint_json

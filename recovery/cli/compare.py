@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 _TOKENS = 400_000
 
@@ -40,7 +41,7 @@ def command(
     methods: tuple[str, ...],
     docs: Path,
     model: str | None,
-    workspace: Path,
+    workspace: Workspace,
     seeds: tuple[int, ...],
     max_tokens: int,
     as_json: bool,

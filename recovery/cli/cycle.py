@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 
 @click.command()
@@ -99,7 +100,7 @@ from recovery.cli import options, stages
 def command(
     context: click.Context,
     /,
-    workspace: Path,
+    workspace: Workspace,
     model: str | None,
     recipe: Path | None,
     abandon: bool,

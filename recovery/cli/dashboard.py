@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from recovery.cli import options
+from recovery.workspace import Workspace
 
 
 @click.command()
@@ -36,7 +37,7 @@ from recovery.cli import options
     help="With --ask: how long the answers to one prompt may take.",
 )
 def command(
-    workspace: Path,
+    workspace: Workspace,
     host: str,
     port: int,
     open_browser: bool,
@@ -59,11 +60,14 @@ def command(
         access.add_user(auth_file, add_user, click.prompt("Password", hide_input=True, confirmation_prompt=True))
         options.note(f"{add_user} may enter by {auth_file}")
         return
-    from pipelines.registry import existing
+    from pipelines.registry import check_tracker, existing
 
-    database = existing(workspace).database.resolve()
+    check_tracker(workspace)
+    if workspace.tracker is None:
+        existing(workspace)
     users = access.read_users(auth_file) if auth_file is not None else None
     rights = access.Access(users, read_only, host, ask_timeout if ask else None)
     from dashboard.app import launch_dashboard
 
-    launch_dashboard(str(database), access=rights, port=port, open_browser=open_browser)
+    folder = workspace.folder.resolve() if workspace.tracker and workspace.exists else None
+    launch_dashboard(workspace.database, access=rights, port=port, open_browser=open_browser, workspace=folder)

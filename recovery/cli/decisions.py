@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 
 def _command(word: str, told: str) -> click.Command:
@@ -18,7 +17,7 @@ def _command(word: str, told: str) -> click.Command:
     @click.option("--who", default=None, metavar="NAME", help="Who decides.  [default: the user]")
     @options.workspace
     @options.as_json
-    def command(cycle: int, why: str, who: str | None, workspace: Path, as_json: bool) -> None:
+    def command(cycle: int, why: str, who: str | None, workspace: Workspace, as_json: bool) -> None:
         from pipelines.gate import decide_cycle
         from pipelines.registry import existing
 

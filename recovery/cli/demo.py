@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 
 @click.command()
@@ -29,7 +31,7 @@ from recovery.cli import options, stages
 def command(
     context: click.Context,
     /,
-    workspace: Path,
+    workspace: Workspace,
     seed: int,
     limit: int | None,
     open_browser: bool,
@@ -68,13 +70,13 @@ def command(
         _wait(dashboard)
 
 
-def _tell(workspace: Path, as_json: bool) -> None:
+def _tell(workspace: Workspace, as_json: bool) -> None:
     from recovery.cli.status import show
 
     show(workspace, as_json)
     if as_json:
         return
-    place = "" if workspace == options.DEFAULT_WORKSPACE else f" --workspace {workspace}"
+    place = "" if workspace.folder == options.DEFAULT_WORKSPACE else f" --workspace {workspace.folder}"
     click.echo(
         "\nWhat to look at: `instructions` falls in each mid-training and comes back in each recovery (`of base`);\n"
         "what the documents say stays, `asked` as questions and `stored` in their own words, cycle after cycle.\n"
@@ -91,7 +93,7 @@ def _variants(replay: bool, one_teacher: bool) -> list[Any]:
 
 
 def _study(
-    workspace: Path,
+    workspace: Workspace,
     seeds: tuple[int, ...],
     variants: list[Any],
     flags: dict[str, Any],
@@ -106,7 +108,7 @@ def _study(
     display, table = Display(), []
     with stages.resumable():
         for variant in variants:
-            runs = [run_variant(workspace / "demo", variant, seed=s, flags=flags, display=display) for s in seeds]
+            runs = [run_variant(workspace, variant, seed=s, flags=flags, display=display) for s in seeds]
             table.append(Variant(variant.name, runs))
     extra = "".join(f" --{v.folder}" for v in variants[1:])
     text = markdown(table, f"recover demo --seeds {','.join(map(str, seeds))}{extra}")
@@ -123,9 +125,11 @@ def _study(
     options.emit(value, as_json, text)
 
 
-def _dashboard(workspace: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "recovery", "dashboard", "--workspace", str(workspace.resolve()), "--open"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+def _dashboard(workspace: Workspace) -> subprocess.Popen[bytes]:
+    folder = str(workspace.folder.resolve())
+    command = [sys.executable, "-m", "recovery", "dashboard", "--workspace", folder, "--open"]
+    env = os.environ | ({options.DATABASE: workspace.tracker} if workspace.tracker else {})
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import click
 
 from recovery.cli import options
+from recovery.workspace import Workspace
 
 GIB = 1024**3
 EXTRAS = {"vllm": ("vllm",), "docs": ("pypdf", "docx"), "postgres": ("psycopg",)}
@@ -46,13 +47,13 @@ class Finding:
 @click.command()
 @options.workspace
 @options.as_json
-def command(workspace: Path, as_json: bool) -> None:
+def command(workspace: Workspace, as_json: bool) -> None:
     """Say what this machine can run.
 
     Looks at Python, torch, cores, memory, GPUs, disk, the optional parts and the workspace. Trains nothing
     and asks no network. Ends with status 1 when something needed is broken.
     """
-    machine = look_at_machine(workspace)
+    machine = look_at_machine(workspace.folder)
     findings = [
         look_at_python(),
         look_at_packages(),
@@ -61,7 +62,7 @@ def command(workspace: Path, as_json: bool) -> None:
         *look_at_extras(),
         look_at_sentence_data(),
         look_at_miniature(),
-        look_at_workspace(workspace),
+        look_at_workspace(workspace.folder),
     ]
     ready = all(finding.state != "failed" for finding in findings)
     options.emit({"ready": ready, "findings": findings}, as_json, lambda: describe(findings, ready))

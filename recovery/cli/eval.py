@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 
 @click.command()
@@ -42,7 +43,7 @@ from recovery.cli import options, stages
 def command(
     context: click.Context,
     /,
-    workspace: Path,
+    workspace: Workspace,
     model: str | None,
     recipe: Path | None,
     ifeval: str | None,

@@ -8,6 +8,7 @@ import click
 
 from recovery.cli import options, stages
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 
 @click.command()
@@ -18,7 +19,7 @@ from recovery.errors import UsageError
     "--merge", is_flag=True, help="Merge a LoRA adapter into the weights, so that no base is needed beside them."
 )
 @options.as_json
-def command(checkpoint: str, folder: Path, workspace: Path, merge: bool, as_json: bool) -> None:
+def command(checkpoint: str, folder: Path, workspace: Workspace, merge: bool, as_json: bool) -> None:
     """Write a checkpoint as an ordinary model folder.
 
     CHECKPOINT is a name such as latest or cycle-2/recovered; FOLDER must not exist or be empty.

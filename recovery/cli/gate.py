@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from recovery.cli import options, stages
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 # For scripts: 0 accept; 1 and 2 are errors.
 STATUS = {"accept": 0, "reject": 3, "undecided": 4}
@@ -38,7 +38,7 @@ STATUS = {"accept": 0, "reject": 3, "undecided": 4}
 def command(
     context: click.Context,
     cycle: int | None,
-    workspace: Path,
+    workspace: Workspace,
     rules: tuple[str, ...],
     alpha: float,
     enter: bool,

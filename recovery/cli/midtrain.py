@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 
 @click.command()
@@ -79,7 +80,7 @@ from recovery.cli import options, stages
 def command(
     context: click.Context,
     /,
-    workspace: Path,
+    workspace: Workspace,
     model: str | None,
     recipe: Path | None,
     dry_run: bool,

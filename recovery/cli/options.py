@@ -5,16 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from recovery.workspace import Workspace
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 Decorator = Callable[[Function], Function]
 
 DEFAULT_WORKSPACE = Path("recovery-workspace")
+DATABASE = "RECOVER_DATABASE"
 
 
 def _read_template_args(
@@ -41,14 +45,45 @@ def _read_seeds(context: click.Context, parameter: click.Parameter, value: str |
         raise click.BadParameter(f"'{value}' is not a list of numbers such as 0,1,2", context, parameter) from None
 
 
-workspace: Decorator[Any] = click.option(
-    "--workspace",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=DEFAULT_WORKSPACE,
-    show_default="./recovery-workspace",
-    envvar="RECOVER_WORKSPACE",
-    help="Folder that holds the tracker and the checkpoints (or RECOVER_WORKSPACE).",
-)
+def _read_database(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Keep the tracker's address for the workspace: it is no parameter, so that nothing writes it down."""
+    typed = context.get_parameter_source("database") is click.core.ParameterSource.COMMANDLINE
+    if value and typed and re.match(r"[^/]*://[^/@]*:[^@]+@", value):
+        note("a password on the command line can be read by everyone on this machine: RECOVER_DATABASE hides it")
+    context.meta[DATABASE] = value or None
+
+
+def _read_workspace(context: click.Context, parameter: click.Parameter, value: Path) -> Workspace:
+    """The folder, with where its tracker is."""
+    own, elsewhere = Workspace(value.expanduser()), context.meta[DATABASE]
+    named = elsewhere is not None and Path(elsewhere).expanduser().resolve() == Path(own.database).resolve()
+    return own if named else Workspace(own.folder, elsewhere)
+
+
+def workspace(function: Function) -> Function:
+    """Where the work is: ``--workspace`` and ``--database`` as one :class:`Workspace`, ``workspace``."""
+    function = click.option(
+        "--database",
+        metavar="URL",
+        default=None,
+        envvar=DATABASE,
+        is_eager=True,  # read before the workspace, which takes it up
+        expose_value=False,
+        callback=_read_database,
+        help="A tracker that several machines share, postgresql://USER@HOST/NAME, instead of the workspace's own "
+        "(or RECOVER_DATABASE).",
+    )(function)
+    return click.option(
+        "--workspace",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=DEFAULT_WORKSPACE,
+        show_default="./recovery-workspace",
+        envvar="RECOVER_WORKSPACE",
+        callback=_read_workspace,
+        help="Folder that holds the tracker and the checkpoints (or RECOVER_WORKSPACE).",
+    )(function)
+
+
 model: Decorator[Any] = click.option(
     "--model",
     metavar="NAME",

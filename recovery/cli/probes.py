@@ -11,6 +11,7 @@ import click
 
 from recovery.cli import options, stages
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 if TYPE_CHECKING:
     from pipelines.probing import Ask
@@ -66,7 +67,7 @@ def build(
     control: Path | None,
     writer: str | None,
     model: str | None,
-    workspace: Path,
+    workspace: Workspace,
     seed: int,
     dry_run: bool,
     as_json: bool,
@@ -100,7 +101,7 @@ def build(
 
 
 @contextmanager
-def _writer(context: click.Context, name: str | None, workspace: Path, model: str | None) -> Iterator[Ask | None]:
+def _writer(context: click.Context, name: str | None, workspace: Workspace, model: str | None) -> Iterator[Ask | None]:
     """The model that writes, by its name; None, and no model library loaded, where none was named."""
     if name is None:
         yield None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 
 @click.command()
@@ -20,7 +19,7 @@ from recovery.cli import options, stages
 )
 @click.option("--yes", is_flag=True, help="Remove it; without this it is only said what would go.")
 @options.as_json
-def command(workspace: Path, policies: tuple[str, ...], yes: bool, as_json: bool) -> None:
+def command(workspace: Workspace, policies: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Free the space of weights that nobody needs any more.
 
     It is said first what would go.

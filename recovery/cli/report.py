@@ -8,6 +8,7 @@ import click
 
 from recovery.cli import options, stages
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 
 @click.command()
@@ -21,7 +22,7 @@ from recovery.errors import UsageError
 )
 @click.option("--figures/--no-figures", default=True, help="The HTML file's charts, which are 4.7 MB of its size.")
 @options.as_json
-def command(cycle: int | None, workspace: Path, out: Path | None, figures: bool, as_json: bool) -> None:
+def command(cycle: int | None, workspace: Workspace, out: Path | None, figures: bool, as_json: bool) -> None:
     """Write a cycle's report: figures, tests, samples, decision.
 
     The newest CYCLE where none is named. One Markdown file and one HTML file that needs nothing beside it.
@@ -38,7 +39,7 @@ def command(cycle: int | None, workspace: Path, out: Path | None, figures: bool,
             raise UsageError("there is no cycle to report yet: run `recover cycle --docs FOLDER`")
         title, blocks = cycle_report(session, number)
         drawn = _figures(session) if figures else []
-    folder = out or workspace / "reports"
+    folder = out or workspace.folder / "reports"
     written = {"markdown": folder / f"cycle-{number}.md", "html": folder / f"cycle-{number}.html"}
     write_atomically(written["markdown"], to_markdown(blocks))
     write_atomically(written["html"], to_html(title, blocks, drawn))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 
 @click.command()
 @options.workspace
 @options.dry_run
 @options.as_json
-def command(workspace: Path, dry_run: bool, as_json: bool) -> None:
+def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
     """Continue what was interrupted.
 
     A stage goes on from its newest saved state; cycles go on with whatever the tracker says is missing.

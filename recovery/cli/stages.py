@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from recovery.cli import options
+from recovery.workspace import Workspace
 
 if TYPE_CHECKING:
     from pipelines.session import Session
@@ -91,7 +92,7 @@ suites = several(
 
 @contextmanager
 def at_work(
-    folder: Path, purpose: str, *, model: str | None = None, fallback: str | None = None, alone: bool = True
+    workspace: Workspace, purpose: str, *, model: str | None = None, fallback: str | None = None, alone: bool = True
 ) -> Iterator[Session]:
     """An open workspace, held against other training stages where ``alone``.
 
@@ -99,11 +100,9 @@ def at_work(
     """
     from pipelines.session import Session
     from pipelines.stage import StageInterrupted
-    from recovery.workspace import Workspace
 
-    held = Workspace(folder.expanduser()).lock(purpose) if alone else nullcontext()
     try:
-        with held, Session.open(folder, model=model, fallback=fallback) as session:
+        with Session.open(workspace, model=model, fallback=fallback, purpose=purpose if alone else None) as session:
             yield session
     except StageInterrupted as stop:
         options.note(str(stop))

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from recovery.cli import options
+from recovery.workspace import Workspace
 
 
 @click.command()
 @options.workspace
 @options.as_json
-def command(workspace: Path, as_json: bool) -> None:
+def command(workspace: Workspace, as_json: bool) -> None:
     """Show the cycles and what each of them won and lost."""
     show(workspace, as_json)
 
 
-def show(workspace: Path, as_json: bool) -> None:
+def show(workspace: Workspace, as_json: bool) -> None:
     """Print the status of a workspace. Raises UsageError where there is none."""
     from db import queries
     from pipelines.registry import reading

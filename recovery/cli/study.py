@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from recovery.cli import options, stages
+from recovery.workspace import Workspace
 
 ALL, RESULTS = "all", "results"
 
@@ -27,7 +28,7 @@ ALL, RESULTS = "all", "results"
 @options.as_json
 def command(
     name: str | None,
-    workspace: Path,
+    workspace: Workspace,
     seeds: tuple[int, ...],
     budget: float | None,
     write_docs: Path | None,
@@ -50,7 +51,7 @@ def command(
         options.emit(rows, as_json, lambda: _listed(list(STUDIES.values())))
         return
     if name == RESULTS:
-        kept = (kept_outcome(study, workspace, seeds or None, budget) for study in STUDIES.values())
+        kept = (kept_outcome(study, workspace.folder, seeds or None, budget) for study in STUDIES.values())
         outcomes = [outcome for outcome in kept if outcome is not None]
     else:
         with stages.resumable():

@@ -2,53 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from dashboard.access import Access
-from db import Database, open_readonly
 
 SOON = 60_000  # milliseconds: a busy machine is slow, a wrong page stays wrong
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
-
-
-def _seeding() -> ModuleType:
-    """tests/db/seeding.py: the tracker's tests and these look at the same numbers."""
-    if "tracker_seeding" not in sys.modules:
-        path = Path(__file__).parents[1] / "db" / "seeding.py"
-        spec = importlib.util.spec_from_file_location("tracker_seeding", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["tracker_seeding"] = module
-        spec.loader.exec_module(module)
-    return sys.modules["tracker_seeding"]
-
-
-@pytest.fixture(scope="session")
-def seeding() -> ModuleType:
-    """The module that fills databases."""
-    return _seeding()
-
-
-@pytest.fixture(scope="session")
-def seeded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A database of three finished cycles, to read only."""
-    return _seeding().seed(tmp_path_factory.mktemp("seeded") / "tracker.db")
-
-
-@pytest.fixture(scope="session")
-def readable(seeded: Any) -> Database:
-    """The seeded database, open for reading."""
-    return open_readonly(seeded.path)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ def basic(name: str, password: str) -> dict[str, str]:
 
 @pytest.fixture
 def client(seeded: Any) -> Iterator[TestClient]:
-    with TestClient(build_app(seeded.path), base_url="http://127.0.0.1:7860") as opened:
+    with TestClient(build_app(seeded.address), base_url="http://127.0.0.1:7860") as opened:
         yield opened
 
 
@@ -93,7 +93,7 @@ def test_another_name_or_another_site_is_turned_away(client: TestClient) -> None
 
 def test_without_the_password_nothing_is_shown(seeded: Any) -> None:
     access = Access({"ada": hash_password("correct horse")})
-    with TestClient(build_app(seeded.path, access), base_url="http://127.0.0.1:7860") as client:
+    with TestClient(build_app(seeded.address, access), base_url="http://127.0.0.1:7860") as client:
         for path in ("/", "/cycle", "/download/overview.json", "/gradio_api/info", "/config"):
             answer = client.get(path)
             assert answer.status_code == 401 and "www-authenticate" in answer.headers, path

@@ -25,7 +25,7 @@ def test_a_taken_port_gives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_malformed_address_is_refused_at_once() -> None:
-    with pytest.raises(DatabaseError, match="not a database address"):
+    with pytest.raises(DatabaseError, match="address is malformed"):
         app.build_app("://nowhere")
 
 

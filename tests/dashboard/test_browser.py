@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 def test_the_overview_works_without_a_network(
     seeded: Any, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
-    address = serve(seeded.path)
+    address = serve(seeded.address)
     one = visit()
     one.page.goto(address)
     one.expect(one.page.locator("h1")).to_contain_text("Cycle 3: learnt 95 points")
@@ -35,7 +35,7 @@ def test_the_overview_works_without_a_network(
 def test_pages_have_addresses_and_back_works(
     seeded: Any, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
-    address = serve(seeded.path)
+    address = serve(seeded.address)
     one = visit()
     one.page.goto(address)
     one.expect(one.page.locator("h1")).to_contain_text("Cycle 3")
@@ -55,7 +55,7 @@ def test_the_live_page_follows_a_stage_that_runs(
     tmp_path: Path, seeding: ModuleType, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
     seeded = seeding.seed(tmp_path / "tracker.db", cycles=1, items=2, running=True)
-    address = serve(seeded.path)
+    address = serve(seeded.address)
     one = visit()
     one.page.goto(f"{address}/live")
     progress = one.page.get_by_role("progressbar")
@@ -82,7 +82,7 @@ def test_a_phone_shows_everything_in_its_width(
     seeded: Any, serve: Callable[[Path], str], visit: Callable[..., Visit], page: str, dark: bool
 ) -> None:
     one = visit(width=390, dark=dark)
-    one.page.goto(f"{serve(seeded.path)}/{page}")
+    one.page.goto(f"{serve(seeded.address)}/{page}")
     one.expect(one.page.locator("h1")).to_be_visible()
     one.expect(one.page.locator(".js-plotly-plot").first).to_be_visible()
     assert one.width() == 390
@@ -140,7 +140,7 @@ def test_the_keyboard_reaches_every_page(
     seeded: Any, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
     one = visit()
-    one.page.goto(serve(seeded.path))
+    one.page.goto(serve(seeded.address))
     one.expect(one.page.locator("h1")).to_be_visible()
     one.page.keyboard.press("Tab")
     assert one.page.evaluate("document.activeElement.textContent") == "Skip to the content"

@@ -25,7 +25,7 @@ LOST = {"base": 0, "cycle-2/midtrained": 15, "cycle-2/recovered": 4}
 @pytest.fixture
 def reviewed(tmp_path: Path, seeding: ModuleType) -> Path:
     """Two cycles; the second lost one kind of instruction and got most of it back."""
-    path = Path(seeding.seed(tmp_path / "tracker.db", cycles=2, items=60, steps=5).path)
+    path = Path(seeding.seed(tmp_path / "tracker.db", cycles=2, items=60, steps=5).address)
     with Tracker(path) as tracker:
         experiment = queries.experiments(tracker.database)[0].id
         for checkpoint in queries.checkpoints(tracker.database, experiment):

@@ -22,14 +22,14 @@ from tests.dashboard.test_pages import Request
 
 
 @pytest.fixture
-def tracker(tmp_path: Path) -> Iterator[Tracker]:
-    with Tracker(tmp_path / "tracker.db") as opened:
+def tracker(address: Path | str) -> Iterator[Tracker]:
+    with Tracker(address) as opened:
         yield opened
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
-    return Source(tmp_path / "tracker.db")
+def source(address: Path | str) -> Source:
+    return Source(address)
 
 
 def show_tokens(source: Source, request: Any) -> list[Any]:
@@ -70,14 +70,18 @@ def marked(html: str) -> str:
 
 
 @pytest.mark.parametrize("show", SHOWN.values(), ids=SHOWN)
-def test_states_that_say_what_to_do(show: Any, tmp_path: Path, source: Source) -> None:
+def test_states_that_say_what_to_do(show: Any, address: Path | str, source: Source) -> None:
     assert "recover demo" in text(show(source, asked()))  # no database yet
-    with Tracker(tmp_path / "tracker.db") as tracker:
+    with Tracker(address) as tracker:
         assert "No experiment here yet" in text(show(source, asked()))
         tracker.experiment("mine")
         told = text(show(source, asked()))
         assert 'class="notice' in told and "<code>recover " in told
-    (tmp_path / "tracker.db").write_text("not a database " * 100)
+    if isinstance(address, Path):
+        address.write_text("not a database " * 100)
+    else:
+        with tracker.database.writing() as connection:
+            connection.exec_driver_sql("DROP TABLE experiment CASCADE")
     assert "cannot be read" in text(show(source, asked()))
 
 
@@ -159,9 +163,9 @@ def test_a_long_answer_is_stepped_through(tracker: Tracker, seeding: ModuleType,
     assert "tokens 601 to 650" in text(show_tokens(source, asked(unescape(ways["next"]))))
 
 
-@pytest.mark.parametrize("address", ["?step=5", "?step=1&item=9, base", "?item=none"])
-def test_an_answer_that_was_not_kept_is_said(address: str, looked_into: int, source: Source) -> None:
-    html = text(show_tokens(source, asked(address)))
+@pytest.mark.parametrize("asking", ["?step=5", "?step=1&item=9, base", "?item=none"])
+def test_an_answer_that_was_not_kept_is_said(asking: str, looked_into: int, source: Source) -> None:
+    html = text(show_tokens(source, asked(asking)))
     assert "No such answer" in html and links(html, "tokens")
 
 
@@ -283,7 +287,7 @@ def test_cost_and_final_scores_stand_beside(tracker: Tracker, seeding: ModuleTyp
 
 
 def test_a_stage_without_the_curve_is_told(seeded: Any) -> None:
-    source = Source(seeded.path)
+    source = Source(seeded.address)
     trained = queries.find_stages(source.database(), kinds=("midtrain", "distill"), limit=2)
     chosen = "&".join(f"stage={stage.id}" for stage in trained)
     outputs = compare._show(source, asked(f"?{chosen}&metric=reverse_kl"))
@@ -293,7 +297,7 @@ def test_a_stage_without_the_curve_is_told(seeded: Any) -> None:
 
 
 def test_the_list_of_stages_is_searched_and_what_is_chosen_stays(seeded: Any) -> None:
-    source = Source(seeded.path)
+    source = Source(seeded.address)
     first = queries.find_stages(source.database(), kinds=("distill",))[-1]
     html = text(compare._show(source, asked(f"?stage={first.id}&search=midtrained")))
     assert html.count('type="checkbox"') == 3 + 1 and html.count(" checked>") == 1

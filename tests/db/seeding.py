@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-import sqlite3
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from db import StageRecorder, Tracker, decide
+from sqlalchemy import Connection, select, update
+
+from db import StageRecorder, Tracker, decide, open_database
+from db.schema import MetricPoint, MetricSeries, Stage
 
 BASE = 0.957
 CHECKS = ("keywords:existence", "change_case:english_capital", "punctuation:no_comma", "startend:quotation")
@@ -20,7 +21,7 @@ CHECKS = ("keywords:existence", "change_case:english_capital", "punctuation:no_c
 class Seeded:
     """Where things are in a seeded database."""
 
-    path: Path
+    address: Path | str
     experiment: int
     cycles: list[int]
     distill: list[int]
@@ -29,7 +30,7 @@ class Seeded:
 
 
 def seed(
-    path: Path,
+    address: Path | str,
     *,
     cycles: int = 3,
     items: int = 30,
@@ -40,10 +41,10 @@ def seed(
 ) -> Seeded:
     """An experiment of ``cycles`` cycles. With ``running``, one more cycle's distillation is under way and the
     tracker stays open (``Seeded.tracker``), so that the stage counts as alive."""
-    tracker = Tracker(path)
+    tracker = Tracker(address)
     dice = random.Random(noise)
     experiment = tracker.experiment(name, base_model="miniature")
-    seeded = Seeded(path, experiment, [], [])
+    seeded = Seeded(address, experiment, [], [])
     with tracker.start_stage(experiment, "register", config={"model": "miniature"}):
         base = tracker.add_checkpoint(experiment, "base", "base", path="base", content_hash="b" * 64)
     _evaluate(tracker, base, dice, items, following=BASE, known={}, corpora=cycles + running)
@@ -60,7 +61,7 @@ def seed(
         tracker.flush()
     else:
         tracker.close()
-    _spread_in_time(path)
+    _spread_in_time(address)
     return seeded
 
 
@@ -321,32 +322,28 @@ def add_study(
     return table
 
 
-def _spread_in_time(path: Path) -> None:
+def _spread_in_time(address: Path | str) -> None:
     """Let stages have taken the time they would have: everything was written within a second."""
     took = {"register": 2.0, "midtrain": 24.0, "distill": 98.0, "evaluate": 31.0}
-    with closing(sqlite3.connect(path)) as connection, connection:
-        rows = connection.execute("SELECT id, kind, status, finished_at FROM stage ORDER BY id DESC").fetchall()
+    database = open_database(address)
+    with database.writing() as connection:
         at: float | None = None
-        for number, kind, status, finished in rows:
-            if status == "running":
-                _pace(connection, number, 1.7)
+        for stage in connection.execute(select(Stage.__table__).order_by(Stage.id.desc())).all():
+            if stage.status == "running":
+                _pace(connection, stage, 1.7)
                 continue
-            end = finished if at is None else at
-            begin = end - took[kind]
-            connection.execute(
-                "UPDATE stage SET started_at = ?, finished_at = ?, wall_seconds = ? WHERE id = ?",
-                (begin, end, took[kind], number),
-            )
+            end = stage.finished_at if at is None else at
+            begin = end - took[stage.kind]
+            values = {"started_at": begin, "finished_at": end, "wall_seconds": took[stage.kind]}
+            connection.execute(update(Stage).where(Stage.id == stage.id).values(values))
             at = begin - 30
+    database.close()
 
 
-def _pace(connection: sqlite3.Connection, stage_id: int, seconds: float) -> None:
+def _pace(connection: Connection, stage: Any, seconds: float) -> None:
     """Let the running stage's steps lie ``seconds`` apart, the last one now."""
-    done = connection.execute("SELECT steps_done, heartbeat_at FROM stage WHERE id = ?", (stage_id,)).fetchone()
-    connection.execute(
-        "UPDATE metric_point SET time = time - (? - step) * ? "
-        "WHERE series_id IN (SELECT id FROM metric_series WHERE stage_id = ?)",
-        (done[0], seconds, stage_id),
-    )
-    begin = done[1] - done[0] * seconds
-    connection.execute("UPDATE stage SET started_at = ? WHERE id = ?", (begin, stage_id))
+    series = select(MetricSeries.id).where(MetricSeries.stage_id == stage.id)
+    earlier = MetricPoint.time - (stage.steps_done - MetricPoint.step) * seconds
+    connection.execute(update(MetricPoint).where(MetricPoint.series_id.in_(series)).values(time=earlier))
+    begin = stage.heartbeat_at - stage.steps_done * seconds
+    connection.execute(update(Stage).where(Stage.id == stage.id).values(started_at=begin))

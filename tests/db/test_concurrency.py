@@ -36,14 +36,13 @@ with Tracker(sys.argv[1], flush_seconds=0.01, heartbeat_seconds=0.02) as tracker
 """
 
 
-def test_two_writers_and_a_reader(tmp_path: Path) -> None:
-    path = tmp_path / "tracker.db"
-    Tracker(path).close()
+def test_two_writers_and_a_reader(address: Path | str) -> None:
+    Tracker(address).close()
     writers = [
-        subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", code, str(address)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         for code in (TRAIN, EVALUATE)
     ]
-    database = open_readonly(path)
+    database = open_readonly(address)
     reads = 0
     while any(writer.poll() is None for writer in writers):
         for experiment in queries.experiments(database):
@@ -62,19 +61,18 @@ def test_two_writers_and_a_reader(tmp_path: Path) -> None:
     assert [queries.samples(database, queries.evaluations(database, c.id)[0].id).total for c in found] == [200] * 20
 
 
-def test_several_processes_make_the_same_new_database(tmp_path: Path) -> None:
-    path = tmp_path / "tracker.db"
+def test_several_processes_make_the_same_new_database(address: Path | str) -> None:
     code = "import sys; from db import Tracker; Tracker(sys.argv[1]).experiment('one')"
     makers = [
-        subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", code, str(address)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         for _ in range(4)
     ]
     assert [maker.communicate()[1] for maker in makers] == [""] * 4
-    assert len(queries.experiments(open_readonly(path))) == 1
+    assert len(queries.experiments(open_readonly(address))) == 1
 
 
-def test_threads_may_log_to_one_stage(tmp_path: Path) -> None:
-    with Tracker(tmp_path / "tracker.db", flush_seconds=0.01) as tracker:
+def test_threads_may_log_to_one_stage(address: Path | str) -> None:
+    with Tracker(address, flush_seconds=0.01) as tracker:
         stage = tracker.start_stage(tracker.experiment("x"), "distill")
         threads = [
             threading.Thread(target=lambda n=n: [stage.log(step, {f"m{n}": 1.0}) for step in range(200)])

@@ -163,9 +163,9 @@ def test_lists(readable: Database, seeded: Any) -> None:
     assert queries.events(readable, experiment.id)[0].message == "3 cycles finished"
 
 
-def test_stages_are_found_by_what_they_hold(tmp_path: Path, seeding: ModuleType) -> None:
-    seeded = seeding.seed(tmp_path / "tracker.db", cycles=2, items=2, steps=5)
-    with Tracker(seeded.path) as tracker:
+def test_stages_are_found_by_what_they_hold(address: Path | str, seeding: ModuleType) -> None:
+    seeded = seeding.seed(address, cycles=2, items=2, steps=5)
+    with Tracker(seeded.address) as tracker:
         other = tracker.experiment("100%_other/seed-0")
         made = seeding.add_distillation(tracker, other, "expert, sft")
         database = tracker.database
@@ -187,8 +187,8 @@ def test_stages_are_found_by_what_they_hold(tmp_path: Path, seeding: ModuleType)
         }
 
 
-def test_one_number_of_each_token_is_read_without_the_rest(tmp_path: Path) -> None:
-    with Tracker(tmp_path / "tracker.db") as tracker, tracker.start_stage(tracker.experiment("x"), "distill") as stage:
+def test_one_number_of_each_token_is_read_without_the_rest(address: Path | str) -> None:
+    with Tracker(address) as tracker, tracker.start_stage(tracker.experiment("x"), "distill") as stage:
         values = {"reverse_kl": [0.5, float("nan"), 1.5], "top": [[["a", 1.0]]] * 3}
         for step in (7, 2):
             tracker.add_token_scores(stage.id, step, [{"item": "0", "tokens": ["a", "b", "c"], "values": values}])

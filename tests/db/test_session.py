@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import sqlite3
 from pathlib import Path
 
 import pytest
 
-from db import Database, DatabaseError, MissingDatabaseError, Tracker, database_url, open_database, open_readonly
+from db import (
+    Database,
+    DatabaseError,
+    MissingDatabaseError,
+    Tracker,
+    database_url,
+    open_database,
+    open_readonly,
+    queries,
+)
 from db.session import describe
 
 
@@ -34,7 +42,7 @@ def test_a_reader_cannot_write(tracker: Tracker, experiment: int) -> None:
     database = open_readonly(tracker.url)
     with pytest.raises(DatabaseError, match="reading only"), database.writing():
         pass
-    with pytest.raises(DatabaseError, match="readonly"), database.reading() as connection:
+    with pytest.raises(DatabaseError, match="read-?only"), database.reading() as connection:
         connection.exec_driver_sql("DELETE FROM experiment")
 
 
@@ -80,13 +88,12 @@ def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_failed_write_leaves_nothing(tracker: Tracker, experiment: int) -> None:
-    with pytest.raises(DatabaseError, match="no such table"), tracker.database.writing() as connection:  # noqa: PT012
+    with pytest.raises(DatabaseError, match="no such table|does not exist"), tracker.database.writing() as connection:  # noqa: PT012
         connection.exec_driver_sql("DELETE FROM experiment")
         connection.exec_driver_sql("DELETE FROM nowhere")
-    with sqlite3.connect(str(tracker.url.database)) as raw:
-        assert raw.execute("SELECT count(*) FROM experiment").fetchone() == (1,)
+    assert len(queries.experiments(tracker.database)) == 1
 
 
 def test_references_are_kept(tracker: Tracker) -> None:
-    with pytest.raises(DatabaseError, match="FOREIGN KEY"):
-        tracker.cycle(12345, 1)
+    with pytest.raises(DatabaseError, match="(?i)foreign key"):
+        tracker.add_token_scores(12345, 1, [{"tokens": ["a"]}])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sqlite3
 import subprocess
 import sys
 import time
@@ -150,14 +149,14 @@ def test_a_silent_stage_is_shown_as_interrupted_then_reaped(tracker: Tracker, ex
     assert tracker.reap_dead_stages() == []
 
 
-def test_a_killed_process_is_noticed_at_once(tracker: Tracker, experiment: int) -> None:
+def test_a_killed_process_is_noticed_at_once(tracker: Tracker, experiment: int, address: Path | str) -> None:
     code = (
         "import sys, time; from db import Tracker\n"
         "stage = Tracker(sys.argv[1]).start_stage(int(sys.argv[2]), 'distill')\n"
         "print(stage.id, flush=True); time.sleep(60)"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tracker.url.database), str(experiment)],
+        [sys.executable, "-c", code, str(address), str(experiment)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -221,7 +220,7 @@ def test_points_wait_while_the_database_cannot_be_written(
     stage = tracker.start_stage(experiment, "distill")
     working = tracker._writer._write
 
-    def full(_: object) -> None:
+    def full(*_: object) -> None:
         raise DatabaseError("tracker.db cannot be written: disk is full")
 
     monkeypatch.setattr(tracker._writer, "_write", full)
@@ -240,17 +239,16 @@ def test_points_wait_while_the_database_cannot_be_written(
     assert read(tracker, stage.id).tokens_sampled == 4
 
 
-def test_what_waits_is_written_at_exit(tmp_path: Path) -> None:
-    path = tmp_path / "tracker.db"
+def test_what_waits_is_written_at_exit(address: Path | str) -> None:
     code = (
         "import sys; from db import Tracker\n"
         "tracker = Tracker(sys.argv[1], flush_seconds=100)\n"
         "stage = tracker.start_stage(tracker.experiment('x'), 'distill')\n"
         "stage.log(1, {'loss': 1.0})"
     )
-    subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, check=True)
-    with sqlite3.connect(path) as raw:
-        assert raw.execute("SELECT step, value FROM metric_point").fetchall() == [(1, 1.0)]
+    subprocess.run([sys.executable, "-c", code, str(address)], cwd=ROOT, check=True)
+    with Tracker(address) as tracker:
+        assert points(tracker, 1, "loss") == [(1, 1.0)]
 
 
 def test_the_same_weights_keep_their_row(tracker: Tracker, experiment: int) -> None:

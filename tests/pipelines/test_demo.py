@@ -12,19 +12,20 @@ from pipelines.progress import Display
 from pipelines.session import Session
 from recovery.cli.main import run as recover
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 SHORT = {"midtrain_steps": 3, "distill_steps": 1, "until": 0.0, "limit": 20, "max_new_tokens": 16}
 
 
 def test_three_cycles_and_the_table_over_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     display = Display(quiet=True)
-    run = run_variant(tmp_path / "demo", TWO_TEACHERS, seed=0, flags=SHORT, display=display)
+    run = run_variant(Workspace(tmp_path), TWO_TEACHERS, seed=0, flags=SHORT, display=display)
     assert len(run.status["cycles"]) == 3
     last = run.status["cycles"][2]["recovered"]
     assert set(last["domain_knowledge_by_corpus"]) == {"1", "2", "3"}
     assert last["general"]["n"] == 20
     assert len(list((tmp_path / "demo" / "two-teachers" / "seed-0" / "demo" / "corpora").glob("q*/*.md"))) > 100
-    again = run_variant(tmp_path / "demo", TWO_TEACHERS, seed=0, flags=SHORT, display=display)
+    again = run_variant(Workspace(tmp_path), TWO_TEACHERS, seed=0, flags=SHORT, display=display)
     assert again.status == run.status, "what is done is not done again"
     page = tmp_path / "docs" / "results.md"
     capsys.readouterr()

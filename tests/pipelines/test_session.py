@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipelines.midtrain import midtrain
+from pipelines.progress import Display
 from pipelines.session import Session
 from recovery.checkpoints import content_hash
 from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
+from recovery.workspace import Workspace
 
 
 def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: Path) -> None:
@@ -65,3 +67,28 @@ def test_a_workspace_can_be_moved(
         found = session.resolve("latest")
         assert found.path == tmp_path / "elsewhere" / "checkpoints" / "cycle-1" / "midtrained"
         assert session.verified(found).hash == made.hash
+
+
+def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(tmp_path: Path, tiny_model: Path) -> None:
+    shared = str(tmp_path / "shared.db")
+    quiet = Display(quiet=True)
+
+    def opened(folder: str, tracker: str | None) -> Session:
+        return Session.open(Workspace(tmp_path / folder, tracker), model=str(tiny_model), display=quiet)
+
+    for folder, line in (("mine", "mine"), ("deeper/mine", "mine-2"), ("mine", "mine"), ("deeper/mine", "mine-2")):
+        with opened(folder, shared) as session:
+            assert session.workspace.experiment == line, "two workspaces are two lines, each time"
+            assert session.base.name == "base"
+    with pytest.raises(UsageError, match=r"mine has its tracker at .*shared.db: say so with RECOVER_DATABASE"):
+        opened("mine", None)
+    with pytest.raises(UsageError, match=r"nothing of .*mine is recorded in .*other.db"):
+        opened("mine", str(tmp_path / "other.db"))
+    with opened("own", None) as session:
+        assert session.workspace.experiment == "main"
+    with pytest.raises(UsageError, match="has a tracker of its own: leave --database out"):
+        opened("own", shared)
+
+
+def test_a_workspace_shows_no_password() -> None:
+    assert "secret" not in repr(Workspace(Path("w"), "postgresql://ada:secret@host/runs"))

@@ -71,8 +71,8 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
 
     mine = study(run)
     assert kept_outcome(mine, tmp_path) is None
-    run_study(mine, tmp_path, [0, 1], 0.1, Display())
-    found = run_study(mine, tmp_path, [0, 1, 2], 0.1, Display())
+    run_study(mine, Workspace(tmp_path), [0, 1], 0.1, Display())
+    found = run_study(mine, Workspace(tmp_path), [0, 1, 2], 0.1, Display())
     assert ran == [0, 1, 2]
     assert dict(found.runs) == {0: {"gain": 1.0}, 1: {"gain": 1.01}, 2: {"gain": 1.02}}
     with Tracker(Workspace(tmp_path).database) as tracker:
@@ -113,12 +113,12 @@ def test_methods_are_compared_from_the_same_start_at_the_same_cost(
 ) -> None:
     settings = {"steps": 400, "prompts_per_step": 2, "samples_per_prompt": 1, "max_new_tokens": 8, "tuning": "full"}
     arguments = {"max_tokens": 150, "settings": settings, "model": str(tiny_qwen3), "display": Display()}
-    rows = compare(tmp_path / "w", ["opd", "off-policy-kd"], corpus, [0, 1], **arguments)  # type: ignore[arg-type]
+    rows = compare(Workspace(tmp_path / "w"), ["opd", "off-policy-kd"], corpus, [0, 1], **arguments)  # type: ignore[arg-type]
     assert [row.method for row in rows] == ["base", "midtrained", "opd", "off-policy-kd"]
     for row in rows[2:]:
         assert set(row.stopped) == {"token budget spent"}
         assert all(s.sampled + s.scored + s.trained >= 150 for s in row.spent if row.method == "opd")
-    assert compare(tmp_path / "w", ["opd", "off-policy-kd"], corpus, [0, 1], **arguments) == rows  # type: ignore[arg-type]
+    assert compare(Workspace(tmp_path / "w"), ["opd", "off-policy-kd"], corpus, [0, 1], **arguments) == rows  # type: ignore[arg-type]
     assert "off-policy-kd" in text(rows, [0, 1])
     assert compared(rows, [0, 1])["rows"][2]["scores"]["asked"].keys() == {"mean", "spread", "by_seed"}
 
@@ -126,6 +126,6 @@ def test_methods_are_compared_from_the_same_start_at_the_same_cost(
 def test_an_unknown_method_is_refused_before_any_work(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no method 'opdd'"):
         compare(
-            tmp_path / "w", ["opdd"], corpus, [0], max_tokens=1, settings={}, model=None, display=Display()
+            Workspace(tmp_path / "w"), ["opdd"], corpus, [0], max_tokens=1, settings={}, model=None, display=Display()
         )  # fmt: skip
     assert not (tmp_path / "w").exists()
