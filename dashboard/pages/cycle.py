@@ -105,7 +105,7 @@ def _show(source: Source, access: Access, request: gr.Request) -> list[Any]:
         return [
             markup.header(NAME, overview.experiment.name, asking=source.asking),
             common.choices(source, overview.experiment),
-            _summary(overview, row),
+            _summary(source, overview, row),
             gr.update(visible=not access.read_only),
             _evidence(source, overview, row),
         ]
@@ -127,7 +127,7 @@ def _nothing(source: Source, request: gr.Request) -> list[Any]:
     return [gr.skip(), gr.skip(), told, gr.update(visible=False), ""]
 
 
-def _summary(overview: Overview, row: CycleRow) -> str:
+def _summary(source: Source, overview: Overview, row: CycleRow) -> str:
     """The cycle in words, its neighbours, and its figures."""
     words = f"{row.summary[0].upper()}{row.summary[1:]}."
     chip = markup.chip(WORDS.get(row.cycle.decision or "", "undecided"), TONES.get(row.cycle.decision or "", "warn"))

@@ -131,7 +131,7 @@ def test_what_is_missing_is_said_before_anything_starts(source: Source, tiny_mod
 def begin(source: Source, asker: Asker, tokens: int = 8) -> Asking:
     workspace = source.workspace()
     assert workspace is not None
-    asking = asker.begin(workspace, NAMES, PROMPT, tokens)
+    asking = asker.begin(workspace, NAMES, PROMPT, tokens, source.environment())
     assert asking is not None
     return asking
 
