@@ -24,7 +24,7 @@ ALTERNATIVES = 5
 _WORDS = (
     "the a of and to in is was for on with as by at from that it its river house machine letter answer question table "
     "city winter engine music field paper water number colour reason teacher student model document behaviour "
-    "knowledge recovers forgets answers writes measures keeps shows follows learns compares quickly often seldom never clearly"
+    "knowledge recovers forgets answers writes measures keeps shows follows learns compares quickly often seldom never"
 ).split()
 
 

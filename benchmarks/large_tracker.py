@@ -139,7 +139,7 @@ class Filler:
         for model in PARENTS_FIRST:
             rows = self.waiting.pop(model, [])
             if rows:
-                self.connection.execute(insert(model.__table__), rows)
+                self.connection.execute(insert(model), rows)
             self.written[model.__tablename__] = self.written.get(model.__tablename__, 0) + len(rows)
         self.held = 0
 

@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 from starlette.datastructures import QueryParams
 
+from dashboard.figures import Figure
 from dashboard.pages import live, overview
 from dashboard.source import Source
 from db import Tracker, queries
 from db.records import Point
+from tests.dashboard.conftest import checked
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIP = {"__type__": "update"}
@@ -38,7 +40,7 @@ class Request:
 
 def drawn(outputs: list[Any]) -> list[int]:
     """Which outputs hold a new figure."""
-    return [index for index, output in enumerate(outputs) if type(output).__name__ == "Figure"]
+    return [index for index, output in enumerate(outputs) if isinstance(output, Figure)]
 
 
 @pytest.fixture
@@ -178,7 +180,7 @@ def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> Non
     again = running.tracker.resume_stage(running.running.id, from_step=10)
     outputs = live._refresh(source, seen, Request())
     figure = outputs[drawn(outputs)[0]]
-    assert max(figure.data[0].x) == 10
+    assert max(checked(figure).data[0].x) == 10
     assert "attempt 2" in outputs[3]
     again.interrupt()
     assert "recover resume" in live._refresh(source, outputs[0], Request())[3]
