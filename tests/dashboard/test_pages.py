@@ -78,11 +78,11 @@ def test_experiments_stand_side_by_side(seeded: Any, seeding: ModuleType) -> Non
     name = "default"
     outputs = overview._refresh(source, None, Request({"experiment": name}))
     assert outputs[8]["visible"] is True
-    assert [trace.name for trace in outputs[10].data] == [name, "&lt;b>second"]
+    assert [trace.name for trace in checked(outputs[10]).data] == [name, "&lt;b>second"]
     assert "<b>second" not in outputs[-1] and "&lt;b&gt;second" in outputs[-1]
     assert f'href="./?experiment={name}&amp;beside="' in outputs[-1], "a way to leave it out"
     without = overview._refresh(source, None, Request([("experiment", name), ("beside", "")]))
-    assert [trace.name for trace in without[10].data] == [name]
+    assert [trace.name for trace in checked(without[10]).data] == [name]
     assert f"experiment={name}&amp;beside=%3Cb%3Esecond" in without[-1], "and to draw it again"
 
 
