@@ -70,7 +70,8 @@ def test_the_overview_tells_the_cycles_then_stays_silent(seeded: Any) -> None:
     assert again[-1] == SKIP
 
 
-def test_experiments_stand_side_by_side(seeded: Any, seeding: ModuleType) -> None:
+def test_experiments_stand_side_by_side(tmp_path: Path, seeding: ModuleType) -> None:
+    seeded = seeding.seed(tmp_path / "tracker.db")
     source = Source(seeded.path)
     alone = overview._refresh(source, None, Request())
     assert alone[8]["visible"] is False and alone[-1] == "", "nothing to compare with"
