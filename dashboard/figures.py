@@ -37,6 +37,10 @@ class Figure:
         """Draw a line from one side to the other."""
         self.add_shape(type="line", xref="x domain", x0=0, x1=1, yref="y", y0=y, y1=y, **look)
 
+    def add_vline(self, x: float, **look: Any) -> None:
+        """Draw a line from bottom to top."""
+        self.add_shape(type="line", xref="x", x0=x, x1=x, yref="y domain", y0=0, y1=1, **look)
+
     def add_hrect(self, y0: float, y1: float, **look: Any) -> None:
         """Shade from one side to the other."""
         self.add_shape(type="rect", xref="x domain", x0=0, x1=1, yref="y", y0=y0, y1=y1, **look)

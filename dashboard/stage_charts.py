@@ -197,7 +197,7 @@ def _rings(figure: Figure, scale: Scale) -> None:
     )
 
 
-def reach(reaches: Sequence[Reach]) -> go.Figure:
+def reach(reaches: Sequence[Reach]) -> Figure:
     """Each stage's update as a point on a line of its own, in the order given, with the safe radius."""
     figure = charts.blank(max(140, 60 + 24 * len(reaches)))
     names = [charts.plain(one.label) for one in reaches]

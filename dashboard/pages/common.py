@@ -35,7 +35,7 @@ def top(page: str) -> tuple[gr.HTML, gr.Dropdown]:
 
 def choices(source: Source, chosen: Experiment) -> Any:
     """The dropdown's state: shown only where there is a choice."""
-    names = [experiment.name for experiment in queries.experiments(source.database())]
+    names = queries.experiment_names(source.database())
     if chosen.name not in names:
         names.append(chosen.name)
     return gr.update(choices=names, value=chosen.name, visible=len(names) > 1)

@@ -70,7 +70,7 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
     """The state, then every output; nothing is sent again that has not changed."""
     try:
         experiment = common.asked_experiment(source, request)
-        overview = queries.overview(source.database(), experiment.id) if experiment else None
+        overview = queries.overview(source.database(), experiment.id, details=False) if experiment else None
         if experiment is None or overview is None:
             return _only(seen, common.unknown(source, request))
         banner = _summary(overview)
