@@ -99,8 +99,9 @@ def empty_page(port: int) -> Served:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a page's function sent, and the seconds from the question to the whole answer."""
+    """What a page's function sent first, seconds from the question until then and until all was there, and bytes."""
 
+    first: float
     seconds: float
     size: int
     outputs: list[Any]
@@ -120,17 +121,24 @@ class Visitor:
     known: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
     def load(self, path: str, query: Query = ()) -> Answer:
-        """What the page at ``path`` shows when it opens, asked for as ``?query``."""
-        return self._ask(path, "load", query)
+        """What the page at ``path`` shows when it opens, asked for as ``?query``: its words, then its figures."""
+        told = self._ask(path, "load", query)
+        if "then" not in self._known(path):
+            return told
+        drawn = self._ask(path, "then", query)
+        return Answer(told.first, told.seconds + drawn.seconds, told.size + drawn.size, told.outputs)
 
     def tick(self, path: str, query: Query = ()) -> Answer:
         """What the page's timer brings."""
         return self._ask(path, "tick", query)
 
-    def _ask(self, path: str, event: str, query: Query) -> Answer:
+    def _known(self, path: str) -> dict[str, dict[str, Any]]:
         if path not in self.known:
-            self.known[path] = _events(self.served, path)
-        what = self.known[path][event]
+            self.known[path] = _functions(self.served, path)
+        return self.known[path]
+
+    def _ask(self, path: str, event: str, query: Query) -> Answer:
+        what = self._known(path)[event]
         body = {
             "data": [None] * len(what["inputs"]),
             "event_data": None,
@@ -145,32 +153,38 @@ class Visitor:
             connection.request("POST", address, json.dumps(body), {"content-type": "application/json"})
             connection.getresponse().read()
             connection.request("GET", f"/gradio_api/queue/data?session_hash={self.session}")
-            size, message = _completed(connection.getresponse())
+            answer = _answer(connection.getresponse(), started)
         finally:
             connection.close()
-        seconds = time.perf_counter() - started
-        if not message["success"]:
-            raise RuntimeError(f"/{path}?{urlencode(list(query))} ended with an error: {message['output']}")
-        return Answer(seconds, size, message["output"]["data"])
+        if answer is None:
+            raise RuntimeError(f"/{path}?{urlencode(list(query))} ended with an error")
+        return answer
 
 
-def _events(served: Served, path: str) -> dict[str, dict[str, Any]]:
-    """The functions of a page that a browser calls by itself: by "load" and "tick"."""
+def _functions(served: Served, path: str) -> dict[str, dict[str, Any]]:
+    """The functions of a page that a browser calls by itself: by "load", "then" and "tick"."""
     connection = http.client.HTTPConnection(served.host, served.port, timeout=60)
     connection.request("GET", f"/{path}")
     page = connection.getresponse().read().decode()
     connection.close()
     config = json.loads(re.search(r"window\.gradio_config = (.*?);</script>", page, re.DOTALL)[1])  # type: ignore[index]
     own = set(config["page"][path]["dependencies"])
-    functions = [one for one in config["dependencies"] if one["id"] in own]
-    return {one["targets"][0][1]: one for one in functions if one["targets"] and one["backend_fn"]}
+    functions = [one for one in config["dependencies"] if one["id"] in own and one["backend_fn"]]
+    return {one["targets"][0][1]: one for one in functions if one["targets"]}
 
 
-def _completed(response: http.client.HTTPResponse) -> tuple[int, dict[str, Any]]:
-    """Read the stream of events until the answer is complete: its size in bytes, and the event."""
+def _answer(response: http.client.HTTPResponse, started: float) -> Answer | None:
+    """Read the stream of events until the answer is complete; None where the page's function failed."""
+    first, size = 0.0, 0
+    outputs: list[Any] = []
     for line in response:
-        if line.startswith(b"data: "):
-            message = json.loads(line[6:])
-            if message["msg"] == "process_completed":
-                return len(line), message
-    raise RuntimeError("the dashboard closed the stream without an answer")
+        if not line.startswith(b"data: "):
+            continue
+        message = json.loads(line[6:])
+        size += len(line)
+        sent = message.get("output", {}).get("data")
+        if sent is not None and not outputs:
+            first, outputs = time.perf_counter() - started, sent
+        if message["msg"] == "process_completed":
+            return Answer(first, time.perf_counter() - started, size, outputs) if message["success"] else None
+    return None

@@ -63,7 +63,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
         return _show(source, request)
 
     outputs = [header, summary, card, title, plot, tables]
-    page.load(show, outputs=outputs, show_progress="hidden", api_visibility="private")
+    common.words_first(page, show, outputs)
 
 
 def _show(source: Source, request: gr.Request) -> list[Any]:
