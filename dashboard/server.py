@@ -20,6 +20,10 @@ from dashboard.access import HEADERS, Access
 from dashboard.source import Source
 from dashboard.theme import SCRIPT, STYLE, theme
 
+SESSIONS = 24
+"""So many open pages are remembered with what they were sent, up to three megabytes each; one that is put aside for a
+newer one is sent all of it again at its next tick."""
+
 _ASK = {"www-authenticate": 'Basic realm="Recovery", charset="UTF-8"'}
 
 
@@ -28,6 +32,7 @@ def serve(pages: gr.Blocks, source: Source, access: Access) -> FastAPI:
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     api.add_middleware(Guard, access=access)
     downloads.add_routes(api, source)
+    pages.state_session_capacity = SESSIONS  # Gradio would keep ten thousand
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "SSR mode is not supported")  # it is off, and Gradio says so all the same
         return gr.mount_gradio_app(api, pages, path="/", auth_dependency=_named if access.users else None, **look())

@@ -232,7 +232,7 @@ class Overview:
         return pooled(found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """A point of a curve: a value, or the mean, lowest and highest of the steps it stands for."""
 
