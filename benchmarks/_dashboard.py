@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from urllib.parse import urlencode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,32 +112,45 @@ class Answer:
         return "".join(output for output in self.outputs if isinstance(output, str))
 
 
+class Place(Protocol):
+    """Where a dashboard answers."""
+
+    @property
+    def host(self) -> str:
+        """Its address."""
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+
+
 @dataclass
 class Visitor:
     """A browser's session: opens pages, then ticks; what a page keeps of it stays with the server."""
 
-    served: Served
+    served: Place
     session: str = field(default_factory=lambda: secrets.token_hex(6))
     known: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
     def load(self, path: str, query: Query = ()) -> Answer:
         """What the page at ``path`` shows when it opens, asked for as ``?query``: its words, then its figures."""
-        told = self._ask(path, "load", query)
+        told = self.ask(path, "load", query)
         if "then" not in self._known(path):
             return told
-        drawn = self._ask(path, "then", query)
+        drawn = self.ask(path, "then", query)
         return Answer(told.first, told.seconds + drawn.seconds, told.size + drawn.size, told.outputs)
 
     def tick(self, path: str, query: Query = ()) -> Answer:
         """What the page's timer brings."""
-        return self._ask(path, "tick", query)
+        return self.ask(path, "tick", query)
 
     def _known(self, path: str) -> dict[str, dict[str, Any]]:
         if path not in self.known:
             self.known[path] = _functions(self.served, path)
         return self.known[path]
 
-    def _ask(self, path: str, event: str, query: Query) -> Answer:
+    def ask(self, path: str, event: str, query: Query = ()) -> Answer:
+        """What one function of the page brings: that of "load", "then" or "tick"."""
         what = self._known(path)[event]
         body = {
             "data": [None] * len(what["inputs"]),
@@ -161,7 +174,7 @@ class Visitor:
         return answer
 
 
-def _functions(served: Served, path: str) -> dict[str, dict[str, Any]]:
+def _functions(served: Place, path: str) -> dict[str, dict[str, Any]]:
     """The functions of a page that a browser calls by itself: by "load", "then" and "tick"."""
     connection = http.client.HTTPConnection(served.host, served.port, timeout=60)
     connection.request("GET", f"/{path}")

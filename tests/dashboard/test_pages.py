@@ -174,6 +174,27 @@ def test_a_long_curve_stays_bounded(tmp_path: Path) -> None:
         assert seen is not None and seen.steps == {"loss": 4000}
 
 
+def test_a_tick_reads_what_is_new_however_long_the_curve(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(running.path)
+    seen = live._refresh(source, None, Request())[0]
+    read: list[int] = []
+    whole = queries.series
+
+    def counted(*arguments: Any, **settings: Any) -> dict[str, list[Point]]:
+        found = whole(*arguments, **settings)
+        read.append(sum(len(points) for points in found.values()))
+        return found
+
+    monkeypatch.setattr(queries, "series", counted)
+    for step in range(35, 35 + 2 * live.POINTS_KEPT):
+        running.running.log(step, {"reverse_kl": 1 / step})
+        if step % 100 == 0:
+            running.tracker.flush()
+            seen = live._refresh(source, seen, Request())[0]
+    assert max(read) <= 100 and len(read) == 2 * live.POINTS_KEPT // 100
+    assert len(seen.series["reverse_kl"]) <= live.POINTS_KEPT
+
+
 def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> None:
     source = Source(running.path)
     seen = live._refresh(source, None, Request())[0]
