@@ -62,10 +62,11 @@ lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 		$(if $(UPGRADE),--upgrade) --quiet
 	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
 
-bench: $(BENCH)/.ready  ## Every benchmark; each prints its ratio
+bench: $(BENCH)/.ready chromium  ## Every benchmark; each prints its ratio
 	$(BIN)/python -m benchmarks.startup
 	$(BENCH)/bin/python -m benchmarks.loss --write
 	$(BENCH)/bin/python -m benchmarks.step --write
+	$(BIN)/python -m benchmarks.tracker --write
 
 # The peer that is measured against lives in an environment of its own, beside the tested packages.
 $(BENCH)/.ready: requirements/benchmarks.txt $(READY)

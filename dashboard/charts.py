@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import plotly.graph_objects as go
-
 from dashboard import markup, theme
+from dashboard.figures import Figure
 from dashboard.words import interval, percent
 from db.records import Measured, Overview, Point, Score
 
@@ -30,7 +29,7 @@ FEW_POINTS = 24
 _FONT = "IBM Plex Sans, system-ui, sans-serif"
 
 
-def tradeoff(overview: Overview, floor: float | None = None) -> go.Figure:
+def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     """Knowledge against instruction following: one point a checkpoint, joined in the order of time.
 
     A thin line joins the checkpoints that no other beats on both; ``floor`` is what the gate asks of instruction
@@ -59,7 +58,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> go.Figure:
     return figure
 
 
-def beside(overviews: Sequence[Overview]) -> go.Figure:
+def beside(overviews: Sequence[Overview]) -> Figure:
     """The paths of several experiments: each begins hollow and ends full, in a colour and a shape of its own."""
     figure = blank(height=340)
     places: list[tuple[float, float]] = []
@@ -107,7 +106,7 @@ def _own(index: int) -> tuple[str, str]:
     return theme.SERIES[index % len(theme.SERIES)], ("circle", "triangle-down", "square", "diamond")[index % 4]
 
 
-def _frontier(figure: go.Figure, overview: Overview, steps: Sequence[Measured]) -> None:
+def _frontier(figure: Figure, overview: Overview, steps: Sequence[Measured]) -> None:
     """The checkpoints that no other beats on both scores, joined."""
     places = sorted({_place(overview, step) for step in steps}, reverse=True)
     best = [place for at, place in enumerate(places) if all(place[1] > other[1] for other in places[:at])]
@@ -117,7 +116,7 @@ def _frontier(figure: go.Figure, overview: Overview, steps: Sequence[Measured]) 
         figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False, name="frontier")
 
 
-def trajectory(overview: Overview) -> go.Figure:
+def trajectory(overview: Overview) -> Figure:
     """Both scores from checkpoint to checkpoint, with the phases of each cycle shaded."""
     steps = overview.path
     figure = blank(height=380)
@@ -148,7 +147,7 @@ def curve(
     *,
     total: int | None = None,
     log: bool = False,
-) -> go.Figure:
+) -> Figure:
     """Curves of a stage over its steps; a band shows the range where several steps were averaged."""
     figure = blank(height=210)
     drawn = [(name, points) for name, points in series.items() if points]
@@ -178,16 +177,21 @@ def curve(
     return figure
 
 
-def blank(height: int) -> go.Figure:
+def blank(height: int) -> Figure:
     """A figure with nothing in it yet, in the dashboard's look."""
-    figure = go.Figure()
+    figure = Figure()
     figure.update_layout(
         height=height,
         margin={"l": 54, "r": 16, "t": 14, "b": 48},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": _FONT, "size": 12.5, "color": theme.INK},
-        hoverlabel={"bgcolor": "#1c2430", "bordercolor": "#1c2430", "font": {"color": "#ffffff", "family": _FONT}},
+        hoverlabel={
+            "bgcolor": "#1c2430",
+            "bordercolor": "#1c2430",
+            "font": {"color": "#ffffff", "family": _FONT},
+            "align": "left",
+        },
         hovermode="closest",
         showlegend=False,
         dragmode=False,
@@ -225,7 +229,7 @@ def _shares(values: Sequence[float]) -> list[float]:
     return [max(low - room, -0.04), min(high + room, 1.09)]
 
 
-def _checkpoints(figure: go.Figure, overview: Overview, steps: Sequence[Measured], kind: str) -> None:
+def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], kind: str) -> None:
     knowledge = [overview.knowledge(step) for step in steps]
     following = [step.scores.instruction_following for step in steps]
     colour = COLOURS[kind]
@@ -260,9 +264,7 @@ def _errors(scores: Sequence[Score | None], colour: str) -> dict[str, Any]:
     return {"type": "data", "array": sizes, "color": colour, "thickness": 1.2, "width": 3}
 
 
-def _arrow(
-    figure: go.Figure, start: tuple[float, float], end: tuple[float, float], colour: str, opacity: float
-) -> None:
+def _arrow(figure: Figure, start: tuple[float, float], end: tuple[float, float], colour: str, opacity: float) -> None:
     figure.add_annotation(
         x=end[0],
         y=end[1],
@@ -285,7 +287,7 @@ def _arrow(
 
 
 def _line(
-    figure: go.Figure,
+    figure: Figure,
     names: Sequence[str],
     scores: Sequence[Score | None],
     name: str,
@@ -308,7 +310,7 @@ def _line(
     )
 
 
-def band(figure: go.Figure, points: Sequence[Point], colour: str) -> None:
+def band(figure: Figure, points: Sequence[Point], colour: str) -> None:
     """The range of the steps that each point stands for, where it stands for several."""
     if all(point.low == point.high for point in points):
         return

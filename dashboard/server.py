@@ -23,6 +23,10 @@ from dashboard.source import Source
 from dashboard.theme import SCRIPT, STYLE, theme
 from db import DatabaseError, queries
 
+SESSIONS = 24
+"""So many open pages are remembered with what they were sent, up to three megabytes each; one that is put aside for a
+newer one is sent all of it again at its next tick."""
+
 _ASK = {"www-authenticate": 'Basic realm="Recovery", charset="UTF-8"'}
 
 
@@ -38,6 +42,7 @@ def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None 
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     api.add_middleware(Guard, access=access)
     downloads.add_routes(api, source)
+    pages.state_session_capacity = SESSIONS  # Gradio would keep ten thousand
 
     @api.get(health.PATH)
     def state() -> PlainTextResponse:

@@ -81,8 +81,7 @@ class Source:
         """The experiment of this name, or the newest one where none is named."""
         if name:
             return queries.experiment(self.database(), name)
-        found = queries.experiments(self.database())
-        return next((one for one in found if not one.name.startswith(STUDIES)), next(iter(found), None))
+        return queries.newest_experiment(self.database(), but=STUDIES)
 
     def _identity(self) -> tuple[int, int] | None:
         """Which file it is, so that a workspace deleted and made anew is opened anew."""

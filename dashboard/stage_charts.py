@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
-
 from dashboard import charts, theme
+from dashboard.figures import Figure
 from db.records import Point
 
 DASHES = ("solid", "dash", "dot", "dashdot")
@@ -103,7 +102,7 @@ def style(look: tuple[int, int]) -> tuple[str, str]:
     return theme.SERIES[look[0] % len(theme.SERIES)], DASHES[look[1] % len(DASHES)]
 
 
-def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: bool = False) -> go.Figure:
+def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: bool = False) -> Figure:
     """Curves on equal axes; a band shows the range where several steps were averaged."""
     figure = charts.blank(height)
     for entry in entries:
@@ -128,7 +127,7 @@ def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: 
     return figure
 
 
-def plane(sample: Sample, scale: Scale, colour: str) -> go.Figure:
+def plane(sample: Sample, scale: Scale, colour: str) -> Figure:
     """Each token's gradient as a point, their mean, and the circle that a mean of tossed signs stays about."""
     figure = charts.blank(340)
     _rings(figure, scale)
@@ -150,7 +149,7 @@ def plane(sample: Sample, scale: Scale, colour: str) -> go.Figure:
     return figure
 
 
-def _mean(figure: go.Figure, sample: Sample, scale: Scale) -> None:
+def _mean(figure: Figure, sample: Sample, scale: Scale) -> None:
     chance, (x, y) = scale.radius(sample.chance), scale.place(*sample.mean)
     turns = [2 * math.pi * step / 72 for step in range(73)]
     figure.add_scatter(
@@ -172,7 +171,7 @@ def _mean(figure: go.Figure, sample: Sample, scale: Scale) -> None:
     )
 
 
-def _rings(figure: go.Figure, scale: Scale) -> None:
+def _rings(figure: Figure, scale: Scale) -> None:
     """Circles at round lengths, each with its length written at its top."""
     rings = [(ring, scale.radius(ring)) for ring in scale.rings]
     line = {"color": theme.GRID, "width": 1}
@@ -198,7 +197,7 @@ def _rings(figure: go.Figure, scale: Scale) -> None:
     )
 
 
-def reach(reaches: Sequence[Reach]) -> go.Figure:
+def reach(reaches: Sequence[Reach]) -> Figure:
     """Each stage's update as a point on a line of its own, in the order given, with the safe radius."""
     figure = charts.blank(max(140, 60 + 24 * len(reaches)))
     names = [charts.plain(one.label) for one in reaches]

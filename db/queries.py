@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, exists, func, select
-from sqlalchemy.orm import InstrumentedAttribute, aliased
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, select, true
+from sqlalchemy.orm import InstrumentedAttribute
 
-from db import process, records
-from db.records import BY_CORPUS
+from db import read, records
 from db.schema import (
-    LEFT,
     Checkpoint,
-    Cycle,
     Decision,
     Evaluation,
     Event,
     Experiment,
-    Latest,
     MetricPoint,
     MetricSeries,
     Sample,
@@ -29,37 +25,42 @@ from db.schema import (
 )
 from db.session import Database
 
-_Record = TypeVar("_Record")
-_HEADLINES = (
-    "instruction_following",
-    "domain_knowledge",
-    "domain_knowledge_stored",
-    "general",
-    "bits_per_byte",
-)
-_PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
+TRADE = ("instruction_following", "domain_knowledge")
+"""The suites of the trade-off that mid-training makes."""
 
 
 def experiments(database: Database, *, prefix: str = "", limit: int = 200) -> list[records.Experiment]:
     """Experiments, newest first; with ``prefix`` those whose names begin so."""
-    counted = select(func.count()).where(Cycle.experiment_id == Experiment.id).scalar_subquery().label("cycles")
-    query = select(Experiment.__table__, counted).order_by(Experiment.id.desc()).limit(limit)
-    query = query.where(Experiment.name.startswith(prefix, autoescape=True)) if prefix else query
+    condition = Experiment.name.startswith(prefix, autoescape=True) if prefix else true()
     with database.reading() as connection:
-        return [_record(records.Experiment, row) for row in connection.execute(query)]
+        return read.experiments(connection, condition, limit=limit)
+
+
+def experiment_names(database: Database, *, limit: int = 200) -> list[str]:
+    """The names of experiments, newest first."""
+    with database.reading() as connection:
+        return list(connection.scalars(select(Experiment.name).order_by(Experiment.id.desc()).limit(limit)))
+
+
+def newest_experiment(database: Database, *, but: str) -> records.Experiment | None:
+    """The newest experiment whose name does not begin with ``but``; the newest of all where each does."""
+    others = ~Experiment.name.startswith(but, autoescape=True)
+    with database.reading() as connection:
+        found = read.experiments(connection, others, limit=1) or read.experiments(connection, true(), limit=1)
+        return next(iter(found), None)
 
 
 def experiment(database: Database, name_or_id: str | int) -> records.Experiment | None:
     """One experiment by its name or its id."""
     column: InstrumentedAttribute[Any] = Experiment.id if isinstance(name_or_id, int) else Experiment.name
     with database.reading() as connection:
-        return _experiment(connection, column == name_or_id)
+        return next(iter(read.experiments(connection, column == name_or_id)), None)
 
 
 def cycles(database: Database, experiment_id: int) -> list[records.Cycle]:
     """The cycles of an experiment by number, each with its newest decision."""
     with database.reading() as connection:
-        return _cycles(connection, experiment_id)
+        return read.cycles(connection, [experiment_id], details=True)
 
 
 def stages(
@@ -71,11 +72,11 @@ def stages(
     limit: int = 200,
 ) -> list[records.Stage]:
     """Stages, newest first."""
-    query = _stage_query().where(Stage.experiment_id == experiment_id)
+    query = read.stage_query().where(Stage.experiment_id == experiment_id)
     query = query if cycle_id is None else query.where(Stage.cycle_id == cycle_id)
     query = query if kind is None else query.where(Stage.kind == kind)
     with database.reading() as connection:
-        return _stages(connection, query.limit(limit))
+        return read.stages(connection, query.limit(limit))
 
 
 def find_stages(
@@ -103,48 +104,48 @@ def find_stages(
         named = Checkpoint.name.icontains(search, autoescape=True)
         conditions.append(exists().where(Checkpoint.stage_id == Stage.id, named))
     with database.reading() as connection:
-        return _stages(connection, _stage_query().where(*conditions).limit(limit))
+        return read.stages(connection, read.stage_query().where(*conditions).limit(limit))
 
 
 def stage(database: Database, stage_id: int) -> records.Stage | None:
     """One stage."""
     with database.reading() as connection:
-        return next(iter(_stages(connection, _stage_query().where(Stage.id == stage_id))), None)
+        return next(iter(read.stages(connection, read.stage_query().where(Stage.id == stage_id))), None)
 
 
 def running_stage(database: Database, experiment_id: int | None = None) -> records.Stage | None:
     """The newest stage that really runs, of one experiment or of all."""
     with database.reading() as connection:
-        return _running(connection, experiment_id)
+        return read.running(connection, experiment_id)
 
 
 def checkpoints(database: Database, experiment_id: int) -> list[records.Checkpoint]:
     """Every checkpoint of an experiment, oldest first."""
-    query = _checkpoint_query().where(Checkpoint.experiment_id == experiment_id).order_by(Checkpoint.id)
+    query = read.checkpoint_query().where(Checkpoint.experiment_id == experiment_id).order_by(Checkpoint.id)
     with database.reading() as connection:
-        return [_record(records.Checkpoint, row) for row in connection.execute(query)]
+        return [read.record(records.Checkpoint, row) for row in connection.execute(query)]
 
 
 def checkpoint(database: Database, experiment_id: int, name: str) -> records.Checkpoint | None:
     """A checkpoint by name; "latest" is the one the experiment goes on from."""
     if name == "latest":
         return latest(database, experiment_id)
-    query = _checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.name == name)
+    query = read.checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.name == name)
     with database.reading() as connection:
-        return _first(records.Checkpoint, connection, query)
+        return read.first(records.Checkpoint, connection, query)
 
 
 def made_by(database: Database, stage_ids: Iterable[int]) -> dict[int, records.Checkpoint]:
     """The newest checkpoint that each of the stages made."""
-    query = _checkpoint_query().where(Checkpoint.stage_id.in_(list(stage_ids))).order_by(Checkpoint.id)
+    query = read.checkpoint_query().where(Checkpoint.stage_id.in_(list(stage_ids))).order_by(Checkpoint.id)
     with database.reading() as connection:
-        return {row.stage_id: _record(records.Checkpoint, row) for row in connection.execute(query)}
+        return {row.stage_id: read.record(records.Checkpoint, row) for row in connection.execute(query)}
 
 
 def latest(database: Database, experiment_id: int) -> records.Checkpoint | None:
     """The checkpoint the next stage works on."""
     with database.reading() as connection:
-        return _latest(connection, experiment_id)
+        return read.latest(connection, experiment_id)
 
 
 def scores(database: Database, checkpoint_id: int) -> records.Scores:
@@ -155,24 +156,46 @@ def scores(database: Database, checkpoint_id: int) -> records.Scores:
 def scores_of(database: Database, checkpoint_ids: Iterable[int]) -> dict[int, records.Scores]:
     """``scores`` of several checkpoints by id, in one query."""
     with database.reading() as connection:
-        return _scores(connection, list(checkpoint_ids))
+        return read.scores(connection, list(checkpoint_ids))
 
 
-def overview(database: Database, experiment_id: int) -> records.Overview | None:
-    """An experiment's cycles with every checkpoint's scores; None if there is no such experiment."""
+def overview(database: Database, experiment_id: int, *, details: bool = True) -> records.Overview | None:
+    """An experiment's cycles with every checkpoint's scores; None if there is no such experiment.
+
+    Without ``details`` those of cycles, their evidence, are left empty: it is the larger part of what is read.
+    """
     with database.reading() as connection:
-        found = _experiment(connection, Experiment.id == experiment_id)
+        found = next(iter(read.experiments(connection, Experiment.id == experiment_id)), None)
         if found is None:
             return None
-        query = _checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.superseded_at.is_(None))
-        known = [_record(records.Checkpoint, row) for row in connection.execute(query.order_by(Checkpoint.id))]
-        measured_scores = _scores(connection, [one.id for one in known])
-        measured = {one.id: records.Measured(one, measured_scores[one.id]) for one in known}
-        base = next((step for step in measured.values() if step.checkpoint.kind == "base"), None)
-        rows = _cycle_rows(_cycles(connection, experiment_id), measured, base)
-        return records.Overview(
-            found, base, rows, _latest(connection, experiment_id), _running(connection, experiment_id)
+        cycles = read.cycles(connection, [experiment_id], details=details)
+        known = read.standing(connection, [experiment_id])
+        whole = read.overview(found, cycles, known, read.scores(connection, [one.id for one in known]))
+        return replace(
+            whole, latest=read.latest(connection, experiment_id), running=read.running(connection, experiment_id)
         )
+
+
+def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Overview]:
+    """Overviews of several experiments with the scores of the trade-off alone: a dozen as quickly as one in full.
+
+    Neither ``latest`` nor ``running`` is read, nor details of cycles. In the order of the ids; what is not there is
+    left out.
+    """
+    with database.reading() as connection:
+        experiments = {one.id: one for one in read.experiments(connection, Experiment.id.in_(experiment_ids))}
+        cycles, known = read.cycles(connection, list(experiments)), read.standing(connection, list(experiments))
+        scores = read.scores(connection, [one.id for one in known], TRADE)
+    return [
+        read.overview(
+            experiments[number],
+            [cycle for cycle in cycles if cycle.experiment_id == number],
+            [one for one in known if one.experiment_id == number],
+            scores,
+        )
+        for number in experiment_ids
+        if number in experiments
+    ]
 
 
 def status_json(database: Database, experiment_id: int) -> dict[str, Any]:
@@ -257,7 +280,7 @@ def evaluations(database: Database, checkpoint_id: int, *, limit: int = 500) -> 
     query = select(Evaluation.__table__).where(Evaluation.checkpoint_id == checkpoint_id)
     with database.reading() as connection:
         rows = connection.execute(query.order_by(Evaluation.id.desc()).limit(limit))
-        return [_record(records.Evaluation, row) for row in rows]
+        return [read.record(records.Evaluation, row) for row in rows]
 
 
 def samples(
@@ -283,7 +306,7 @@ def samples(
     with database.reading() as connection:
         total = connection.scalar(select(func.count()).select_from(query.subquery())) or 0
         rows = connection.execute(query.order_by(Sample.id).offset(offset).limit(limit))
-        return records.SamplePage(tuple(_record(records.Sample, row) for row in rows), total, offset)
+        return records.SamplePage(tuple(read.record(records.Sample, row) for row in rows), total, offset)
 
 
 def judged_items(
@@ -313,7 +336,7 @@ def decisions(database: Database, cycle_id: int) -> list[records.Decision]:
     """Every decision about a cycle, newest first."""
     query = select(Decision.__table__).where(Decision.cycle_id == cycle_id).order_by(Decision.id.desc())
     with database.reading() as connection:
-        return [_record(records.Decision, row) for row in connection.execute(query)]
+        return [read.record(records.Decision, row) for row in connection.execute(query)]
 
 
 def events(
@@ -324,7 +347,7 @@ def events(
     query = query if kind is None else query.where(Event.kind == kind)
     query = query if stage_id is None else query.where(Event.stage_id == stage_id)
     with database.reading() as connection:
-        return [_record(records.Event, row) for row in connection.execute(query.limit(limit))]
+        return [read.record(records.Event, row) for row in connection.execute(query.limit(limit))]
 
 
 def token_scores(
@@ -335,7 +358,7 @@ def token_scores(
     query = query if step is None else query.where(TokenScores.step == step)
     with database.reading() as connection:
         rows = connection.execute(query.order_by(TokenScores.step.desc(), TokenScores.id).limit(limit))
-        return [_record(records.TokenScores, row, tokens=tuple(row.tokens)) for row in rows]
+        return [read.record(records.TokenScores, row, tokens=tuple(row.tokens)) for row in rows]
 
 
 def token_numbers(
@@ -356,123 +379,7 @@ def rollout(database: Database, rollout_id: int) -> records.TokenScores | None:
     """One rollout with all its numbers."""
     with database.reading() as connection:
         row = connection.execute(select(TokenScores.__table__).where(TokenScores.id == rollout_id)).first()
-        return None if row is None else _record(records.TokenScores, row, tokens=tuple(row.tokens))
-
-
-def _record(kind: type[_Record], row: Any, **given: Any) -> _Record:
-    """A record from the columns of a row that bear its fields' names."""
-    columns = row._mapping
-    names = (field.name for field in fields(kind))  # type: ignore[arg-type]
-    return kind(**({name: columns[name] for name in names if name in columns and name not in given} | given))
-
-
-def _first(kind: type[_Record], connection: Connection, query: Select[Any]) -> _Record | None:
-    row = connection.execute(query.limit(1)).first()
-    return None if row is None else _record(kind, row)
-
-
-def _experiment(connection: Connection, condition: Any) -> records.Experiment | None:
-    counted = select(func.count()).where(Cycle.experiment_id == Experiment.id).scalar_subquery().label("cycles")
-    return _first(records.Experiment, connection, select(Experiment.__table__, counted).where(condition))
-
-
-def _cycles(connection: Connection, experiment_id: int) -> list[records.Cycle]:
-    decided = (
-        select(Decision.decision)
-        .where(Decision.cycle_id == Cycle.id)
-        .order_by(Decision.id.desc())
-        .limit(1)
-        .scalar_subquery()
-        .label("decision")
-    )
-    query = select(Cycle.__table__, decided).where(Cycle.experiment_id == experiment_id).order_by(Cycle.number)
-    return [_record(records.Cycle, row) for row in connection.execute(query)]
-
-
-def _stage_query() -> Select[Any]:
-    return (
-        select(Stage.__table__, Cycle.number.label("cycle"))
-        .join(Cycle, Cycle.id == Stage.cycle_id, isouter=True)
-        .order_by(Stage.id.desc())
-    )
-
-
-def _stages(connection: Connection, query: Select[Any]) -> list[records.Stage]:
-    now = process.now(connection)
-
-    def status(row: Any) -> str:
-        return "interrupted" if row.status == "running" and process.is_dead(row, now) else str(row.status)
-
-    return [
-        _record(records.Stage, row, status=status(row), silent_seconds=max(0.0, now - row.heartbeat_at))
-        for row in connection.execute(query)
-    ]
-
-
-def _running(connection: Connection, experiment_id: int | None) -> records.Stage | None:
-    query = _stage_query().where(Stage.status == "running")
-    query = query if experiment_id is None else query.where(Stage.experiment_id == experiment_id)
-    return next((found for found in _stages(connection, query.limit(50)) if found.status == "running"), None)
-
-
-def _checkpoint_query() -> Select[Any]:
-    parent = aliased(Checkpoint)
-    return (
-        select(Checkpoint.__table__, parent.name.label("parent"), Cycle.number.label("cycle"))
-        .join(parent, parent.id == Checkpoint.parent_id, isouter=True)
-        .join(Cycle, Cycle.id == Checkpoint.cycle_id, isouter=True)
-    )
-
-
-def _latest(connection: Connection, experiment_id: int) -> records.Checkpoint | None:
-    query = _checkpoint_query().join(Latest, Latest.checkpoint_id == Checkpoint.id)
-    return _first(records.Checkpoint, connection, query.where(Latest.experiment_id == experiment_id))
-
-
-def _scores(connection: Connection, checkpoint_ids: Sequence[int]) -> dict[int, records.Scores]:
-    newest: dict[int, dict[tuple[str, int | None], records.Score]] = {number: {} for number in checkpoint_ids}
-    columns = (Evaluation.checkpoint_id, Evaluation.suite, Evaluation.corpus)
-    query = select(*columns, Evaluation.value, Evaluation.stderr, Evaluation.n).where(
-        Evaluation.checkpoint_id.in_(checkpoint_ids), Evaluation.value.is_not(None)
-    )
-    for row in connection.execute(query.order_by(Evaluation.id)):
-        newest[row.checkpoint_id][row.suite, row.corpus] = records.Score(row.value, row.stderr, row.n)
-    return {number: _gather(found) for number, found in newest.items()}
-
-
-def _gather(found: Mapping[tuple[str, int | None], records.Score]) -> records.Scores:
-    """Scores by suite and corpus, put in their places."""
-    values: dict[str, Any] = {}
-    for suite in _PER_CORPUS:
-        corpora = {corpus: score for (name, corpus), score in found.items() if name == suite and corpus is not None}
-        values[suite + BY_CORPUS] = dict(sorted(corpora.items()))
-    for suite in _HEADLINES:
-        pooled = records.pooled(list(values.get(suite + BY_CORPUS, {}).values()))
-        values[suite] = found.get((suite, None), pooled)
-    values["others"] = {
-        suite if corpus is None else f"{suite}/{corpus}": score
-        for (suite, corpus), score in sorted(found.items(), key=str)
-        if suite not in _HEADLINES or (corpus is not None and suite not in _PER_CORPUS)
-    }
-    return records.Scores(**values)
-
-
-def _cycle_rows(
-    found: Sequence[records.Cycle], measured: Mapping[int, records.Measured], base: records.Measured | None
-) -> tuple[records.CycleRow, ...]:
-    """Each cycle's path, from its mid-trained checkpoint's parent, else from where the last one ended."""
-    newest = {(one.checkpoint.cycle_id, one.checkpoint.kind): one for one in measured.values()}
-    rows: list[records.CycleRow] = []
-    previous = base
-    for cycle in found:
-        # A student degraded elsewhere stands where a cycle of ours has its mid-trained checkpoint.
-        midtrained = newest.get((cycle.id, "midtrained")) or newest.get((cycle.id, "external"))
-        recovered = newest.get((cycle.id, "recovered"))
-        parent = measured.get(midtrained.checkpoint.parent_id or 0) if midtrained else None
-        rows.append(records.CycleRow(cycle, base, parent or previous, midtrained, recovered))
-        if cycle.decision not in LEFT:
-            previous = recovered or midtrained or previous
-    return tuple(rows)
+        return None if row is None else read.record(records.TokenScores, row, tokens=tuple(row.tokens))
 
 
 def _first_step(connection: Connection, series_ids: Sequence[int]) -> int:

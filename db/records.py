@@ -241,7 +241,7 @@ class Overview:
         return pooled(found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """A point of a curve: a value, or the mean, lowest and highest of the steps it stands for."""
 
@@ -250,6 +250,34 @@ class Point:
     low: float | None
     high: float | None
     time: float
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """A curve of at most about ``most`` points: neighbours become one, as where the database averages them.
+
+    A mean counts each point for as many steps as lie between it and the one before.
+    """
+    if len(points) <= most:
+        return list(points)
+    width = math.ceil((points[-1].step - points[0].step + 1) / most)
+    groups: dict[int, list[tuple[int, Point]]] = {}
+    before = points[0].step - 1
+    for point in points:
+        groups.setdefault(point.step // width, []).append((point.step - before, point))
+        before = point.step
+    return [_averaged(group) for group in groups.values()]
+
+
+def _averaged(group: Sequence[tuple[int, Point]]) -> Point:
+    """The points of a group, each with its weight, as one."""
+    last = group[-1][1]
+    values = [(weight, point.value) for weight, point in group if point.value is not None]
+    if not values:
+        return last
+    mean = sum(weight * value for weight, value in values) / sum(weight for weight, _ in values)
+    low = min(point.low for _, point in group if point.low is not None)
+    high = max(point.high for _, point in group if point.high is not None)
+    return Point(last.step, mean, low, high, last.time)
 
 
 @dataclass(frozen=True)

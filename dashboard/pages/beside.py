@@ -59,8 +59,7 @@ def _others(source: Source, experiment: Experiment) -> list[Overview]:
         for one in queries.experiments(database)
         if one.id != experiment.id and one.cycles and not one.name.startswith(STUDIES)
     ]
-    read = [queries.overview(database, one.id) for one in listed[:READ]]
-    return [one for one in read if one is not None and one.path]
+    return [one for one in queries.paths(database, [one.id for one in listed[:READ]]) if one.path]
 
 
 def _table(seen: Sequence[Overview], drawn: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -34,7 +35,7 @@ def top(page: str, source: Source) -> tuple[gr.HTML, gr.Dropdown]:
 
 def choices(source: Source, chosen: Experiment) -> Any:
     """The dropdown's state: shown only where there is a choice."""
-    names = [experiment.name for experiment in queries.experiments(source.database())]
+    names = queries.experiment_names(source.database())
     if chosen.name not in names:
         names.append(chosen.name)
     return gr.update(choices=names, value=chosen.name, visible=len(names) > 1)
@@ -103,6 +104,29 @@ def text_outputs(name: str, source: Source, told: Told, request: gr.Request) -> 
         return [gr.skip(), gr.skip(), trouble(source, error)]
 
 
+def words_first(page: gr.Blocks, function: Callable[..., list[Any]], outputs: list[Any], **settings: Any) -> None:
+    """Call a function when the page opens, and show what it returns in two parts: words, then figures.
+
+    To load Plotly and draw keeps a browser busy for a second, in which it shows nothing that came with the figures.
+    """
+    plots = [output for output in outputs if isinstance(output, gr.Plot)]
+    held = gr.State(None)
+
+    @functools.wraps(function)
+    def words(*arguments: Any) -> list[Any]:
+        values = function(*arguments)
+        figures = [value for value, output in zip(values, outputs, strict=True) if output in plots]
+        told = [gr.skip() if output in plots else value for value, output in zip(values, outputs, strict=True)]
+        return [*told, figures]
+
+    def figures(values: list[Any]) -> list[Any]:
+        return [*values, None]
+
+    settings |= {"show_progress": "hidden", "api_visibility": "private"}
+    opened = page.load(words, outputs=[*outputs, held], **settings)
+    opened.then(figures, inputs=held, outputs=[*plots, held], show_progress="hidden", api_visibility="private")
+
+
 def refreshing(
     page: gr.Blocks, function: Callable[..., Any], state: gr.State, outputs: list[Any], every: float
 ) -> None:
@@ -110,12 +134,7 @@ def refreshing(
 
     The function takes (state, request) and returns a value for the state and for each output.
     """
-    settings: dict[str, Any] = {
-        "inputs": [state],
-        "outputs": [state, *outputs],
-        "show_progress": "hidden",
-        "api_visibility": "private",
-        "concurrency_limit": 8,
-    }
-    page.load(function, **settings)
-    gr.Timer(every).tick(function, **settings, trigger_mode="once")
+    settings: dict[str, Any] = {"inputs": [state], "concurrency_limit": 8}
+    words_first(page, function, [state, *outputs], **settings)
+    hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "once"}
+    gr.Timer(every).tick(function, outputs=[state, *outputs], **settings, **hidden)

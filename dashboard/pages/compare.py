@@ -63,7 +63,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
         return _show(source, request)
 
     outputs = [header, summary, card, title, plot, tables]
-    page.load(show, outputs=outputs, show_progress="hidden", api_visibility="private")
+    common.words_first(page, show, outputs)
 
 
 def _show(source: Source, request: gr.Request) -> list[Any]:
@@ -186,7 +186,7 @@ def _heading(form: Form) -> str:
 
 def _choice(database: Database, form: Form, metrics: Sequence[str], metric: str = "") -> str:
     """The form: whose stages are listed, which of them are shown, and by which curve."""
-    groups = dict.fromkeys(_SEED.sub("", one.name) for one in queries.experiments(database))
+    groups = dict.fromkeys(_SEED.sub("", name) for name in queries.experiment_names(database))
     fields = (
         _select("experiment", "Experiment", {name: name for name in [form.group, *groups]}, form.group)
         + (_select("metric", "Curve", {name: _curve_name(name)[0] for name in metrics}, metric) if metrics else "")

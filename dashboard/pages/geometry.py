@@ -100,7 +100,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
         return _show(source, request)
 
     outputs = [header, choice, summary, *planes, *curves, reach, reach_title, reach_figure, table]
-    page.load(show, outputs=outputs, show_progress="hidden", api_visibility="private")
+    common.words_first(page, show, outputs)
 
 
 def _panels(count: int, kind: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import gradio as gr
@@ -70,11 +71,11 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
     """The state, then every output; nothing is sent again that has not changed."""
     try:
         experiment = common.asked_experiment(source, request)
-        overview = queries.overview(source.database(), experiment.id) if experiment else None
+        overview = queries.overview(source.database(), experiment.id, details=False) if experiment else None
         if experiment is None or overview is None:
             return _only(seen, common.unknown(source, request))
         banner = _summary(overview)
-        drawn = repr((overview.path, [row.cycle for row in overview.cycles]))
+        drawn = _fingerprint(overview)
         if drawn == seen:
             return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 8]
         figures = [charts.tradeoff(overview, _floor(source, overview)), charts.trajectory(overview)]
@@ -90,6 +91,12 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         ]
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
+
+
+def _fingerprint(overview: Overview) -> str:
+    """A word for what is drawn: what a browser has seen is kept for as long as it looks."""
+    shown = repr((overview.path, [row.cycle for row in overview.cycles]))
+    return hashlib.sha256(shown.encode()).hexdigest()
 
 
 def _floor(source: Source, overview: Overview) -> float | None:

@@ -37,7 +37,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
 
 
 def _told(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
-    overview = queries.overview(source.database(), experiment.id)
+    overview = queries.overview(source.database(), experiment.id, details=False)
     assert overview is not None  # of an experiment that is there
     row = _cycle(overview, asked.get("cycle"))
     return _nothing(overview) if row is None else _page(source, overview, row, asked)

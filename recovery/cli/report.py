@@ -48,6 +48,8 @@ def command(cycle: int | None, workspace: Workspace, out: Path | None, figures: 
 
 def _figures(session: object) -> list[tuple[str, str]]:
     """The dashboard's two charts, with the library they need inside the first."""
+    from plotly.io import to_html
+
     from dashboard import charts
     from db import queries
 
@@ -59,6 +61,6 @@ def _figures(session: object) -> list[tuple[str, str]]:
         ("Both over time", charts.trajectory(overview)),
     )
     return [
-        (caption, figure.to_html(full_html=False, include_plotlyjs=number == 0))
+        (caption, to_html(figure.to_dict(), full_html=False, include_plotlyjs=number == 0))
         for number, (caption, figure) in enumerate(drawn)
     ]

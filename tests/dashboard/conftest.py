@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -12,9 +13,17 @@ from typing import Any
 import pytest
 
 from dashboard.access import Access
+from dashboard.figures import Figure
 
 SOON = 60_000  # milliseconds: a busy machine is slow, a wrong page stays wrong
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
+
+
+def checked(figure: Figure) -> Any:
+    """A figure as Plotly's own classes read what is sent of it: they refuse what they do not know."""
+    import plotly.graph_objects
+
+    return plotly.graph_objects.Figure(json.loads(figure.to_json()))
 
 
 @pytest.fixture(scope="session")

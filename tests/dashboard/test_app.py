@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from benchmarks._dashboard import Answer, Visitor
 from dashboard import app
+from dashboard.server import SESSIONS
 from dashboard.source import Source
 from dashboard.theme import STYLE
 from db import DatabaseError, MissingDatabaseError, Tracker
@@ -27,6 +33,45 @@ def test_a_taken_port_gives_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_malformed_address_is_refused_at_once() -> None:
     with pytest.raises(DatabaseError, match="address is malformed"):
         app.build_app("://nowhere")
+
+
+def test_a_page_is_sent_its_words_then_its_figures(seeded: Any, serve: Callable[[Path], str]) -> None:
+    visitor = Visitor(Place.of(serve(seeded.path)))
+    words = visitor.ask("", "load")
+    assert "Cycle 3: learnt 95 points" in words.text and plots(words) == 0
+    assert plots(visitor.ask("", "then")) == 2
+    again = visitor.tick("")
+    assert plots(again) == 0 and "Cycles" not in again.text, "what has not changed is not sent again"
+    for page in ("geometry", "compare"):
+        assert plots(visitor.ask(page, "load")) == 0
+    assert plots(visitor.ask("compare", "then")) == 1
+
+
+def test_only_the_latest_visitors_are_remembered(seeded: Any, serve: Callable[[Path], str]) -> None:
+    place = Place.of(serve(seeded.path))
+    visitors = [Visitor(place) for _ in range(SESSIONS + 1)]
+    for visitor in visitors:
+        visitor.load("")
+    assert plots(visitors[-1].tick("")) == 0
+    assert plots(visitors[0].tick("")) == 2, "one that was put aside is sent all of it again"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a dashboard answers."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, address: str) -> Place:
+        parts = urlsplit(address)
+        return cls(str(parts.hostname), int(parts.port or 0))
+
+
+def plots(answer: Answer) -> int:
+    """How many figures an answer brings."""
+    return sum(isinstance(one, dict) and one.get("type") == "plotly" for one in answer.outputs)
 
 
 def test_the_style_comes_with_the_package() -> None:

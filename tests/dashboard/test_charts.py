@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 
 from dashboard import charts
+from dashboard.figures import Figure
 from db import Database, queries
 from db.records import Experiment, Overview, Point
+from tests.dashboard.conftest import checked
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +21,8 @@ def overview(readable: Database, seeded: Any) -> Overview:
     return found
 
 
-def traces(figure: go.Figure) -> dict[str, Any]:
-    return {trace.name: trace for trace in figure.data}
+def traces(figure: Figure) -> dict[str, Any]:
+    return {trace.name: trace for trace in checked(figure).data}
 
 
 def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -> None:
@@ -46,7 +46,7 @@ def test_knowledge_grows_to_the_right_as_corpora_are_learnt(overview: Overview) 
 
 
 def test_the_path_of_each_cycle_is_drawn_as_arrows(overview: Overview) -> None:
-    arrows = [note for note in charts.tradeoff(overview).layout.annotations if note.showarrow]
+    arrows = [note for note in checked(charts.tradeoff(overview)).layout.annotations if note.showarrow]
     assert len(arrows) == 6
     ends = [(note.x, note.y) for note in arrows]
     starts = [(note.ax, note.ay) for note in arrows]
@@ -56,25 +56,25 @@ def test_the_path_of_each_cycle_is_drawn_as_arrows(overview: Overview) -> None:
 
 def test_both_over_time_with_shaded_phases(overview: Overview) -> None:
     figure = charts.trajectory(overview)
-    found = traces(figure)
+    found, layout = traces(figure), checked(figure).layout
     assert list(found["instruction following"].x) == list(range(7)) == list(found["domain knowledge"].x)
-    assert [shape.fillcolor for shape in figure.layout.shapes] == [
+    assert [shape.fillcolor for shape in layout.shapes] == [
         charts.COLOURS["midtrained"],
         charts.COLOURS["recovered"],
     ] * 3
-    assert list(figure.layout.xaxis.ticktext) == ["base", "", "cycle 1", "", "cycle 2", "", "cycle 3"]
+    assert list(layout.xaxis.ticktext) == ["base", "", "cycle 1", "", "cycle 2", "", "cycle 3"]
     assert found["instruction following"].line.dash != found["domain knowledge"].line.dash
 
 
 def test_an_experiment_without_scores_still_has_figures() -> None:
     empty = Overview(Experiment(1, "x", "", {}, 0.0), None, (), None, None)
     for draw in (charts.tradeoff, charts.trajectory):
-        json.loads(draw(empty).to_json())
+        checked(draw(empty))
 
 
 def test_a_curve_shows_its_gaps_and_its_range() -> None:
     points = [Point(1, 0.5, 0.5, 0.5, 0.0), Point(2, None, None, None, 0.0), Point(9, 0.3, 0.1, 0.8, 0.0)]
-    figure = charts.curve({"reverse_kl": points}, {}, total=10, log=True)
+    figure = checked(charts.curve({"reverse_kl": points}, {}, total=10, log=True))
     band, line = figure.data
     assert list(band.y) == [0.5, 0.8, 0.1, 0.5]
     assert list(line.y) == [0.5, None, 0.3]
@@ -84,10 +84,10 @@ def test_a_curve_shows_its_gaps_and_its_range() -> None:
 
 def test_a_logarithm_is_taken_of_positive_values_only() -> None:
     points = [Point(1, 0.0, 0.0, 0.0, 0.0), Point(2, 1.0, 1.0, 1.0, 0.0)]
-    assert charts.curve({"reverse_kl": points}, {}, log=True).layout.yaxis.type is None
+    assert checked(charts.curve({"reverse_kl": points}, {}, log=True)).layout.yaxis.type is None
 
 
 def test_names_cannot_be_templates() -> None:
     points = [Point(1, 1.0, 1.0, 1.0, 0.0), Point(2, 1.0, 1.0, 1.0, 0.0)]
-    figure = charts.curve({"<b>%{x}": points}, {})
+    figure = checked(charts.curve({"<b>%{x}": points}, {}))
     assert "&lt;b>% {x}" in figure.data[0].hovertemplate

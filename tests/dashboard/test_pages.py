@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 from starlette.datastructures import QueryParams
 
+from dashboard.figures import Figure
 from dashboard.pages import live, overview
 from dashboard.source import Source
 from db import Tracker, queries
 from db.records import Point
+from tests.dashboard.conftest import checked
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIP = {"__type__": "update"}
@@ -38,7 +40,7 @@ class Request:
 
 def drawn(outputs: list[Any]) -> list[int]:
     """Which outputs hold a new figure."""
-    return [index for index, output in enumerate(outputs) if type(output).__name__ == "Figure"]
+    return [index for index, output in enumerate(outputs) if isinstance(output, Figure)]
 
 
 @pytest.fixture
@@ -77,11 +79,11 @@ def test_experiments_stand_side_by_side(address: Path | str, seeding: ModuleType
     name = "default"
     outputs = overview._refresh(source, None, Request({"experiment": name}))
     assert outputs[8]["visible"] is True
-    assert [trace.name for trace in outputs[10].data] == [name, "&lt;b>second"]
+    assert [trace.name for trace in checked(outputs[10]).data] == [name, "&lt;b>second"]
     assert "<b>second" not in outputs[-1] and "&lt;b&gt;second" in outputs[-1]
     assert f'href="./?experiment={name}&amp;beside="' in outputs[-1], "a way to leave it out"
     without = overview._refresh(source, None, Request([("experiment", name), ("beside", "")]))
-    assert [trace.name for trace in without[10].data] == [name]
+    assert [trace.name for trace in checked(without[10]).data] == [name]
     assert f"experiment={name}&amp;beside=%3Cb%3Esecond" in without[-1], "and to draw it again"
 
 
@@ -174,6 +176,27 @@ def test_a_long_curve_stays_bounded(address: Path | str) -> None:
         assert seen is not None and seen.steps == {"loss": 4000}
 
 
+def test_a_tick_reads_what_is_new_however_long_the_curve(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(running.address)
+    seen = live._refresh(source, None, Request())[0]
+    read: list[int] = []
+    whole = queries.series
+
+    def counted(*arguments: Any, **settings: Any) -> dict[str, list[Point]]:
+        found = whole(*arguments, **settings)
+        read.append(sum(len(points) for points in found.values()))
+        return found
+
+    monkeypatch.setattr(queries, "series", counted)
+    for step in range(35, 35 + 2 * live.POINTS_KEPT):
+        running.running.log(step, {"reverse_kl": 1 / step})
+        if step % 100 == 0:
+            running.tracker.flush()
+            seen = live._refresh(source, seen, Request())[0]
+    assert max(read) <= 100 and len(read) == 2 * live.POINTS_KEPT // 100
+    assert len(seen.series["reverse_kl"]) <= live.POINTS_KEPT
+
+
 def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> None:
     source = Source(running.address)
     seen = live._refresh(source, None, Request())[0]
@@ -181,7 +204,7 @@ def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> Non
     again = running.tracker.resume_stage(running.running.id, from_step=10)
     outputs = live._refresh(source, seen, Request())
     figure = outputs[drawn(outputs)[0]]
-    assert max(figure.data[0].x) == 10
+    assert max(checked(figure).data[0].x) == 10
     assert "attempt 2" in outputs[3]
     again.interrupt()
     assert "recover resume" in live._refresh(source, outputs[0], Request())[3]

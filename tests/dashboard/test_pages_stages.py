@@ -14,9 +14,11 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from dashboard import rollouts
+from dashboard.figures import Figure
 from dashboard.pages import common, compare, geometry, stages, studies, tokens
 from dashboard.source import Source
 from db import Tracker, queries
+from tests.dashboard.conftest import checked
 from tests.dashboard.test_markup import HOSTILE, Reader
 from tests.dashboard.test_pages import Request
 
@@ -51,7 +53,7 @@ def text(outputs: list[Any]) -> str:
 
 
 def figures(outputs: list[Any]) -> list[Any]:
-    return [output for output in outputs if type(output).__name__ == "Figure"]
+    return [checked(output) for output in outputs if isinstance(output, Figure)]
 
 
 def links(html: str, page: str) -> list[str]:

@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
-import json
 import math
+from typing import Any
 
 import pytest
 
 from dashboard import stage_charts, theme
 from dashboard.stage_charts import Curve, Sample, Scale
 from db.records import Point
+from tests.dashboard.conftest import checked
 
 
 def points(*values: float | None) -> list[Point]:
     return [Point(step, value, value, value, 0.0) for step, value in enumerate(values, 1)]
 
 
+def curves(*entries: Any, **look: Any) -> Any:
+    return checked(stage_charts.curves(*entries, **look))
+
+
 def test_curves_differ_by_more_than_colour() -> None:
-    figure = stage_charts.curves([Curve(f"stage {k}", (k, k), points(1.0, 0.5)) for k in range(12)])
+    figure = curves([Curve(f"stage {k}", (k, k), points(1.0, 0.5)) for k in range(12)])
     looks = {(trace.line.color, trace.line.dash) for trace in figure.data}
     assert len(looks) == 12
     assert [list(trace.y) for trace in figure.data] == [[1.0, 0.5]] * 12
 
 
 def test_a_stage_without_the_curve_keeps_its_look_for_others() -> None:
-    figure = stage_charts.curves([Curve("second", (1, 1), points(1.0))])
+    figure = curves([Curve("second", (1, 1), points(1.0))])
     assert (figure.data[0].line.color, figure.data[0].line.dash) == (theme.SERIES[1], "dash")
 
 
 def test_what_a_curve_is_held_against_is_faint() -> None:
-    own, null = stage_charts.curves(
-        [Curve("a", (0, 0), points(1.0)), Curve("a, null", (0, 0), points(0.5), faint=True)]
-    ).data
+    own, null = curves([Curve("a", (0, 0), points(1.0)), Curve("a, null", (0, 0), points(0.5), faint=True)]).data
     assert null.line.width < own.line.width and null.line.color == own.line.color and null.line.dash != own.line.dash
 
 
 def test_a_logarithm_is_taken_of_positive_values_only() -> None:
-    assert stage_charts.curves([Curve("a", (0, 0), points(1.0, None, 0.1))], log=True).layout.yaxis.type == "log"
-    assert stage_charts.curves([Curve("a", (0, 0), points(1.0, 0.0))], log=True).layout.yaxis.type is None
+    assert curves([Curve("a", (0, 0), points(1.0, None, 0.1))], log=True).layout.yaxis.type == "log"
+    assert curves([Curve("a", (0, 0), points(1.0, 0.0))], log=True).layout.yaxis.type is None
 
 
 def test_names_cannot_be_templates() -> None:
-    trace = stage_charts.curves([Curve("<b>%{x}", (0, 0), points(1.0))]).data[0]
+    trace = curves([Curve("<b>%{x}", (0, 0), points(1.0))]).data[0]
     assert "&lt;b>% {x}" in trace.hovertemplate and "<b>%{x}" not in trace.name
 
 
@@ -71,7 +74,7 @@ def test_a_scale_keeps_directions_and_order(reach: float, logarithmic: bool) -> 
 def test_planes_have_equal_axes_and_every_token() -> None:
     small, large = Sample(((0.1, 0.0, 0), (0.0, 0.2, 3))), Sample(((2.0, 0.0, 0),))
     scale = Scale(large.reach)
-    first, second = (stage_charts.plane(sample, scale, "#123456") for sample in (small, large))
+    first, second = (checked(stage_charts.plane(sample, scale, "#123456")) for sample in (small, large))
     assert first.layout.xaxis.range == second.layout.xaxis.range == first.layout.yaxis.range
     assert first.layout.yaxis.scaleanchor == "x"
     tokens = next(trace for trace in first.data if trace.name == "token")
@@ -79,4 +82,3 @@ def test_planes_have_equal_axes_and_every_token() -> None:
     mean = next(trace for trace in first.data if trace.name == "mean")
     assert math.hypot(mean.x[0], mean.y[0]) == pytest.approx(scale.radius(math.hypot(0.05, 0.1)))
     assert mean.marker.symbol != tokens.marker.symbol
-    json.loads(first.to_json())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from db import Database, Tracker, decide, queries, records
+from db import Database, Tracker, decide, open_readonly, queries, records
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +100,39 @@ def test_status_json_has_the_documented_shape(readable: Database, seeded: Any) -
     assert status["base"]["instruction_following"]["value"] == pytest.approx(0.957)
 
 
+def test_paths_of_several_experiments_are_those_of_their_overviews(tmp_path: Path, seeding: ModuleType) -> None:
+    first = seeding.seed(tmp_path / "tracker.db", cycles=2, items=2, steps=5)
+    second = seeding.seed(tmp_path / "tracker.db", name="second", cycles=1, items=2, steps=5)
+    database = open_readonly(tmp_path / "tracker.db")
+    found = queries.paths(database, [second.experiment, 99, first.experiment])
+    assert [one.experiment.name for one in found] == ["second", "default"]
+    for one in found:
+        whole = queries.overview(database, one.experiment.id)
+        assert whole is not None and len(one.cycles) == len(whole.cycles)
+        assert [step.checkpoint for step in one.path] == [step.checkpoint for step in whole.path]
+        for quick, full in zip(one.path, whole.path, strict=True):
+            assert quick.scores.instruction_following == full.scores.instruction_following
+            assert one.knowledge(quick) == whole.knowledge(full)
+        assert [row.cycle.decision for row in one.cycles] == [row.cycle.decision for row in whole.cycles]
+
+
+def test_an_overview_can_leave_the_evidence_out(tracker: Tracker, experiment: int) -> None:
+    tracker.cycle(experiment, 1, documents="q1", details={"evidence": {"checkpoint": "cycle-1/recovered"}})
+    whole, quick = (queries.overview(tracker.database, experiment, details=d) for d in (True, False))
+    assert whole is not None and whole.cycles[0].cycle.details["evidence"]["checkpoint"] == "cycle-1/recovered"
+    assert quick is not None and quick.cycles[0].cycle.details == {} and quick.cycles[0].cycle.documents == "q1"
+
+
+def test_the_newest_experiment_but_for_studies(tracker: Tracker) -> None:
+    assert queries.newest_experiment(tracker.database, but="study/") is None
+    tracker.experiment("study/a")
+    assert queries.newest_experiment(tracker.database, but="study/").name == "study/a"  # type: ignore[union-attr]
+    for name in ("mine", "study/b", "studyxc", "study/d"):
+        tracker.experiment(name)
+    assert queries.newest_experiment(tracker.database, but="study/").name == "studyxc"  # type: ignore[union-attr]
+    assert queries.experiment_names(tracker.database, limit=2) == ["study/d", "studyxc"]
+
+
 def test_nothing_yet(tracker: Tracker, experiment: int) -> None:
     assert queries.overview(tracker.database, 99) is None
     empty = queries.overview(tracker.database, experiment)
@@ -130,6 +163,26 @@ def test_the_database_thins_a_long_curve_and_keeps_its_extremes(tracker: Tracker
     assert min(point.low if point.low is not None else 9 for point in thin) == 0.0
     assert thin[-1].step == 5000
     assert len(queries.series(tracker.database, stage.id, max_points=None)["loss"]) == 5000
+
+
+def test_a_curve_is_thinned_as_the_database_would(tracker: Tracker, experiment: int) -> None:
+    stage = tracker.start_stage(experiment, "midtrain")
+    for step in range(1, 1001):
+        stage.log(step, {"loss": 90.0 if step == 477 else float(step % 7), "gap": 1.0 if step < 400 else float("nan")})
+    stage.finish()
+    every = queries.series(tracker.database, stage.id, max_points=None)
+    read = queries.series(tracker.database, stage.id, max_points=100)
+    for name in ("loss", "gap"):
+        once = records.thinned(every[name], 100)
+        assert [(p.step, p.low, p.high, p.time) for p in once] == [(p.step, p.low, p.high, p.time) for p in read[name]]
+        assert [p.value for p in once] == pytest.approx([p.value for p in read[name]], nan_ok=True)
+    twice = records.thinned(records.thinned(every["loss"], 200), 50)
+    assert len(twice) <= 51 and twice[-1].step == 1000
+    assert (max(p.high or 0 for p in twice), min(p.low or 0 for p in twice)) == (90.0, 0.0)
+    whole = sum(float(step % 7) for step in range(1, 1001) if step != 477) + 90.0
+    widths = [b.step - a for a, b in zip([0, *(p.step for p in twice)], twice, strict=False)]
+    assert sum(w * (p.value or 0) for w, p in zip(widths, twice, strict=True)) == pytest.approx(whole, rel=0.01)
+    assert records.thinned(every["loss"][:50], 100) == every["loss"][:50]
 
 
 def test_samples_are_paged_filtered_and_searched(readable: Database, seeded: Any) -> None:

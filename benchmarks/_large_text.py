@@ -1,0 +1,157 @@
+"""What stands in the rows of a large tracker database: answers, verdicts, evidence, as long as real ones are."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+KINDS = (
+    *("change_case:capital_word_frequency", "change_case:english_capital", "change_case:english_lowercase"),
+    *("combination:repeat_prompt", "combination:two_responses", "detectable_content:number_placeholders"),
+    *("detectable_content:postscript", "detectable_format:constrained_response", "detectable_format:json_format"),
+    *("detectable_format:multiple_sections", "detectable_format:number_bullet_lists", "detectable_format:title"),
+    *("detectable_format:number_highlighted_sections", "keywords:existence", "keywords:forbidden_words"),
+    *("keywords:frequency", "keywords:letter_frequency", "language:response_language"),
+    *("length_constraints:nth_paragraph_first_word", "length_constraints:number_paragraphs"),
+    *("length_constraints:number_sentences", "length_constraints:number_words", "punctuation:no_comma"),
+    *("startend:end_checker", "startend:quotation"),
+)
+STUDIES = ("recovery", "continual", "small-batches", "fast-and-slow", "off-policy", "capacity")
+PROMPTS = 541  # as many as IFEval has
+ALTERNATIVES = 5
+_WORDS = (
+    "the a of and to in is was for on with as by at from that it its river house machine letter answer question table "
+    "city winter engine music field paper water number colour reason teacher student model document behaviour "
+    "knowledge recovers forgets answers writes measures keeps shows follows learns compares quickly often seldom never"
+).split()
+
+
+class Texts:
+    """Prompts that every checkpoint is asked, and answers to them. The same seed gives the same texts."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.sentences = [self._sentence() for _ in range(2000)]
+        self.asked = [self._asked(number) for number in range(PROMPTS)]
+        self.rollouts = [self._rollout(200) for _ in range(24)]
+        self.long_rollouts = [self._rollout(500) for _ in range(6)]
+
+    def sample(self, number: int, share: float, dice: random.Random) -> dict[str, Any]:
+        """An answer whose instructions are each followed with the probability ``share``."""
+        prompt, kinds = self.asked[number % PROMPTS]
+        verdicts = {kind: dice.random() < share for kind in kinds}
+        return {
+            "item": f"item-{number}",
+            "group": kinds[0],
+            "prompt": prompt,
+            "response": self.answer(dice),
+            "score": float(all(verdicts.values())),
+            "verdicts": verdicts,
+            "extra": {},
+        }
+
+    def answer(self, dice: random.Random) -> str:
+        """Some sentences: 40 to 120 words."""
+        return " ".join(dice.choices(self.sentences, k=dice.randint(4, 12)))
+
+    def rollout(self, dice: random.Random, *, long: bool) -> dict[str, Any]:
+        """An answer token by token, without its place."""
+        return dice.choice(self.long_rollouts if long else self.rollouts)
+
+    def _sentence(self) -> str:
+        chosen = " ".join(self.dice.choices(_WORDS, k=self.dice.randint(7, 13)))
+        return f"{chosen[0].upper()}{chosen[1:]}."
+
+    def _asked(self, number: int) -> tuple[str, list[str]]:
+        kinds = self.dice.sample(KINDS, k=self.dice.randint(1, 3))
+        told = " ".join(f"Mind this: {kind.replace(':', ', ').replace('_', ' ')}." for kind in kinds)
+        return f"Prompt {number}. {' '.join(self.dice.choices(self.sentences, k=2))} {told}", kinds
+
+    def _rollout(self, length: int) -> dict[str, Any]:
+        dice = self.dice
+        tokens = [f" {word}" for word in dice.choices(_WORDS, k=length)]
+        names = ("reverse_kl", "entropy", "teacher_entropy", "logprob", "teacher_logprob", "advantage")
+        values: dict[str, Any] = {name: [round(dice.random() ** 4, 4) for _ in tokens] for name in names}
+        for name in ("top", "teacher_top"):
+            values[name] = [
+                [[word, round(0.6 / 2**at, 4)] for at, word in enumerate(dice.sample(_WORDS, ALTERNATIVES))]
+                for _ in tokens
+            ]
+        return {"prompt": f"<|im_start|>user {self.sentences[0]}<|im_end|>", "tokens": tokens, "values": values}
+
+
+def score(value: float, n: int) -> dict[str, Any]:
+    """A share with its standard error."""
+    value = min(1.0, max(0.0, value))
+    return {"value": value, "stderr": math.sqrt(value * (1 - value) / n), "n": n}
+
+
+def by_kind(value: float, dice: random.Random) -> dict[str, Any]:
+    """Scores of every type of instruction around a value."""
+    return {f"id/{kind}": score(value + dice.uniform(-0.1, 0.05), 40) for kind in KINDS}
+
+
+def evidence(number: int, end: str, dice: random.Random) -> dict[str, Any]:
+    """A cycle's paired tests as its conclusion keeps them: every suite and type, against three checkpoints."""
+    suites = ["instruction_following", "general"]
+    suites += [
+        f"{suite}/{k}" for suite in ("domain_knowledge", "domain_knowledge_stored") for k in range(1, number + 1)
+    ]
+    found = {
+        name: {
+            "suites": [_tested(suite, dice) for suite in suites],
+            "types of instruction_following": [_tested(kind, dice) for kind in KINDS],
+        }
+        for name in ("base", "midtrained", "before")
+    }
+    knowledge = {"rows": [[dice.random() for _ in range(number)] for _ in range(number)]}
+    return {"checkpoint": end, "compared_with": found, "knowledge": knowledge}
+
+
+def gate(number: int, dice: random.Random) -> dict[str, Any]:
+    """What the gate said about a cycle."""
+    rules = ("ifeval >= 0.95 base", "knowledge >= 0.9 midtrained", "general >= 0.95 base")
+    verdicts = [
+        {"rule": rule, "verdict": "pass", "student": 0.93, "bound": 0.9, "estimate": 0.03, "n": 541}
+        | {"low": 0.01 - 0.02 * dice.random(), "high": 0.05}
+        for rule in rules
+    ]
+    return {
+        "decision": "accept",
+        "reason": f"all rules hold for cycle {number}",
+        "method": "exact",
+        "verdicts": verdicts,
+    }
+
+
+def outcome(study: str, budget: float, seeds: Sequence[int], dice: random.Random) -> Mapping[str, Any]:
+    """A study's outcome as it is published to the tracker."""
+    names = [f"figure {k} of {study}" for k in range(12)]
+    figures = {
+        n: {"mean": dice.random(), "spread": 0.01, "by_seed": {str(s): dice.random() for s in seeds}} for n in names
+    }
+    parts = [{"statement": f"{name} lies above its bound", "verdict": "holds"} for name in names[:6]]
+    return {
+        **{"study": study, "claim": f"the claim of {study}", "source": "a paper", "setting": "120 steps, then 200"},
+        **{"criterion": "with 95% confidence over seeds", "seeds": list(seeds), "n": 541, "budget": budget},
+        **{"dates": ["2026-11-19"], "figures": figures, "parts": parts, "verdict": "holds"},
+    }
+
+
+def settings(kind: str, cycle: int, dice: random.Random) -> dict[str, Any]:
+    """A stage's resolved configuration, as many settings as one has."""
+    own = {"teacher": "base", "method": "opd", "knowledge_teacher": "midtrained"} if kind == "distill" else {}
+    common = {"docs": f"./corpora/q{cycle}", "lr": dice.choice([1e-4, 3e-4, 1e-3]), "batch": dice.choice([16, 32])}
+    return own | common | {f"setting_{k}": dice.choice([k, k, k, k + 0.5]) for k in range(30)}
+
+
+def _tested(name: str, dice: random.Random) -> dict[str, Any]:
+    first, second, half = dice.random(), dice.random(), 0.02
+    difference = second - first
+    return {
+        **{"name": name, "first": first, "second": second, "difference": difference},
+        **{"low": difference - half, "high": difference + half, "lost": dice.randrange(30), "won": dice.randrange(30)},
+        **{"p": dice.random(), "p_adjusted": min(1.0, 2 * dice.random()), "n": 541},
+    }

@@ -1,0 +1,394 @@
+"""The dashboard and the tracker on a large database: page by page, a live tick, memory, and writers meanwhile.
+
+Run: python -m benchmarks.tracker [--write]
+
+The database (benchmarks/large_tracker.py) is made once and kept in --cache; each run works on a copy. The dashboard is
+the real `recover dashboard` process. Times of its functions are round trips over HTTP through Gradio's queue, as a
+browser makes them: from the question to the last byte of the answer, words and figures. Its processor time is the
+kernel's count of that process. A page has "first shown" when its headline, tables and figures-in-words are painted, by
+Chromium's own clock; its drawings follow and are told beside it. Other work on the machine adds to every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import update
+
+from benchmarks import _browser, _report
+from benchmarks._dashboard import ROOT, Query, Served, Visitor, dashboard, empty_page
+from benchmarks.large_tracker import Size, make
+from db import Database, Tracker, open_database, open_readonly, queries
+from db.answers import FATES
+from db.records import Stage
+from db.schema import Stage as StageRow
+
+CACHE = Path(tempfile.gettempdir()) / "recovery-benchmarks"
+PORT = 17_600
+FIGURES = ("", "live", "geometry", "compare")
+SERVER_MS, TICK_MS, SHOWN_MS, MEMORY_MB = 300.0, 50.0, 1000.0, 400.0
+RATE, CURVES = 2000, 20  # points a second, over so many curves
+Result = dict[str, Any]
+
+WRITER = """
+import sys, time
+from db import Tracker
+path, seconds, rate, curves, name = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
+with Tracker(path) as tracker:
+    experiment = tracker.experiment(name)
+    with tracker.start_stage(experiment, "distill") as stage:
+        started, step = time.monotonic(), 0
+        while time.monotonic() - started < seconds:
+            step += 1
+            stage.log(step, {f"curve {k}": 1.0 / step for k in range(curves)})
+            time.sleep(max(0.0, started + step * curves / rate - time.monotonic()))
+            if name == "second writer" and step % 20 == 0:
+                made = tracker.add_checkpoint(experiment, f"made {step}", "external", path="x", stage_id=stage.id)
+                items = [{"id": k, "prompt": "p" * 300, "response": "r" * 600, "score": 1.0} for k in range(50)]
+                tracker.add_evaluation(made, "general", value=1.0, stderr=0.0, n=50, items=items)
+        took = time.monotonic() - started
+print(stage.id, step * curves, took)
+"""
+
+
+# --- what is asked of the pages ---------------------------------------------------------------------------------
+
+
+def questions(database: Database, size: Size, dice: random.Random, each: int) -> dict[str, list[Query]]:
+    """For each page ``each`` addresses over other experiments, cycles, filters and stages; main's heaviest first."""
+    names = [one.name for one in queries.experiments(database) if one.cycles]
+    main = queries.experiment(database, "main")
+    assert main is not None
+    trained = [s for s in queries.stages(database, main.id, limit=500) if s.kind in ("midtrain", "distill")]
+    longest = sorted(trained, key=lambda stage: -stage.steps_done)
+    kinds = ("", "keywords:existence", "punctuation:no_comma", "change_case:english_capital")
+
+    def other(**more: Callable[[], object]) -> Query:
+        return [("experiment", dice.choice(names)), *((name, value()) for name, value in more.items())]
+
+    def of(stages: Iterable[Stage]) -> list[tuple[str, object]]:
+        return [("experiment", "main"), *(("stage", stage.id) for stage in stages)]
+
+    def cycle() -> int:
+        return dice.randint(1, size.cycles)
+
+    makers: dict[str, tuple[list[Query], Callable[[], Query]]] = {
+        "": ([()], other),
+        "cycle": ([()], lambda: other(cycle=cycle)),
+        "samples": (
+            [(), [("experiment", "main"), ("show", "all"), ("search", "river house")]],
+            lambda: [*other(cycle=cycle, show=lambda: dice.choice(list(FATES)), type=lambda: dice.choice(kinds))],
+        ),
+        "tokens": ([(), of(longest[1:2])], other),
+        "live": ([of(longest[:1]), of(longest[1:2])], lambda: of([dice.choice(trained)])),
+        "geometry": ([(), of(s for s in trained[:12] if s.kind == "distill")], other),
+        "compare": ([(), of(longest[:8])], lambda: of(dice.sample(trained, 6))),
+        "studies": ([()], lambda: [("study", dice.choice(("recovery", "continual", "capacity")))]),
+    }
+    return {page: [*first, *(maker() for _ in range(each - len(first)))] for page, (first, maker) in makers.items()}
+
+
+# --- what is measured -------------------------------------------------------------------------------------------
+
+
+def pages(served: Served, asked: dict[str, list[Query]]) -> Result:
+    """Round trips of every page, each by a visitor who was not here before; one call of each does not count."""
+    found: Result = {}
+    for page, addresses in asked.items():
+        Visitor(served).load(page, addresses[0])
+        visitor, before = Visitor(served), served.cpu_seconds()
+        answers = []
+        for query in addresses:
+            visitor = Visitor(served, known=visitor.known)
+            answers.append(visitor.load(page, query))
+        cpu = (served.cpu_seconds() - before) / len(answers)
+        times = [1000 * answer.seconds for answer in answers]
+        found[page or "overview"] = {
+            "n": len(times),
+            "median ms": statistics.median(times),
+            "p95 ms": percentile(times, 95),
+            "worst ms": max(times),
+            "processor ms": 1000 * cpu,
+            "largest answer kB": max(answer.size for answer in answers) / 1000,
+        }
+    return found
+
+
+def ticks(served: Served, database: Path, rounds: int) -> Result:
+    """A tick of Live after each new step: of a stage with 100 points and of the stage with the longest history."""
+    with Tracker(database) as tracker:
+        main = tracker.experiment("main")
+        stages = queries.stages(tracker.database, main, kind="midtrain", limit=500)
+        longest = max(stages, key=lambda stage: stage.steps_done)
+        names = queries.metric_names(tracker.database, longest.id)
+        _interrupted(tracker.database, longest.id)
+        recorders = {
+            "100 points": tracker.start_stage(main, "midtrain"),
+            f"{longest.steps_done * len(names):,} points": tracker.resume_stage(
+                longest.id, from_step=longest.steps_done
+            ),
+        }
+        steps = {name: 100 // len(names) if name == "100 points" else longest.steps_done for name in recorders}
+        for step in range(1, steps["100 points"] + 1):
+            recorders["100 points"].log(step, dict.fromkeys(names, 1 / step))
+        tracker.flush()
+        visitors = {name: Visitor(served) for name in recorders}
+        asked = {name: [("experiment", "main"), ("stage", one.id)] for name, one in recorders.items()}
+        for name, visitor in visitors.items():
+            visitor.load("live", asked[name])
+        times: dict[str, list[float]] = {name: [] for name in recorders}
+        cpu = dict.fromkeys(recorders, 0.0)
+        for _ in range(rounds):
+            for name, recorder in recorders.items():
+                steps[name] += 1
+                recorder.log(steps[name], dict.fromkeys(names, 0.5))
+                tracker.flush()
+                before = served.cpu_seconds()
+                answer = visitors[name].tick("live", asked[name])
+                cpu[name] += served.cpu_seconds() - before
+                if not any(isinstance(one, dict) and one.get("panels") for one in answer.outputs):
+                    raise RuntimeError(f"a tick brought no new points: {answer.outputs}")
+                times[name].append(1000 * answer.seconds)
+        for recorder in recorders.values():
+            recorder.interrupt()
+    return {
+        name: {
+            "n": rounds,
+            "median ms": statistics.median(found),
+            "p95 ms": percentile(found, 95),
+            "processor ms": 1000 * cpu[name] / rounds,
+        }
+        for name, found in times.items()
+    }
+
+
+def _interrupted(database: Database, stage_id: int) -> None:
+    """Let a finished stage pass for one that can be gone on with."""
+    with database.writing() as connection:
+        connection.execute(update(StageRow).where(StageRow.id == stage_id).values(status="interrupted"))
+
+
+def first_shown(served: Served, asked: dict[str, list[Query]], visits: int) -> Result:
+    """When each page shows its words, and its drawings, in Chromium; with an empty and with a filled cache."""
+    from urllib.parse import urlencode
+
+    found: Result = {}
+    with empty_page(PORT + 1) as floor, _browser.chromium() as browser:
+        places: dict[str, tuple[str, Sequence[Query], bool]] = {
+            "an empty Gradio page": (floor.address, [()] * visits, False)
+        }
+        places |= {
+            page or "overview": (f"{served.address}/{page}", addresses[:visits], page in FIGURES)
+            for page, addresses in asked.items()
+        }
+        for name, (address, listed, figure) in places.items():
+            found[name] = {}
+            for first in (True, False):
+                addresses = [f"{address}?{urlencode(list(query))}" for query in listed]
+                shown = _browser.visits(browser, addresses, figure=figure, first=first)
+                words = [one.words for one in shown]
+                drawn = [one.figure for one in shown if one.figure is not None]
+                found[name]["first visit" if first else "later"] = {
+                    "words, median ms": statistics.median(words),
+                    "words, worst ms": max(words),
+                    "drawings, median ms": statistics.median(drawn) if drawn else None,
+                    "page's processor ms": 1000 * statistics.median(one.processor for one in shown),
+                }
+    return found
+
+
+def writers(served: Served, database: Path, asked: dict[str, list[Query]], seconds: float) -> Result:
+    """Two processes write while every page is read; then every point is counted."""
+    rates = {"first writer": RATE, "second writer": RATE // 10}
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(database), str(seconds), str(rate), str(CURVES), name],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for name, rate in rates.items()
+    }  # fmt: skip
+    times, troubles = [], 0
+    for page, query in itertools.cycle([(page, query) for page, listed in asked.items() for query in listed[:3]]):
+        if all(process.poll() is not None for process in running.values()):
+            break
+        answer = Visitor(served).load(page, query)
+        times.append(1000 * answer.seconds)
+        troubles += "cannot be read" in answer.text or "locked" in answer.text
+    found: Result = {"pages read": len(times), "page, p95 ms": percentile(times, 95), "pages in trouble": troubles}
+    reading = open_readonly(database)
+    for name, process in running.items():
+        out, error = process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"the {name} failed: {error}")
+        stage, logged, took = out.split()
+        curves = queries.series(reading, int(stage), max_points=None)
+        kept = sum(len(points) for points in curves.values())
+        found[name] = {"logged": int(logged), "kept": kept, "points a second": int(logged) / float(took)}
+        found[name]["errors"] = error.strip()
+    return found
+
+
+def percentile(values: Sequence[float], share: int) -> float:
+    """The smallest value that ``share`` percent of them do not lie above."""
+    ranked = sorted(values)
+    return ranked[max(0, -(-share * len(ranked) // 100) - 1)]
+
+
+# --- the report -------------------------------------------------------------------------------------------------
+
+
+def limits(found: Result) -> list[tuple[str, str, str, bool]]:
+    """Every limit: what, measured, wanted, whether it is met."""
+    slowest = max(found["pages"], key=lambda page: found["pages"][page]["p95 ms"])
+    server = found["pages"][slowest]["p95 ms"]
+    tick = max(one["p95 ms"] for one in found["ticks"].values())
+    short, long = (one["median ms"] for one in found["ticks"].values())
+    lost = sum(found["writers"][name]["logged"] - found["writers"][name]["kept"] for name in WRITERS)
+    errors = found["writers"]["pages in trouble"] + sum(bool(found["writers"][name]["errors"]) for name in WRITERS)
+    rate = found["writers"]["first writer"]["points a second"]
+    rows = [
+        (f"server time of {slowest}, the slowest, p95", f"{server:.0f} ms", f"{SERVER_MS:.0f} ms", server <= SERVER_MS),
+        ("live tick, p95", f"{tick:.0f} ms", f"{TICK_MS:.0f} ms", tick <= TICK_MS),
+        ("live tick, long history over short", f"{long / short:.2f}", "1.25", long / short <= 1.25),
+        ("memory of the dashboard, peak", f"{found['memory']['peak MB']:.0f} MB", f"{MEMORY_MB:.0f} MB",
+         found["memory"]["peak MB"] <= MEMORY_MB),
+        ("points a second written meanwhile", f"{rate:.0f}", f"{0.99 * RATE:.0f} at least", rate >= 0.99 * RATE),
+        ("points lost", f"{lost:,}", "0", lost == 0),
+        ("errors of writers and pages", str(errors), "0", errors == 0),
+    ]  # fmt: skip
+    if found["first shown"]:
+        ours = {page: one for page, one in found["first shown"].items() if page in found["pages"]}
+        page, when = max(
+            ((page, when) for page, visit in ours.items() for when in visit),
+            key=lambda one: ours[one[0]][one[1]]["words, median ms"],
+        )
+        shown = ours[page][when]["words, median ms"]
+        what = f"slowest page first shown, median ({page}, {when})"
+        rows.insert(0, (what, f"{shown:.0f} ms", f"{SHOWN_MS:.0f} ms", shown <= SHOWN_MS))
+    return rows
+
+
+WRITERS = ("first writer", "second writer")
+
+
+def markdown(found: Result) -> str:
+    """Every figure as tables."""
+    parts = ["## Limits", _report.table(("what", "measured", "limit", ""), _verdicts(found))]
+    parts += ["## Pages, server time", _listed("page", found["pages"])]
+    if found["first shown"]:
+        shown = {f"{page}, {when}": one for page, visit in found["first shown"].items() for when, one in visit.items()}
+        parts += ["## Pages, first shown in Chromium", _listed("page", shown)]
+    parts += ["## A live tick", _listed("history", found["ticks"])]
+    parts += ["## Writers", _listed("process", {name: found["writers"][name] for name in WRITERS})]
+    told = found["writers"]
+    parts += [f"Meanwhile {told['pages read']} pages were read, p95 {told['page, p95 ms']:.0f} ms."]
+    told = found["memory"]
+    parts += [
+        "## Memory of the dashboard",
+        f"{told['start MB']:.0f} MB when it had started, {told['end MB']:.0f} MB at the end, {told['peak MB']:.0f} MB "
+        f"at most; {told['visits']:,} visits in between.",
+    ]
+    return "\n\n".join(parts)
+
+
+def _verdicts(found: Result) -> list[tuple[str, str, str, str]]:
+    return [(what, is_, limit, "met" if met else "MISSED") for what, is_, limit, met in limits(found)]
+
+
+def _listed(first: str, rows: dict[str, dict[str, Any]]) -> str:
+    names = list(next(iter(rows.values())))
+    shown = [[name, *(_shown(row[column]) for column in names)] for name, row in rows.items()]
+    return _report.table((first, *names), shown)
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else f"{value:,.0f}" if isinstance(value, int | float) else str(value)
+
+
+def prepare(cache: Path, size: Size, folder: Path) -> Path:
+    """A workspace in ``folder`` with a copy of the database, which is made if ``cache`` has none of this size."""
+    name = "-".join(str(part) for part in vars(size).values())
+    kept = cache / f"tracker-{name}.db"
+    if not kept.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(".part")
+        for stale in cache.glob(f"{part.name}*"):
+            stale.unlink()
+        make(part, size, progress=True)
+        part.rename(kept)
+    open_database(kept).close()  # brings one of an older schema up to date
+    shutil.copyfile(kept, folder / "tracker.db")
+    (folder / "workspace.json").write_text(json.dumps({"format": 1}), encoding="utf-8")
+    return folder / "tracker.db"
+
+
+def measure(options: argparse.Namespace, folder: Path) -> Result:
+    """Everything, in one process of the dashboard."""
+    size = Size(options.experiments, options.cycles, options.points, options.samples, options.seed)
+    database = prepare(options.cache, size, folder)
+    reading = open_readonly(database)
+    asked = questions(reading, size, random.Random(options.seed), options.calls)
+    found: Result = {"memory": {}, "first shown": {}}
+    with dashboard(folder, PORT) as served:
+        found["memory"]["start MB"] = served.memory_mb()[0]
+        steps: list[tuple[str, Callable[[], Result]]] = [
+            ("pages", lambda: pages(served, asked)),
+            ("ticks", lambda: ticks(served, database, options.calls)),
+        ]
+        if _browser.found() and not options.no_browser:
+            steps.append(("first shown", lambda: first_shown(served, asked, options.visits)))
+        steps.append(("writers", lambda: writers(served, database, asked, options.seconds)))
+        for name, step in steps:
+            started, load = time.perf_counter(), os.getloadavg()[0]
+            found[name] = step()
+            took = time.perf_counter() - started
+            print(
+                f"{name}: measured in {took:.0f} s, load {load:.1f} before, {os.getloadavg()[0]:.1f} after", flush=True
+            )
+        now, most = served.memory_mb()
+        found["memory"] |= {"end MB": now, "peak MB": most, "visits": options.calls * (len(asked) + 2)}
+        found["memory"]["visits"] += found["writers"]["pages read"]
+    return found
+
+
+def main() -> int:
+    """Measure, print, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("experiments", "cycles", "points", "samples", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Size, name))
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the database, kept for the next run")
+    parser.add_argument("--calls", type=int, default=40, help="calls of each page's function, and ticks")
+    parser.add_argument("--visits", type=int, default=5, help="visits of each page in Chromium, twice")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long the writers write")
+    parser.add_argument("--no-browser", action="store_true", help="leave Chromium out")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/tracker.md and .json")
+    options = parser.parse_args()
+    facts = _report.machine(("gradio", "sqlalchemy", "plotly")) | {"seed": str(options.seed)}
+    facts |= {"database": f"{options.experiments} experiments of {options.cycles} cycles, {options.points:,} points, "
+                          f"{options.samples:,} samples"}  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(options, Path(folder))
+    facts["load after"] = f"{os.getloadavg()[0]:.1f}"
+    body = markdown(found)
+    print(body)
+    if options.write:
+        note = (__doc__ or "").split("\n\n", 2)[2]
+        print(_report.write("tracker", "The dashboard on a large tracker", f"{note}\n{body}", facts, found))
+    return int("MISSED" in body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The large database of the benchmarks: as large as asked for, the same for the same seed, and shown by every page."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from starlette.datastructures import QueryParams
+
+from benchmarks.large_tracker import Size, make
+from dashboard.access import Access
+from dashboard.pages import common, compare, cycle, geometry, live, overview, samples, studies, tokens
+from dashboard.source import Source
+from db import open_readonly, queries
+
+SIZE = Size(experiments=3, cycles=2, points=20_000, samples=2_000)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "tracker.db"
+    make(path, SIZE)
+    return path
+
+
+def test_it_is_as_large_as_asked_for(large: Path, tmp_path: Path) -> None:
+    assert make(tmp_path / "again.db", SIZE)["metric_point"] == SIZE.points
+    tables = ("metric_point", "metric_series", "sample", "evaluation", "token_scores", "decision", "event")
+    with sqlite3.connect(large) as one, sqlite3.connect(tmp_path / "again.db") as other:
+        assert one.execute("SELECT count(*) FROM metric_point").fetchone() == (SIZE.points,)
+        assert one.execute("SELECT count(*) FROM sample").fetchone() == (SIZE.samples,)
+        assert one.execute("SELECT count(*) FROM cycle").fetchone() == (SIZE.experiments * SIZE.cycles,)
+        assert one.execute("PRAGMA foreign_key_check").fetchall() == []
+        for table in tables:
+            every = f"SELECT * FROM {table} ORDER BY 1, 2"
+            assert one.execute(every).fetchall() == other.execute(every).fetchall(), table
+    database = open_readonly(large)
+    main = queries.experiment(database, "main")
+    assert main is not None
+    for stage in queries.stages(database, main.id):  # each series says where it ends
+        ends = {name: point.step for name, point in queries.latest_metrics(database, stage.id).items()}
+        curves = queries.series(database, stage.id, max_points=None)
+        assert {name: points[-1].step for name, points in curves.items()} == ends
+
+
+def test_too_few_points_are_refused() -> None:
+    with pytest.raises(ValueError, match="too few"):
+        _ = Size(points=300).long_midtrain
+
+
+def test_every_page_has_something_to_show(large: Path) -> None:
+    source = Source(large)
+    request = SimpleNamespace(query_params=QueryParams(""))
+    told = {
+        "overview": overview._refresh(source, None, request),
+        "cycle": cycle._show(source, Access(), request),
+        "samples": common.text_outputs(
+            samples.NAME, source, lambda one, asked: samples._told(source, one, asked), request
+        ),
+        "tokens": common.text_outputs(tokens.NAME, source, tokens.told_by(source), request),
+        "live": live._refresh(source, None, request),
+        "geometry": geometry._show(source, request),
+        "compare": compare._show(source, request),
+        "studies": studies._show(source, request),
+    }
+    for page, outputs in told.items():
+        words = "".join(output for output in outputs if isinstance(output, str))
+        assert "<h1" in words and "notice" not in words, page
