@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,8 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig) -> Lo
         adapter=student.adapter,
         lora=LoraSettings(config.lora_rank, config.lora_alpha),
         gradient_checkpointing=config.gradient_checkpointing,
+        shard=config.shard == "full",
+        offload=config.offload,
         **_place(config),
     )
 
@@ -90,14 +92,11 @@ def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config:
     return CachedEngine.of(loaded, engine_of(loaded, config), content_hash=checkpoint.hash + below, cache=cache)
 
 
-def teacher_of(
-    session: Session, student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig
-) -> Teacher:
+def teacher_of(student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig) -> Teacher:
     """Who scores: the student's own weights with the adapter off where they are the teacher, else a frozen copy.
 
-    The teacher's content hash is verified first; its tokens must be the student's.
+    The teacher's tokens must be the student's.
     """
-    session.verified(teacher)
     own_base = loaded.tuning == "lora" and teacher.tuning == "full"
     if own_base and teacher.path.resolve() == student.weights.resolve():
         return AdapterOff(loaded)
@@ -110,7 +109,9 @@ def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> 
     """The student as its own teacher: live, or a second copy, loaded alike, that stays or follows as an average."""
     if config.teacher == "self":
         return Live(loaded)
-    copy = load_student(student, loaded.tuning, config)
+    copy = load_student(student, loaded.tuning, replace(config, shard="none", offload=False))
+    if loaded.sharded and config.teacher == "ema":
+        raise UsageError("--teacher ema follows whole weights: take --shard none")
     return MovingAverage(copy, config.ema_decay) if config.teacher == "ema" else Frozen(copy)
 
 

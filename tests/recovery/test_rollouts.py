@@ -68,11 +68,12 @@ def test_a_small_token_budget_changes_no_greedy_answer(tiny_model: Path) -> None
 def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     logits = probabilities.log().expand(40_000, -1)
-    tokens, logprobs = draw(logits, Sampling(1), torch.Generator().manual_seed(0))
+    uniform = torch.rand(len(logits), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens, logprobs = draw(logits, Sampling(1), uniform)
     shares = torch.bincount(tokens, minlength=5) / len(tokens)
     torch.testing.assert_close(shares, probabilities, atol=0.01, rtol=0)
     torch.testing.assert_close(logprobs, probabilities.log()[tokens])
-    nucleus, _ = draw(logits, Sampling(1, top_p=0.7), torch.Generator().manual_seed(0))
+    nucleus, _ = draw(logits, Sampling(1, top_p=0.7), uniform)
     assert set(nucleus.tolist()) == {0, 1}
 
 
