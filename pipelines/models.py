@@ -9,6 +9,7 @@ import torch
 
 from pipelines.estimates import Needs, parameters, training_needs
 from pipelines.session import Session
+from recovery import processes
 from recovery.checkpoints import content_hash
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
@@ -37,10 +38,12 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, teachers: int) ->
     """
     device = str(pick_device(config.device))
     count = parameters(student.weights)
+    pieces = processes.size() if config.shard == "full" else 1
 
     def needs(name: str) -> Needs:
         # The clean teacher of an adapter is the same weights with the adapter off: no copy.
-        return training_needs(count, name, teachers=teachers if name == "full" else max(0, teachers - 1), device=device)
+        copies = teachers if name == "full" else max(0, teachers - 1)
+        return training_needs(count, name, teachers=copies, device=device, pieces=pieces)
 
     if student.tuning == "lora":
         if config.tuning == "full":

@@ -1,8 +1,8 @@
 """Training states on disk: all that a run needs to go on, on as many processes as there are then.
 
-A state is a folder, step-000040/, written whole or not at all. Its tensors are in as many safetensors files as
-processes wrote it: what is cut over them, each has its rows of; what is not, the first. A tensor's rows are numbered in
-the file's metadata, so that any number of processes can read them.
+A state is a folder, step-000040/, written whole or not at all. Its tensors are in one safetensors file, or, where some
+are cut over several processes, in one of each: its rows of those, and in the first also what is whole. The metadata
+tell which row of a tensor is the file's first, so that any number of processes can read them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from recovery import processes
+from recovery.errors import UsageError
 
-META = "state.json"
+META, WHOLE = "state.json", "state.safetensors"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class States:
         final, writing = folder / f"step-{step:06d}", folder / f".writing-{step:06d}"
         if processes.lead(lambda: _begun(final, writing)):
             return
-        processes.gather(lambda: _write_part(writing / _part_name(), tensors))
+        processes.gather(lambda: _write_part(writing, tensors))
         processes.lead(lambda: self._complete(final, writing, meta))
 
     def read(self) -> tuple[dict[str, Any], Reader] | None:
@@ -123,14 +124,11 @@ def _begun(final: Path, writing: Path) -> bool:
     return False
 
 
-def _part_name() -> str:
-    """The file this process writes."""
-    number, count = processes.rank() + 1, processes.size()
-    return "state.safetensors" if count == 1 else f"state-{number:05d}-of-{count:05d}.safetensors"
-
-
-def _write_part(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    mine, first = {}, {}
+def _write_part(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """This process's file: its rows of what is cut, and, of the main process, what is whole."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no {folder} here: give a --workspace on a file system that all nodes share")
+    mine, first = {}, {"format": "pt"}
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             start, stop = _rows(tensor)
@@ -138,6 +136,10 @@ def _write_part(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
                 mine[name], first[name] = tensor.to_local(), str(start)
         elif processes.is_main():
             mine[name] = tensor
+    cut = any(isinstance(tensor, DTensor) for tensor in tensors.values())
+    if not cut and not processes.is_main():
+        return
+    path = folder / (f"state-{processes.rank() + 1:05d}-of-{processes.size():05d}.safetensors" if cut else WHOLE)
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in mine.items()}, path, metadata=first)
     _sync(path)
 
