@@ -56,7 +56,8 @@ class Loaded:
     """A causal language model ready to score, to sample and, unless frozen, to be trained.
 
     ``precision`` is the dtype matrix products run in. Trained weights are kept in float32; a frozen model is
-    held in ``precision``. ``sharded`` says that its layers are cut over several processes.
+    held in ``precision``. ``sharded`` says that its layers are cut over several processes; ``state`` are its weights
+    after :meth:`put_together`.
     """
 
     model: Any
@@ -139,6 +140,11 @@ class Loaded:
         """Bring the weights of a sharded model to the main process, where it can then be saved; all take part."""
         if self.sharded:
             self.state = sharding.full_state(self.model)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All weights by name; of a sharded model as they were when it was put together."""
+        found = {name: p.detach() for name, p in self.model.named_parameters()}
+        return found if self.state is None else {name: self.state[name] for name in found}
 
     def save(self, folder: Path) -> None:
         """Write weights (or only the adapter), configuration and tokenizer; safetensors only."""
