@@ -8,9 +8,8 @@ made before, rewards, the student as its own teacher with a context) is a matter
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from db import records
 from pipelines.answers import (
@@ -24,8 +23,9 @@ from pipelines.answers import (
 from pipelines.estimates import Needs, seconds_for
 from pipelines.glimpses import Glimpses
 from pipelines.midtrain import row_length, rows_of
-from pipelines.models import choose_tuning, engine_of, load_frozen, load_student, self_teacher, teacher_of
+from pipelines.models import choose_tuning, engine_of, load_frozen
 from pipelines.progress import duration
+from pipelines.roles import Roles, cast
 from pipelines.session import Session
 from pipelines.setting import Setting, lasting, resolve
 from pipelines.sources import BEHAVIOUR, KNOWLEDGE, Pools, Source, expert
@@ -36,11 +36,9 @@ from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, pick_device
 from recovery.methods import method_named
-from recovery.objectives.estimator import Estimator
 from recovery.rewards import judged
 from recovery.rollouts import Engine, Sampling
-from recovery.teachers import Frozen, MovingAverage, Weighted
-from recovery.training import resume_step
+from recovery.teachers import Frozen
 from recovery.types import Message, Prompt, SuiteResult
 from recovery.workspace import Checkpoint
 
@@ -120,40 +118,40 @@ def distill(
     with running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage:
         reference = _reference(session, stage, config, setting)
         given, spoken = _given(session, stage, config, setting, student)
-        loaded = load_student(student, plan.tuning, config)
-        memory: dict[str, Any] = {"spent": float(spoken)}
-        teachers = _teachers(session, config, setting, student, loaded)
-        anchor = Timed(teacher_of(session, student, loaded, session.base, config)) if config.anchor else None
-        timed = _timed([*teachers.values(), *([anchor] if anchor else [])])
-        engine = engine_of(loaded, config)
-        source = Source(
-            config,
-            loaded,
-            engine,
-            _pools(config, setting, loaded, given),
-            teachers,
-            setting.context,
-            setting.reward,
-            _speaker(timed, config),
-            memory,
-        )
-        estimator = Estimator(teachers, config.dials(), anchor)
-        glimpses = Glimpses(stage, source, loaded, teachers, plan.steps, config.token_views)
-        watch = Watch(stage, config, loaded, engine, setting.development, reference, timed, estimator, memory, observe)
-        watch.measure(resume_step(stage.states) + 1)
-        result = stage.train(
-            loaded,
-            glimpses,
-            estimator,
-            settings_of(config, plan.steps, plan.tuning),
-            figure="reverse_kl" if config.divergence == "sampled" else _names(config)["loss/base"],
-            names=_names(config),
-            measured=watch.measured,
-            after_step=_each(glimpses.look, watch.after_step),
-            sound=watch.sound,
-            memory=memory,
-            shadow=_shadow(timed),
-        )
+        settings = settings_of(config, plan.steps, plan.tuning)
+        with cast(stage, _roles(session, config, setting, student, plan.tuning), settings) as models:
+            loaded, memory = models.loaded, {"spent": float(spoken)}
+            source = Source(
+                config,
+                loaded,
+                models.engine,
+                _pools(config, setting, loaded, given),
+                models.teachers,
+                models.logprobs,
+                setting.context,
+                setting.reward,
+                _speaker(models.timed, config),
+                memory,
+            )
+            glimpses = Glimpses(stage, source, loaded, models.teachers, plan.steps, config.token_views)
+            watch = Watch(
+                stage, config, loaded, models.engine, setting.development, reference, models.gauge, memory, observe
+            )
+            result = stage.train(
+                loaded,
+                glimpses,
+                models.estimator,
+                settings,
+                figure="reverse_kl" if config.divergence == "sampled" else _names(config)["loss/base"],
+                names=_names(config),
+                measured=watch.measured,
+                after_step=_each(glimpses.look, watch.after_step),
+                sound=watch.sound,
+                memory=memory,
+                shadow=models.shadow,
+                gauge=models.gauge,
+                helpers=models.helpers,
+            )
         extra = {
             "cycle": setting.cycle,
             "method": config.method,
@@ -241,37 +239,18 @@ def _reference(session: Session, stage: Stage, config: DistillConfig, setting: S
     return result
 
 
-def _teachers(
-    session: Session, config: DistillConfig, setting: Setting, student: Checkpoint, loaded: Loaded
-) -> dict[str, Timed | Weighted]:
-    """Who scores, by the names rows carry."""
-
-    def of(checkpoint: Checkpoint) -> Timed:
-        return Timed(teacher_of(session, student, loaded, checkpoint, config))
-
-    found: dict[str, Timed | Weighted] = {}
-    if config.self_taught:
-        found[BEHAVIOUR] = Timed(self_teacher(student, loaded, config))
-    elif len(setting.teachers) > 1:
-        found[BEHAVIOUR] = Weighted([of(teacher) for teacher in setting.teachers], list(setting.teachers.values()))
-    elif setting.teacher is not None:
-        found[BEHAVIOUR] = of(setting.teacher)
+def _roles(session: Session, config: DistillConfig, setting: Setting, student: Checkpoint, tuning: str) -> Roles:
+    """Who is trained and who scores, by the names rows carry; every teacher is verified."""
+    teachers: dict[str, dict[Checkpoint, float]] = {}
+    if config.self_taught or setting.teachers:
+        teachers[BEHAVIOUR] = {} if config.self_taught else setting.teachers
     if setting.knowledge is not None:
-        found[KNOWLEDGE] = of(setting.knowledge)
-    return found | {expert(tag): of(checkpoint) for tag, checkpoint in setting.experts.items()}
-
-
-def _timed(teachers: Iterable[Timed | Weighted]) -> list[Timed]:
-    """Every teacher by itself, with its clock."""
-    found: list[Timed] = []
-    for teacher in teachers:
-        parts = [part for part, _ in teacher.parts] if isinstance(teacher, Weighted) else [teacher]
-        found += [part for part in parts if isinstance(part, Timed)]
-    return found
-
-
-def _shadow(timed: Iterable[Timed]) -> MovingAverage | None:
-    return next((t.teacher for t in timed if isinstance(t.teacher, MovingAverage)), None)
+        teachers[KNOWLEDGE] = {setting.knowledge: 1.0}
+    teachers |= {expert(tag): {checkpoint: 1.0} for tag, checkpoint in setting.experts.items()}
+    anchor = session.base if config.anchor else None
+    for checkpoint in [*(one for weights in teachers.values() for one in weights), *([anchor] if anchor else [])]:
+        session.verified(checkpoint)
+    return Roles(config, student, tuning, teachers, anchor, config.dials())
 
 
 def _speaker(timed: Sequence[Timed], config: DistillConfig) -> Engine | None:

@@ -59,17 +59,20 @@ def parameters(folder: Path) -> int:
     return total
 
 
-def training_needs(count: int, tuning: str, *, teachers: int, device: str) -> Needs:
+def training_needs(count: int, tuning: str, *, teachers: int, device: str, pieces: int = 1) -> Needs:
     """Memory to train ``count`` parameters, with ``teachers`` further frozen copies beside the student.
+
+    A student that is cut into ``pieces`` takes each process its share; the copies are whole.
 
     ``device`` is resolved: "cpu" or "cuda...". Frozen copies are counted at 4 bytes a parameter on a CPU and 2 on
     a GPU, where they are held in bfloat16.
     """
     frozen = 2 if device.startswith("cuda") else 4
     if tuning == "full":
-        needed = count * _BYTES_FULL + teachers * count * frozen
+        needed = count * _BYTES_FULL // pieces + teachers * count * frozen
     else:
-        needed = int(count * frozen * (1 + teachers) + count * _ADAPTER_SHARE * _BYTES_FULL)
+        own = count * frozen + count * _ADAPTER_SHARE * _BYTES_FULL
+        needed = int(own / pieces) + teachers * count * frozen
     return Needs(needed, free_memory(device))
 
 

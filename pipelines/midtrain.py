@@ -14,8 +14,9 @@ from pipelines.answers import asked_beforehand, fitting
 from pipelines.corpora import FrozenCorpus, freeze, gather, thaw, thaw_all
 from pipelines.estimates import Needs, seconds_for
 from pipelines.mixing import Stream, choose, schedule, step_tokens, steps_for
-from pipelines.models import Tuning, choose_tuning, load_frozen, load_student, teacher_of
+from pipelines.models import Tuning, choose_tuning, load_frozen
 from pipelines.progress import duration
+from pipelines.roles import Roles, cast
 from pipelines.session import Session
 from pipelines.stage import Stage, running, settings_of
 from recovery.batches import Row, pack
@@ -25,7 +26,6 @@ from recovery.corpus import document_rows
 from recovery.errors import UsageError
 from recovery.loading import Loaded, pick_device
 from recovery.objectives.dials import Dials
-from recovery.objectives.estimator import Estimator
 from recovery.prompts import behaviour_prompts, load_conversations
 from recovery.rollouts import Sampling
 from recovery.training import StepBatch
@@ -121,17 +121,21 @@ def midtrain(
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
         chat_rows = _replay(session, stage, config) if config.replay or config.project else []
-        loaded = load_student(student, plan.tuning, config)
-        streams = _streams(config, loaded, plan.row_length, sources, chat_rows)
-        steps = schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
-        anchor = teacher_of(session, student, loaded, session.base, config) if config.anchor else None
-        result = stage.train(
-            loaded,
-            lambda step: StepBatch(steps[step - 1], {}),
-            Estimator(dials=Dials(anchor=config.anchor), anchor=anchor),
-            settings_of(config, plan.steps, plan.tuning),
-            reference=_guard(config, chat_rows) if config.project else None,
-        )
+        anchor = session.verified(session.base) if config.anchor else None
+        roles = Roles(config, student, plan.tuning, anchor=anchor, dials=Dials(anchor=config.anchor))
+        settings = settings_of(config, plan.steps, plan.tuning)
+        with cast(stage, roles, settings) as models:
+            loaded = models.loaded
+            streams = _streams(config, loaded, plan.row_length, sources, chat_rows)
+            steps = schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
+            result = stage.train(
+                loaded,
+                lambda step: StepBatch(steps[step - 1], {}),
+                models.estimator,
+                settings,
+                reference=_guard(config, chat_rows) if config.project else None,
+                gauge=models.gauge,
+            )
         extra = {"cycle": number, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
         stage.details = {"corpus": list(own.lines), "replay": len(chat_rows), **extra}
         return stage.keep(loaded, "midtrained", student, extra, name=name)

@@ -27,16 +27,7 @@ class Stream:
     @property
     def tokens(self) -> int:
         """Target tokens of one pass."""
-        return sum(targets(row) for row in self.rows)
-
-
-def targets(row: Row) -> int:
-    """How many tokens of a row are trained on (the first of each document has nothing to be predicted from)."""
-    starts, at = set(), 0
-    for length in row.segments or (len(row.ids),):
-        starts.add(at)
-        at += length
-    return sum(bool(m) and i not in starts for i, m in enumerate(row.loss_mask))
+        return sum(row.targets for row in self.rows)
 
 
 def step_tokens(wanted: int | None, documents: int) -> int:
@@ -56,7 +47,7 @@ def schedule(streams: Sequence[Stream], steps: int, per_step: int, seed: int) ->
     the run although rows differ in length.
     """
     orders = [_endless(len(stream.rows), derive_seed(seed, 0, 11 + k)) for k, stream in enumerate(streams)]
-    sizes = [[targets(row) for row in stream.rows] for stream in streams]
+    sizes = [[row.targets for row in stream.rows] for stream in streams]
     used = [0.0] * len(streams)
     plan: list[list[Row]] = []
     for step in range(1, steps + 1):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from pipelines.estimates import Needs, parameters, training_needs
 from pipelines.session import Session
+from recovery import processes
 from recovery.checkpoints import content_hash
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
@@ -37,10 +38,12 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, teachers: int) ->
     """
     device = str(pick_device(config.device))
     count = parameters(student.weights)
+    pieces = processes.size() if config.shard == "full" else 1
 
     def needs(name: str) -> Needs:
         # The clean teacher of an adapter is the same weights with the adapter off: no copy.
-        return training_needs(count, name, teachers=teachers if name == "full" else max(0, teachers - 1), device=device)
+        copies = teachers if name == "full" else max(0, teachers - 1)
+        return training_needs(count, name, teachers=copies, device=device, pieces=pieces)
 
     if student.tuning == "lora":
         if config.tuning == "full":
@@ -69,6 +72,8 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig) -> Lo
         adapter=student.adapter,
         lora=LoraSettings(config.lora_rank, config.lora_alpha),
         gradient_checkpointing=config.gradient_checkpointing,
+        shard=config.shard == "full",
+        offload=config.offload,
         **_place(config),
     )
 
@@ -90,14 +95,11 @@ def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config:
     return CachedEngine.of(loaded, engine_of(loaded, config), content_hash=checkpoint.hash + below, cache=cache)
 
 
-def teacher_of(
-    session: Session, student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig
-) -> Teacher:
+def teacher_of(student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig) -> Teacher:
     """Who scores: the student's own weights with the adapter off where they are the teacher, else a frozen copy.
 
-    The teacher's content hash is verified first; its tokens must be the student's.
+    The teacher's tokens must be the student's.
     """
-    session.verified(teacher)
     own_base = loaded.tuning == "lora" and teacher.tuning == "full"
     if own_base and teacher.path.resolve() == student.weights.resolve():
         return AdapterOff(loaded)
@@ -110,7 +112,9 @@ def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> 
     """The student as its own teacher: live, or a second copy, loaded alike, that stays or follows as an average."""
     if config.teacher == "self":
         return Live(loaded)
-    copy = load_student(student, loaded.tuning, config)
+    copy = load_student(student, loaded.tuning, replace(config, shard="none", offload=False))
+    if loaded.sharded and config.teacher == "ema":
+        raise UsageError("--teacher ema follows whole weights: take --shard none")
     return MovingAverage(copy, config.ema_decay) if config.teacher == "ema" else Frozen(copy)
 
 

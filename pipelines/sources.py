@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.answers import Spoken, speak
-from pipelines.mixing import choose, targets
+from pipelines.mixing import choose
 from recovery.batches import Row
 from recovery.config import DistillConfig
 from recovery.contexts import Context
 from recovery.loading import Loaded
 from recovery.objectives.estimator import LABEL, REWARD
-from recovery.objectives.token_logprobs import token_logprobs
 from recovery.rewards import Reward, group_advantages, judged
 from recovery.rollouts import Completion, Engine, Sampling
 from recovery.teachers import Teacher, Weighted
@@ -47,14 +46,15 @@ class Source:
     """Fresh rows for each step: a function of (seed, step, weights), and of ``memory`` within a batch of several steps.
 
     ``memory`` is stored with the training states, so that a run stopped between two updates on one batch of answers
-    goes on with the same answers.
+    goes on with the same answers. ``logprobs`` is what a teacher, by name, gives the targets of rows.
     """
 
     config: DistillConfig
     student: Loaded
     engine: Engine
     pools: Pools
-    teachers: Mapping[str, Teacher | Weighted] = field(default_factory=dict)
+    teachers: Mapping[str, Teacher | Weighted]
+    logprobs: Callable[[str, Sequence[Row]], list[list[float]]]
     context: Context | None = None
     reward: Reward | None = None
     speaker: Engine | None = None
@@ -84,7 +84,7 @@ class Source:
         if own < config.prompts_per_step:
             chosen = choose(self.pools.given, config.prompts_per_step - own, batch, config.seed, stream=25)
             rows += self._data_rows(chosen)
-        return rows + self._documents(batch, sum(targets(row) for row in rows)), metrics
+        return rows + self._documents(batch, sum(row.targets for row in rows)), metrics
 
     def _rollouts(self, batch: int, count: int) -> list[Spoken]:
         """The student's answers to its prompts of this batch, a group to each."""
@@ -181,12 +181,9 @@ class Source:
         """log pi_T of every target of every row, by the teacher each names."""
         found: list[list[float]] = [[] for _ in rows]
         numbered = {id(row): index for index, row in enumerate(rows)}
-        for name, teacher in self.teachers.items():
-            assert not isinstance(teacher, Weighted)  # refused by the configuration
+        for name in self.teachers:
             mine = [row for row in rows if row.teacher == name]
-            values = token_logprobs(
-                teacher, mine, self.config.token_budget, self.student.chat.pad_id, self.student.device
-            )
+            values = self.logprobs(name, mine)
             for row, logprobs in zip(mine, values, strict=True):
                 found[numbered[id(row)]] = logprobs
         return found
@@ -230,7 +227,7 @@ class Source:
             if wanted <= 0:
                 break
             rows.append(row)
-            wanted -= targets(row)
+            wanted -= row.targets
         return rows
 
 

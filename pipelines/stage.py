@@ -25,7 +25,8 @@ from recovery.config import TrainingConfig, to_json
 from recovery.errors import RecoveryError
 from recovery.loading import Loaded
 from recovery.movement import movement
-from recovery.training import INTERRUPTED, Objective, StepBatch, TrainResult, TrainSettings, resume_step, train
+from recovery.states import resume_step
+from recovery.training import INTERRUPTED, Objective, StepBatch, TrainResult, TrainSettings, train
 from recovery.workspace import Checkpoint
 
 VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")

@@ -12,6 +12,7 @@ import torch
 from evals.statistics import recovered
 from pipelines.answers import development_result
 from pipelines.stage import Stage
+from recovery import processes
 from recovery.alarm import Alarm
 from recovery.batches import Batch
 from recovery.config import DistillConfig
@@ -46,7 +47,7 @@ class Timed:
         started = time.perf_counter()
         hidden_BTE = self.teacher.hidden(batch)
         self.seconds += time.perf_counter() - started
-        self.tokens += batch.tokens
+        self.tokens += 0 if batch.idle else batch.tokens
         return hidden_BTE
 
     @property
@@ -62,6 +63,44 @@ class Timed:
 
 
 @dataclass
+class Gauge:
+    """Measures the teachers' work and, at some steps, the gradient's geometry: each process its share of a step.
+
+    The loop calls it (:class:`recovery.training.Gauge`); what came of a step stands in the attributes afterwards.
+    ``width`` is the student's; ``config`` is None where no geometry is measured.
+    """
+
+    estimator: Estimator
+    teachers: Sequence[Timed]
+    width: int
+    config: DistillConfig | None = None
+    seconds: float = 0.0
+    tokens: int = 0
+    geometry: Geometry | None = None
+
+    def start(self, step: int) -> None:
+        """Have the geometry of this step's gradient measured, or not."""
+        every = 0 if self.config is None else self.config.geometry_every
+        self.estimator.geometry = None
+        if self.config is not None and every > 0 and step % every == 1 % every:
+            seed = derive_seed(self.config.seed, step, 30)
+            self.estimator.geometry = Geometry(self.width, seed, share=processes.rank())
+
+    def reading(self) -> tuple[float, int, Geometry | None]:
+        """Seconds and tokens since the last reading, and this process's part of the geometry."""
+        taken = [teacher.taken() for teacher in self.teachers]
+        return sum(seconds for seconds, _ in taken), sum(tokens for _, tokens in taken), self.estimator.geometry
+
+    def take(self, readings: list[tuple[float, int, Geometry | None]]) -> None:
+        """Put the processes' readings together: they worked at the same time, on tokens of their own."""
+        self.seconds = max(seconds for seconds, _, _ in readings)
+        self.tokens = sum(tokens for _, tokens, _ in readings)
+        self.geometry = self.estimator.geometry
+        if self.geometry is not None:
+            self.geometry.add_all(part for _, _, part in readings[1:] if part is not None)
+
+
+@dataclass
 class Watch:
     """Looks at every step and says when the stage has done its work. ``memory`` outlives a resume."""
 
@@ -71,8 +110,7 @@ class Watch:
     engine: Engine
     development: Sequence[Prompt]
     reference: SuiteResult | None
-    teachers: Sequence[Timed]
-    estimator: Estimator
+    gauge: Gauge
     memory: dict[str, Any] = field(default_factory=dict)
     observe: Observer | None = None
 
@@ -85,14 +123,12 @@ class Watch:
 
     def measured(self, metrics: dict[str, float]) -> None:
         """Take the divergence down, set scoring apart from training, and look for signs of a collapse."""
-        taken = [teacher.taken() for teacher in self.teachers]
-        scoring = sum(seconds for seconds, _ in taken)
-        metrics["seconds_scoring"] = scoring
-        metrics["tokens_scored"] = float(sum(tokens for _, tokens in taken))
-        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - scoring)
-        if self.estimator.geometry is not None:
-            metrics |= {f"geometry/{name}": value for name, value in self.estimator.geometry.summary().items()}
-            self.memory["geometry"] = self.estimator.geometry.sample()
+        metrics["seconds_scoring"] = self.gauge.seconds
+        metrics["tokens_scored"] = float(self.gauge.tokens)
+        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - self.gauge.seconds)
+        if self.gauge.geometry is not None:
+            metrics |= {f"geometry/{name}": value for name, value in self.gauge.geometry.summary().items()}
+            self.memory["geometry"] = self.gauge.geometry.sample()
         history = self.memory.setdefault("divergence", [])
         history.append(metrics.get(self.config.divergence, metrics["loss"]))
         del history[: -2 * max(1, self.config.plateau)]
@@ -102,7 +138,6 @@ class Watch:
 
     def after_step(self, step: int) -> str | None:
         """Why to stop, if so."""
-        self.measure(step + 1)
         self._tell(step)
         if self.collapse is not None:
             return self.collapse
@@ -116,12 +151,6 @@ class Watch:
             return SPENT
         window = self.config.plateau if self.falls else 0
         return PLATEAU if on_plateau(self.memory.get("divergence", []), window) else None
-
-    def measure(self, step: int) -> None:
-        """Have the geometry of this step's gradient measured, or not."""
-        every, width = self.config.geometry_every, self.loaded.head.width
-        wanted = every > 0 and step % every == 1 % every
-        self.estimator.geometry = Geometry(width, derive_seed(self.config.seed, step, 30)) if wanted else None
 
     def _tell(self, step: int) -> None:
         """Record the signals that went into breach, and those that came back, since the last step."""

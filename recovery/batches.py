@@ -47,6 +47,15 @@ class Row:
         return max(len(self.ids), len(self.teacher_ids or ()))
 
     @property
+    def targets(self) -> int:
+        """How many tokens are trained on: the first of each document has nothing to be predicted from."""
+        starts, at = set(), 0
+        for length in self.segments or (len(self.ids),):
+            starts.add(at)
+            at += length
+        return sum(bool(m) and i not in starts for i, m in enumerate(self.loss_mask))
+
+    @property
     def kind(self) -> tuple[str, bool, bool, bool]:
         """Rows of one kind can share a batch: one teacher, and the same things at hand."""
         return self.teacher, self.teacher_ids is not None, bool(self.advantages), bool(self.old_logprobs)
@@ -59,7 +68,8 @@ class Batch:
     ``sources_N`` are flat indices (b·T + t − 1) of the positions whose hidden state predicts a target;
     ``targets_N`` the target tokens; ``rows_N`` the row each belongs to. ``advantages_N`` and ``old_logprobs_N`` are
     those of the rows, None where they have none. ``seen_by_teacher`` holds the same N targets, in the same order,
-    behind the context that only the teacher reads; None where both sides read the same.
+    behind the context that only the teacher reads; None where both sides read the same. An ``idle`` batch is run
+    for the sake of other processes and counts for nothing.
     """
 
     ids_BT: torch.Tensor
@@ -71,6 +81,7 @@ class Batch:
     advantages_N: torch.Tensor | None = None
     old_logprobs_N: torch.Tensor | None = None
     seen_by_teacher: Batch | None = None
+    idle: bool = False
 
     @property
     def tokens(self) -> int:
@@ -159,28 +170,66 @@ def _teacher_row(row: Row) -> Row:
 
 
 def micro_batches(
-    rows: Iterable[Row], token_budget: int, pad_id: int, device: torch.device | str = "cpu"
+    rows: Iterable[Row],
+    token_budget: int,
+    pad_id: int,
+    device: torch.device | str = "cpu",
+    *,
+    share: tuple[int, int] = (0, 1),
+    even: bool = False,
 ) -> list[Batch]:
     """Group rows by kind and length into batches of at most ``token_budget`` padded tokens each.
 
     The wider side of a row counts, the student's or the teacher's. A single row longer than the budget is a batch
     of its own. The grouping does not change any sum over target tokens, so the budget is a matter of memory and
     speed only. On a CPU batches stay within ``CPU_TOKENS`` whatever the budget.
+
+    ``share`` (number, count) takes one process's rows of several processes'. With ``even`` all of them get as many
+    batches of each kind, the last of them idle where there are too few.
     """
     if torch.device(device).type == "cpu":
         token_budget = min(token_budget, CPU_TOKENS)
+    number, count = share
+    hands = [_grouped(hand, token_budget) for hand in deal(rows, count)]
+    batches = []
+    for kind in dict.fromkeys(kind for hand in hands for kind in hand):
+        mine = hands[number].get(kind, [])
+        batches += [collate(group, pad_id, device) for group in mine]
+        if even:
+            groups = [group for hand in hands for group in hand.get(kind, [])]
+            least = min((row for group in groups for row in group), key=lambda row: row.width)
+            missing = max(len(hand.get(kind, [])) for hand in hands) - len(mine)
+            batches += [dataclasses.replace(collate([least], pad_id, device), idle=True)] * missing
+    return batches
+
+
+def deal(rows: Iterable[Row], hands: int) -> list[list[Row]]:
+    """Rows for each of several processes: the widest first, each to whoever has the fewest tokens so far."""
+    if hands == 1:
+        return [list(rows)]
+    dealt: list[list[Row]] = [[] for _ in range(hands)]
+    held = [0] * hands
+    for row in sorted(rows, key=lambda row: row.width, reverse=True):
+        least = held.index(min(held))
+        dealt[least].append(row)
+        held[least] += row.width
+    return dealt
+
+
+def _grouped(rows: Iterable[Row], token_budget: int) -> dict[tuple[str, bool, bool, bool], list[list[Row]]]:
+    """Rows by kind, in groups of about one length that stay within the budget."""
     by_kind: dict[tuple[str, bool, bool, bool], list[Row]] = {}
     for row in rows:
         by_kind.setdefault(row.kind, []).append(row)
-    batches = []
-    for group in by_kind.values():
-        group.sort(key=lambda row: row.width, reverse=True)
+    found: dict[tuple[str, bool, bool, bool], list[list[Row]]] = {}
+    for kind, alike in by_kind.items():
+        alike.sort(key=lambda row: row.width, reverse=True)
         start = 0
-        while start < len(group):
-            size = max(1, token_budget // max(1, group[start].width))
-            batches.append(collate(group[start : start + size], pad_id, device))
+        while start < len(alike):
+            size = max(1, token_budget // max(1, alike[start].width))
+            found.setdefault(kind, []).append(alike[start : start + size])
             start += size
-    return batches
+    return found
 
 
 def pack(sequences: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> list[Row]:

@@ -48,12 +48,18 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig(ModelConfig):
-    """How weights are changed. ``lr`` overrides both ``full_lr`` and ``lora_lr``; ``warmup`` is a share of steps."""
+    """How weights are changed. ``lr`` overrides both ``full_lr`` and ``lora_lr``; ``warmup`` is a share of steps.
+
+    ``shard`` "full" cuts the student's layers over the processes there are, ``offload`` keeps the pieces in the
+    CPU's memory; with one process neither does anything.
+    """
 
     tuning: str = "auto"
     lora_rank: int = 32
     lora_alpha: int = 64
     gradient_checkpointing: bool = False
+    shard: str = "none"
+    offload: bool = False
     optimizer: str = "adamw"
     lr: float | None = None
     full_lr: float = 2e-5
@@ -69,6 +75,11 @@ class TrainingConfig(ModelConfig):
         super().__post_init__()
         _one_of("tuning", self.tuning, ("auto", "lora", "full"))
         _one_of("optimizer", self.optimizer, ("adamw", "muon"))
+        _one_of("shard", self.shard, ("none", "full"))
+        if self.offload and self.shard == "none":
+            raise UsageError("--offload keeps the pieces of a cut model in the CPU's memory: add --shard full")
+        if self.shard == "full" and self.optimizer == "muon":
+            raise UsageError("--optimizer muon needs whole matrices: take --shard none, or adamw")
         _one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
         for name in ("full_lr", "lora_lr", "max_grad_norm"):
             _above_zero(name, getattr(self, name))

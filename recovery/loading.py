@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ import torch
 from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from recovery import attention
+from recovery import attention, processes, sharding
 from recovery.batches import Batch
 from recovery.chat import ChatFormat
 from recovery.errors import ModelError, UsageError
@@ -54,7 +56,8 @@ class Loaded:
     """A causal language model ready to score, to sample and, unless frozen, to be trained.
 
     ``precision`` is the dtype matrix products run in. Trained weights are kept in float32; a frozen model is
-    held in ``precision``.
+    held in ``precision``. ``sharded`` says that its layers are cut over several processes; ``state`` are its weights
+    after :meth:`put_together`.
     """
 
     model: Any
@@ -64,6 +67,8 @@ class Loaded:
     precision: torch.dtype
     tuning: Tuning
     path: str
+    sharded: bool = False
+    state: dict[str, torch.Tensor] | None = None
 
     @functools.cached_property
     def core(self) -> Any:
@@ -127,9 +132,23 @@ class Loaded:
         """The parameters training may change, by name, in a fixed order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """While it lasts this process has the whole model, though it be sharded; every process enters it."""
+        return sharding.whole(self.model) if self.sharded else contextlib.nullcontext()
+
+    def put_together(self) -> None:
+        """Bring the weights of a sharded model to the main process, where it can then be saved; all take part."""
+        if self.sharded:
+            self.state = sharding.full_state(self.model)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All weights by name; of a sharded model as they were when it was put together."""
+        found = {name: p.detach() for name, p in self.model.named_parameters()}
+        return found if self.state is None else {name: self.state[name] for name in found}
+
     def save(self, folder: Path) -> None:
         """Write weights (or only the adapter), configuration and tokenizer; safetensors only."""
-        self.model.save_pretrained(folder, safe_serialization=True)
+        self.model.save_pretrained(folder, safe_serialization=True, state_dict=self.state)
         self.tokenizer.save_pretrained(folder)
 
 
@@ -143,12 +162,15 @@ def load_model(
     device: str = "auto",
     template_args: Mapping[str, Any] | None = None,
     gradient_checkpointing: bool = False,
+    shard: bool = False,
+    offload: bool = False,
     trust_remote_code: bool = False,
 ) -> Loaded:
     """Load a model from a folder or a hub id.
 
     A folder that holds only an adapter is loaded on the base it names. ``tuning`` "lora" puts a new adapter on
-    (or goes on with the one found); "full" makes all weights trainable in float32.
+    (or goes on with the one found); "full" makes all weights trainable in float32. ``shard`` cuts a trained model's
+    layers over the processes there are; ``offload`` keeps the pieces in the memory of the CPU.
     Raises ModelError or UsageError, in one line, where that cannot be done.
     """
     base, found = resolve_base(path)
@@ -167,13 +189,27 @@ def load_model(
         model = get_peft_model(model, (lora or LoraSettings()).config())
     if tuning == "frozen":
         model.requires_grad_(False)
-    model.to(place)
     model.eval()
     if gradient_checkpointing and tuning != "frozen":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     chat = ChatFormat.of(tokenizer, _generation_config(base), template_args)
-    return Loaded(model, tokenizer, chat, place, compute, tuning, str(path))
+    loaded = Loaded(model, tokenizer, chat, place, compute, tuning, str(path))
+    if shard and tuning != "frozen" and processes.size() > 1:
+        return _sharded(loaded, offload)
+    model.to(place)
+    return loaded
+
+
+def _sharded(loaded: Loaded, offload: bool) -> Loaded:
+    """The same model with its layers cut; they go to the device one at a time, the rest as it is."""
+    _ = loaded.head  # checked against the whole model, which no process has alone any more
+    sharding.shard(loaded.decoder, loaded.device, loaded.precision, offload=offload)
+    for tensor in itertools.chain(loaded.model.parameters(), loaded.model.buffers()):
+        if not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.to(loaded.device)
+    loaded.sharded = True
+    return loaded
 
 
 def resolve_base(path: str | Path) -> tuple[str, Path | None]:
@@ -195,10 +231,10 @@ def resolve_base(path: str | Path) -> tuple[str, Path | None]:
 
 
 def pick_device(device: str) -> torch.device:
-    """ "auto" takes the GPU where there is one."""
+    """ "auto" takes the GPU where there is one; of several processes each takes its own."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(device)
+    return processes.local_device(device)
 
 
 def pick_precision(precision: str, device: torch.device) -> torch.dtype:

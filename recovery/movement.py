@@ -47,7 +47,7 @@ def movement(loaded: Loaded, weights: Path, adapter: Path | None = None) -> Move
 
 
 def _of_weights(loaded: Loaded, weights: Path) -> Movement | None:
-    now = {name: p.detach() for name, p in loaded.model.named_parameters()}
+    now = loaded.weights()
     moved = before = 0.0
     changed = count = 0
     for name, old in _tensors(weights):
@@ -78,18 +78,19 @@ def _of_adapter(loaded: Loaded, adapter: Path | None) -> Movement | None:
     ‖s B A − s₀ B₀ A₀‖² comes from products of the thin matrices: tr(MᵀM NNᵀ) with M = [sB, −s₀B₀], N = [A; A₀].
     """
     old = _old_adapter(adapter) if adapter is not None else {}
-    moved = 0.0
+    moved, weights = 0.0, loaded.weights()
     for name, module in loaded.model.named_modules():
         if not hasattr(module, "lora_A") or "default" not in module.lora_A:
             continue
-        parts = [(module.lora_B["default"].weight * module.scaling["default"], module.lora_A["default"].weight)]
+        b, a = (weights[f"{name}.{part}.default.weight"] for part in ("lora_B", "lora_A"))
+        parts = [(b * module.scaling["default"], a)]
         if name in old:
             parts.append((old[name][0].to(parts[0][0].device), old[name][1].to(parts[0][1].device)))
-        wide = torch.cat([b.detach().float() for b, _ in parts], dim=1)
-        tall = torch.cat([a.detach().float() for _, a in parts], dim=0)
+        wide = torch.cat([b.float() for b, _ in parts], dim=1)
+        tall = torch.cat([a.float() for _, a in parts], dim=0)
         moved += max(0.0, float(((wide.T @ wide) * (tall @ tall.T)).sum(dtype=torch.float64)))
-    frozen = (p for name, p in loaded.model.named_parameters() if "lora_" not in name)
-    before = sum(float(p.detach().square().sum(dtype=torch.float64)) for p in frozen)
+    frozen = (tensor for name, tensor in weights.items() if "lora_" not in name)
+    before = sum(float(tensor.square().sum(dtype=torch.float64)) for tensor in frozen)
     return Movement(math.sqrt(moved), math.sqrt(moved / before)) if before else None
 
 

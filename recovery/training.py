@@ -3,31 +3,35 @@
 A stage gives a source (step → rows), an objective (student, batch → summed loss) and settings. All randomness
 is a function of (seed, step), so a run that was stopped, even killed, goes on from its newest state to the same
 weights as one that was not (bit for bit on a CPU in float32).
+
+On several processes every one of them runs this loop; the main one makes the rows, logs and decides, each is dealt its
+share of the rows, and the gradients are added up. The weights are those of one process but for the order of the sums.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import math
-import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
+from recovery import processes
 from recovery.batches import Batch, Row, micro_batches
 from recovery.errors import RecoveryError, UsageError
 from recovery.loading import Loaded
 from recovery.objectives.estimator import LossOutput
+from recovery.sharding import apart, dot, local, total_norm
+from recovery.states import Reader, States
 
 Schedule = Literal["constant", "linear", "cosine"]
+T = TypeVar("T")
+
 FINISHED, INTERRUPTED, COLLAPSE = "finished", "interrupted", "collapse"
 
 
@@ -83,6 +87,22 @@ class Shadow(Protocol):
         ...
 
 
+class Gauge(Protocol):
+    """Measures each process's share of the steps while they are scored, and puts the shares together."""
+
+    def start(self, step: int) -> None:
+        """Before a step is scored."""
+        ...
+
+    def reading(self) -> Any:
+        """What was measured here, in a form that can travel; after the step was scored."""
+        ...
+
+    def take(self, readings: list[Any]) -> None:
+        """Take in what every process has measured."""
+        ...
+
+
 @dataclass
 class TrainResult:
     """Where training stopped and why: "finished", "interrupted", or the reason ``after_step`` gave."""
@@ -114,38 +134,59 @@ def train(
     memory: dict[str, Any] | None = None,
     shadow: Shadow | None = None,
     reference: Callable[[int], list[Row]] | None = None,
+    gauge: Gauge | None = None,
+    helpers: processes.Helpers | None = None,
 ) -> TrainResult:
     """Train until ``settings.steps``, until ``should_stop``, or until ``after_step`` gives a reason.
 
     Steps are numbered from 1 in ``log`` and ``after_step``. ``memory`` is a JSON-like dictionary of the
     caller's that is stored with each state and restored on resume. While ``sound`` says no, no state is saved on the
     way; a run that ``after_step`` ends for a reason that begins with "collapse" goes back to the newest state.
-    ``reference`` gives rows whose loss no step may raise: a gradient that would is projected (A-GEM). Raises
-    RecoveryError when the loss or the gradient is not finite; the states saved before stay.
+    ``reference`` gives rows whose loss no step may raise: a gradient that would is projected (A-GEM). ``gauge``
+    measures while a step is scored. On several processes only the main one's ``source``, ``log``, ``after_step``,
+    ``sound``, ``memory`` and ``reference`` count, and ``helpers`` are what the others help those with; a stop is asked
+    for in any. Raises RecoveryError when the loss or the gradient is not finite; the states saved before stay.
     """
     params = loaded.trainable()
     if not params:
         raise UsageError(f"{loaded.path} was loaded frozen: nothing in it can be trained")
     optimizers = _optimizers(params, settings)
-    memory = {} if memory is None else memory
-    state = _State(memory=memory)
-    saved = _Saved(state_dir, params, optimizers, shadow, settings.keep_states)
+    state = _State(memory={} if memory is None else memory)
+    saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, shadow)
     saved.restore(state)
+    run = _Run(loaded, objective, settings, params, optimizers, gauge)
+
+    def alone(work: Callable[[], T]) -> T:
+        """What only the main process does; where the others help it, each has the whole model for it."""
+        with loaded.whole() if helpers else contextlib.nullcontext():
+            return processes.lead(work, helpers)
+
     while state.step < settings.steps and state.stopped is None:
-        if should_stop():
-            if sound():
+        if processes.anywhere(should_stop()):
+            if processes.lead(sound):
                 saved.write(state)
             return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
         step = state.step + 1
-        log(step, _one_step(loaded, source, objective, settings, params, optimizers, state, reference))
+        torch.manual_seed(derive_seed(settings.seed, step))
+        made_at = time.perf_counter()
+        made, guard = alone(lambda: (source(step), reference(step) if reference else None))  # noqa: B023
+        seconds = time.perf_counter() - made_at
+        metrics = {"seconds/source": seconds, **made.metrics, **run.step(step, made.rows, guard)}
+        state.trained_tokens += int(metrics["tokens/trained"])
+        metrics["tokens_per_second"] = metrics["tokens/trained"] / (time.perf_counter() - made_at)
+        if processes.is_main():
+            log(step, metrics)
         if shadow is not None:
             shadow.update(params)
         state.step = step
-        state.stopped = after_step(step)
+        state.stopped, good = alone(lambda: (after_step(step), sound()))  # noqa: B023
         if state.stopped is not None and state.stopped.startswith(COLLAPSE):
-            return _gone_back(saved, state)
-        if state.stopped or step == settings.steps or (step % settings.checkpoint_every == 0 and sound()):
+            result = _gone_back(saved, state)
+            loaded.put_together()
+            return result
+        if state.stopped or step == settings.steps or (step % settings.checkpoint_every == 0 and good):
             saved.write(state)
+    loaded.put_together()
     return TrainResult(state.step, state.stopped or FINISHED, state.trained_tokens)
 
 
@@ -157,11 +198,6 @@ def _gone_back(saved: _Saved, state: _State) -> TrainResult:
             f"{reason}; no state was saved before, so the student stays as it was: lower --lr, or --checkpoint-every"
         )
     return TrainResult(state.step, reason, tokens)
-
-
-def resume_step(state_dir: Path) -> int:
-    """The step that training would go on from: that of the newest complete state, 0 where there is none."""
-    return max((number for number, _ in _states(state_dir)), default=0)
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
@@ -184,104 +220,132 @@ def derive_seed(seed: int, step: int, stream: int = 0) -> int:
     return (x ^ (x >> 31)) & ((1 << 63) - 1)
 
 
-def _one_step(
-    loaded: Loaded,
-    source: Callable[[int], StepBatch],
-    objective: Objective,
-    settings: TrainSettings,
-    params: dict[str, torch.nn.Parameter],
-    optimizers: list[torch.optim.Optimizer],
-    state: _State,
-    reference: Callable[[int], list[Row]] | None,
-) -> dict[str, float]:
-    step = state.step + 1
-    torch.manual_seed(derive_seed(settings.seed, step))
-    made_at = time.perf_counter()
-    made = source(step)
-    started = time.perf_counter()
-    metrics = dict(made.metrics)
-    metrics.setdefault("seconds/source", started - made_at)
-    batches = micro_batches(made.rows, settings.token_budget, loaded.chat.pad_id, loaded.device)
-    tokens = sum(batch.tokens for batch in batches)
-    if tokens == 0:
-        raise RecoveryError(f"step {step} has no token to train on: every row is masked")
-    loaded.model.train()
-    sums = _accumulate(loaded, objective, batches, tokens)
-    if reference is not None:
-        guard = micro_batches(reference(step), settings.token_budget, loaded.chat.pad_id, loaded.device)
-        sums |= _project(loaded, objective, guard, list(params.values()))
-    loaded.model.eval()
-    norm = float(torch.nn.utils.clip_grad_norm_(params.values(), settings.max_grad_norm))
-    if not math.isfinite(norm):
-        raise RecoveryError(f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept")
-    rate = learning_rate(step, settings)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate * group["scale"]
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    state.trained_tokens += tokens
-    seconds = time.perf_counter() - started
-    return (
-        metrics
-        | sums
-        | {
-            "grad_norm": norm,
-            "lr": rate,
-            "tokens/trained": float(tokens),
-            "seconds/training": seconds,
-            "tokens_per_second": tokens / (time.perf_counter() - made_at),
-        }
-    )
+@dataclass(frozen=True)
+class _Run:
+    """What takes a step: the same in every process but for the rows it is dealt."""
 
+    loaded: Loaded
+    objective: Objective
+    settings: TrainSettings
+    params: dict[str, torch.nn.Parameter]
+    optimizers: list[torch.optim.Optimizer]
+    gauge: Gauge | None
 
-def _accumulate(loaded: Loaded, objective: Objective, batches: list[Batch], tokens: int) -> dict[str, float]:
-    """Gradients of the mean loss over all tokens of the step; returns the means by name, in nats a token."""
-    totals: dict[str, float] = {}
-    counts: dict[str, int] = {}
-    for batch in batches:
-        if batch.tokens == 0:
-            continue
-        output = objective(loaded, batch)
-        (output.loss / tokens).backward()
-        for name, value in output.sums.items():
-            totals[name] = totals.get(name, 0.0) + float(value)
-            counts[name] = counts.get(name, 0) + output.tokens
-    means = {name: total / counts[name] for name, total in totals.items()}
-    loss = sum(value for name, value in totals.items() if name.startswith("loss/")) / tokens
-    if not math.isfinite(loss):
-        raise RecoveryError(
-            "the loss is not finite: lower --lr, or use --precision float32; the last saved state is kept"
+    def step(self, step: int, rows: list[Row], guard: list[Row] | None) -> dict[str, float]:
+        """One update on the rows of all processes; its metrics."""
+        started = time.perf_counter()
+        tokens = sum(row.targets for row in rows)
+        if tokens == 0:
+            raise RecoveryError(f"step {step} has no token to train on: every row is masked")
+        self.loaded.model.train()
+        if self.gauge is not None:
+            self.gauge.start(step)
+        sums = self._accumulate(rows, tokens, self.gauge)
+        if guard is not None:
+            sums |= self._project(guard)
+        self.loaded.model.eval()
+        norm = self._clip()
+        if not math.isfinite(norm):
+            raise RecoveryError(f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept")
+        rate = learning_rate(step, self.settings)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["scale"]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        seconds = time.perf_counter() - started
+        return sums | {"grad_norm": norm, "lr": rate, "tokens/trained": float(tokens), "seconds/training": seconds}
+
+    def _accumulate(self, rows: list[Row], tokens: int, gauge: Gauge | None = None) -> dict[str, float]:
+        """Gradients of the mean loss over all tokens of the step; returns the means by name, in nats a token."""
+
+        def mine() -> tuple[dict[str, float], dict[str, int], Any]:
+            totals, counts = self._score(rows, tokens)
+            return totals, counts, None if gauge is None else gauge.reading()
+
+        shares = processes.gather(mine)
+        self._add_up()
+        if gauge is not None:
+            gauge.take([reading for _, _, reading in shares])
+        names = list(dict.fromkeys(name for totals, _, _ in shares for name in totals))
+        sums = {name: sum(totals.get(name, 0.0) for totals, _, _ in shares) for name in names}
+        means = {name: sums[name] / sum(counts.get(name, 0) for _, counts, _ in shares) for name in names}
+        loss = sum(value for name, value in sums.items() if name.startswith("loss/")) / tokens
+        if not math.isfinite(loss):
+            raise RecoveryError(
+                "the loss is not finite: lower --lr, or use --precision float32; the last saved state is kept"
+            )
+        return {"loss": loss} | means
+
+    def _score(self, rows: list[Row], tokens: int) -> tuple[dict[str, float], dict[str, int]]:
+        """This process's share of a step: its gradients, and sums over its tokens with their counts, by name."""
+        loaded, totals, counts = self.loaded, dict[str, float](), dict[str, int]()
+        batches = micro_batches(
+            rows,
+            self.settings.token_budget,
+            loaded.chat.pad_id,
+            loaded.device,
+            share=(processes.rank(), processes.size()),
+            even=loaded.sharded,
         )
-    return {"loss": loss} | means
+        with processes.in_step() if loaded.sharded else contextlib.nullcontext():
+            for batch in batches:
+                if batch.tokens == 0 and not loaded.sharded:
+                    continue
+                output = self.objective(loaded, batch)
+                (output.loss * 0.0 if batch.idle else output.loss / tokens).backward()
+                for name, value in output.sums.items() if not batch.idle else ():
+                    totals[name] = totals.get(name, 0.0) + float(value)
+                    counts[name] = counts.get(name, 0) + output.tokens
+        return totals, counts
 
+    def _add_up(self) -> None:
+        """The gradients of all processes; those of a cut model's layers were added up on the way."""
+        if processes.size() == 1:
+            return
+        whole, _ = apart(self.params.values())
+        found = torch.tensor([p.grad is not None for p in whole], dtype=torch.float32, device=self.loaded.device)
+        processes.add_up([found])
+        for p, somewhere in zip(whole, found.tolist(), strict=True):
+            if somewhere and p.grad is None:  # this process was dealt no row that reaches it
+                p.grad = torch.zeros_like(p)
+        processes.add_up([p.grad for p in whole if p.grad is not None])
 
-def _project(
-    loaded: Loaded, objective: Objective, guard: list[Batch], params: list[torch.nn.Parameter]
-) -> dict[str, float]:
-    """A-GEM (arXiv 1812.00420): where g . g_ref < 0, take the part along g_ref out of g: no step raises its loss."""
-    wanted = [None if p.grad is None else p.grad.clone() for p in params]
-    for p in params:
-        p.grad = None
-    sums = _accumulate(loaded, objective, guard, sum(batch.tokens for batch in guard))
-    pairs = [(w, p.grad) for w, p in zip(wanted, params, strict=True) if w is not None and p.grad is not None]
-    along = sum(float(torch.sum(w * g)) for w, g in pairs)
-    square = sum(float(torch.sum(g * g)) for _, g in pairs)
-    scale = along / square if along < 0 and square > 0 else 0.0
-    for p, w in zip(params, wanted, strict=True):
-        p.grad = w if w is None or p.grad is None or scale == 0.0 else w.sub_(p.grad, alpha=scale)
-    return {"reference_loss": sums["loss"], "projected": float(scale != 0.0)}
+    def _clip(self) -> float:
+        """Clip the gradient to the largest norm that is allowed; returns the norm it had."""
+        norm = total_norm([p.grad for p in self.params.values() if p.grad is not None])
+        for part in apart(self.params.values()):
+            torch.nn.utils.clip_grads_with_norm_(part, self.settings.max_grad_norm, norm)
+        return float(norm)
+
+    def _project(self, guard: list[Row]) -> dict[str, float]:
+        """A-GEM (arXiv 1812.00420): where g . g_ref < 0, take the part along g_ref out of g: its loss is not raised."""
+        params = list(self.params.values())
+        wanted = [None if p.grad is None else p.grad.clone() for p in params]
+        for p in params:
+            p.grad = None
+        sums = self._accumulate(guard, sum(row.targets for row in guard))
+        pairs = [(w, p.grad) for w, p in zip(wanted, params, strict=True) if w is not None and p.grad is not None]
+        along, square = dot(pairs), dot((g, g) for _, g in pairs)
+        scale = along / square if along < 0 and square > 0 else 0.0
+        for p, w in zip(params, wanted, strict=True):
+            p.grad = w if w is None or p.grad is None or scale == 0.0 else w.sub_(p.grad, alpha=scale)
+        return {"reference_loss": sums["loss"], "projected": float(scale != 0.0)}
 
 
 def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """AdamW for everything; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024)."""
     matrices = [p for name, p in params.items() if p.ndim == 2 and _inside_layers(name)]
     muon = matrices if settings.optimizer == "muon" else []
+    if any(apart(muon)[1]):
+        raise UsageError("--optimizer muon needs whole matrices: take --shard none, or adamw")
     chosen = {id(p) for p in muon}
     rest = [p for p in params.values() if id(p) not in chosen]
+    # Pieces of a cut model and whole tensors are updated apart: one call cannot take both.
     groups = [
-        {"params": [p for p in rest if p.ndim >= 2], "weight_decay": settings.weight_decay, "scale": 1.0},
-        {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0, "scale": 1.0},
+        {"params": [p for p in part if (p.ndim >= 2) == matrix], "weight_decay": decay, "scale": 1.0}
+        for matrix, decay in ((True, settings.weight_decay), (False, 0.0))
+        for part in apart(rest)
     ]
     made: list[torch.optim.Optimizer] = []
     if rest:
@@ -299,83 +363,59 @@ def _inside_layers(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The training states of a run on disk; without a folder nothing is kept."""
+    """A run's training states: weights, optimizer, what follows them, and the loop's own place."""
 
-    folder: Path | None
+    states: States
     params: dict[str, torch.nn.Parameter]
     optimizers: list[torch.optim.Optimizer]
     shadow: Shadow | None
-    keep: int
 
     def write(self, state: _State) -> None:
-        """Write step-000040/ whole or not at all: into a folder of another name first, then renamed."""
-        if self.folder is None:
-            return
-        final = self.folder / f"step-{state.step:06d}"
-        if final.exists():
-            return
-        writing = self.folder / f".writing-{state.step:06d}"
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
-        save_file(self._tensors(), writing / "state.safetensors")
+        """Write the state of the step just done, unless it stands there already."""
         meta = {"step": state.step, "trained_tokens": state.trained_tokens, "stopped": state.stopped}
-        (writing / "state.json").write_text(json.dumps(meta | {"memory": state.memory}))
-        for path in writing.iterdir():
-            _sync(path)
-        writing.rename(final)
-        _sync(self.folder)
-        for _, old in sorted(_states(self.folder))[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+        self.states.write(state.step, self._tensors(), meta | {"memory": state.memory})
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         names = {id(p): name for name, p in self.params.items()}
-        tensors = {f"param/{name}": p.detach().cpu() for name, p in self.params.items()}
+        tensors = {f"param/{name}": p.detach() for name, p in self.params.items()}
         for optimizer in self.optimizers:
             for p, entries in optimizer.state.items():
-                tensors |= {f"optimizer/{key}/{names[id(p)]}": v.detach().cpu() for key, v in entries.items()}
+                tensors |= {f"optimizer/{key}/{names[id(p)]}": v.detach() for key, v in entries.items()}
         if self.shadow is not None:
-            tensors |= {f"shadow/{name}": tensor.detach().cpu() for name, tensor in self.shadow.tensors.items()}
-        return {key: tensor.contiguous() for key, tensor in tensors.items()}
+            tensors |= {f"shadow/{name}": tensor.detach() for name, tensor in self.shadow.tensors.items()}
+        return tensors
 
     def restore(self, state: _State) -> bool:
-        """Load the newest state that reads, if any; an unreadable one is passed over for the one before it."""
-        for _, folder in sorted(_states(self.folder), reverse=True) if self.folder is not None else ():
-            try:
-                tensors = load_file(folder / "state.safetensors")
-                meta = json.loads((folder / "state.json").read_text())
-            except (OSError, ValueError, SafetensorError):
-                continue
-            break
-        else:
+        """Load the newest state that reads, if any."""
+        found = self.states.read()
+        if found is None:
             return False
+        meta, tensors = found
         self._load(tensors)
         state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
         state.stopped = meta["stopped"]
         state.memory.update(meta["memory"])
         return True
 
-    def _load(self, tensors: dict[str, torch.Tensor]) -> None:
+    def _load(self, tensors: Reader) -> None:
         with torch.no_grad():
             for name, p in self.params.items():
-                p.copy_(tensors[f"param/{name}"])
+                local(p).copy_(tensors.get(f"param/{name}", p))
             for name, followed in self.shadow.tensors.items() if self.shadow is not None else ():
-                followed.copy_(tensors[f"shadow/{name}"])
-        chosen = {id(p): o for o in self.optimizers for group in o.param_groups for p in group["params"]}
-        for key, tensor in tensors.items():
-            if key.startswith("optimizer/"):
-                _, entry, name = key.split("/", 2)
-                p = self.params[name]
-                # AdamW counts its steps in a tensor that stays on the CPU unless fused on a GPU.
-                chosen[id(p)].state[p][entry] = tensor.clone() if tensor.ndim == 0 else tensor.to(p.device).clone()
+                followed.copy_(tensors.get(f"shadow/{name}"))
+            chosen = {id(p): o for o in self.optimizers for group in o.param_groups for p in group["params"]}
+            for key in tensors.names():
+                if key.startswith("optimizer/"):
+                    _, entry, name = key.split("/", 2)
+                    p = self.params[name]
+                    chosen[id(p)].state[p][entry] = _moment(tensors, key, p)
 
 
-def _states(state_dir: Path) -> list[tuple[int, Path]]:
-    return [(int(path.name.removeprefix("step-")), path) for path in state_dir.glob("step-*") if path.is_dir()]
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _moment(tensors: Reader, key: str, p: torch.nn.Parameter) -> torch.Tensor:
+    """A stored entry of the optimizer's, cut and placed as its parameter is."""
+    tensor = tensors.get(key, p)
+    if tensor.ndim == 0:  # AdamW counts its steps in a tensor that stays on the CPU unless fused on a GPU
+        return tensor.clone()
+    made = torch.zeros_like(p, dtype=tensor.dtype)
+    local(made).copy_(tensor)
+    return made

@@ -7,6 +7,7 @@ plotting library.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -87,8 +88,20 @@ def recover() -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run ``recover`` with ``arguments`` (default: the process's own) and return the exit status.
 
-    An error raised on purpose becomes one line on stderr and status 1; Ctrl-C becomes status 130.
+    An error raised on purpose becomes one line on stderr and status 1; Ctrl-C becomes status 130. Of several processes
+    (docs/launching.md) one runs the command and the others follow it.
     """
+    try:
+        if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+            return _run(arguments)
+        from recovery import processes
+
+        return processes.run(lambda: _run(arguments))
+    except RecoveryError as error:
+        return _say(error)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         status = recover.main(
             args=list(arguments) if arguments is not None else None,
@@ -103,9 +116,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not _is_deliberate(error):
             raise
-        print(f"recover: error: {error}", file=sys.stderr)
-        return 1
+        return _say(error)
     return status if isinstance(status, int) else 0
+
+
+def _say(error: Exception) -> int:
+    """One line that says what is wrong."""
+    print(f"recover: error: {error}", file=sys.stderr)
+    return 1
 
 
 def _is_deliberate(error: Exception) -> bool:

@@ -49,6 +49,13 @@ tuning_options = several(
     click.option("--lora-alpha", type=click.IntRange(min=1), default=None, help="Scale of a new LoRA adapter."),
     options.gradient_checkpointing,
     click.option(
+        "--shard",
+        type=click.Choice(["none", "full"]),
+        default=None,
+        help="Of several processes, each holds the whole student, or its piece of it (FSDP2).  [default: none]",
+    ),
+    click.option("--offload/--no-offload", default=None, help="Keep these pieces in the CPU's memory."),
+    click.option(
         "--optimizer", type=click.Choice(["adamw", "muon"]), default=None, help="AdamW, or Muon for the matrices."
     ),
     options.checkpoint_every,

@@ -85,7 +85,7 @@ class Estimator:
         hidden_ND = batch.gather(student.hidden(batch))
         temperature = 1.0 if batch.teacher == LABEL else self.dials.temperature
         output = fused_loss(hidden_ND, head, terms, temperature=temperature)
-        if self.geometry is not None:
+        if self.geometry is not None and not batch.idle:
             self.geometry.add(output.gradient_ND, batch.rows_N)
         anchor_N = output.values_TN[at_anchor] if len(terms) > at_anchor else None
         return LossOutput(output.loss, batch.tokens, _sums(output, batch.teacher, anchor_N))

@@ -18,6 +18,8 @@ the projections of a small sample.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,14 +32,20 @@ _NULL_DRAWS = 8
 class Geometry:
     """Gathers the gradient vectors of one step; a fresh one for every step."""
 
-    def __init__(self, width: int, seed: int, keep: int = 200) -> None:
-        """``width`` is D; ``seed`` draws signs, sample and projection; ``keep`` bounds the sampled tokens."""
+    def __init__(self, width: int, seed: int, keep: int = 200, share: int = 0) -> None:
+        """``width`` is D; ``seed`` draws signs, sample and projection; ``keep`` bounds the sampled tokens.
+
+        Several that measure shares of one step have the same seed and each its own number ``share``.
+        """
         self.width = width
         self.keep = keep
         self._draw = torch.Generator().manual_seed(seed)
         self._toss = torch.Generator().manual_seed(seed + 1)
         # Two random directions, scaled so that lengths are kept on average.
         self._plane_D2 = torch.randn(width, 2, generator=self._draw) / math.sqrt(2.0)
+        if share:  # the plane is the same for all; signs and sample are each one's own
+            self._draw.manual_seed(seed + 2 * share)
+            self._toss.manual_seed(seed + 2 * share + 1)
         self._norms: list[Tensor] = []
         self._rows = 0
         self._sum_D = torch.zeros(width, dtype=torch.float64)
@@ -69,6 +77,20 @@ class Geometry:
         self._add_responses(found_ND, rows_N)
         self._add_sample(found_ND, rows_N)
         self._rows += int(rows_N.max()) + 1
+
+    def add_all(self, others: Iterable[Geometry]) -> None:
+        """Take in what others have gathered of the same step."""
+        for other in others:
+            self._norms += other._norms
+            self._sum_D += other._sum_D
+            self._null_D += other._null_D
+            self._between += other._between
+            self._keep_smallest(other._keys, other._points, other._owners + self._rows)
+            self._rows += other._rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was gathered travels between processes; what draws stays."""
+        return {name: value for name, value in vars(self).items() if name not in ("_draw", "_toss")}
 
     def summary(self) -> dict[str, float]:
         """The statistics by name; all 0 where no token pulled at all."""
@@ -102,8 +124,13 @@ class Geometry:
         self._between += float((sums_RD.double().square().sum(-1) / lengths_R).sum())
 
     def _add_sample(self, found_ND: Tensor, rows_N: Tensor) -> None:
-        keys = torch.cat([self._keys, torch.rand(rows_N.shape[0], generator=self._draw)])
-        points = torch.cat([self._points, (found_ND @ self._plane_D2.to(found_ND)).float().cpu()])
-        owners = torch.cat([self._owners, rows_N.cpu() + self._rows])
+        keys = torch.rand(rows_N.shape[0], generator=self._draw)
+        points = (found_ND @ self._plane_D2.to(found_ND)).float().cpu()
+        self._keep_smallest(keys, points, rows_N.cpu() + self._rows)
+
+    def _keep_smallest(self, keys: Tensor, points: Tensor, owners: Tensor) -> None:
+        keys = torch.cat([self._keys, keys])
+        points = torch.cat([self._points, points])
+        owners = torch.cat([self._owners, owners])
         kept = keys.argsort()[: self.keep].sort().values  # in the order they came
         self._keys, self._points, self._owners = keys[kept], points[kept], owners[kept]

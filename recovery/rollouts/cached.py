@@ -1,7 +1,7 @@
 """Answers that were generated once and are not generated again: an engine that looks before it asks.
 
 A greedy answer depends on the weights, the prompt and how many tokens it may take; it is kept by these. Sampled answers
-also depend on their company in the batch, so they are kept by the whole call. Weights are named by their content hash:
+also depend on their place in the request, so they are kept by the whole call. Weights are named by their content hash:
 changed ones find nothing here.
 """
 
@@ -125,7 +125,7 @@ class CachedEngine:
         missing = [index for index, key in enumerate(keys) if key not in found]
         if progress is not None and len(missing) < len(keys):
             progress(len(keys) - len(missing))
-        # Sampled answers depend on each other through the seed, and are asked in one call; greedy ones are kept as they
+        # Sampled answers depend on their place in the request, and are asked in one call; greedy ones are kept as they
         # come, so that little is lost where this is stopped.
         size = len(missing) if sampling.temperature > 0 else _PROMPTS_AT_ONCE
         for start in range(0, len(missing), max(1, size)):

@@ -9,12 +9,16 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample: ``temperature`` 0 is greedy; ``seed`` fixes the draw."""
+    """How to sample: ``temperature`` 0 is greedy; ``seed`` fixes the draw.
+
+    ``first`` is the number of the first prompt where they are a part of a longer request.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
+    first: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from transformers import DynamicCache
 from recovery.errors import UsageError
 from recovery.loading import Loaded
 from recovery.rollouts.engine import Completion, Sampling
+from recovery.training import derive_seed
 
 # The batch is compacted once this share of its rows is done: each time costs a copy of the cache.
 DROP_SHARE = 0.2
@@ -56,7 +57,8 @@ class TransformersEngine:
 
     def __init__(self, loaded: Loaded, token_budget: int = 32768) -> None:
         self.source = loaded
-        self.loaded = _lower_copy(loaded) if loaded.tuning == "full" and loaded.precision != torch.float32 else loaded
+        wide = loaded.tuning == "full" and loaded.precision != torch.float32 and not loaded.sharded
+        self.loaded = _lower_copy(loaded) if wide else loaded
         self.token_budget = token_budget
 
     def sync(self) -> None:
@@ -79,7 +81,6 @@ class TransformersEngine:
         for index, prompt in enumerate(prompts):
             if not prompt or len(prompt) >= limit:
                 raise UsageError(f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {limit - 1}")
-        generator = torch.Generator(self.loaded.device).manual_seed(sampling.seed)
         ends = torch.tensor(sorted(self.loaded.chat.end_ids), device=self.loaded.device)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
         results: list[Completion] = [Completion([], [], False)] * len(prompts)
@@ -88,9 +89,8 @@ class TransformersEngine:
             while start < len(order):
                 longest = len(prompts[order[start]]) + sampling.max_new_tokens
                 group = order[start : start + max(1, self.token_budget // longest)]
-                for i, completion in zip(
-                    group, self._batch([prompts[i] for i in group], sampling, generator, ends), strict=True
-                ):
+                said = self._batch([prompts[i] for i in group], sampling, _uniform(group, sampling), ends)
+                for i, completion in zip(group, said, strict=True):
                     results[i] = completion
                 start += len(group)
                 if progress is not None:
@@ -101,17 +101,19 @@ class TransformersEngine:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        generator: torch.Generator,
+        uniform_BT: torch.Tensor,
         ends: torch.Tensor,
     ) -> list[Completion]:
         head = self.loaded.head
+        uniform_BT = uniform_BT.to(self.loaded.device)
         live, hidden_BD = self._prefill(prompts)
         room = self.loaded.max_length - max(len(p) for p in prompts)
         steps = min(sampling.max_new_tokens, room)
         tokens_BT = torch.full((len(prompts), steps), -1, device=self.loaded.device)
         logprobs_BT = torch.zeros((len(prompts), steps), device=self.loaded.device)
         for t in range(steps):
-            live.tokens_B, logprobs_B = draw(head.logits(hidden_BD.to(self.loaded.precision)), sampling, generator)
+            logits_BV = head.logits(hidden_BD.to(self.loaded.precision))
+            live.tokens_B, logprobs_B = draw(logits_BV, sampling, uniform_BT[live.owners, t])
             alive = ~live.done_B
             rows = live.owners[alive]
             tokens_BT[rows, t] = live.tokens_B[alive]
@@ -169,10 +171,24 @@ def _lower_copy(loaded: Loaded) -> Loaded:
     return dataclasses.replace(loaded, model=model, tuning="frozen")
 
 
-def draw(logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _uniform(numbers: Sequence[int], sampling: Sampling) -> torch.Tensor:
+    """A uniform number for each prompt and each token it may be answered by, [B, T] in float64.
+
+    A prompt's depend on the seed and on its own number alone: not on its company in the batch, nor on how many
+    processes share the work.
+    """
+    count = 0 if sampling.temperature == 0 else sampling.max_new_tokens
+    rows = []
+    for number in numbers:
+        generator = torch.Generator().manual_seed(derive_seed(sampling.seed, sampling.first + number))
+        rows.append(torch.rand(max(1, count), generator=generator, dtype=torch.float64))
+    return torch.stack(rows).expand(-1, sampling.max_new_tokens)
+
+
+def draw(logits_BV: torch.Tensor, sampling: Sampling, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row: (tokens_B, log-probabilities_B under the tempered distribution).
 
-    One uniform number a row is looked up in the cumulated probabilities, in float64 so that rare tokens keep
+    Each row's uniform number is looked up in its cumulated probabilities, in float64 so that rare tokens keep
     their share of a large vocabulary.
     """
     if sampling.temperature == 0:
@@ -184,9 +200,8 @@ def draw(logits_BV: torch.Tensor, sampling: Sampling, generator: torch.Generator
     if sampling.top_p < 1:
         probs_BV = _nucleus(probs_BV, sampling.top_p)
     cumulated_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-    uniform_B1 = torch.rand(len(probs_BV), 1, generator=generator, device=probs_BV.device, dtype=torch.float64)
-    # Strictly inside (0, total): a token of probability 0 spans nothing and is never hit.
-    tokens_B = torch.searchsorted(cumulated_BV, uniform_B1 * cumulated_BV[:, -1:], right=True)
+    # Within [0, total): a token of probability 0 spans nothing and is never hit.
+    tokens_B = torch.searchsorted(cumulated_BV, uniform_B[:, None] * cumulated_BV[:, -1:], right=True)
     tokens_B = tokens_B.squeeze(-1).clamp_(max=probs_BV.shape[-1] - 1)
     return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None]).squeeze(-1)
 

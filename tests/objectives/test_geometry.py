@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -132,3 +133,19 @@ def test_nothing_to_measure_is_told_as_nothing() -> None:
     assert halves["density"] == pytest.approx(measured(vectors(64)).summary()["density"], rel=0.01)
     with pytest.raises(UsageError, match="do not fit 30 tokens and a width of 64"):
         empty.add(torch.zeros(30, WIDTH + 1), torch.zeros(30, dtype=torch.long))
+
+
+def test_shares_of_a_step_measured_apart_are_put_together() -> None:
+    gradient, rows = vectors(300), torch.arange(300) // 10
+    gradient[:40] *= 5
+    whole = measured(gradient, rows).summary()
+    first, second = Geometry(WIDTH, seed=0), Geometry(WIDTH, seed=0, share=1)
+    first.add(gradient[:120], rows[:120])
+    second.add(gradient[120:], rows[120:] - 12)
+    travelled = pickle.loads(pickle.dumps(second))  # as it goes from process to process
+    first.add_all([travelled])
+    found = first.summary()
+    for name in ("density", "bias", "concentration", "top_1_percent", "shared"):
+        assert found[name] == pytest.approx(whole[name]), name
+    drawn = first.sample()
+    assert len(drawn) == 200 and {row for _, _, row in drawn} >= {0, 29}, "tokens of both, under their own rows"

@@ -74,8 +74,8 @@ def test_an_adapter_is_taught_by_its_own_base_without_a_second_copy(
     student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
     config = dataclasses.replace(distill_config, tuning="auto")
     loaded = load_student(student, "lora", config)
-    assert isinstance(teacher_of(session, student, loaded, session.base, config), AdapterOff)
-    assert isinstance(teacher_of(session, student, loaded, student, config), Frozen)
+    assert isinstance(teacher_of(student, loaded, session.base, config), AdapterOff)
+    assert isinstance(teacher_of(student, loaded, student, config), Frozen)
     made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
     assert made.tuning == "lora"
     assert made.weights == session.base.path

@@ -67,7 +67,12 @@ def test_replay_and_earlier_documents_take_their_shares(
 ) -> None:
     midtrain(session, midtrain_config)
     mixed = dataclasses.replace(
-        midtrain_config, docs=make_corpus("Orchid"), replay=0.3, replay_documents=0.5, max_new_tokens=64, student="base"
+        midtrain_config,
+        docs=make_corpus("Orchid"),
+        replay=0.3,
+        replay_documents=0.5,
+        max_new_tokens=160,
+        student="base",
     )
     plan = plan_midtrain(session, mixed)
     assert (plan.cycle, plan.earlier_documents, plan.earlier_share, plan.replay_share) == (2, 4, 0.5, 0.3)

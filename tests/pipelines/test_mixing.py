@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.mixing import Stream, schedule, step_tokens, steps_for, targets
+from pipelines.mixing import Stream, schedule, step_tokens, steps_for
 from recovery.batches import Row
 
 
@@ -17,16 +17,16 @@ def stream(name: str, rows: int, share: float, length: int = 11) -> Stream:
 
 
 def test_targets_leave_out_the_first_token_of_every_document() -> None:
-    assert targets(Row([1, 2, 3, 4, 5], [True] * 5)) == 4
-    assert targets(Row([1, 2, 3, 4, 5], [True] * 5, segments=(2, 3))) == 3
-    assert targets(Row([1, 2, 3, 4], [False, False, True, True])) == 2
+    assert Row([1, 2, 3, 4, 5], [True] * 5).targets == 4
+    assert Row([1, 2, 3, 4, 5], [True] * 5, segments=(2, 3)).targets == 3
+    assert Row([1, 2, 3, 4], [False, False, True, True]).targets == 2
 
 
 def test_shares_hold_over_the_run_although_rows_differ_in_length() -> None:
     mixed = [Stream("a", [row(n) for n in (5, 9, 40)], 0.7), Stream("b", [row(21, 900)], 0.3)]
     plan = schedule(mixed, steps=50, per_step=100, seed=3)
-    tokens = [targets(r) for step in plan for r in step]
-    second = [targets(r) for step in plan for r in step if r.ids[0] == 900]
+    tokens = [r.targets for step in plan for r in step]
+    second = [r.targets for step in plan for r in step if r.ids[0] == 900]
     assert sum(second) / sum(tokens) == pytest.approx(0.3, abs=0.01)
     assert sum(tokens) == pytest.approx(5000, rel=0.02)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.batches import Row, collate, micro_batches, pack
+from recovery.batches import Row, collate, deal, micro_batches, pack
 from recovery.errors import UsageError
 from recovery.loading import load_model
 
@@ -152,3 +152,24 @@ def test_padding_is_not_seen(tiny_family: Path) -> None:
         padded = loaded.hidden(collate([long, short], 0))[1, :3]
         alone = loaded.hidden(collate([short], 0))[0]
     torch.testing.assert_close(padded, alone, atol=1e-5, rtol=1e-5)
+
+
+@given(LENGTHS, st.integers(8, 200), st.integers(2, 5))
+def test_shares_of_several_processes_hold_every_target_once(lengths: list[int], budget: int, count: int) -> None:
+    rows = [Row([1000 * i + j for j in range(n)], [True] * n) for i, n in enumerate(lengths)]
+    hands = deal(rows, count)
+    held = [sum(row.width for row in hand) for hand in hands]
+    assert max(held) - min(held) <= max(lengths), "nobody has much more to do than another"
+    shares = [micro_batches(rows, budget, pad_id=0, share=(number, count)) for number in range(count)]
+    targets = sorted(t for share in shares for batch in share for t in batch.targets_N.tolist())
+    assert targets == sorted(t for row in rows for t in list(row.ids)[1:])
+
+
+@given(LENGTHS, st.integers(8, 200), st.integers(2, 5))
+def test_even_shares_run_alike_and_their_padding_is_idle(lengths: list[int], budget: int, count: int) -> None:
+    names = ("label", "base", "knowledge")
+    rows = [Row([1000 * i + j for j in range(n)], [True] * n, teacher=names[i % 3]) for i, n in enumerate(lengths)]
+    shares = [micro_batches(rows, budget, pad_id=0, share=(number, count), even=True) for number in range(count)]
+    assert len({tuple(batch.teacher for batch in share) for share in shares}) == 1, "the same models in the same order"
+    targets = sorted(t for share in shares for batch in share if not batch.idle for t in batch.targets_N.tolist())
+    assert targets == sorted(t for row in rows for t in list(row.ids)[1:])

@@ -68,11 +68,12 @@ def test_a_small_token_budget_changes_no_greedy_answer(tiny_model: Path) -> None
 def test_draws_follow_the_distribution() -> None:
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     logits = probabilities.log().expand(40_000, -1)
-    tokens, logprobs = draw(logits, Sampling(1), torch.Generator().manual_seed(0))
+    uniform = torch.rand(len(logits), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens, logprobs = draw(logits, Sampling(1), uniform)
     shares = torch.bincount(tokens, minlength=5) / len(tokens)
     torch.testing.assert_close(shares, probabilities, atol=0.01, rtol=0)
     torch.testing.assert_close(logprobs, probabilities.log()[tokens])
-    nucleus, _ = draw(logits, Sampling(1, top_p=0.7), torch.Generator().manual_seed(0))
+    nucleus, _ = draw(logits, Sampling(1, top_p=0.7), uniform)
     assert set(nucleus.tolist()) == {0, 1}
 
 
@@ -90,3 +91,18 @@ def test_a_copy_in_lower_precision_follows_the_trained_weights(tiny_model: Path)
         for parameter in loaded.model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) * 0.1)
     assert engine.generate(PROMPTS, Sampling(8, temperature=0)) != before
+
+
+def test_a_part_of_a_request_is_answered_as_within_the_whole(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    engine = TransformersEngine(loaded)
+    prompts = PROMPTS * 3
+    whole = engine.generate(prompts, Sampling(10, seed=3))
+    parts = [
+        *engine.generate(prompts[:4], Sampling(10, seed=3)),
+        *engine.generate(prompts[4:], Sampling(10, seed=3, first=4)),
+    ]
+    assert [said.ids for said in whole] == [said.ids for said in parts]
+    assert len({tuple(said.ids) for said in whole}) > len(PROMPTS), "the same prompt is answered anew each time"
+    small = TransformersEngine(loaded, token_budget=40).generate(prompts, Sampling(10, seed=3))
+    assert [said.ids for said in whole] == [said.ids for said in small], "whatever its company in the batch"

@@ -14,8 +14,9 @@ from recovery.batches import Row
 from recovery.errors import RecoveryError, UsageError
 from recovery.loading import Loaded, load_model
 from recovery.objectives.estimator import Estimator
+from recovery.states import resume_step
 from recovery.teachers import AdapterOff, Frozen
-from recovery.training import StepBatch, TrainSettings, derive_seed, learning_rate, resume_step, train
+from recovery.training import StepBatch, TrainSettings, derive_seed, learning_rate, train
 
 
 def random_rows(step: int, teacher: str = "label", count: int = 6) -> StepBatch:

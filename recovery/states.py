@@ -1,0 +1,178 @@
+"""Training states on disk: all that a run needs to go on, on as many processes as there are then.
+
+A state is a folder, step-000040/, written whole or not at all. Its tensors are in one safetensors file, or, where some
+are cut over several processes, in one of each: its rows of those, and in the first also what is whole. The metadata
+tell which row of a tensor is the file's first, so that any number of processes can read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+from recovery import processes
+from recovery.errors import UsageError
+
+META, WHOLE = "state.json", "state.safetensors"
+
+
+@dataclass(frozen=True)
+class States:
+    """The states in a folder; None keeps nothing. All processes call :meth:`write` and :meth:`read` together."""
+
+    folder: Path | None
+    keep: int
+
+    def write(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
+        """Write the state of a step into a folder of another name first, then rename it; drop the oldest."""
+        if self.folder is None:
+            return
+        folder = self.folder
+        final, writing = folder / f"step-{step:06d}", folder / f".writing-{step:06d}"
+        if processes.lead(lambda: _begun(final, writing)):
+            return
+        processes.gather(lambda: _write_part(writing, tensors))
+        processes.lead(lambda: self._complete(final, writing, meta))
+
+    def read(self) -> tuple[dict[str, Any], Reader] | None:
+        """What the newest state that reads was given as ``meta``, and its tensors; unreadable ones are passed over."""
+        folder = processes.lead(self._newest)
+        if folder is None:
+            return None
+        return json.loads((folder / META).read_text()), Reader(folder)
+
+    def _complete(self, final: Path, writing: Path, meta: Mapping[str, Any]) -> None:
+        assert self.folder is not None
+        (writing / META).write_text(json.dumps(meta))
+        _sync(writing / META)
+        writing.rename(final)
+        _sync(self.folder)
+        for _, old in sorted(states(self.folder))[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _newest(self) -> Path | None:
+        found = sorted(states(self.folder), reverse=True) if self.folder is not None else []
+        return next((folder for _, folder in found if _reads(folder)), None)
+
+
+@dataclass
+class Reader:
+    """The tensors of a state by name; each process reads the rows it needs."""
+
+    folder: Path
+    files: dict[str, list[tuple[int, Path]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path in _parts(self.folder):
+            with safe_open(path, "pt") as stored:
+                first = stored.metadata() or {}
+                for name in stored.keys():  # noqa: SIM118  (not a mapping)
+                    self.files.setdefault(name, []).append((int(first.get(name, 0)), path))
+
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self.files)
+
+    def get(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+        """A tensor; only this process's rows of it where ``like`` is cut over the processes."""
+        start, stop = 0, None
+        if isinstance(like, DTensor):
+            start, stop = _rows(like)
+        pieces = []
+        for first, path in sorted(self.files[name]):
+            with safe_open(path, "pt") as stored:
+                piece = stored.get_slice(name)
+                if not piece.get_shape():
+                    return stored.get_tensor(name)
+                count = piece.get_shape()[0]
+                low, high = max(start - first, 0), count if stop is None else min(stop - first, count)
+                if low < high:
+                    pieces.append(piece[low:high])
+                elif not pieces:
+                    pieces.append(piece[0:0])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def states(folder: Path) -> list[tuple[int, Path]]:
+    """The complete states in a folder by step, in no order."""
+    return [(int(path.name.removeprefix("step-")), path) for path in folder.glob("step-*") if path.is_dir()]
+
+
+def resume_step(folder: Path) -> int:
+    """The step that training would go on from: that of the newest complete state, 0 where there is none."""
+    return max((number for number, _ in states(folder)), default=0)
+
+
+def _begun(final: Path, writing: Path) -> bool:
+    """Whether the state stands there already; else an empty folder to write it to."""
+    if final.exists():
+        return True
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    return False
+
+
+def _write_part(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """This process's file: its rows of what is cut, and, of the main process, what is whole."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no {folder} here: give a --workspace on a file system that all nodes share")
+    mine, first = {}, {"format": "pt"}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            start, stop = _rows(tensor)
+            if stop > start:
+                mine[name], first[name] = tensor.to_local(), str(start)
+        elif processes.is_main():
+            mine[name] = tensor
+    cut = any(isinstance(tensor, DTensor) for tensor in tensors.values())
+    if not cut and not processes.is_main():
+        return
+    path = folder / (f"state-{processes.rank() + 1:05d}-of-{processes.size():05d}.safetensors" if cut else WHOLE)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in mine.items()}, path, metadata=first)
+    _sync(path)
+
+
+def _rows(tensor: DTensor) -> tuple[int, int]:
+    """Which rows of a tensor this process holds."""
+    share = -(-tensor.shape[0] // processes.size())  # FSDP2 cuts along the first dimension, as torch.chunk does
+    start = min(processes.rank() * share, tensor.shape[0])
+    return start, start + tensor.to_local().shape[0]
+
+
+def _reads(folder: Path) -> bool:
+    """Whether every file of a state is there and whole."""
+    try:
+        parts = list(_parts(folder))
+        for path in parts:
+            with safe_open(path, "pt"):
+                pass
+        json.loads((folder / META).read_text())
+    except (OSError, ValueError, SafetensorError):
+        return False
+    several = re.search(r"-of-(\d+)", parts[0].name) if parts else None
+    return len(parts) == (int(several[1]) if several else 1)
+
+
+def _parts(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.glob("state*.safetensors"))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems refuse it on folders
+            os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,73 @@
+"""Runs several small stages one after another in one start, for the tests of several processes.
+
+`python tests/stages_together.py FOLDER MODEL DOCS PROMPTS` on one process, the same under torchrun on two: each stage
+has a workspace of its own in FOLDER, so that what either made can be laid side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from pipelines.distill import distill
+from pipelines.midtrain import midtrain
+from pipelines.progress import Display
+from pipelines.session import Session
+from recovery import processes
+from recovery.config import DistillConfig, MidtrainConfig
+
+LEARN = MidtrainConfig(
+    steps=4, batch_tokens=160, row_length=64, lr=3e-3, precision="float32", tuning="full", max_new_tokens=64
+)
+RESTORE = DistillConfig(
+    steps=4,
+    prompts_per_step=5,
+    samples_per_prompt=2,
+    max_new_tokens=12,
+    lr=1e-3,
+    precision="float32",
+    tuning="full",
+    until=0,
+    plateau=0,
+    knowledge_teacher="midtrained",
+    knowledge_share=0.4,
+    geometry_every=1,
+    token_budget=128,
+)
+CUT = {"shard": "full"}
+# Name -> the settings of a mid-training, and of a distillation of what it made.
+STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
+    "full": (LEARN, RESTORE),
+    "lora": (
+        dataclasses.replace(LEARN, tuning="lora", lora_rank=4, gradient_checkpointing=True),
+        dataclasses.replace(RESTORE, tuning="auto", divergence="sampled", knowledge_teacher=None),
+    ),
+    "cut": (
+        dataclasses.replace(LEARN, replay=0.3, replay_prompts=12, max_new_tokens=160, project=True, **CUT),
+        dataclasses.replace(RESTORE, offload=True, gradient_checkpointing=True, document_loss=0.2, **CUT),
+    ),
+    "cut-lora": (
+        dataclasses.replace(LEARN, tuning="lora", lora_rank=4, **CUT),
+        dataclasses.replace(RESTORE, tuning="auto", anchor=0.1, **CUT),
+    ),
+}
+
+
+def main(folder: Path, model: str, docs: Path, prompts: Path) -> int:
+    """Run every stage; with several processes this is the main one's part."""
+    for name, (learn, restore) in STAGES.items():
+        workspace = folder / name
+        shutil.rmtree(workspace, ignore_errors=True)
+        with Session.open(workspace, model=model, display=Display(quiet=True)) as session:
+            midtrain(session, dataclasses.replace(learn, docs=docs, prompts=prompts))
+            distill(session, dataclasses.replace(restore, prompts=prompts))
+    return 0
+
+
+if __name__ == "__main__":
+    given = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+    several = os.environ.get("WORLD_SIZE", "1") != "1"
+    sys.exit(processes.run(lambda: main(*given)) if several else main(*given))
