@@ -68,11 +68,12 @@ def test_the_overview_tells_the_cycles_then_stays_silent(seeded: Any) -> None:
     assert again[-1] == SKIP
 
 
-def test_experiments_stand_side_by_side(seeded: Any, seeding: ModuleType) -> None:
-    source = Source(seeded.path)
+def test_experiments_stand_side_by_side(tmp_path: Path, seeding: ModuleType) -> None:
+    path = seeding.seed(tmp_path / "tracker.db", cycles=3, items=4, steps=5).path
+    source = Source(path)
     alone = overview._refresh(source, None, Request())
     assert alone[8]["visible"] is False and alone[-1] == "", "nothing to compare with"
-    seeding.seed(seeded.path, name="<b>second", cycles=1, items=4, steps=5)
+    seeding.seed(path, name="<b>second", cycles=1, items=4, steps=5)
     name = "default"
     outputs = overview._refresh(source, None, Request({"experiment": name}))
     assert outputs[8]["visible"] is True
