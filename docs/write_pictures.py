@@ -25,7 +25,9 @@ PICTURES = {
     "geometry": ("geometry", ".js-plotly-plot .plot-container", 900),
     "compare": ("compare", ".js-plotly-plot .plot-container", 900),
     "studies": ("studies", "h1", 900),
+    "phone": ("", ".js-plotly-plot .plot-container", 844),
 }
+PHONE = {"width": 390, "dark": True}
 
 
 def take(workspace: str, names: Sequence[str]) -> None:
