@@ -2,6 +2,20 @@
 
 from recovery.rollouts.cached import AnswerStore, CachedEngine
 from recovery.rollouts.engine import Completion, Engine, Sampling
+from recovery.rollouts.follow import FollowingEngine, Sampler
+from recovery.rollouts.server_engine import ServerSampler
 from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.vllm_engine import VllmSampler
 
-__all__ = ["AnswerStore", "CachedEngine", "Completion", "Engine", "Sampling", "TransformersEngine"]
+__all__ = [
+    "AnswerStore",
+    "CachedEngine",
+    "Completion",
+    "Engine",
+    "FollowingEngine",
+    "Sampler",
+    "Sampling",
+    "ServerSampler",
+    "TransformersEngine",
+    "VllmSampler",
+]
