@@ -7,13 +7,16 @@ made before, rewards, the student as its own teacher with a context) is a matter
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from db import records
+from pipelines.ahead import Ahead
 from pipelines.answers import (
+    Spoken,
     asked_beforehand,
     development_file,
     development_result,
@@ -24,13 +27,21 @@ from pipelines.answers import (
 from pipelines.estimates import Needs, seconds_for
 from pipelines.glimpses import Glimpses
 from pipelines.midtrain import row_length, rows_of
-from pipelines.models import choose_tuning, engine_of, load_frozen, load_student, self_teacher, teacher_of
+from pipelines.models import (
+    choose_tuning,
+    engine_of,
+    load_frozen,
+    load_student,
+    remote_teacher,
+    self_teacher,
+    teacher_of,
+)
 from pipelines.progress import duration
 from pipelines.session import Session
 from pipelines.setting import Setting, lasting, resolve
 from pipelines.sources import BEHAVIOUR, KNOWLEDGE, Pools, Source, expert
 from pipelines.stage import Stage, running, settings_of
-from pipelines.watch import Observer, Timed, Watch
+from pipelines.watch import Observer, Timed, TimedScorer, Watch
 from recovery.batches import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
@@ -38,8 +49,8 @@ from recovery.loading import Loaded, pick_device
 from recovery.methods import method_named
 from recovery.objectives.estimator import Estimator
 from recovery.rewards import judged
-from recovery.rollouts import Engine, Sampling
-from recovery.teachers import Frozen, MovingAverage, Weighted
+from recovery.rollouts import Engine, Sampling, TransformersEngine
+from recovery.teachers import Frozen, MovingAverage, RemoteTeacher, Weighted
 from recovery.training import resume_step
 from recovery.types import Message, Prompt, SuiteResult
 from recovery.workspace import Checkpoint
@@ -117,7 +128,10 @@ def distill(
     student = session.registered(setting.student, cycle_id=session.cycle_id(setting.cycle))
     config = lasting(config, student, setting)
     session.display.say(plan.text())
-    with running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage:
+    with (
+        running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage,
+        contextlib.ExitStack() as held,
+    ):
         reference = _reference(session, stage, config, setting)
         given, spoken = _given(session, stage, config, setting, student)
         loaded = load_student(student, plan.tuning, config)
@@ -125,7 +139,8 @@ def distill(
         teachers = _teachers(session, config, setting, student, loaded)
         anchor = Timed(teacher_of(session, student, loaded, session.base, config)) if config.anchor else None
         timed = _timed([*teachers.values(), *([anchor] if anchor else [])])
-        engine = engine_of(loaded, config)
+        engine = held.enter_context(engine_of(loaded, config))
+        ahead: Ahead[list[Spoken]] | None = held.enter_context(contextlib.closing(Ahead())) if config.overlap else None
         source = Source(
             config,
             loaded,
@@ -136,6 +151,7 @@ def distill(
             setting.reward,
             _speaker(timed, config),
             memory,
+            ahead,
         )
         estimator = Estimator(teachers, config.dials(), anchor)
         glimpses = Glimpses(stage, source, loaded, teachers, plan.steps, config.token_views)
@@ -157,7 +173,7 @@ def distill(
         extra = {
             "cycle": setting.cycle,
             "method": config.method,
-            "teacher": plan.teacher,
+            "teacher": _called(teachers, plan.teacher),
             "steps": result.step,
             "stopped": result.stopped,
         }
@@ -171,6 +187,13 @@ def distill(
         if result.stopped.startswith("collapse"):
             session.display.say(f"stopped: {result.stopped}; kept the state of step {result.step}")
         return stage.keep(loaded, "recovered", student, extra, name=name)
+
+
+def _called(teachers: Mapping[str, object], name: str) -> str:
+    """What the teacher is called in the tracker; a server by its address and by the model it serves."""
+    found = teachers.get(BEHAVIOUR)
+    scorer = found.teacher if isinstance(found, TimedScorer) else None
+    return f"{name} ({scorer.model})" if isinstance(scorer, RemoteTeacher) else name
 
 
 def _each(look: Callable[[int], None], after_step: Callable[[int], str | None]) -> Callable[[int], str | None]:
@@ -228,10 +251,11 @@ def _reference(session: Session, stage: Stage, config: DistillConfig, setting: S
     if known is not None:
         return known
     loaded = load_frozen(session.verified(teacher), config)
-    with session.display.bar(f"{teacher.name} on development prompts", len(setting.development)):
+    bar = session.display.bar(f"{teacher.name} on development prompts", len(setting.development))
+    with bar, engine_of(loaded, config) as engine:
         result = development_result(
             loaded,
-            engine_of(loaded, config),
+            engine,
             setting.development,
             max_new_tokens=config.max_new_tokens,
             seed=config.seed,
@@ -243,14 +267,16 @@ def _reference(session: Session, stage: Stage, config: DistillConfig, setting: S
 
 def _teachers(
     session: Session, config: DistillConfig, setting: Setting, student: Checkpoint, loaded: Loaded
-) -> dict[str, Timed | Weighted]:
+) -> dict[str, Timed | TimedScorer | Weighted]:
     """Who scores, by the names rows carry."""
 
     def of(checkpoint: Checkpoint) -> Timed:
         return Timed(teacher_of(session, student, loaded, checkpoint, config))
 
-    found: dict[str, Timed | Weighted] = {}
-    if config.self_taught:
+    found: dict[str, Timed | TimedScorer | Weighted] = {}
+    if config.remote_teacher:
+        found[BEHAVIOUR] = TimedScorer(remote_teacher(loaded, config))
+    elif config.self_taught:
         found[BEHAVIOUR] = Timed(self_teacher(student, loaded, config))
     elif len(setting.teachers) > 1:
         found[BEHAVIOUR] = Weighted([of(teacher) for teacher in setting.teachers], list(setting.teachers.values()))
@@ -261,27 +287,28 @@ def _teachers(
     return found | {expert(tag): of(checkpoint) for tag, checkpoint in setting.experts.items()}
 
 
-def _timed(teachers: Iterable[Timed | Weighted]) -> list[Timed]:
+def _timed(teachers: Iterable[Timed | TimedScorer | Weighted]) -> list[Timed | TimedScorer]:
     """Every teacher by itself, with its clock."""
-    found: list[Timed] = []
+    found: list[Timed | TimedScorer] = []
     for teacher in teachers:
         parts = [part for part, _ in teacher.parts] if isinstance(teacher, Weighted) else [teacher]
-        found += [part for part in parts if isinstance(part, Timed)]
+        found += [part for part in parts if isinstance(part, (Timed, TimedScorer))]
     return found
 
 
-def _shadow(timed: Iterable[Timed]) -> MovingAverage | None:
+def _shadow(timed: Iterable[Timed | TimedScorer]) -> MovingAverage | None:
     return next((t.teacher for t in timed if isinstance(t.teacher, MovingAverage)), None)
 
 
-def _speaker(timed: Sequence[Timed], config: DistillConfig) -> Engine | None:
+def _speaker(timed: Sequence[Timed | TimedScorer], config: DistillConfig) -> Engine | None:
     """The teacher's own voice, where it is to continue the student's answers."""
     if not config.continuation:
         return None
     teacher = timed[0].teacher
     if not isinstance(teacher, Frozen):
         raise UsageError("--continuation needs a teacher loaded beside the student: use --tuning full")
-    return engine_of(teacher.loaded, config)
+    # The one engine of the stage holds the student's weights; the teacher speaks with its own.
+    return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
 
 
 def _names(config: DistillConfig) -> dict[str, str]:
