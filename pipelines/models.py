@@ -131,7 +131,7 @@ def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config:
 
 
 def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:
-    """The server that teaches, once it was seen to read the student's tokens and to give as many scores as are asked."""
+    """The server that teaches, once it was seen to read the student's tokens and to give scores enough."""
     server = _server(config.teacher, remote.KEYS, config)
     teacher = RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, config.top_k)
     teacher.check()

@@ -48,8 +48,8 @@ class Source:
     """Fresh rows for each step: a function of (seed, step, weights), and of ``memory`` within a batch of several steps.
 
     ``memory`` is stored with the training states, so that a run stopped between two updates on one batch of answers
-    goes on with the same answers. With ``ahead`` the answers of a batch are sampled while the one before it trains, from
-    the weights that one started with; the first batch of a run, and of a resumed one, from those it starts with itself.
+    goes on with the same answers. With ``ahead`` the answers of a batch are sampled while the one before it trains,
+    from the weights that one started with; those of the first batch, also of a resumed run, from its own.
     """
 
     config: DistillConfig

@@ -35,7 +35,7 @@ class ModelConfig:
     ``rollout_tokens`` bounds prompts and answers held at once while sampling, where no gradient is kept.
 
     ``engine`` samples: "transformers", "vllm" in this process, or the address of a vLLM server, to which weights go
-    through ``engine_folder`` (a place both can read; None: a temporary one of this machine). ``engine_memory`` is in GiB,
+    through ``engine_folder`` (a place both can read; None: a temporary one here). ``engine_memory`` is in GiB,
     for vLLM's cache of keys and values (None: chosen from what is free); ``engine_sleep`` gives it back between two
     calls; ``engine_drift`` is by how much the log-probabilities of engine and model may differ, nats a token in the
     mean. ``server_wait`` is how long a server may be gone, ``server_timeout`` how long one request may take (seconds).
@@ -199,8 +199,8 @@ class DistillConfig(TrainingConfig):
     (sampled, scored and trained together) ends one that has had its share.
 
     A ``teacher`` may also be the address of a vLLM server ("http://..."): it gives ``top_k`` log-probabilities a token.
-    ``overlap`` samples the next answers while this batch trains, on an engine that is a server; tokens that were sampled
-    by other weights, or by another engine, count by their importance ratio, at most ``ratio_cap`` (0: all alike).
+    ``overlap`` samples the next answers while this batch trains, on an engine that is a server; tokens sampled by
+    other weights, or by another engine, count by their importance ratio, at most ``ratio_cap`` (0: all alike).
 
     ``until`` stops when the student's score is proven to reach that share of base's, by a paired test with
     ``margin`` on ``development`` prompts each ``check_every`` steps (0: never). ``plateau`` is the window in
