@@ -140,7 +140,7 @@ class VllmSampler:
                 "enable_lora": True,
                 "max_lora_rank": next((rank for rank in _RANKS if rank >= settings.r), settings.r),
                 # Told which layers have one, vLLM leaves the head alone, which would fail beside log-probabilities.
-                "lora_target_modules": sorted(settings.target_modules),
+                "lora_target_modules": _adapted(self.loaded),
             }
         threads = torch.set_num_threads
         try:
@@ -245,6 +245,12 @@ def _completion(said: Any, ends: frozenset[int]) -> Completion:
     ids = list(said.token_ids)
     logprobs = [float(entry[token].logprob) for token, entry in zip(ids, said.logprobs, strict=True)]
     return Completion(ids, logprobs, bool(ids) and ids[-1] in ends)
+
+
+def _adapted(loaded: Loaded) -> list[str]:
+    """The kinds of layers with an adapter, by their last name: by a whole path vLLM would pass fused layers over."""
+    names = (name.partition(".lora_")[0] for name, _ in loaded.model.named_parameters() if ".lora_" in name)
+    return sorted({name.rpartition(".")[2] for name in names})
 
 
 def _bytes_per_token(loaded: Loaded) -> int:
