@@ -66,10 +66,11 @@ lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 		$(if $(UPGRADE),--upgrade) --quiet
 	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
 
-bench: $(BENCH)/.ready  ## Every benchmark; each prints its ratio
+bench: $(BENCH)/.ready $(VLLM)/.ready  ## Every benchmark; each prints its ratio
 	$(BIN)/python -m benchmarks.startup
 	$(BENCH)/bin/python -m benchmarks.loss --write
 	$(BENCH)/bin/python -m benchmarks.step --write
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.rollouts --write
 
 # Environment $(1) sees the tested packages behind its own.
 sees_tested = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \

@@ -148,8 +148,8 @@ class ServerSampler:
             self.server.post("/v1/load_lora_adapter", body, retried=False)
         except NotOffered as error:
             raise EngineError(
-                f"{self.server.address} takes no adapters: start it with --enable-lora and "
-                f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment"
+                f"{self.server.address} takes no adapter: start it with --enable-lora and "
+                f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, where it can read {self._place()} ({error})"
             ) from error
         except ServerError as error:
             raise EngineError(f"the adapter cannot be handed over: {error}") from error

@@ -39,6 +39,7 @@ _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those vLLM takes
 _SEQUENCES = 256
 _AT_ONCE = 1024  # prompts between two reports of progress
 _FREE_SHARE = 0.4
+_WORKSPACE = 2 << 30  # bytes for activations
 _SPARE = 256  # tokens of blocks that are never all used
 _LIVE = 1  # the number of the adapter in training
 
@@ -132,6 +133,8 @@ class VllmSampler:
 
     def _start(self) -> Any:
         vllm = imported()
+        if self.sleep and not vllm.platforms.current_platform.is_sleep_mode_available():
+            raise UsageError("--engine-sleep gives a GPU's memory back, and vLLM has none here: leave it out")
         base, _ = resolve_base(self.loaded.path)
         adapter = {}
         if isinstance(self.loaded.model, PeftModel):
@@ -152,6 +155,7 @@ class VllmSampler:
                     max_model_len=self.window,
                     max_num_seqs=_SEQUENCES,
                     kv_cache_memory_bytes=self.memory,
+                    gpu_memory_utilization=self._share(),
                     logprobs_mode="processed_logprobs",
                     generation_config="vllm",  # the model's own top-k and penalties are not ours
                     enforce_eager=self.loaded.device.type == "cpu",
@@ -168,6 +172,14 @@ class VllmSampler:
             ) from error
         finally:
             torch.set_num_threads = threads  # vLLM's CPU worker replaces it for the whole process
+
+    def _share(self) -> float:
+        """What vLLM may take of a device, as it wants to be told: it refuses to start where less than that is free."""
+        if self.loaded.device.type != "cuda":
+            return 0.5  # on a CPU the cache's own size is what counts
+        weights = sum(p.numel() for p in self.loaded.core.parameters()) * self.loaded.precision.itemsize
+        needed = self.memory + 1.2 * weights + _WORKSPACE
+        return float(min(0.95, needed / torch.cuda.mem_get_info(self.loaded.device)[1]))
 
     def _hand_over_adapter(self) -> None:
         from vllm.lora.request import LoRARequest
@@ -231,6 +243,7 @@ def imported() -> Any:
     try:
         import vllm
         import vllm.entrypoints.llm  # where a build that does not fit this machine fails
+        import vllm.platforms
 
         return vllm
     except Exception as error:  # a build for another machine fails in many ways
