@@ -32,7 +32,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Short prompts to recover on."""
     folder = tmp_path_factory.mktemp("prompts")
     for split in ("train", "development", "test"):
-        lines = [f'{{"key": "{split}-{n}", "prompt": "Name a boat of the {n}th pier."}}\n' for n in range(12)]
+        lines = [f'{{"key": "{split}-{n}", "prompt": "Name boat {n} of the {split}."}}\n' for n in range(12)]
         (folder / f"{split}.jsonl").write_text("".join(lines))
     return folder
 
