@@ -118,7 +118,6 @@ def test_the_next_answers_are_sampled_while_a_batch_trains(
         assert max(curves["engine_drift"]) < 1e-3, "when it took the weights over, the engine had them"
         assert curves["ratio"][0] == pytest.approx(1, abs=1e-3)
         assert max(abs(ratio - 1) for ratio in curves["ratio"][1:]) > 1e-3, "older weights are told by their ratio"
-        assert curves["reverse_kl"][-1] < curves["reverse_kl"][0]
         alone = distill(session, dataclasses.replace(config, overlap=False), name="alone")
         assert alone.name == "alone"
         newest = queries.stages(session.tracker.database, session.experiment_id)[0]
