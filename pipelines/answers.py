@@ -139,15 +139,16 @@ def asked_beforehand(
             bar.advance(count)
             stage.interrupts.check()
 
-        return conversations(
-            loaded,
-            engine_of(loaded, config),
-            prompts,
-            content_hash=speaker.hash,
-            sampling=sampling,
-            cache=session.workspace.folder / "cache",
-            tick=tick,
-        )
+        with engine_of(loaded, config) as engine:
+            return conversations(
+                loaded,
+                engine,
+                prompts,
+                content_hash=speaker.hash,
+                sampling=sampling,
+                cache=session.workspace.folder / "cache",
+                tick=tick,
+            )
 
 
 def development_result(

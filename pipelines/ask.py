@@ -59,14 +59,15 @@ def _reply(checkpoint: Checkpoint, prompt: str, config: EvalConfig) -> Reply:
     verify(checkpoint.path, checkpoint.hash)
     loaded = load_frozen(checkpoint, config)
     started = time.perf_counter()
-    (said,) = answer(
-        loaded.chat,
-        engine_of(loaded, config),
-        [[Message(role="user", content=prompt)]],
-        max_new_tokens=config.max_new_tokens,
-        window=loaded.max_length,
-        seed=config.seed,
-    )
+    with engine_of(loaded, config) as engine:
+        (said,) = answer(
+            loaded.chat,
+            engine,
+            [[Message(role="user", content=prompt)]],
+            max_new_tokens=config.max_new_tokens,
+            window=loaded.max_length,
+            seed=config.seed,
+        )
     if not said.fits:
         raise UsageError(
             f"the prompt leaves {checkpoint.name} no room to answer: its window holds {loaded.max_length:,} tokens"

@@ -7,11 +7,13 @@ made before, rewards, the student as its own teacher with a context) is a matter
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from db import records
+from pipelines.ahead import Ahead
 from pipelines.answers import (
     asked_beforehand,
     development_file,
@@ -30,15 +32,15 @@ from pipelines.session import Session
 from pipelines.setting import Setting, lasting, resolve
 from pipelines.sources import BEHAVIOUR, KNOWLEDGE, Pools, Source, expert
 from pipelines.stage import Stage, running, settings_of
-from pipelines.watch import Observer, Timed, Watch
+from pipelines.watch import Observer, Timed, TimedScorer, Watch
 from recovery.batches import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, pick_device
 from recovery.methods import method_named
 from recovery.rewards import judged
-from recovery.rollouts import Engine, Sampling
-from recovery.teachers import Frozen
+from recovery.rollouts import Engine, Sampling, TransformersEngine
+from recovery.teachers import Frozen, RemoteTeacher
 from recovery.types import Message, Prompt, SuiteResult
 from recovery.workspace import Checkpoint
 
@@ -115,7 +117,10 @@ def distill(
     student = session.registered(setting.student, cycle_id=session.cycle_id(setting.cycle))
     config = lasting(config, student, setting)
     session.display.say(plan.text())
-    with running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage:
+    with (
+        running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage,
+        contextlib.ExitStack() as held,
+    ):
         reference = _reference(session, stage, config, setting)
         given, spoken = _given(session, stage, config, setting, student)
         settings = settings_of(config, plan.steps, plan.tuning)
@@ -132,6 +137,7 @@ def distill(
                 setting.reward,
                 _speaker(models.timed, config),
                 memory,
+                held.enter_context(contextlib.closing(Ahead())) if config.overlap else None,
             )
             glimpses = Glimpses(stage, source, loaded, models.teachers, plan.steps, config.token_views)
             watch = Watch(
@@ -155,7 +161,7 @@ def distill(
         extra = {
             "cycle": setting.cycle,
             "method": config.method,
-            "teacher": plan.teacher,
+            "teacher": _called(models.teachers, plan.teacher),
             "steps": result.step,
             "stopped": result.stopped,
         }
@@ -169,6 +175,13 @@ def distill(
         if result.stopped.startswith("collapse"):
             session.display.say(f"stopped: {result.stopped}; kept the state of step {result.step}")
         return stage.keep(loaded, "recovered", student, extra, name=name)
+
+
+def _called(teachers: Mapping[str, object], name: str) -> str:
+    """What the teacher is called in the tracker; a server by its address and by the model it serves."""
+    found = teachers.get(BEHAVIOUR)
+    scorer = found.teacher if isinstance(found, TimedScorer) else None
+    return f"{name} ({scorer.model})" if isinstance(scorer, RemoteTeacher) else name
 
 
 def _each(look: Callable[[int], None], after_step: Callable[[int], str | None]) -> Callable[[int], str | None]:
@@ -226,10 +239,11 @@ def _reference(session: Session, stage: Stage, config: DistillConfig, setting: S
     if known is not None:
         return known
     loaded = load_frozen(session.verified(teacher), config)
-    with session.display.bar(f"{teacher.name} on development prompts", len(setting.development)):
+    bar = session.display.bar(f"{teacher.name} on development prompts", len(setting.development))
+    with bar, engine_of(loaded, config) as engine:
         result = development_result(
             loaded,
-            engine_of(loaded, config),
+            engine,
             setting.development,
             max_new_tokens=config.max_new_tokens,
             seed=config.seed,
@@ -242,8 +256,8 @@ def _reference(session: Session, stage: Stage, config: DistillConfig, setting: S
 def _roles(session: Session, config: DistillConfig, setting: Setting, student: Checkpoint, tuning: str) -> Roles:
     """Who is trained and who scores, by the names rows carry; every teacher is verified."""
     teachers: dict[str, dict[Checkpoint, float]] = {}
-    if config.self_taught or setting.teachers:
-        teachers[BEHAVIOUR] = {} if config.self_taught else setting.teachers
+    if config.self_taught or config.remote_teacher or setting.teachers:
+        teachers[BEHAVIOUR] = {} if config.self_taught or config.remote_teacher else setting.teachers
     if setting.knowledge is not None:
         teachers[KNOWLEDGE] = {setting.knowledge: 1.0}
     teachers |= {expert(tag): {checkpoint: 1.0} for tag, checkpoint in setting.experts.items()}
@@ -253,14 +267,15 @@ def _roles(session: Session, config: DistillConfig, setting: Setting, student: C
     return Roles(config, student, tuning, teachers, anchor, config.dials())
 
 
-def _speaker(timed: Sequence[Timed], config: DistillConfig) -> Engine | None:
+def _speaker(timed: Sequence[Timed | TimedScorer], config: DistillConfig) -> Engine | None:
     """The teacher's own voice, where it is to continue the student's answers."""
     if not config.continuation:
         return None
     teacher = timed[0].teacher
     if not isinstance(teacher, Frozen):
         raise UsageError("--continuation needs a teacher loaded beside the student: use --tuning full")
-    return engine_of(teacher.loaded, config)
+    # The one engine of the stage holds the student's weights; the teacher speaks with its own.
+    return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
 
 
 def _names(config: DistillConfig) -> dict[str, str]:

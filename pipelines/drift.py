@@ -94,16 +94,16 @@ def measure_drift(session: Session, config: EvalConfig, reference: str = "base")
     with session.display.bar("drift: answers", 3 * len(prompts)) as bar:
 
         def answers(one: Checkpoint, loaded: Loaded, draw: int) -> list[Rollout]:
-            engine = asked_once(session, one, loaded, config)
-            return rollouts(
-                loaded.chat,
-                engine,
-                prompts,
-                max_new_tokens=config.max_new_tokens,
-                seed=derive_seed(config.seed, draw, 9),
-                window=loaded.max_length,
-                progress=bar.advance,
-            )
+            with asked_once(session, one, loaded, config) as engine:
+                return rollouts(
+                    loaded.chat,
+                    engine,
+                    prompts,
+                    max_new_tokens=config.max_new_tokens,
+                    seed=derive_seed(config.seed, draw, 9),
+                    window=loaded.max_length,
+                    progress=bar.advance,
+                )
 
         theirs, again, ours = answers(before, clean, 0), answers(before, clean, 1), answers(checkpoint, model, 2)
     with session.display.bar("drift: distances", _PARTS) as bar:

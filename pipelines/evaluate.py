@@ -50,8 +50,8 @@ def evaluate(
     number = cycle if cycle is not None else checkpoint.cycle
     with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume) as stage:
         loaded = load_frozen(session.verified(checkpoint), config)
-        engine = asked_once(session, checkpoint, loaded, config)
-        with _bars(session, stage, f"evaluate {checkpoint.name}") as bars:
+        bars_of = _bars(session, stage, f"evaluate {checkpoint.name}")
+        with asked_once(session, checkpoint, loaded, config) as engine, bars_of as bars:
             results = _measure(loaded, engine, config, asked, bars)
             results += _extra(loaded, engine, config, asked, bars)
         if not results:

@@ -24,7 +24,7 @@ from pipelines.distill import distill
 from pipelines.estimates import flops, parameters
 from pipelines.evaluate import record
 from pipelines.midtrain import midtrain
-from pipelines.models import engine_of, load_frozen
+from pipelines.models import load_frozen
 from pipelines.session import Session
 from pipelines.stage import running
 from pipelines.watch import Observer
@@ -32,7 +32,7 @@ from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.loading import Loaded
 from recovery.miniature import write_corpora
 from recovery.prompts import behaviour_prompts, load_prompts, write_prompts
-from recovery.rollouts import Engine, Sampling
+from recovery.rollouts import Engine, Sampling, TransformersEngine
 from recovery.types import Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
 
@@ -224,7 +224,7 @@ class Lab:
         """A frozen checkpoint and the engine that samples from it."""
         config = build(EvalConfig, {"seed": self.seed}, self.session.recipe)
         loaded = load_frozen(self.session.verified(self.session.resolve(name)), config)
-        return loaded, engine_of(loaded, config)
+        return loaded, TransformersEngine(loaded, token_budget=config.rollout_tokens)
 
     def ask(self, loaded: Loaded, engine: Engine, suite: str) -> SuiteResult:
         """One suite of a model in memory."""

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pipelines.estimates import Needs, parameters, training_needs
+from pipelines.estimates import GIB, Needs, free_memory, parameters, training_needs
 from pipelines.session import Session
 from recovery import processes
 from recovery.checkpoints import content_hash
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, LoraSettings, load_model, pick_device
-from recovery.rollouts import CachedEngine, TransformersEngine
-from recovery.teachers import AdapterOff, Frozen, Live, MovingAverage, Teacher, check_same_tokens
+from recovery.rollouts import (
+    CachedEngine,
+    FollowingEngine,
+    Sampler,
+    ServerSampler,
+    TransformersEngine,
+    VllmSampler,
+    server_engine,
+)
+from recovery.server import VllmServer, check_address
+from recovery.teachers import (
+    AdapterOff,
+    Frozen,
+    Live,
+    MovingAverage,
+    RemoteTeacher,
+    Teacher,
+    check_same_tokens,
+    remote,
+)
 from recovery.training import derive_seed
 from recovery.workspace import Checkpoint
 
@@ -83,16 +103,51 @@ def load_frozen(checkpoint: Checkpoint, config: ModelConfig) -> Loaded:
     return load_model(checkpoint.weights, tuning="frozen", adapter=checkpoint.adapter, **_place(config))
 
 
-def engine_of(loaded: Loaded, config: ModelConfig) -> TransformersEngine:
-    """The engine that samples from a model."""
-    return TransformersEngine(loaded, token_budget=config.rollout_tokens)
+@contextlib.contextmanager
+def engine_of(loaded: Loaded, config: ModelConfig) -> Iterator[TransformersEngine | FollowingEngine]:
+    """The engine that samples from a model; what it holds beside the model is given back at the end of the block."""
+    if config.engine == "transformers":
+        yield TransformersEngine(loaded, token_budget=config.rollout_tokens)
+        return
+    if processes.size() > 1:
+        raise UsageError(f"--engine {config.engine} samples for one process: leave it out, or start one process")
+    with contextlib.closing(FollowingEngine(loaded, _sampler(loaded, config), config.engine_drift)) as engine:
+        yield engine
 
 
-def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig) -> CachedEngine:
+def _sampler(loaded: Loaded, config: ModelConfig) -> Sampler:
+    if config.served:
+        server = _server(config.engine, server_engine.KEYS, config)
+        return ServerSampler(loaded, server, folder=config.engine_folder)
+    return VllmSampler(
+        loaded,
+        tokens=config.rollout_tokens,
+        free=free_memory(str(loaded.device)),
+        memory=None if config.engine_memory is None else int(config.engine_memory * GIB),
+        sleep=config.engine_sleep,
+    )
+
+
+@contextlib.contextmanager
+def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig) -> Iterator[CachedEngine]:
     """The engine of a frozen checkpoint, which remembers in the workspace what it has said."""
     cache = session.workspace.folder / "cache"
     below = "" if checkpoint.adapter is None else content_hash(checkpoint.weights)  # an adapter alone says nothing
-    return CachedEngine.of(loaded, engine_of(loaded, config), content_hash=checkpoint.hash + below, cache=cache)
+    with engine_of(loaded, config) as engine:
+        yield CachedEngine.of(loaded, engine, content_hash=checkpoint.hash + below, cache=cache)
+
+
+def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:
+    """The server that teaches, once it was seen to read the student's tokens and to give scores enough."""
+    server = _server(config.teacher, remote.KEYS, config)
+    teacher = RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, config.top_k)
+    teacher.check()
+    return teacher
+
+
+def _server(address: str, keys: tuple[str, ...], config: ModelConfig) -> VllmServer:
+    address = check_address(address, "the server")
+    return VllmServer(address, keys, timeout=config.server_timeout, patience=config.server_wait)
 
 
 def teacher_of(student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig) -> Teacher:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipelines.models import engine_of, load_student, self_teacher, teacher_of
+from pipelines.models import engine_of, load_student, remote_teacher, self_teacher, teacher_of
 from pipelines.stage import Interrupts, Stage
-from pipelines.watch import Gauge, Timed
+from pipelines.watch import Gauge, Timed, TimedScorer
 from recovery import processes
 from recovery.batches import Row
 from recovery.config import DistillConfig, TrainingConfig
@@ -31,7 +31,7 @@ LOGPROBS = "logprobs"
 
 @dataclass(frozen=True)
 class Roles:
-    """The student, and the teachers by the names that rows carry, with weights; none for one that is the student.
+    """The student, and the teachers by the names that rows carry, with weights; none for the student, or a server.
 
     All checkpoints were verified by whoever says this.
     """
@@ -43,16 +43,19 @@ class Roles:
     anchor: Checkpoint | None = None
     dials: Dials = field(default_factory=Dials)
 
-    def load(self) -> Cast:
-        """All of them in memory."""
+    def load(self, held: contextlib.ExitStack) -> Cast:
+        """All of them in memory; what they hold beside it, ``held`` gives back."""
         loaded = load_student(self.student, self.tuning, self.config)
         teachers = {name: self._teacher(loaded, weights) for name, weights in self.teachers.items()}
         anchor = self._timed(loaded, self.anchor) if self.anchor is not None else None
-        return Cast(self.config, loaded, teachers, anchor, Estimator(teachers, self.dials, anchor))
+        engine = held.enter_context(engine_of(loaded, self.config)) if isinstance(self.config, DistillConfig) else None
+        return Cast(self.config, loaded, teachers, anchor, Estimator(teachers, self.dials, anchor), engine)
 
-    def _teacher(self, loaded: Loaded, weights: Mapping[Checkpoint, float]) -> Timed | Weighted:
+    def _teacher(self, loaded: Loaded, weights: Mapping[Checkpoint, float]) -> Timed | TimedScorer | Weighted:
         if not weights:
-            assert isinstance(self.config, DistillConfig)  # nobody else teaches itself
+            assert isinstance(self.config, DistillConfig)  # nobody else teaches itself, or asks a server
+            if self.config.remote_teacher:
+                return TimedScorer(remote_teacher(loaded, self.config))
             return Timed(self_teacher(self.student, loaded, self.config))
         found = [self._timed(loaded, teacher) for teacher in weights]
         return found[0] if len(found) == 1 else Weighted(found, list(weights.values()))
@@ -67,13 +70,13 @@ class Cast:
 
     config: TrainingConfig
     loaded: Loaded
-    teachers: Mapping[str, Timed | Weighted]
+    teachers: Mapping[str, Timed | TimedScorer | Weighted]
     anchor: Timed | None
     estimator: Estimator
+    own: Engine | None
 
     def __post_init__(self) -> None:
         method = self.config if isinstance(self.config, DistillConfig) else None
-        self.own = engine_of(self.loaded, method) if method is not None else None
         self.gauge = Gauge(self.estimator, self.timed, self.loaded.head.width, method)
 
     @property
@@ -83,12 +86,12 @@ class Cast:
         return self.own if processes.size() == 1 else SharedEngine(self.own)
 
     @property
-    def timed(self) -> list[Timed]:
+    def timed(self) -> list[Timed | TimedScorer]:
         """Every teacher by itself, with its clock."""
-        found: list[Timed] = []
+        found: list[Timed | TimedScorer] = []
         for teacher in [*self.teachers.values(), *([self.anchor] if self.anchor else [])]:
             parts = [part for part, _ in teacher.parts] if isinstance(teacher, Weighted) else [teacher]
-            found += [part for part in parts if isinstance(part, Timed)]
+            found += [part for part in parts if isinstance(part, (Timed, TimedScorer))]
         return found
 
     @property
@@ -108,21 +111,21 @@ class Cast:
 
     def _own_logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
         teacher, loaded = self.teachers[name], self.loaded
-        assert isinstance(teacher, Timed)  # several with weights are refused by the configuration
+        assert isinstance(teacher, (Timed, TimedScorer))  # several with weights are refused by the configuration
         return token_logprobs(teacher, rows, self.config.token_budget, loaded.chat.pad_id, loaded.device)
 
 
 @contextlib.contextmanager
 def cast(stage: Stage, roles: Roles, settings: TrainSettings) -> Iterator[Cast]:
     """The models of a stage, while the block trains them by ``Stage.train`` with these settings."""
-    with processes.together(_along, roles, settings, stage.states):
-        yield roles.load()
+    with processes.together(_along, roles, settings, stage.states), contextlib.ExitStack() as held:
+        yield roles.load(held)
 
 
 def _along(roles: Roles, settings: TrainSettings, states: Path) -> None:
     """What every other process does meanwhile."""
-    with Interrupts() as interrupts:
-        loaded = roles.load()
+    with Interrupts() as interrupts, contextlib.ExitStack() as held:
+        loaded = roles.load(held)
         train(
             loaded.loaded,
             _told,

@@ -106,7 +106,7 @@ def _experts(session: Session, config: DistillConfig, knowledge: Checkpoint | No
 
 def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint) -> dict[Checkpoint, float]:
     """The frozen teachers and their weights. Raises UsageError where the only one is the student itself."""
-    if config.lam == 0.0 or config.teacher in (*NOBODY, *SELF_TEACHERS):
+    if config.lam == 0.0 or config.remote_teacher or config.teacher in (*NOBODY, *SELF_TEACHERS):
         return {}
     found = {session.resolve(name): weight for name, weight in config.teacher_weights.items()}
     for teacher in found if len(found) == 1 and config.context == "none" and not config.routes else ():

@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.answers import Spoken, speak
+from pipelines.ahead import Ahead
+from pipelines.answers import Spoken, open_turns, speak
 from pipelines.mixing import choose
 from recovery.batches import Row
 from recovery.config import DistillConfig
@@ -21,8 +22,8 @@ from recovery.contexts import Context
 from recovery.loading import Loaded
 from recovery.objectives.estimator import LABEL, REWARD
 from recovery.rewards import Reward, group_advantages, judged
-from recovery.rollouts import Completion, Engine, Sampling
-from recovery.teachers import Teacher, Weighted
+from recovery.rollouts import Completion, Engine, FollowingEngine, Sampling
+from recovery.teachers import Scorer, Teacher, Weighted
 from recovery.training import StepBatch, derive_seed
 from recovery.types import Message, Prompt
 
@@ -46,19 +47,22 @@ class Source:
     """Fresh rows for each step: a function of (seed, step, weights), and of ``memory`` within a batch of several steps.
 
     ``memory`` is stored with the training states, so that a run stopped between two updates on one batch of answers
-    goes on with the same answers. ``logprobs`` is what a teacher, by name, gives the targets of rows.
+    goes on with the same answers. ``logprobs`` is what a teacher, by name, gives the targets of rows. With ``ahead``
+    the answers of a batch are sampled while the one before it trains, from the weights that one started with; those of
+    the first batch, also of a resumed run, from its own.
     """
 
     config: DistillConfig
     student: Loaded
     engine: Engine
     pools: Pools
-    teachers: Mapping[str, Teacher | Weighted]
+    teachers: Mapping[str, Teacher | Scorer | Weighted]
     logprobs: Callable[[str, Sequence[Row]], list[list[float]]]
     context: Context | None = None
     reward: Reward | None = None
     speaker: Engine | None = None
     memory: dict[str, Any] = field(default_factory=dict)
+    ahead: Ahead[list[Spoken]] | None = None
 
     def __call__(self, step: int) -> StepBatch:
         config = self.config
@@ -78,7 +82,7 @@ class Source:
         metrics: dict[str, float] = {"tokens_sampled": 0.0}
         if own:
             started = time.perf_counter()
-            spoken = self._rollouts(batch, own)
+            spoken = self._answers(batch, own, metrics)
             metrics |= _measured(spoken, time.perf_counter() - started)
             rows += self._student_rows(spoken, metrics, batch)
         if own < config.prompts_per_step:
@@ -86,17 +90,45 @@ class Source:
             rows += self._data_rows(chosen)
         return rows + self._documents(batch, sum(row.targets for row in rows)), metrics
 
-    def _rollouts(self, batch: int, count: int) -> list[Spoken]:
-        """The student's answers to its prompts of this batch, a group to each."""
+    def _answers(self, batch: int, count: int, metrics: dict[str, float]) -> list[Spoken]:
+        """The student's answers of this batch: sampled before if they were, else now; and those of the next begun."""
+        spoken = None if self.ahead is None else self.ahead.take(batch)
+        if self.ahead is not None:
+            metrics["staleness"] = 0.0 if spoken is None else 1.0
+        if spoken is None:
+            spoken = self._rollouts(batch, count, self.engine)
+        if self.ahead is not None and batch < self.config.steps:
+            self._begin(batch + 1, count)
+        if isinstance(self.engine, FollowingEngine):
+            metrics |= self.engine.figures
+        return spoken
+
+    def _begin(self, batch: int, count: int) -> None:
+        """Have the server take over the weights while they stand still, and sample from them in the background."""
+        assert self.ahead is not None and isinstance(self.engine, FollowingEngine)  # the configuration sees to it
+        first = [self.student.chat.prompt_ids(open_turns(p.messages)[0]) for p in self._asked(batch, count)]
+        self.engine.follow(first, self._sampling(batch))
+        engine = self.engine.as_it_is()
+        self.ahead.begin(batch, lambda: self._rollouts(batch, count, engine))
+
+    def _asked(self, batch: int, count: int) -> list[Prompt]:
+        """The prompts that the student answers itself in this batch."""
         config = self.config
         asked = round(count * config.knowledge_share) if self.pools.questions and config.knowledge_teacher else 0
-        prompts = [
+        return [
             *choose(self.pools.behaviour, count - asked, batch, config.seed, stream=21),
             *choose(self.pools.questions, asked, batch, config.seed, stream=22),
         ]
-        grouped = [prompt for prompt in prompts for _ in range(config.samples_per_prompt)]
-        sampling = Sampling(config.max_new_tokens, config.temperature, seed=derive_seed(config.seed, batch, 23))
-        return [turn for turn in speak(self.student.chat, self.engine, grouped, sampling) if turn.completion.ids]
+
+    def _sampling(self, batch: int) -> Sampling:
+        config = self.config
+        return Sampling(config.max_new_tokens, config.temperature, seed=derive_seed(config.seed, batch, 23))
+
+    def _rollouts(self, batch: int, count: int, engine: Engine) -> list[Spoken]:
+        """The student's answers to its prompts of this batch, a group to each."""
+        grouped = [p for p in self._asked(batch, count) for _ in range(self.config.samples_per_prompt)]
+        spoken = speak(self.student.chat, engine, grouped, self._sampling(batch))
+        return [turn for turn in spoken if turn.completion.ids]
 
     # --- rows of the student's own answers -----------------------------------------------------------------
 
@@ -126,12 +158,15 @@ class Source:
             skipped = min(config.skip_first, len(ids) - 1)
             scored = [position >= skipped for position in range(len(ids))]
         told = self._told(turn)
-        return Row(
+        row = Row(
             [*turn.context, *ids],
             [False] * len(turn.context) + scored,
             teacher=self._teacher(turn),
             teacher_ids=None if told is None else [*told, *ids],
         )
+        if not config.weighed:
+            return row
+        return replace(row, old_logprobs=tuple(_at_targets(row, turn.completion.logprobs)))
 
     def _teacher(self, turn: Spoken) -> str:
         for tag in turn.prompt.tags:
@@ -248,14 +283,8 @@ def _measured(spoken: Sequence[Spoken], seconds: float) -> dict[str, float]:
 
 def _with_advantage(row: Row, completion: Completion, advantages: Sequence[float]) -> Row:
     """The row with an advantage for each target and the log-probability it was sampled with."""
-    return Row(
-        row.ids,
-        row.loss_mask,
-        teacher=row.teacher,
-        teacher_ids=row.teacher_ids,
-        advantages=tuple(advantages),
-        old_logprobs=tuple(_at_targets(row, completion.logprobs)),
-    )
+    old = tuple(_at_targets(row, completion.logprobs))
+    return replace(row, advantages=tuple(advantages), old_logprobs=old)
 
 
 def _at_targets(row: Row, logprobs: Sequence[float]) -> list[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from recovery.objectives.estimator import Estimator
 from recovery.objectives.geometry import Geometry
 from recovery.objectives.heads import Head
 from recovery.rollouts import Engine
-from recovery.teachers import Teacher
+from recovery.teachers import Scorer, Teacher
 from recovery.training import derive_seed
 from recovery.types import Prompt, SuiteResult
 
@@ -35,31 +36,59 @@ _STILL_FALLING = 0.97
 
 
 @dataclass
-class Timed:
-    """A teacher, with the seconds it has taken and the tokens it has scored since they were last asked for."""
+class Clock:
+    """The seconds that scoring has taken, and the tokens that were scored, since they were last asked for."""
 
-    teacher: Teacher
-    seconds: float = 0.0
-    tokens: int = 0
+    seconds: float = field(default=0.0, kw_only=True)
+    tokens: int = field(default=0, kw_only=True)
 
-    def hidden(self, batch: Batch) -> torch.Tensor:
-        """The teacher's own."""
+    @contextlib.contextmanager
+    def scoring(self, batch: Batch) -> Iterator[None]:
+        """The block scores the batch."""
         started = time.perf_counter()
-        hidden_BTE = self.teacher.hidden(batch)
+        yield
         self.seconds += time.perf_counter() - started
         self.tokens += 0 if batch.idle else batch.tokens
-        return hidden_BTE
-
-    @property
-    def head(self) -> Head:
-        """The teacher's own."""
-        return self.teacher.head
 
     def taken(self) -> tuple[float, int]:
         """Seconds and tokens since the last call."""
         taken = self.seconds, self.tokens
         self.seconds, self.tokens = 0.0, 0
         return taken
+
+
+@dataclass
+class Timed(Clock):
+    """A teacher with a clock."""
+
+    teacher: Teacher
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """The teacher's own."""
+        with self.scoring(batch):
+            return self.teacher.hidden(batch)
+
+    @property
+    def head(self) -> Head:
+        """The teacher's own."""
+        return self.teacher.head
+
+
+@dataclass
+class TimedScorer(Clock):
+    """A teacher that only tells scores, with a clock."""
+
+    teacher: Scorer
+
+    def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The teacher's own."""
+        with self.scoring(batch):
+            return self.teacher.top(batch, count)
+
+    def logprobs(self, batch: Batch) -> torch.Tensor:
+        """The teacher's own."""
+        with self.scoring(batch):
+            return self.teacher.logprobs(batch)
 
 
 @dataclass
@@ -71,7 +100,7 @@ class Gauge:
     """
 
     estimator: Estimator
-    teachers: Sequence[Timed]
+    teachers: Sequence[Clock]
     width: int
     config: DistillConfig | None = None
     seconds: float = 0.0

@@ -24,7 +24,8 @@ def writer_of(session: Session, checkpoint: Checkpoint, config: ModelConfig) -> 
         found = question_passages(corpus, count, config.seed)
         with contextlib.ExitStack() as stack:
             bars = _Bars(session.display, f"questions by {checkpoint.name}", stack)
-            writer = Writer(loaded.chat, engine_of(loaded, config), loaded.max_length, config.seed, bars.show)
+            engine = stack.enter_context(engine_of(loaded, config))
+            writer = Writer(loaded.chat, engine, loaded.max_length, config.seed, bars.show)
             return writer.probes(found, corpus.documents, count)
 
     return ask

@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 from recovery.errors import UsageError
 from recovery.methods import method_named
 from recovery.objectives.dials import Dials
+from recovery.server import check_address, is_address
 
 RECIPE_NAME = "recovery.toml"
 SHARED = "model"
 SELF_TEACHERS = ("self", "start", "ema")
+ENGINES = ("transformers", "vllm")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class ModelConfig:
     """How a model is loaded. ``token_budget`` is padded tokens a micro-batch: memory only, never results.
 
     ``rollout_tokens`` bounds prompts and answers held at once while sampling, where no gradient is kept.
+
+    ``engine`` samples: "transformers", "vllm" in this process, or the address of a vLLM server, to which weights go
+    through ``engine_folder`` (a place both can read; None: a temporary one here). ``engine_memory`` is in GiB,
+    for vLLM's cache of keys and values (None: chosen from what is free); ``engine_sleep`` gives it back between two
+    calls; ``engine_drift`` is by how much the log-probabilities of engine and model may differ, nats a token in the
+    mean. ``server_wait`` is how long a server may be gone, ``server_timeout`` how long one request may take (seconds).
     """
 
     precision: str = "auto"
@@ -38,12 +46,46 @@ class ModelConfig:
     template_args: Mapping[str, Any] = field(default_factory=dict)
     token_budget: int = 16384
     rollout_tokens: int = 32768
+    engine: str = "transformers"
+    engine_memory: float | None = None
+    engine_sleep: bool = False
+    engine_drift: float = 0.1
+    engine_folder: Path | None = None
+    server_wait: float = 600.0
+    server_timeout: float = 600.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, ("auto", "float32", "bfloat16"))
         _at_least("token_budget", self.token_budget, 16)
         _at_least("rollout_tokens", self.rollout_tokens, 16)
+        self._check_engine()
+
+    @property
+    def served(self) -> bool:
+        """Whether a server samples."""
+        return is_address(self.engine)
+
+    def _check_engine(self) -> None:
+        if self.served:
+            check_address(self.engine, "--engine")
+        elif self.engine not in ENGINES:
+            raise UsageError(
+                f"--engine {self.engine!r} is not known: use transformers, vllm, or a server's address such as "
+                f"http://127.0.0.1:8000"
+            )
+        for name in ("engine_drift", "server_timeout"):
+            _above_zero(name, getattr(self, name))
+        _at_least("server_wait", self.server_wait, 0)
+        if self.engine_memory is not None:
+            _above_zero("engine_memory", self.engine_memory)
+        for idle, said in (
+            (self.engine_memory is not None and self.engine != "vllm", "--engine-memory is for --engine vllm"),
+            (self.engine_sleep and self.engine != "vllm", "--engine-sleep is for --engine vllm"),
+            (self.engine_folder is not None and not self.served, "--engine-folder is for the --engine of a server"),
+        ):
+            if idle:
+                raise UsageError(said)
 
 
 @dataclass(frozen=True)
@@ -167,6 +209,10 @@ class DistillConfig(TrainingConfig):
     ("NAME=0.5,NAME=0.5"). ``alarm`` stops a run that collapses and keeps the last state before; ``max_tokens``
     (sampled, scored and trained together) ends one that has had its share.
 
+    A ``teacher`` may also be the address of a vLLM server ("http://..."): it gives ``top_k`` log-probabilities a token.
+    ``overlap`` samples the next answers while this batch trains, on an engine that is a server; tokens sampled by
+    other weights, or by another engine, count by their importance ratio, at most ``ratio_cap`` (0: all alike).
+
     ``until`` stops when the student's score is proven to reach that share of base's, by a paired test with
     ``margin`` on ``development`` prompts each ``check_every`` steps (0: never). ``plateau`` is the window in
     steps over which the divergence must still fall (0: off). ``knowledge_share`` of the prompts are questions
@@ -199,6 +245,8 @@ class DistillConfig(TrainingConfig):
     entry_clip: float | None = None
     floor: float | None = None
     top_k: int = 0
+    ratio_cap: float = 2.0
+    overlap: bool = False
     batch_epochs: int = 1
     positions: str = "all"
     skip_first: int = 0
@@ -227,6 +275,7 @@ class DistillConfig(TrainingConfig):
         self.dials()
         self._check_states()
         self._check_teacher()
+        self._check_remote()
         self._check_idle()
         counts = ("prompts_per_step", "samples_per_prompt", "max_new_tokens", "steps", "check_every", "batch_epochs")
         for name in counts:
@@ -270,7 +319,7 @@ class DistillConfig(TrainingConfig):
     @property
     def teacher_weights(self) -> dict[str, float]:
         """The teachers by name with weights that sum to 1; one alone has 1. Raises UsageError where they do not."""
-        if "=" not in self.teacher:
+        if "=" not in self.teacher or self.remote_teacher:
             return {self.teacher: 1.0}
         try:
             pairs = [part.rsplit("=", 1) for part in self.teacher.split(",")]
@@ -295,6 +344,37 @@ class DistillConfig(TrainingConfig):
     def rewarded(self) -> bool:
         """Whether answers are judged by the reward."""
         return self.lam < 1.0 or (self.answers == "rejection" and self.alpha < 1.0)
+
+    @property
+    def remote_teacher(self) -> bool:
+        """Whether a server teaches."""
+        return is_address(self.teacher)
+
+    @property
+    def weighed(self) -> bool:
+        """Whether the student's answers carry the log-probabilities they were sampled with, to be weighed by."""
+        return self.engine != "transformers" and self.temperature == 1.0
+
+    def _check_remote(self) -> None:
+        if self.overlap and not self.served:
+            raise UsageError(
+                f"--overlap samples on a server while this process trains; --engine {self.engine} is none: give an "
+                f"address, or leave --overlap out"
+            )
+        if self.overlap and (self.temperature != 1.0 or self.batch_epochs > 1):
+            raise UsageError("--overlap needs --temperature 1, where ratios are taken, and --batch-epochs 1")
+        if not self.remote_teacher:
+            return
+        check_address(self.teacher, "--teacher")
+        if self.divergence not in ("top_k", "sampled"):
+            raise UsageError(
+                f"--teacher {self.teacher} gives no logits, which --divergence {self.divergence} compares: use "
+                f"--divergence top_k with --top-k 20, or --divergence sampled"
+            )
+        if self.continuation or (self.answers == "teacher" and self.alpha < 1.0):
+            raise UsageError(
+                f"--teacher {self.teacher} only scores: --continuation and --answers teacher need a checkpoint"
+            )
 
     def _check_states(self) -> None:
         _share("alpha", self.alpha, upper=1.0)

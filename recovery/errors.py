@@ -29,3 +29,11 @@ class ModelError(RecoveryError):
 
 class TrackerError(RecoveryError):
     """The tracker database cannot be opened, read or written."""
+
+
+class EngineError(RecoveryError):
+    """A rollout engine cannot be started, or does not sample from the weights in training."""
+
+
+class ServerError(RecoveryError):
+    """A server does not answer, or answers what cannot be used."""

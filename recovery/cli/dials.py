@@ -15,8 +15,8 @@ common = stages.several(
         "--teacher",
         default=None,
         metavar="NAME",
-        help="Who scores behaviour: base, a folder or a hub id; for a method also label, none, self, start or ema.  "
-        "[default: base, or the method's]",
+        help="Who scores behaviour: base, a folder, a hub id or the address of a vLLM server; for a method also label, "
+        "none, self, start or ema.  [default: base, or the method's]",
     ),
     click.option(
         "--student", default=None, metavar="NAME", help="Who is trained: a name, a folder, a hub id.  [default: latest]"
@@ -55,6 +55,18 @@ common = stages.several(
         "--samples-per-prompt", type=click.IntRange(min=1), default=None, help="Answers sampled to each prompt."
     ),
     stages.max_new_tokens,
+    click.option(
+        "--overlap/--no-overlap",
+        default=None,
+        help="Sample the next answers while this batch trains, on the --engine of a server.",
+    ),
+    click.option(
+        "--ratio-cap",
+        type=click.FloatRange(min=0),
+        default=None,
+        help="Most that an importance ratio weighs a token sampled by another engine or older weights; 0: off.  "
+        "[default: 2]",
+    ),
     options.steps,
     options.lr,
     click.option(
@@ -92,6 +104,9 @@ divergence = click.option(
     help="How far student and teacher are apart, over the whole vocabulary; sampled: by the sampled tokens' "
     "log-probabilities alone; top_k: over the teacher's likeliest tokens and one bucket for the rest.",
 )
+top_k = click.option(
+    "--top-k", type=click.IntRange(min=0), default=None, help="Tokens the teacher gives, for --divergence top_k."
+)
 dials = stages.several(
     click.option(
         "--expert",
@@ -110,7 +125,7 @@ dials = stages.several(
         "--lambda", "lam", type=click.FloatRange(0, 1), default=None, help="Weight of the teacher; the rest: --reward."
     ),
     divergence,
-    click.option("--top-k", type=click.IntRange(min=0), default=None, help="Tokens the teacher gives, for top_k."),
+    top_k,
     click.option("--beta", type=click.FloatRange(0, 1), default=None, help="Mixture of jsd: 0 forward, 1 reverse KL."),
     click.option("--anchor", type=click.FloatRange(min=0), default=None, help="Weight of the KL to base."),
     click.option(

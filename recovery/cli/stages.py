@@ -42,6 +42,50 @@ model_options = several(
         default=None,
         help="Tokens of prompts and answers held at once while sampling.",
     ),
+    click.option(
+        "--engine",
+        default=None,
+        metavar="NAME",
+        help="What samples answers: transformers, vllm (in this process), or the address of a vLLM server.  "
+        "[default: transformers]",
+    ),
+    click.option(
+        "--engine-memory",
+        type=click.FloatRange(min=0, min_open=True),
+        default=None,
+        help="GiB for vLLM's cache of keys and values.  [default: what --rollout-tokens take, at most 40% of what is "
+        "free]",
+    ),
+    click.option(
+        "--engine-sleep/--no-engine-sleep",
+        default=None,
+        help="Have vLLM give its memory back while the student trains (GPUs).",
+    ),
+    click.option(
+        "--engine-drift",
+        type=click.FloatRange(min=0, min_open=True),
+        default=None,
+        help="By how much log-probabilities of engine and model may differ, in nats a token: beyond it a run stops.",
+    ),
+    click.option(
+        "--engine-folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=None,
+        metavar="FOLDER",
+        help="Where weights are put for a server to read.  [default: a temporary folder]",
+    ),
+    click.option(
+        "--server-wait",
+        type=click.FloatRange(min=0),
+        default=None,
+        help="Seconds that a server may be gone before a run stops.  [default: 600]",
+    ),
+    click.option(
+        "--server-timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        default=None,
+        help="Seconds that one request to a server may take.  [default: 600]",
+    ),
 )
 tuning_options = several(
     options.tuning,

@@ -32,6 +32,8 @@ class Dials:
         floor: log-probabilities below this count as this: the teacher's in the reverse KL, the student's in the
             forward KL.
         top_k: how many entries the teacher gives, for "top_k".
+        ratio_cap: most that a token's importance ratio weighs it, where it was sampled by another engine or by older
+            weights (truncated importance sampling); 0 leaves tokens as they are.
         temperature: divides the logits of both sides; also that of the sampling the ratio refers to.
 
     Raises:
@@ -47,6 +49,7 @@ class Dials:
     entry_clip: float | None = None
     floor: float | None = None
     top_k: int = 0
+    ratio_cap: float = 2.0
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -64,6 +67,7 @@ class Dials:
         _refuse(not 0.0 <= self.anchor < math.inf, f"--anchor {self.anchor} must be 0 or above")
         _refuse(not 0.0 < self.temperature < math.inf, f"--temperature {self.temperature} must be above 0")
         _refuse(self.top_k < 0, f"--top-k {self.top_k} must be 0 (off) or above")
+        _refuse(not 0.0 <= self.ratio_cap < math.inf, f"--ratio-cap {self.ratio_cap} must be 0 (off) or above")
         check_limits(self.clip, self.drop, self.entry_clip, self.floor)
 
     def _check_teacher(self) -> None:

@@ -8,6 +8,9 @@ sampled one, far less variance). To each of them an anchor may be added, KL(stud
 
     L = lambda D(student, teacher) + (1 - lambda) PG(advantages) + anchor KL(student | base)
 
+Where tokens were sampled by an engine of its own, or by weights that have moved since, each counts by its importance
+ratio (``dials.ratio_cap``); a policy gradient brings its own.
+
 In the sampled form the teacher is part of the advantages, lambda (log q(y) - log p_old(y)) + (1 - lambda) A, which
 whoever sampled the rows has put together, and there is one policy gradient.
 """
@@ -27,8 +30,8 @@ from recovery.objectives.fused import FusedOutput, fused_loss
 from recovery.objectives.geometry import Geometry
 from recovery.objectives.heads import Head
 from recovery.objectives.sampled import top_entries
-from recovery.objectives.terms import Term, check_same_vocabulary
-from recovery.teachers import Teacher, Weighted
+from recovery.objectives.terms import Behaviour, Term, check_same_vocabulary
+from recovery.teachers import Scorer, Teacher, Weighted
 
 LABEL, REWARD = "label", "reward"
 
@@ -60,7 +63,7 @@ class Estimator:
         UsageError: the dials ask for an anchor and there is no model to anchor to, or a name is taken.
     """
 
-    teachers: Mapping[str, Teacher | Weighted] = field(default_factory=dict)
+    teachers: Mapping[str, Teacher | Scorer | Weighted] = field(default_factory=dict)
     dials: Dials = field(default_factory=Dials)
     anchor: Teacher | None = None
     geometry: Geometry | None = None
@@ -84,7 +87,8 @@ class Estimator:
         terms += self._anchor(batch)
         hidden_ND = batch.gather(student.hidden(batch))
         temperature = 1.0 if batch.teacher == LABEL else self.dials.temperature
-        output = fused_loss(hidden_ND, head, terms, temperature=temperature)
+        behaviour = self._behaviour(batch, terms)
+        output = fused_loss(hidden_ND, head, terms, temperature=temperature, behaviour=behaviour)
         if self.geometry is not None and not batch.idle:
             self.geometry.add(output.gradient_ND, batch.rows_N)
         anchor_N = output.values_TN[at_anchor] if len(terms) > at_anchor else None
@@ -101,6 +105,14 @@ class Estimator:
         if lam < 1.0 and (batch.advantages_N is not None or not terms):
             terms.append(self._policy(batch, 1.0 - lam))
         return terms
+
+    def _behaviour(self, batch: Batch, terms: list[Term]) -> Behaviour | None:
+        """Who sampled these rows, where they say so and no policy gradient sees to it."""
+        if batch.old_logprobs_N is None or self.dials.ratio_cap == 0.0:
+            return None
+        if any(term.divergence == "policy_gradient" for term in terms):
+            return None
+        return Behaviour(batch.targets_N, batch.old_logprobs_N, self.dials.ratio_cap)
 
     def _policy(self, batch: Batch, weight: float) -> Term:
         """The policy gradient on the rows' advantages."""
@@ -128,10 +140,12 @@ class Estimator:
         parts = found.parts if isinstance(found, Weighted) else [(found, 1.0)]
         return [self._compared(head, batch, teacher, self.dials.lam * weight) for teacher, weight in parts]
 
-    def _compared(self, head: Head, batch: Batch, teacher: Teacher, weight: float) -> Term:
+    def _compared(self, head: Head, batch: Batch, teacher: Teacher | Scorer, weight: float) -> Term:
         """The divergence to one teacher, as it reads the rows."""
         dials = self.dials
         seen = batch.seen_by_teacher or batch
+        if isinstance(teacher, Scorer):
+            return self._told(seen, teacher, weight)
         hidden_NE, teacher_head = seen.gather(teacher.hidden(seen)), teacher.head
         if dials.divergence == "top_k":
             check_same_vocabulary(head, teacher_head)
@@ -146,6 +160,16 @@ class Estimator:
             entry_clip=dials.entry_clip,
             floor=dials.floor,
         )
+
+    def _told(self, batch: Batch, teacher: Scorer, weight: float) -> Term:
+        """The divergence to a teacher that tells a few entries of its distribution."""
+        if self.dials.divergence != "top_k" or self.dials.temperature != 1.0:
+            raise UsageError(
+                f"--divergence {self.dials.divergence} needs the teacher's logits, which a server does not give: use "
+                f"--divergence top_k with --top-k 20, or --divergence sampled"
+            )
+        ids_NK, logprobs_NK = teacher.top(batch, self.dials.top_k)
+        return Term("top_k", weight, top_ids_NK=ids_NK, top_logprobs_NK=logprobs_NK)
 
     def _anchor(self, batch: Batch) -> list[Term]:
         """The pull back to the clean model, which reads what the student reads."""

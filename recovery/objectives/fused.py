@@ -27,8 +27,8 @@ from recovery.errors import UsageError
 from recovery.objectives.divergences import divergence_, softmaxes_
 from recovery.objectives.heads import Head
 from recovery.objectives.products import linear
-from recovery.objectives.sampled import Sparse, cross_entropy, policy_gradient, top_k
-from recovery.objectives.terms import Term, check_per_token, check_terms
+from recovery.objectives.sampled import Sparse, cross_entropy, importance_ratio, policy_gradient, top_k
+from recovery.objectives.terms import Behaviour, Term, check_per_token, check_terms
 
 # One buffer of logits: some of the outer cache of a processor where the vocabulary is small, and never fewer tokens
 # than matrix products need to be efficient (narrower types need more of them).
@@ -54,8 +54,8 @@ class FusedOutput:
         grad_norm_N: norm of each row of ``gradient_ND``.
         gradient_ND: gradient of ``per_token_N`` with respect to the token's hidden state. The very buffer that
             the backward pass reads: not to be changed.
-        ratio_N: the importance ratio of the policy gradient, None without one.
-        clipped_N: where the clip took the gradient away, None without a clip.
+        ratio_N: the importance ratio of the policy gradient or of the behaviour, None without either.
+        clipped_N: where the clip took the gradient away, or the ratio was cut at its cap; None without either.
         dropped_N: where the ratio ran away, None without a limit to it.
     """
 
@@ -106,6 +106,7 @@ class _Plan:
     scale: float
     softcap: float | None
     weights_N: Tensor | None
+    behaviour: Behaviour | None
     dtype: torch.dtype
     wide: torch.dtype
     chunk: int
@@ -141,6 +142,7 @@ def fused_loss(
     *,
     temperature: float = 1.0,
     weights_N: Tensor | None = None,
+    behaviour: Behaviour | None = None,
     chunk_tokens: int | None = None,
 ) -> FusedOutput:
     """Sum over tokens of weight times the terms between student and teachers, without ever holding N x V.
@@ -152,6 +154,7 @@ def fused_loss(
         temperature: divides the logits of all sides; value and gradient are those of the tempered
             distributions.
         weights_N: one weight a token, 1 where left out.
+        behaviour: who sampled the tokens, where their importance ratio is to weigh them; no gradient flows through it.
         chunk_tokens: tokens projected at once; chosen from the vocabulary size where left out.
 
     Raises:
@@ -166,11 +169,15 @@ def fused_loss(
         raise UsageError(f"hidden states of shape {tuple(hidden_ND.shape)} do not fit a head of width {head.width}")
     check_per_token("weights_N", weights_N, hidden_ND.shape[0])
     check_terms(terms, hidden_ND.shape[0], head)
+    if behaviour is not None:
+        behaviour.check(hidden_ND.shape[0])
+        if any(term.divergence == "policy_gradient" for term in terms):
+            raise UsageError("a policy gradient has its own importance ratio: leave the behaviour out")
     dtype = _working_dtype(hidden_ND, head)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     plan = _Plan(
         tuple(terms), tuple(_teacher(term, head, dtype) for term in terms), temperature, head.scale, head.softcap,
-        None if weights_N is None else weights_N.detach().to(wide), dtype, wide,
+        None if weights_N is None else weights_N.detach().to(wide), behaviour, dtype, wide,
         chunk_tokens or _chunk_size(head.vocabulary, dtype),
     )  # fmt: skip
     loss, values_TN, *others = _Fused.apply(hidden_ND, head.weight_VD, head.bias_V, plan)
@@ -192,9 +199,10 @@ class _Fused(torch.autograd.Function):
             for rows in _slices(hidden_ND.shape[0], plan.chunk):
                 _chunk(student, plan, totals, rows)
             per_token_N = plan.per_token(totals.value_TN)
-            loss = per_token_N.sum() if plan.weights_N is None else torch.dot(per_token_N, plan.weights_N)
+            weights_N = totals.weights_N
+            loss = per_token_N.sum() if weights_N is None else torch.dot(per_token_N, weights_N)
         ctx.hidden_grad = totals.gradient_ND if needs_hidden else None
-        ctx.weights_N = plan.weights_N
+        ctx.weights_N = weights_N
         ctx.head_grads = totals.head_gradients(weight_VD, bias_V)
         outputs = totals.outputs()
         ctx.mark_non_differentiable(*(output for output in outputs if output is not None))
@@ -246,9 +254,14 @@ class _Totals:
         self.gradient_ND = wide(tokens, width, dtype=kept)
         self.weight_VD = None if weight is None else wide(vocabulary, width)
         self.bias_V = None if bias is None else wide(vocabulary)
-        policy = plan.policy
-        self.ratio_N = None if policy is None else wide(tokens)
-        self.clipped_N = None if policy is None or policy.clip is None else wide(tokens, dtype=torch.bool)
+        policy, weighed = plan.policy, plan.behaviour is not None
+        self.ratio_N = wide(tokens) if weighed or policy is not None else None
+        clips = weighed or (policy is not None and policy.clip is not None)
+        self.clipped_N = wide(tokens, dtype=torch.bool) if clips else None
+        # The importance ratio joins the tokens' weights block by block.
+        self.weights_N = plan.weights_N
+        if weighed:
+            self.weights_N = torch.ones_like(self.entropy_N) if plan.weights_N is None else plan.weights_N.clone()
         self.dropped_N = None if policy is None or policy.drop is None else wide(tokens, dtype=torch.bool)
 
     def outputs(self) -> tuple[Tensor | None, ...]:
@@ -278,7 +291,7 @@ def _chunk(student: _Side, plan: _Plan, totals: _Totals, rows: slice) -> None:
     totals.gradient_ND[rows] = grad_ND
     if totals.bias_V is None and totals.weight_VD is None:
         return
-    scales_N = grad_ND.new_ones(count) if plan.weights_N is None else plan.weights_N[rows]
+    scales_N = grad_ND.new_ones(count) if totals.weights_N is None else totals.weights_N[rows]
     scales_N = scales_N * plan.factor
     if totals.bias_V is not None:
         totals.bias_V += torch.mv(logits_NV.t(), scales_N.to(plan.dtype))
@@ -297,6 +310,7 @@ def _block(
         wide_NV = totals.wide_student_NV[:count].copy_(logits_NV)
     slope_NV = student.shape_(wide_NV, plan.temperature, keep_slope=True)
     log_p_NV, p_NV, totals.entropy_N[rows] = softmaxes_(wide_NV, totals.work_NV[:count])
+    _weigh(plan.behaviour, totals, log_p_NV, rows)
     # These read the log-probabilities that the whole divergences overwrite.
     sparse = {at: _sparse(term, totals, p_NV, log_p_NV, rows) for at, term in enumerate(plan.terms) if not term.whole}
     if plan.whole:
@@ -311,6 +325,18 @@ def _block(
         wide_NV *= slope_NV
     if wide_NV is not logits_NV:
         logits_NV.copy_(wide_NV)
+
+
+def _weigh(behaviour: Behaviour | None, totals: _Totals, log_p_NV: Tensor, rows: slice) -> None:
+    """The importance ratios of a few rows, into the weights of their tokens."""
+    if behaviour is None:
+        return
+    assert totals.ratio_N is not None and totals.clipped_N is not None and totals.weights_N is not None
+    log_p_N = log_p_NV.gather(-1, behaviour.targets_N[rows].unsqueeze(-1)).squeeze(-1)
+    ratio_N = importance_ratio(log_p_N, behaviour.logprobs_N[rows])
+    totals.ratio_N[rows] = ratio_N
+    totals.clipped_N[rows] = ratio_N > behaviour.cap
+    totals.weights_N[rows] *= ratio_N.clamp(max=behaviour.cap)
 
 
 def _whole(

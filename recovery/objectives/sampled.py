@@ -90,9 +90,8 @@ def policy_gradient(
     """
     index_N1 = targets_N.unsqueeze(-1)
     log_p_N = log_p_NV.gather(-1, index_N1).squeeze(-1)
-    old_N = log_p_N if old_logprobs_N is None else old_logprobs_N.to(log_p_N.dtype)
     advantages_N = advantages_N.to(log_p_N.dtype)
-    ratio_N = (log_p_N - old_N).clamp_(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp_()
+    ratio_N = importance_ratio(log_p_N, old_logprobs_N)
     gain_N = ratio_N * advantages_N
     dropped_N = clipped_N = torch.zeros_like(ratio_N, dtype=torch.bool)
     value_N = -gain_N
@@ -106,6 +105,12 @@ def policy_gradient(
     slope_N = gain_N.masked_fill(clipped_N | dropped_N, 0.0)
     entries_N1 = (p_NV.gather(-1, index_N1) - 1.0) * slope_N.unsqueeze(-1)
     return Policy(Sparse(value_N, slope_N, index_N1, entries_N1), ratio_N, clipped_N, dropped_N)
+
+
+def importance_ratio(log_p_N: Tensor, old_logprobs_N: Tensor | None) -> Tensor:
+    """r = p(y) / p_old(y) of tokens that were sampled with ``old_logprobs_N``; 1 where that is left out."""
+    old_N = log_p_N if old_logprobs_N is None else old_logprobs_N.to(log_p_N.dtype)
+    return (log_p_N - old_N).clamp_(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp_()
 
 
 def top_k(

@@ -137,6 +137,26 @@ class Term:
             raise UsageError("top_ids_NK names an entry twice at one position: its mass would be counted twice")
 
 
+@dataclass(frozen=True, eq=False)
+class Behaviour:
+    """Who sampled the tokens, where that was not quite the student as it is: an engine of its own, or older weights.
+
+    Each token then counts by its importance ratio p(y) / p_old(y), at most ``cap`` (truncated importance sampling):
+    ``targets_N`` are the tokens and ``logprobs_N`` the natural log-probabilities they were sampled with.
+    """
+
+    targets_N: Tensor
+    logprobs_N: Tensor
+    cap: float
+
+    def check(self, tokens: int) -> None:
+        """Refuse what does not hold one entry for each of ``tokens`` tokens, or no cap."""
+        check_per_token("targets_N", self.targets_N, tokens)
+        check_per_token("logprobs_N", self.logprobs_N, tokens)
+        if not self.cap > 0.0:
+            raise UsageError(f"--ratio-cap {self.cap} must be above 0")
+
+
 def check_terms(terms: Sequence[Term], tokens: int, head: Head) -> None:
     """Refuse terms that do not fit these tokens, this head or each other; see :meth:`Term.check`."""
     if not terms:

@@ -2,8 +2,11 @@
 
 from recovery.rollouts.cached import AnswerStore, CachedEngine
 from recovery.rollouts.engine import Completion, Engine, Sampling
+from recovery.rollouts.follow import FollowingEngine, Sampler
+from recovery.rollouts.server_engine import ServerSampler
 from recovery.rollouts.shared import GENERATE, SharedEngine
 from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.vllm_engine import VllmSampler
 
 __all__ = [
     "GENERATE",
@@ -11,7 +14,11 @@ __all__ = [
     "CachedEngine",
     "Completion",
     "Engine",
+    "FollowingEngine",
+    "Sampler",
     "Sampling",
+    "ServerSampler",
     "SharedEngine",
     "TransformersEngine",
+    "VllmSampler",
 ]

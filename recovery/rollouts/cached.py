@@ -105,6 +105,7 @@ class CachedEngine:
             loaded.device.type,
             loaded.max_length,
             sorted(loaded.chat.end_ids),
+            getattr(engine, "name", ""),  # other kernels, other last digits
             getattr(engine, "token_budget", None),  # which prompts share a batch decides the last digits of logits
             torch.__version__,
             __version__,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from recovery.errors import UsageError
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -44,3 +46,10 @@ class Engine(Protocol):
     ) -> list[Completion]:
         """``progress`` is called with the number of prompts finished since the last call."""
         ...
+
+
+def check_room(prompts: Sequence[Sequence[int]], limit: int) -> None:
+    """Raises UsageError for a prompt that leaves no room to answer in a window of ``limit`` tokens."""
+    for index, prompt in enumerate(prompts):
+        if not prompt or len(prompt) >= limit:
+            raise UsageError(f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {limit - 1}")

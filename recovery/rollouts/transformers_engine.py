@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from transformers import DynamicCache
 
-from recovery.errors import UsageError
 from recovery.loading import Loaded
-from recovery.rollouts.engine import Completion, Sampling
+from recovery.rollouts.engine import Completion, Sampling, check_room
 from recovery.training import derive_seed
 
 # The batch is compacted once this share of its rows is done: each time costs a copy of the cache.
@@ -77,10 +76,7 @@ class TransformersEngine:
     ) -> list[Completion]:
         """One completion a prompt, in order. Raises UsageError for a prompt that leaves no room to answer."""
         self.sync()
-        limit = self.loaded.max_length
-        for index, prompt in enumerate(prompts):
-            if not prompt or len(prompt) >= limit:
-                raise UsageError(f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {limit - 1}")
+        check_room(prompts, self.loaded.max_length)
         ends = torch.tensor(sorted(self.loaded.chat.end_ids), device=self.loaded.device)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
         results: list[Completion] = [Completion([], [], False)] * len(prompts)

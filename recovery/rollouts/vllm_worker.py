@@ -1,0 +1,62 @@
+"""What vLLM's own worker lacks: taking over new weights so that tied heads follow.
+
+Name it when a server is started whose weights are to follow a student in full training:
+``--worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights``. The engine in this process names it itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+
+class FollowedWeights:
+    """Mixed into vLLM's worker; its methods are called by name, on every worker."""
+
+    def take_tensors(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take over weights by the names they have in a checkpoint; for an engine in the same process."""
+        self.reload_weights(weights_iterator=iter(weights))  # type: ignore[attr-defined]
+        self._refresh_tied_head()
+
+    def take_folder(self, folder: str) -> None:
+        """Take over the safetensors of a folder."""
+        self.reload_weights(weights_iterator=_saved(folder))  # type: ignore[attr-defined]
+        self._refresh_tied_head()
+
+    def _refresh_tied_head(self) -> None:
+        """On a CPU the head is repacked for its products when it is loaded; tied, it is never loaded again.
+
+        Without this a model with tied embeddings goes on with its old head, and nothing says so.
+        """
+        from vllm.platforms import current_platform
+
+        if not current_platform.is_cpu():
+            return
+        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
+            return
+        head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+        if head is None or embedding is None:
+            return
+        head, embedding = _below_adapter(head), _below_adapter(embedding)
+        if head.weight.data_ptr() != embedding.weight.data_ptr():
+            head.weight = embedding.weight
+        # vLLM marks what it has packed and leaves that alone the next time.
+        if hasattr(head, "_already_called_process_weights_after_loading"):
+            del head._already_called_process_weights_after_loading
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _below_adapter(layer: Any) -> Any:
+    return getattr(layer, "base_layer", layer)
+
+
+def _saved(folder: str) -> Iterable[tuple[str, torch.Tensor]]:
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (not a dictionary)
+                yield name, tensors.get_tensor(name)

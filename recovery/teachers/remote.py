@@ -1,0 +1,191 @@
+"""A teacher behind a vLLM server: it reads the student's tokens by their ids and tells log-probabilities.
+
+Its logits would be as wide as the vocabulary for every token; a server gives the likeliest few. So it serves the
+divergences that are made for that: top_k (with one bucket for the rest) and sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from recovery.batches import Batch
+from recovery.chat import ChatFormat
+from recovery.errors import ServerError, UsageError
+from recovery.server import NotOffered, VllmServer, served_model
+
+KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
+_PROMPTS, _REQUESTS = 16, 8  # in one request, and requests at a time
+_WORDS = 256  # entries of the vocabulary whose ids are compared
+_TEXTS = (
+    "The ferry leaves at 7:45 a.m.; return tickets cost 12.50 EUR.\n\n\tTwo  spaces, then a line.",
+    "def double(value):\n    return value * 2  # doubles",
+    "Zürich, façade, naïve — 東京, Москва, \U0001f6a2",
+)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What the server says about one position: token ids with log-probabilities, likeliest first; what was read."""
+
+    ids: list[int]
+    logprobs: list[float]
+    said: float
+
+
+class RemoteTeacher:
+    """The model that ``server`` serves, as a teacher of students with ``vocabulary`` entries.
+
+    :meth:`check` is called before it teaches, and again when the server was away. Raises ServerError where the server
+    does not answer or answers something else, UsageError where its tokens are not the student's.
+    """
+
+    def __init__(self, server: VllmServer, tokenizer: Any, chat: ChatFormat, vocabulary: int, count: int) -> None:
+        self.server = server
+        self.model = ""
+        self.window = 0
+        self._tokenizer, self._chat, self._vocabulary, self._count = tokenizer, chat, vocabulary, count
+        server.returned = self.check_again
+
+    def check(self) -> None:
+        """Look whether the server can teach this student: same tokens, enough log-probabilities."""
+        served = served_model(self.server)
+        self.model, self.window = str(served["id"]), int(served.get("max_model_len") or 0)
+        self._check_tokens()
+        ids = self._tokenizer(_TEXTS[0], add_special_tokens=False)["input_ids"][:8]
+        try:
+            self._ask([ids], max(1, self._count))
+        except ServerError as error:
+            if "logprobs" not in str(error):
+                raise
+            raise UsageError(
+                f"{self.server.address} does not give {self._count} log-probabilities a token: start it with "
+                f"--max-logprobs {self._count}, or lower --top-k ({error})"
+            ) from error
+
+    def check_again(self) -> None:
+        """After the server was away: it must serve the same model, or another would go on teaching."""
+        if self.model and (found := str(served_model(self.server)["id"])) != self.model:
+            raise ServerError(
+                f"{self.server.address} came back with the model {found!r} instead of {self.model!r}: start it with "
+                f"the former one and `recover resume`"
+            )
+
+    def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``count`` entries at each target, the target among them: ids and log-probabilities, [N, count]."""
+        found = self._scored(batch, count)
+        ids = torch.tensor([entry.ids for entry in found], device=batch.targets_N.device)
+        logprobs = torch.tensor([entry.logprobs for entry in found], device=batch.targets_N.device)
+        if int(ids.max()) >= self._vocabulary:
+            raise UsageError(
+                f"{self.server.address} gives token {int(ids.max())}, the student has {self._vocabulary}: take a "
+                f"teacher of the student's own family"
+            )
+        return ids, logprobs
+
+    def logprobs(self, batch: Batch) -> torch.Tensor:
+        """The log-probability of each target, [N]."""
+        return torch.tensor([entry.said for entry in self._scored(batch, 1)], device=batch.targets_N.device)
+
+    def _scored(self, batch: Batch, count: int) -> list[Entries]:
+        """One entry a target, in the batch's order."""
+        width = batch.ids_BT.shape[1]
+        rows = batch.rows_N.tolist()
+        at = (batch.sources_N + 1 - batch.rows_N * width).tolist()  # where in its row a target stands
+        ends = {row: position + 1 for row, position in zip(rows, at, strict=True)}  # ascending: the last one stays
+        order = sorted(ends)
+        ids = [batch.ids_BT[row, : ends[row]].tolist() for row in order]
+        longest = max(map(len, ids))
+        if self.window and longest >= self.window:
+            raise UsageError(
+                f"an answer of {longest} tokens does not fit the window of {self.window} tokens of "
+                f"{self.server.address}: lower --max-new-tokens, or start it with a larger --max-model-len"
+            )
+        parts = [ids[start : start + _PROMPTS] for start in range(0, len(ids), _PROMPTS)]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            answers = [told for part in pool.map(lambda part: self._ask(part, count), parts) for told in part]
+        told = dict(zip(order, answers, strict=True))
+        return [
+            entries(told[row][position], int(token), count)
+            for row, position, token in zip(rows, at, batch.targets_N.tolist(), strict=True)
+        ]
+
+    def _ask(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[Any]]:
+        """What the server says about every position of each prompt."""
+        body = {
+            "model": self.model,
+            "prompt": [list(prompt) for prompt in prompts],
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": count,
+            "return_token_ids": True,
+        }
+        return parse_positions(self.server.post("/v1/completions", body), prompts)
+
+    def _check_tokens(self) -> None:
+        """Refuse a server that writes text as other ids: a token's scores would be another token's."""
+        tokenizer = self._tokenizer
+        step = max(1, len(tokenizer) // _WORDS)
+        words = [tokenizer.decode([number]) for number in range(0, len(tokenizer), step)]
+        special = sorted(tokenizer.all_special_tokens)
+        turn = self._chat.render([{"role": "user", "content": _TEXTS[0]}], generation_prompt=True)
+        for text in (*_TEXTS, turn, " ".join(word for word in words if "\ufffd" not in word), *special):
+            mine = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            theirs = self._tokenize(text)
+            if mine != theirs:
+                at = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), 0)
+                raise UsageError(
+                    f"the tokenizers differ: {text[:40]!r} becomes {mine[at : at + 4]} here and {theirs[at : at + 4]} "
+                    f"at {self.server.address} (from token {at}); use a teacher of the student's own family"
+                )
+
+    def _tokenize(self, text: str) -> list[int]:
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        try:
+            answer = self.server.post("/tokenize", body)
+            return [int(token) for token in answer["tokens"]]
+        except (NotOffered, KeyError, TypeError, ValueError) as error:
+            raise ServerError(
+                f"{self.server.address} has no /tokenize, so that nobody can tell whether its tokens are the "
+                f"student's: serve the teacher with vLLM"
+            ) from error
+
+
+def parse_positions(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[Any]]:
+    """What the server says about each position of each prompt, in their order; nothing about the first.
+
+    Raises ServerError where an answer is missing, or is about other tokens than were sent.
+    """
+    try:
+        choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
+        found = [list(choice["prompt_logprobs"]) for choice in choices]
+        read = [choice.get("prompt_token_ids") for choice in choices]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ServerError("the teacher's answer brings no prompt_logprobs: serve it with vLLM") from error
+    if [len(told) for told in found] != [len(prompt) for prompt in prompts]:
+        raise ServerError("the teacher's answer is not about the tokens that were sent: their numbers differ")
+    if any(ids is not None and list(ids) != list(prompt) for ids, prompt in zip(read, prompts, strict=True)):
+        raise ServerError("the teacher read other tokens than were sent: is something between it and us?")
+    return found
+
+
+def entries(told: Any, target: int, count: int) -> Entries:
+    """``count`` entries of one position, the token that stands there among them.
+
+    The server gives the ``count`` likeliest and, where it is not one of them, that token: it then takes the place of
+    the least likely. All that is left out is one bucket of the divergence. Raises ServerError where one is missing.
+    """
+    try:
+        known = {int(token): float(entry["logprob"]) for token, entry in told.items()}
+        said = known.pop(target)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ServerError(f"the teacher's answer says nothing about token {target} that was sent to it") from error
+    others = sorted(known.items(), key=lambda item: (-item[1], item[0]))[: count - 1]
+    if len(others) < count - 1:
+        raise ServerError(f"the teacher gives {len(others) + 1} entries at a token, not {count}")
+    chosen = sorted([(target, said), *others], key=lambda item: -item[1])
+    return Entries([token for token, _ in chosen], [value for _, value in chosen], said)

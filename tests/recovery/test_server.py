@@ -1,0 +1,208 @@
+"""Talking to servers: patience with one that comes and goes, plain words from one that refuses, keys kept back."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from recovery.errors import ServerError, UsageError
+from recovery.rollouts import Completion
+from recovery.rollouts.server_engine import parse_completion
+from recovery.server import NotOffered, VllmServer, check_address, is_address, served_model
+from recovery.teachers.remote import entries, parse_positions
+
+
+@dataclass
+class Script:
+    """A real HTTP server that answers with what it is told, in turn; the last one stays."""
+
+    answers: list[tuple[int, Any]]
+    keys: list[str | None] = field(default_factory=list)
+    slow: float = 0.0
+    asked: threading.Event = field(default_factory=threading.Event)
+
+    def serve(self, port: int = 0) -> ThreadingHTTPServer:
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.do_GET()
+
+            def do_GET(self) -> None:
+                script.keys.append(self.headers.get("Authorization"))
+                script.asked.wait(script.slow)
+                status, body = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+                told = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(told)))
+                self.end_headers()
+                self.wfile.write(told)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return server
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[[Script, int], str]]:
+    """``running(script)``: its address, for as long as the test lasts."""
+    servers = []
+
+    def run(script: Script, port: int = 0) -> str:
+        servers.append(script.serve(port))
+        return f"http://127.0.0.1:{servers[-1].server_address[1]}"
+
+    yield run
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def client(address: str, **settings: Any) -> VllmServer:
+    return VllmServer(address, ("RECOVER_TEACHER_KEY", "VLLM_API_KEY"), **settings)
+
+
+def test_an_overloaded_server_is_asked_again(running: Callable[..., str]) -> None:
+    script = Script([(503, {}), (429, {}), (500, {}), (200, {"fine": 1})])
+    returned: list[bool] = []
+    server = client(running(script), returned=lambda: returned.append(True))
+    assert server.post("/x", {}) == {"fine": 1}
+    assert len(script.keys) == 4 and returned == [True]
+    script.answers = [(500, {"error": {"message": "a worker failed"}})]
+    with pytest.raises(ServerError, match="answers 500: a worker failed"):
+        server.post("/x", {}, retried=False)
+
+
+def test_a_server_that_is_gone_is_waited_for_and_found_again(running: Callable[..., str]) -> None:
+    script = Script([(200, {"n": 1})])
+    first = script.serve()
+    port = first.server_address[1]
+    server = client(f"http://127.0.0.1:{port}", patience=30.0)
+    assert server.get("/x") == {"n": 1}
+    first.shutdown()
+    first.server_close()
+    server.close()  # nor is there a connection left
+    server = client(f"http://127.0.0.1:{port}", patience=30.0)
+    threading.Timer(0.6, running, args=(Script([(200, {"n": 2})]), port)).start()
+    assert server.get("/x") == {"n": 2}
+
+
+def test_patience_and_timeouts_end(running: Callable[..., str]) -> None:
+    gone = Script([(200, {})]).serve()
+    address = f"http://127.0.0.1:{gone.server_address[1]}"
+    gone.shutdown()
+    gone.server_close()
+    with pytest.raises(ServerError, match="`recover resume`, or give it longer"):
+        client(address, patience=0.3).get("/x")
+    slow = Script([(200, {})], slow=5.0)
+    with pytest.raises(ServerError, match=r"did not answer within 0.2 seconds"):
+        client(running(slow), timeout=0.2, patience=0.1).get("/x")
+    slow.asked.set()
+
+
+def test_keys_come_from_the_environment_and_are_shown_nowhere(
+    running: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RECOVER_TEACHER_KEY", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    script = Script([(200, {}), (200, {}), (200, {}), (401, {"error": "Unauthorized"})])
+    server = client(running(script))
+    server.get("/x")
+    monkeypatch.setenv("VLLM_API_KEY", "general")
+    server.get("/x")
+    monkeypatch.setenv("RECOVER_TEACHER_KEY", "particular")
+    server.get("/x")
+    assert script.keys == [None, "Bearer general", "Bearer particular"]
+    with pytest.raises(ServerError, match="set RECOVER_TEACHER_KEY or VLLM_API_KEY") as refused:
+        server.get("/x")
+    assert "particular" not in str(refused.value) + repr(server)
+
+
+def test_refusals_are_told_in_the_servers_words(running: Callable[..., str]) -> None:
+    said = {"error": {"message": "Requested prompt logprobs of 200\nis too many", "code": 400}}
+    server = client(running(Script([(400, said), (404, {"detail": "Not Found"})])))
+    with pytest.raises(ServerError, match="answers 400: Requested prompt logprobs of 200 is too many"):
+        server.post("/v1/completions", {})
+    with pytest.raises(NotOffered, match="has no /tokenize: Not Found"):
+        server.post("/tokenize", {})
+
+
+def test_the_served_model_is_the_one_that_is_no_adapter(running: Callable[..., str]) -> None:
+    listed = {"data": [{"id": "adapter", "parent": "clean"}, {"id": "clean", "parent": None, "max_model_len": 64}]}
+    assert served_model(client(running(Script([(200, listed)]))))["id"] == "clean"
+    with pytest.raises(ServerError, match="is it a vLLM server"):
+        served_model(client(running(Script([(200, {"hello": 1})]))))
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("http://", "is no address"),
+        ("http://host:port", "is no address"),
+        ("ftp://host", "is no address"),
+        ("http://user:secret@host:8000", "holds no key"),
+        ("http://host:8000?key=secret", "holds no key"),
+    ],
+)
+def test_an_address_that_is_none_or_holds_a_key_is_refused(address: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as refused:
+        check_address(address, "--teacher")
+    assert "secret" not in str(refused.value)
+
+
+def test_addresses_are_told_from_names() -> None:
+    assert is_address("http://127.0.0.1:8000") and is_address("https://host") and not is_address("org/model")
+    assert check_address("http://127.0.0.1:8000/v1/", "--teacher") == "http://127.0.0.1:8000"
+
+
+# --- what vLLM answers ---------------------------------------------------------------------------------------------
+
+
+def choice(index: int, ids: list[int], positions: list[dict[int, float] | None]) -> dict[str, Any]:
+    """One prompt's part of an answer, in vLLM's form."""
+    told = [p and {str(t): {"logprob": v, "rank": 1, "decoded_token": "x"} for t, v in p.items()} for p in positions]
+    return {"index": index, "prompt_token_ids": ids, "prompt_logprobs": told}
+
+
+def test_positions_come_back_in_the_order_they_were_asked() -> None:
+    answer = {"choices": [choice(1, [7, 8], [None, {8: -2.0}]), choice(0, [5, 6], [None, {6: -1.0}])]}
+    first, second = parse_positions(answer, [[5, 6], [7, 8]])
+    assert entries(first[1], 6, 1).said == -1.0
+    assert entries(second[1], 8, 1).said == -2.0
+    for wrong in ([[5, 6]], [[5, 6], [7, 9]], [[5, 6], [7, 8, 9]]):
+        with pytest.raises(ServerError):
+            parse_positions(answer, wrong)
+    with pytest.raises(ServerError, match="brings no prompt_logprobs"):
+        parse_positions({"choices": [{"index": 0, "text": "hello"}]}, [[5, 6]])
+
+
+def test_the_token_that_was_said_is_always_among_the_entries() -> None:
+    likely = {"3": {"logprob": -0.5}, "4": {"logprob": -1.5}, "9": {"logprob": -2.5}}
+    inside = entries(likely, 4, 3)
+    assert inside.ids == [3, 4, 9] and inside.said == -1.5
+    outside = entries(likely | {"7": {"logprob": -8.0}}, 7, 3)
+    assert outside.ids == [3, 4, 7] and outside.logprobs == [-0.5, -1.5, -8.0]
+    assert entries(likely, 9, 1).ids == [9]
+    with pytest.raises(ServerError, match="says nothing about token 7"):
+        entries(likely, 7, 3)
+    with pytest.raises(ServerError, match="gives 3 entries at a token, not 5"):
+        entries(likely, 3, 5)
+
+
+def test_a_completion_is_ids_with_their_log_probabilities() -> None:
+    answer = {"choices": [{"token_ids": [4, 2], "logprobs": {"token_logprobs": [-0.1, -0.2]}}]}
+    assert parse_completion(answer, {2}) == Completion([4, 2], [-0.1, -0.2], True)
+    assert not parse_completion(answer, {3}).finished
+    for wrong in ({}, {"choices": [{"token_ids": None, "logprobs": None}]}, {"choices": []}):
+        with pytest.raises(ServerError, match="no token ids with log-probabilities"):
+            parse_completion(wrong, {2})

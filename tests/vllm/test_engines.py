@@ -1,0 +1,149 @@
+"""vLLM as the engine: it says what the model in memory would say, whatever has become of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recovery.errors import EngineError, UsageError
+from recovery.loading import Loaded, LoraSettings, load_model
+from recovery.rollouts import FollowingEngine, Sampling, ServerSampler, TransformersEngine, VllmSampler
+from recovery.rollouts.server_engine import KEYS
+from recovery.server import VllmServer
+from tests.support import continuation_logprobs
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48] * 4, [3, 3, 3]]
+CASES = [("tied", "full"), ("untied", "full"), ("tied", "lora"), ("untied", "lora")]
+
+
+def load(folder: Path, tuning: Any) -> Loaded:
+    torch.manual_seed(0)
+    return load_model(folder, tuning=tuning, lora=LoraSettings(8, 16), precision="float32")
+
+
+def move(loaded: Loaded, seed: int) -> None:
+    """Change every trained weight, the embedding with them, as a coarse training step would."""
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in loaded.trainable().values():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=draw))
+
+
+def in_process(loaded: Loaded, memory: int | None = None) -> VllmSampler:
+    return VllmSampler(loaded, tokens=4096, free=8 << 30, memory=memory)
+
+
+def agrees(engine: FollowingEngine, loaded: Loaded, seed: int) -> float:
+    """The largest difference between what the engine says its tokens had and what the model gives them."""
+    said = engine.generate(PROMPTS, Sampling(12, seed=seed))
+    scored = continuation_logprobs(loaded, [(p, c.ids) for p, c in zip(PROMPTS, said, strict=True)])
+    return max(abs(a - b) for c, row in zip(said, scored, strict=True) for a, b in zip(c.logprobs, row, strict=True))
+
+
+@pytest.fixture(params=CASES, ids=lambda case: "-".join(case))
+def loaded(request: pytest.FixtureRequest) -> Loaded:
+    name, tuning = request.param
+    return load(request.getfixturevalue(name), tuning)
+
+
+@pytest.fixture
+def engine(loaded: Loaded) -> Iterator[FollowingEngine]:
+    made = FollowingEngine(loaded, in_process(loaded), bound=0.01)
+    yield made
+    made.close()
+
+
+def test_in_process_it_follows_the_weights_and_answers_as_transformers_does(
+    engine: FollowingEngine, loaded: Loaded
+) -> None:
+    greedy = Sampling(12, temperature=0)
+    for round_ in range(3):
+        ours, theirs = engine.generate(PROMPTS, greedy), TransformersEngine(loaded).generate(PROMPTS, greedy)
+        assert [c.ids for c in ours] == [c.ids for c in theirs]
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+        assert agrees(engine, loaded, seed=round_) < 1e-3
+        assert engine.figures["engine_drift"] < 1e-3
+        assert engine.figures["engine_ratio"] == pytest.approx(1, abs=1e-2)
+        move(loaded, round_)
+    again = [engine.generate(PROMPTS[:1] * 3, Sampling(12, seed=7)) for _ in range(2)]
+    assert again[0] == again[1], "the seed fixes the draw"
+    assert len({tuple(c.ids) for c in again[0]}) > 1, "equal prompts get answers of their own"
+    hot = engine.generate(PROMPTS, Sampling(12, temperature=1.7, seed=1))
+    assert all(c.ids for c in hot)
+    tempered = continuation_logprobs(loaded, [(p, c.ids) for p, c in zip(PROMPTS, hot, strict=True)])
+    assert abs(hot[2].logprobs[0] - tempered[2][0]) > 1e-3, "log-probabilities are those of the tempered distribution"
+
+
+def test_answers_end_at_end_tokens_and_at_the_window(tied: Path) -> None:
+    loaded = load(tied, "frozen")
+    engine = FollowingEngine(loaded, in_process(loaded, memory=1 << 20), bound=0.01)
+    try:
+        window = engine.sampler.window
+        assert window < loaded.max_length, "a small cache holds shorter sequences"
+        said = engine.generate([[5, 9]] * 200, Sampling(60, seed=2))
+        ended = [c for c in said if c.finished]
+        assert ended
+        assert all(c.ids[-1] in loaded.chat.end_ids and not set(c.ids[:-1]) & loaded.chat.end_ids for c in ended)
+        assert all(len(c.ids) == 60 for c in said if not c.finished)
+        (last,) = engine.generate([[5] * (window - 2)], Sampling(60, seed=2))
+        assert len(last.ids) <= 2
+        with pytest.raises(UsageError, match="prompt 0 has"):
+            engine.generate([[5] * window], Sampling(4))
+    finally:
+        engine.close()
+
+
+def test_other_weights_than_those_in_memory_stop_the_run(
+    make_tiny: Callable[..., Path], tied: Path, tmp_path: Path
+) -> None:
+    from tests.vllm.conftest import SHAPE
+
+    loaded = load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
+    engine = FollowingEngine(loaded, in_process(load(tied, "frozen")), bound=0.1)
+    try:
+        with pytest.raises(EngineError, match=r"does not sample from the weights in memory.*--engine-drift 0.1"):
+            engine.generate(PROMPTS, Sampling(8))
+        assert engine.figures["engine_drift"] > 0.1
+    finally:
+        engine.close()
+
+
+def test_a_cache_too_small_for_an_answer_is_refused(tied: Path) -> None:
+    with pytest.raises(UsageError, match="raise --engine-memory"):
+        in_process(load(tied, "frozen"), memory=1 << 12)
+
+
+@pytest.mark.parametrize("tuning", ["lora", "full", "frozen"])
+def test_a_server_follows_the_weights_too(engine_server: Any, tied: Path, tuning: str) -> None:
+    loaded = load(tied, tuning)
+    engine = FollowingEngine(loaded, ServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
+    try:
+        for round_ in range(3 if tuning != "frozen" else 1):
+            assert agrees(engine, loaded, seed=round_) < 1e-3
+            ours = engine.generate(PROMPTS, Sampling(12, temperature=0))
+            theirs = TransformersEngine(loaded).generate(PROMPTS, Sampling(12, temperature=0))
+            assert [c.ids for c in ours] == [c.ids for c in theirs]
+            if tuning != "frozen":
+                move(loaded, round_)
+    finally:
+        engine.close()
+
+
+def test_a_server_without_the_means_is_told_what_it_lacks(teacher_server: Any, tied: Path) -> None:
+    for tuning, lacks in (("lora", "--enable-lora"), ("full", "VLLM_SERVER_DEV_MODE=1")):
+        loaded = load(tied, tuning)
+        engine = FollowingEngine(loaded, ServerSampler(loaded, VllmServer(teacher_server.address, KEYS)), bound=0.01)
+        with pytest.raises(EngineError, match=lacks):
+            engine.generate(PROMPTS, Sampling(4))
+        engine.close()
+    frozen = load(tied, "frozen")
+    engine = FollowingEngine(frozen, ServerSampler(frozen, VllmServer(teacher_server.address, KEYS)), bound=0.01)
+    assert agrees(engine, frozen, seed=1) < 1e-3, "what it serves needs no handing over"
+    engine.close()
