@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dashboard import health
 from dashboard.access import add_user
+from db import Tracker
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,12 +39,13 @@ def asked(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 
 @pytest.fixture
-def served(seeded: Any, tmp_path: Path, free: int) -> Iterator[tuple[Path, Path]]:
+def served(tmp_path: Path, free: int) -> Iterator[tuple[Path, Path]]:
     """`recover dashboard` for those with a password, as a container runs it: its command line, and its tracker."""
     workspace, users = tmp_path / "workspace", tmp_path / "users"
     workspace.mkdir()
     (workspace / "workspace.json").write_text('{"format": 1, "model": "miniature"}')
-    shutil.copy(seeded.path, workspace / "tracker.db")
+    with Tracker(workspace / "tracker.db") as tracker:
+        tracker.experiment("main")
     add_user(users, "ada", "correct horse")
     command = [sys.executable, "-m", "recovery", "dashboard", "--workspace", str(workspace), "--port", str(free)]
     process = subprocess.Popen(
