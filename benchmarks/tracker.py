@@ -371,7 +371,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=getattr(Size, name))
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the database, kept for the next run")
     parser.add_argument("--calls", type=int, default=40, help="calls of each page's function, and ticks")
-    parser.add_argument("--visits", type=int, default=5, help="visits of each page in Chromium, twice")
+    parser.add_argument("--visits", type=int, default=4, help="visits of each page in Chromium, twice")
     parser.add_argument("--seconds", type=float, default=30.0, help="how long the writers write")
     parser.add_argument("--no-browser", action="store_true", help="leave Chromium out")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/tracker.md and .json")

@@ -150,7 +150,7 @@ def test_hostile_text_is_shown_as_text(
     one.page.goto(f"{address}/tokens")
     one.expect(one.page.locator(".rollout")).to_contain_text(HOSTILE)
     one.expect(one.page.locator("pre.prompt")).to_contain_text("{{7*7}}")
-    for page, figures in (("geometry", 6), ("compare", 1)):
+    for page, figures in (("geometry", 7), ("compare", 1)):
         one.page.goto(f"{address}/{page}")
         one.expect(one.page.locator(".card:visible .js-plotly-plot .scatterlayer")).to_have_count(figures)
         one.expect(one.page.locator(".prose.evidence")).to_contain_text(HOSTILE)
