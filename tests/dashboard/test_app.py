@@ -36,7 +36,7 @@ def test_a_malformed_address_is_refused_at_once() -> None:
 
 
 def test_a_page_is_sent_its_words_then_its_figures(seeded: Any, serve: Callable[[Path], str]) -> None:
-    visitor = Visitor(Place.of(serve(seeded.path)))
+    visitor = Visitor(Place.of(serve(seeded.address)))
     words = visitor.ask("", "load")
     assert "Cycle 3: learnt 95 points" in words.text and plots(words) == 0
     assert plots(visitor.ask("", "then")) == 2
@@ -48,7 +48,7 @@ def test_a_page_is_sent_its_words_then_its_figures(seeded: Any, serve: Callable[
 
 
 def test_only_the_latest_visitors_are_remembered(seeded: Any, serve: Callable[[Path], str]) -> None:
-    place = Place.of(serve(seeded.path))
+    place = Place.of(serve(seeded.address))
     visitors = [Visitor(place) for _ in range(SESSIONS + 1)]
     for visitor in visitors:
         visitor.load("")

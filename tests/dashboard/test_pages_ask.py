@@ -93,7 +93,7 @@ def test_base_and_the_newest_are_chosen_and_pruned_ones_not_offered(
 
 def test_every_pages_empty_state_says_what_to_do(seeded: Any, tmp_path: Path) -> None:
     for source, words in (
-        (Source(seeded.path), "No workspace beside the database"),
+        (Source(seeded.address), "No workspace beside the database"),
         (Source(tmp_path / "tracker.db"), "No experiment here yet"),
     ):
         summary, choice = offered(source)
