@@ -240,6 +240,14 @@ def test_stages_are_found_by_what_they_hold(address: Path | str, seeding: Module
         }
 
 
+def test_tokens_that_no_database_takes_as_they_are(address: Path | str) -> None:
+    with Tracker(address) as tracker, tracker.start_stage(tracker.experiment("x"), "distill") as stage:
+        row = {"tokens": ["\x00", "\ud800", "ö"], "values": {"reverse_kl": [0.5, 0.1, 0.2], "top\x00": [["\x00", 1.0]]}}
+        tracker.add_token_scores(stage.id, 1, [row])
+        (found,) = queries.token_numbers(tracker.database, stage.id)
+        assert (found.tokens, found.numbers) == (("\N{REPLACEMENT CHARACTER}", "?", "ö"), (0.5, 0.1, 0.2))
+
+
 def test_one_number_of_each_token_is_read_without_the_rest(address: Path | str) -> None:
     with Tracker(address) as tracker, tracker.start_stage(tracker.experiment("x"), "distill") as stage:
         values = {"reverse_kl": [0.5, float("nan"), 1.5], "top": [[["a", 1.0]]] * 3}
