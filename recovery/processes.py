@@ -78,7 +78,7 @@ def local_device(kind: str) -> torch.device:
     """This process's own device of a kind: the GPU of its number on its machine where there are several processes."""
     device = torch.device(kind)
     if _world is not None and device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", _world.local_rank % torch.cuda.device_count())
+        device = torch.device("cuda", _world.local_rank % max(1, torch.cuda.device_count()))
         torch.cuda.set_device(device)
     return device
 
