@@ -23,20 +23,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks import _report
+from benchmarks import _report, _resident
 from recovery.objectives.fused import fused_loss
 from recovery.objectives.heads import Head
 from recovery.objectives.terms import Term
@@ -221,30 +219,9 @@ def _print_peak(request: dict[str, Any]) -> None:
     small = Case("small", 64, 64, 256, case.dtype, case.trained)
     value_and_gradient(request["loss"], Tensors.of(small, 0), case.divergence)
     tensors = Tensors.of(case, request["seed"])
-    before = _resident_now()
+    before = _resident.now()
     value_and_gradient(request["loss"], tensors, case.divergence)
-    print(_resident_peak() - before)
-
-
-def _resident_now() -> float:
-    """Resident MB; where the kernel can, the peak is counted from here on."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return _resident_peak()
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status_entry(status, "VmRSS")
-
-
-def _resident_peak() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():
-        return _status_entry(status, "VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
-
-
-def _status_entry(status: Path, name: str) -> float:
-    line = next(entry for entry in status.read_text().splitlines() if entry.startswith(name))
-    return int(line.split()[1]) * 1024 / 1e6
+    print(_resident.peak() - before)
 
 
 def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import _report, loss, step
+from benchmarks import _report, _sides, loss, step
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("divergence", ["reverse_kl", "jsd"])
 @pytest.mark.parametrize("trained", [False, True])
-def test_every_loss_gives_the_same_value_and_gradient(dtype: str, trained: bool) -> None:
-    tensors = loss.Tensors.of(loss.Case("tiny", 40, 16, 96, dtype, trained), seed=1)
-    found = {name: loss.value_and_gradient(name, tensors) for name in loss.LOSSES}
+def test_every_loss_gives_the_same_value_and_gradient(dtype: str, divergence: str, trained: bool) -> None:
+    tensors = loss.Tensors.of(loss.Case("tiny", 40, 16, 96, dtype, trained, divergence), seed=1)
+    found = {name: loss.value_and_gradient(name, tensors, divergence) for name in loss.LOSSES}
     tolerance = 1e-4 if dtype == "float32" else 0.1
     for name, values in found.items():
         for key in ("loss", "gradient norm"):
@@ -53,7 +54,7 @@ def test_the_ratio_is_theirs_over_ours_after_the_warm_up() -> None:
     sides = []
     for name, seconds in (("ours", [9.0, 1.0, 1.0]), ("TRL", [9.0, 2.0, 3.0])):
         steps = [{"seconds": s, "processor seconds": s, "tokens": 10.0} for s in seconds]
-        sides.append(step.Side(name, process=None, errors=Path(), steps=steps))  # type: ignore[arg-type]
+        sides.append(_sides.Side(name, process=None, errors=Path(), steps=steps))  # type: ignore[arg-type]
     assert step.ratios(sides) == {"seconds": 2.5, "processor seconds": 2.5}
     assert step.ratios(sides[:1]) == {}
 
