@@ -327,7 +327,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=32, help="prompts a batch")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--questions", type=int, default=300, help="test prompts of a look")
-    parser.add_argument("--every", type=int, default=6, help="batches between looks")
+    parser.add_argument("--every", type=int, default=4, help="batches between looks")
     parser.add_argument("--cap", type=int, default=120, help="batches at most")
     parser.add_argument("--seeds", type=int, default=3, help="seeds at the best rate of each side")
     parser.add_argument("--side", choices=sorted(SIDES), help="only this side's runs")
