@@ -17,7 +17,7 @@ TORCH_INDEX ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser check format docs lock bench chromium clean
+.PHONY: help demo test test-slow test-browser check format docs lock bench bench-until chromium clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -57,10 +57,15 @@ lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 		$(if $(UPGRADE),--upgrade) --quiet
 	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
 
-bench: $(BENCH)/.ready  ## Every benchmark; each prints its ratio
+bench: $(BENCH)/.ready  ## The benchmarks that take minutes; each prints its ratio
 	$(BIN)/python -m benchmarks.startup
 	$(BENCH)/bin/python -m benchmarks.loss --write
 	$(BENCH)/bin/python -m benchmarks.step --write
+	$(BENCH)/bin/python -m benchmarks.lora --write
+	$(BENCH)/bin/python -m benchmarks.scaling --write
+
+bench-until: $(BENCH)/.ready  ## Tokens until recovered, against a peer: an hour or more; goes on where it was stopped
+	$(BENCH)/bin/python -m benchmarks.until --write
 
 # The peer that is measured against lives in an environment of its own, beside the tested packages.
 $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
