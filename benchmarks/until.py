@@ -152,7 +152,7 @@ def run_ours(setting: Setting, run: Run, looks: Looks) -> None:
     epochs = LEVERS.get("batch_epochs", 1)
     shared = {
         "prompts_per_step": setting.prompts, "samples_per_prompt": 1, "max_new_tokens": setting.new_tokens,
-        "steps": setting.cap * epochs, "warmup": WARM_UP / setting.cap, "schedule": "constant", "until": 0.0,
+        "steps": setting.cap * epochs, "warmup": WARM_UP / setting.cap, "until": 0.0,
         "lr": run.rate, "seed": run.seed,
     }  # fmt: skip
     config = build(DistillConfig, shared | LEVERS, model_recipe(Path(setting.base)))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.answers import Spoken, speak
+from pipelines.focus import Focus
 from pipelines.mixing import choose, targets
 from recovery.batches import Row
 from recovery.config import DistillConfig
@@ -89,14 +90,18 @@ class Source:
     def _rollouts(self, batch: int, count: int) -> list[Spoken]:
         """The student's answers to its prompts of this batch, a group to each."""
         config = self.config
+        focus = Focus(config.focus, self.memory)
         asked = round(count * config.knowledge_share) if self.pools.questions and config.knowledge_teacher else 0
         prompts = [
-            *choose(self.pools.behaviour, count - asked, batch, config.seed, stream=21),
+            *focus.choose(self.pools.behaviour, count - asked, batch, config.seed),
             *choose(self.pools.questions, asked, batch, config.seed, stream=22),
         ]
         grouped = [prompt for prompt in prompts for _ in range(config.samples_per_prompt)]
         sampling = Sampling(config.max_new_tokens, config.temperature, seed=derive_seed(config.seed, batch, 23))
-        return [turn for turn in speak(self.student.chat, self.engine, grouped, sampling) if turn.completion.ids]
+        spoken = [turn for turn in speak(self.student.chat, self.engine, grouped, sampling) if turn.completion.ids]
+        if config.focus:
+            focus.look(spoken)
+        return spoken
 
     # --- rows of the student's own answers -----------------------------------------------------------------
 
