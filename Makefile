@@ -20,7 +20,8 @@ TORCH_INDEX ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser test-postgres test-vllm check format docs lock bench container chromium postgresql clean
+.PHONY: help demo test test-slow test-browser test-postgres test-vllm check format docs lock bench bench-until soak container \
+	chromium postgresql clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -66,12 +67,21 @@ lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 		$(if $(UPGRADE),--upgrade) --quiet
 	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
 
-bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## Every benchmark; each prints its ratio
+bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## The benchmarks that take minutes; each prints its ratio
 	$(BIN)/python -m benchmarks.startup
 	$(BENCH)/bin/python -m benchmarks.loss --write
 	$(BENCH)/bin/python -m benchmarks.step --write
+	$(BENCH)/bin/python -m benchmarks.lora --write
+	$(BENCH)/bin/python -m benchmarks.scaling --write
 	$(BIN)/python -m benchmarks.tracker --write
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.rollouts --write
+
+bench-until: $(BENCH)/.ready  ## Tokens until recovered, against a peer: an hour or more; goes on where it was stopped
+	$(BENCH)/bin/python -m benchmarks.until --write
+
+soak: $(READY) $(VLLM)/.ready  ## Twenty minutes of cycles with each engine; memory, files and processes watched
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --write
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.soak --engine vllm --write
 
 # Environment $(1) sees the tested packages behind its own.
 sees_tested = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \

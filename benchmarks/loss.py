@@ -1,16 +1,21 @@
-"""Time and peak memory of the fused reverse KL against the plain form and TRL's chunked one.
+"""Time and peak memory of the fused reverse KL and JSD against the plain form, TRL's chunked one and Liger's fused one.
 
 Run: python -m benchmarks.loss [--write]
 
-Value and gradient of the reverse KL between two heads, on the same tensors in one run. Times are of interleaved
+Value and gradient of a divergence between two heads, on the same tensors in one run. Times are of interleaved
 repeats (the minimum counts: what else runs on a machine only ever adds), with the processor's own count of the work
 beside them, which other work disturbs less. Peak extra memory is what a fresh process
-holds above the tensors it was given, at most, as the kernel counts it.
+holds above the tensors it was given, at most, as the kernel counts it. JSD is the even one, beta = 0.5.
 
 - plain: both sides' logits for all tokens, autograd through log_softmax.
-- TRL: ChunkedDivergenceFunction, with the arguments that its DistillationTrainer gives. It is looked for in the running
-  environment; without it the other two are compared.
+- TRL: ChunkedDivergenceFunction, with the arguments that its DistillationTrainer gives.
+- Liger: LigerFusedLinearJSDLoss without its hard loss, uncompiled; beta 1 is the reverse KL there too. Its default is
+  one chunk of 1,024 tokens, which holds all logits at once: it is given chunks of 128, at which it needs least memory
+  for its time. It forms the gradient of the student's head whether that is trained or not.
 - ours: recovery.objectives.fused.fused_loss.
+
+The peers are looked for in the running environment; without them the other two are compared. On a processor without
+Triton both run their plain PyTorch forms, as they would for a user there.
 """
 
 from __future__ import annotations
@@ -18,20 +23,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks import _report
+from benchmarks import _report, _resident
 from recovery.objectives.fused import fused_loss
 from recovery.objectives.heads import Head
 from recovery.objectives.terms import Term
@@ -40,15 +43,24 @@ try:
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 except ImportError:
     ChunkedDivergenceFunction = None
+try:
+    from liger_kernel.chunked_loss.jsd_loss import LigerFusedLinearJSDLoss
+except ImportError:
+    LigerFusedLinearJSDLoss = None
 
 TIMES = ("seconds", "processor seconds")
 
-# A loss of ours may use this share of the other's time or memory, at the size of a 0.6B model's head, frozen.
+# Ours may use this share of the other's time or memory, at the size of a 0.6B model's head, frozen.
 LIMITS = {
     ("memory", "plain"): {"float32": 1 / 8, "bfloat16": 1 / 8},
     ("memory", "TRL"): {"float32": 1 / 4, "bfloat16": 1 / 4},
+    ("memory", "Liger"): {"float32": 1 / 4, "bfloat16": 1 / 4},
+    ("time", "plain"): {"float32": 1.0, "bfloat16": 1.0},
     ("time", "TRL"): {"float32": 0.65, "bfloat16": 0.3},
+    ("time", "Liger"): {"float32": 1.0, "bfloat16": 1.0},
 }
+LIGER_CHUNK = 128
+WARM_UP = 32
 
 
 @dataclass(frozen=True)
@@ -61,14 +73,23 @@ class Case:
     vocabulary: int
     dtype: str
     trained: bool = False
+    divergence: str = "reverse_kl"
+
+    def __str__(self) -> str:
+        return f"{self.divergence} {self.name} {self.dtype}"
 
 
 def cases(tokens: int) -> list[Case]:
     """The sizes compared: a 0.6B model's head, frozen and trained, and a miniature's, trained."""
     return [
-        *[Case("0.6B", tokens, 1024, 151_936, dtype) for dtype in ("float32", "bfloat16")],
-        Case("0.6B, head trained", tokens, 1024, 151_936, "bfloat16", trained=True),
-        *[Case("miniature, head trained", 6_000, 192, 1_536, kind, trained=True) for kind in ("float32", "bfloat16")],
+        case
+        for divergence in ("reverse_kl", "jsd")
+        for case in (
+            *[Case("0.6B", tokens, 1024, 151_936, kind, False, divergence) for kind in ("float32", "bfloat16")],
+            Case("0.6B, head trained", tokens, 1024, 151_936, "bfloat16", True, divergence),
+            Case("miniature, head trained", 6_000, 192, 1_536, "float32", True, divergence),
+            Case("miniature, head trained", 6_000, 192, 1_536, "bfloat16", True, divergence),
+        )
     ]
 
 
@@ -99,6 +120,11 @@ class Tensors:
         hidden_ND = teacher_ND + normal(case.tokens, 0.2)
         return cls(hidden_ND.requires_grad_(), weight_VD.requires_grad_(case.trained), teacher_ND, teacher_VD)
 
+    def first(self, tokens: int) -> Tensors:
+        """The same heads, and the first few tokens."""
+        hidden_ND = self.hidden_ND.detach()[:tokens].requires_grad_()
+        return Tensors(hidden_ND, self.weight_VD, self.teacher_ND[:tokens], self.teacher_VD)
+
     def gradients(self) -> list[Tensor]:
         """Gradients of the leaves that have one."""
         return [leaf.grad for leaf in (self.hidden_ND, self.weight_VD) if leaf.grad is not None]
@@ -108,37 +134,53 @@ class Tensors:
         self.hidden_ND.grad = self.weight_VD.grad = None
 
 
-def plain(t: Tensors) -> Tensor:
-    """The definition, written out."""
+def plain(t: Tensors, divergence: str) -> Tensor:
+    """The definitions, written out."""
     log_p = (t.hidden_ND @ t.weight_VD.t()).log_softmax(-1)
     log_q = (t.teacher_ND @ t.teacher_VD.t()).log_softmax(-1)
-    return (log_p.exp() * (log_p - log_q)).sum()
+    if divergence == "reverse_kl":
+        return (log_p.exp() * (log_p - log_q)).sum()
+    p, q = log_p.exp(), log_q.exp()
+    log_m = ((p + q) / 2).log()
+    return 0.5 * (q * (log_q - log_m) + p * (log_p - log_m)).sum()
 
 
-def trl(t: Tensors) -> Tensor:
-    """TRL's loss as its trainer calls it for the reverse KL."""
-    divergence, _entropy = ChunkedDivergenceFunction.apply(
-        t.hidden_ND, t.weight_VD, None, t.teacher_ND, t.teacher_VD, None, 1.0, 1.0, 1.0, None, 1.0, None
+def trl(t: Tensors, divergence: str) -> Tensor:
+    """TRL's loss as its trainer calls it."""
+    beta = 1.0 if divergence == "reverse_kl" else 0.5
+    found, _entropy = ChunkedDivergenceFunction.apply(
+        t.hidden_ND, t.weight_VD, None, t.teacher_ND, t.teacher_VD, None, beta, 1.0, 1.0, None, 1.0, None
     )
-    return divergence.sum()
+    return found.sum()
 
 
-def ours(t: Tensors) -> Tensor:
+def liger(t: Tensors, divergence: str) -> Tensor:
+    """Liger's; it gives the mean over tokens."""
+    beta = 1.0 if divergence == "reverse_kl" else 0.5
+    loss = LigerFusedLinearJSDLoss(0.0, 1.0, beta=beta, compiled=False, chunk_size=LIGER_CHUNK)
+    labels_N = t.hidden_ND.new_zeros(len(t.hidden_ND), dtype=torch.long)
+    mean: Tensor = loss(t.hidden_ND, t.weight_VD, t.teacher_ND, t.teacher_VD, labels_N)
+    return mean * len(labels_N)
+
+
+def ours(t: Tensors, divergence: str) -> Tensor:
     """This project's."""
-    term = Term("reverse_kl", teacher_hidden_NE=t.teacher_ND, teacher_head=Head(t.teacher_VD))
+    term = Term(divergence, teacher_hidden_NE=t.teacher_ND, teacher_head=Head(t.teacher_VD))
     return fused_loss(t.hidden_ND, Head(t.weight_VD), [term]).loss
 
 
-LOSSES: dict[str, Callable[[Tensors], Tensor]] = {"plain": plain, "TRL": trl, "ours": ours}
+LOSSES: dict[str, Callable[[Tensors, str], Tensor]] = {"plain": plain, "TRL": trl, "Liger": liger, "ours": ours}
 if ChunkedDivergenceFunction is None:
     del LOSSES["TRL"]
+if LigerFusedLinearJSDLoss is None:
+    del LOSSES["Liger"]
 
 
-def value_and_gradient(name: str, tensors: Tensors) -> dict[str, float]:
+def value_and_gradient(name: str, tensors: Tensors, divergence: str) -> dict[str, float]:
     """Seconds by the clock and of the processor, loss, and norm of the gradient."""
     tensors.clear()
     started, worked = time.perf_counter(), time.process_time()
-    loss = LOSSES[name](tensors)
+    loss = LOSSES[name](tensors, divergence)
     loss.backward()  # type: ignore[no-untyped-call]
     seconds, processor = time.perf_counter() - started, time.process_time() - worked
     # In parts: a widened copy of a head's gradient would count as the loss's own memory.
@@ -148,16 +190,16 @@ def value_and_gradient(name: str, tensors: Tensors) -> dict[str, float]:
 
 
 def time_all(case: Case, repeats: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Each loss by turns on the same tensors, after a round that does not count."""
+    """Each loss by turns on the same tensors, after a round over a few tokens that does not count."""
     tensors = Tensors.of(case, seed)
     found: dict[str, dict[str, Any]] = {name: {key: [] for key in TIMES} for name in LOSSES}
-    for turn in range(repeats + 1):
+    for name in found:
+        value_and_gradient(name, tensors.first(WARM_UP), case.divergence)
+    for _ in range(repeats):
         for name, entry in found.items():
-            once = value_and_gradient(name, tensors)
+            once = value_and_gradient(name, tensors, case.divergence)
             for key in TIMES:
-                measured = once.pop(key)
-                if turn > 0:
-                    entry[key].append(round(measured, 4))
+                entry[key].append(round(once.pop(key), 4))
             entry.update(once)
     return found
 
@@ -175,39 +217,18 @@ def _print_peak(request: dict[str, Any]) -> None:
     """In the child: load the libraries on a tiny case, then measure the large one."""
     case = Case(**request["case"])
     small = Case("small", 64, 64, 256, case.dtype, case.trained)
-    value_and_gradient(request["loss"], Tensors.of(small, 0))
+    value_and_gradient(request["loss"], Tensors.of(small, 0), case.divergence)
     tensors = Tensors.of(case, request["seed"])
-    before = _resident_now()
-    value_and_gradient(request["loss"], tensors)
-    print(_resident_peak() - before)
-
-
-def _resident_now() -> float:
-    """Resident MB; where the kernel can, the peak is counted from here on."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return _resident_peak()
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status_entry(status, "VmRSS")
-
-
-def _resident_peak() -> float:
-    status = Path("/proc/self/status")
-    if status.exists():
-        return _status_entry(status, "VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
-
-
-def _status_entry(status: Path, name: str) -> float:
-    line = next(entry for entry in status.read_text().splitlines() if entry.startswith(name))
-    return int(line.split()[1]) * 1024 / 1e6
+    before = _resident.now()
+    value_and_gradient(request["loss"], tensors, case.divergence)
+    print(_resident.peak() - before)
 
 
 def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Ours over each of the others, in time (minimum over minimum) and memory."""
     result = {}
-    for other in ("plain", "TRL"):
-        if other in found:
+    for other in found:
+        if other != "ours":
             for name, key in (("time", "seconds"), ("processor time", "processor seconds")):
                 result[f"{name}/{other}"] = min(found["ours"][key]) / min(found[other][key])
             result[f"memory/{other}"] = found["ours"]["megabytes"] / found[other]["megabytes"]
@@ -223,7 +244,8 @@ def verdicts(case: Case, found: dict[str, float]) -> list[str]:
         ratio = found.get(f"{what}/{other}")
         if ratio is not None:
             word = "met" if ratio <= limit[case.dtype] else "MISSED"
-            lines.append(f"{case.dtype}, {what} against {other}: {ratio:.3f}, limit {limit[case.dtype]:.3f}: {word}")
+            said = f"{ratio:.3f}, limit {limit[case.dtype]:.3f}: {word}"
+            lines.append(f"{case.divergence}, {case.dtype}, {what} against {other}: {said}")
     return lines
 
 
@@ -244,7 +266,7 @@ def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
             for name, entry in found.items()
         ]
         size = f"N={case.tokens:,}, D={case.width:,}, V={case.vocabulary:,}"
-        parts.append(f"## {case.name}, {case.dtype} ({size})\n")
+        parts.append(f"## {case.divergence}: {case.name}, {case.dtype} ({size})\n")
         head = ("loss", "fastest", "median", "processor", "peak extra memory", "value", "gradient norm")
         parts.append(_report.table(head, rows) + "\n")
         parts.append("Ours over theirs: " + ", ".join(f"{k} {v:.3f}" for k, v in ratios(found).items()) + ".\n")
@@ -256,10 +278,10 @@ def main() -> int:
     """Measure, print, write where asked; status 1 where a limit was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=1024, help="N of the 0.6B model's head")
+    parser.add_argument("--tokens", type=int, default=512, help="N of the 0.6B model's head")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="only sizes whose name or type contains this")
+    parser.add_argument("--only", default="", help="only cases whose divergence, size and type contain this")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/loss.md and .json")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -270,7 +292,7 @@ def main() -> int:
     facts = _report.machine() | {"threads": str(options.threads), "seed": str(options.seed)}
     measured = []
     for case in cases(options.tokens):
-        if options.only not in f"{case.name} {case.dtype}":
+        if options.only not in str(case):
             continue
         found = time_all(case, options.repeats, options.seed)
         for name, entry in found.items():

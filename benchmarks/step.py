@@ -14,42 +14,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from benchmarks import _report
+from benchmarks import _peer, _report
+from benchmarks._sides import Side, Turn, take_turns
 from recovery.batches import Row
-from recovery.loading import Loaded, load_model, pick_precision
+from recovery.loading import Loaded, LoraSettings, load_model, pick_precision
 from recovery.miniature import materialise
 from recovery.objectives.estimator import Estimator
 from recovery.prompts import behaviour_prompts
 from recovery.rollouts import Sampling, TransformersEngine
-from recovery.teachers import Frozen
+from recovery.teachers import AdapterOff, Frozen
 from recovery.training import StepBatch, TrainSettings, derive_seed, train
 from recovery.types import Message
-
-try:
-    from datasets import Dataset
-    from trl import DistillationConfig, DistillationTrainer
-except ImportError:
-    DistillationTrainer = None
 
 GOAL = 1.5
 RATE = 3e-4
 NOISE = 0.2
 PEER_BATCH = 128
-MARK = "@"  # begins the lines that the parent reads; libraries print others
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,7 @@ class Job:
     threads: int
     seed: int
     peer_batch: int
+    lora: bool = False
 
     def conversations(self, step: int) -> list[list[Message]]:
         """The prompts of a step (from 1)."""
@@ -73,32 +64,15 @@ class Job:
         return [json.loads(line) for line in lines[start : start + self.prompts_per_step]]
 
 
-@dataclass
-class Turn:
-    """Waits for the word to go, and reports how long the step took."""
-
-    started: float = 0.0
-    worked: float = 0.0
-
-    def wait(self) -> None:
-        print(f"{MARK}{{}}", flush=True)
-        if not sys.stdin.readline():
-            sys.exit(0)
-        self.started, self.worked = time.perf_counter(), time.process_time()
-
-    def report(self, **facts: float) -> None:
-        seconds, processor = time.perf_counter() - self.started, time.process_time() - self.worked
-        print(MARK + json.dumps({"seconds": seconds, "processor seconds": processor, **facts}), flush=True)
-
-
 # --- one side, in its own process -----------------------------------------------------------------------------
 
 
 def run_ours(job: Job) -> None:
     """This project's loop, one step a turn."""
-    student, teacher = load_model(job.student, tuning="full"), load_model(job.teacher)
-    engine = TransformersEngine(student)
     turn, seen = Turn(), {"tokens": 0.0, "generating": 0.0}
+    student = load_model(job.student, tuning="lora" if job.lora else "full")
+    teacher = AdapterOff(student) if job.lora else Frozen(load_model(job.teacher))
+    engine = TransformersEngine(student)
 
     def source(step: int) -> StepBatch:
         turn.wait()
@@ -112,7 +86,7 @@ def run_ours(job: Job) -> None:
         turn.report(loss=metrics["loss"], training=metrics["seconds/training"], **seen)
 
     settings = TrainSettings(steps=job.steps, lr=RATE, schedule="constant", seed=job.seed)
-    train(student, source, Estimator({"base": Frozen(teacher)}), settings, log=log)
+    train(student, source, Estimator({"base": teacher}), settings, log=log)
 
 
 def sample(student: Loaded, engine: TransformersEngine, job: Job, step: int) -> list[Row]:
@@ -131,44 +105,23 @@ def run_trl(job: Job) -> None:
     """TRL's trainer, one step a turn."""
     turn = Turn()
 
-    class Gate(TrainerCallback):  # type: ignore[misc]
-        """Stops the trainer before each step until it is its turn."""
+    def report() -> None:
+        turn.report(tokens=_peer.mean_length(trainer) * job.prompts_per_step)
 
-        def on_step_begin(self, *_args: Any, **_kwargs: Any) -> None:
-            turn.wait()
-
-        def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
-            length = trainer._metrics["train"]["completions/mean_length"][-1]
-            turn.report(tokens=float(length) * job.prompts_per_step)
-
-    half = pick_precision("auto", torch.device("cpu")) == torch.bfloat16
-    config = DistillationConfig(
-        output_dir=tempfile.mkdtemp(),
+    trainer = _peer.trainer(
+        job.student,
+        job.teacher,
+        [talk for step in range(1, job.steps + 1) for talk in job.conversations(step)],
+        _peer.between_steps(turn.wait, report),
         per_device_train_batch_size=job.peer_batch,
         gradient_accumulation_steps=job.prompts_per_step // job.peer_batch,
-        gradient_checkpointing=False,
         max_steps=job.steps,
         max_completion_length=job.new_tokens,
         learning_rate=RATE,
-        lr_scheduler_type="constant",
-        beta=1.0,
-        bf16=half,
-        use_cpu=True,
-        shuffle_dataset=False,
-        disable_tqdm=True,
-        report_to="none",
-        save_strategy="no",
-        logging_steps=job.steps + 1,
         seed=job.seed,
-    )
-    rows = [{"prompt": talk} for step in range(1, job.steps + 1) for talk in job.conversations(step)]
-    trainer = DistillationTrainer(
-        model=AutoModelForCausalLM.from_pretrained(job.student, dtype=torch.float32),
-        teacher_model=AutoModelForCausalLM.from_pretrained(job.teacher, dtype=torch.float32),
-        args=config,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(job.student, padding_side="left"),
-        callbacks=[Gate()],
+        # Under an adapter both models are held in the narrow type, as ours holds its one.
+        weights=pick_precision("auto", torch.device("cpu")) if job.lora else torch.float32,
+        lora=LoraSettings().config() if job.lora else None,
     )
     trainer.train()
 
@@ -177,59 +130,6 @@ SIDES: dict[str, Callable[[Job], None]] = {"ours": run_ours, "TRL": run_trl}
 
 
 # --- the parent -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Side:
-    """A running side, and what its steps reported."""
-
-    name: str
-    process: subprocess.Popen[str]
-    errors: Path
-    steps: list[dict[str, float]] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, name: str, job: Job, folder: Path) -> Side:
-        """Start a side and wait until it is ready for its first step."""
-        command = [sys.executable, "-m", "benchmarks.step", "--side", name, "--job", json.dumps(vars(job))]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(job.threads), "HF_HUB_OFFLINE": "1"}
-        errors = folder / f"{name}.log"
-        with errors.open("w", encoding="utf-8") as log:
-            process = subprocess.Popen(
-                command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-            )
-        side = cls(name, process, errors)
-        side._read()
-        return side
-
-    def take_turn(self, last: bool) -> None:
-        """One step."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        self.steps.append(self._read())
-        if not last:
-            self._read()
-
-    def counted(self) -> list[dict[str, float]]:
-        """The steps after the warm-up."""
-        return self.steps[1:]
-
-    def fastest(self, key: str) -> float:
-        """The least of a figure over the steps that count."""
-        return min(step[key] for step in self.counted())
-
-    def middle(self, key: str) -> float:
-        """Its median."""
-        return statistics.median(step[key] for step in self.counted())
-
-    def _read(self) -> dict[str, float]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(MARK):
-                found: dict[str, float] = json.loads(line[len(MARK) :])
-                return found
-        raise SystemExit(f"{self.name} ended early:\n{self.errors.read_text(encoding='utf-8')[-3000:]}")
 
 
 def prepare(options: argparse.Namespace, folder: Path) -> Job:
@@ -258,15 +158,6 @@ def shake(model: Path, out: Path, seed: int) -> None:
             if weight.dim() == 2:
                 weight += torch.randn(weight.shape, generator=generator) * weight.std() * NOISE
     loaded.save(out)
-
-
-def take_turns(sides: Sequence[Side], steps: int) -> None:
-    """One step of each, in an order that turns round, until all are done."""
-    for step in range(steps):
-        for side in sides if step % 2 == 0 else reversed(sides):
-            side.take_turn(last=step == steps - 1)
-    for side in sides:
-        side.process.communicate()
 
 
 def markdown(sides: Sequence[Side]) -> str:
@@ -334,8 +225,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = prepare(options, folder)
-        present = ["ours"] if DistillationTrainer is None else ["ours", "TRL"]
-        sides = [Side.start(side, job, folder) for side in present]
+        present = ["ours", "TRL"] if _peer.FOUND else ["ours"]
+        sides = [Side.start("benchmarks.step", side, vars(job), folder) for side in present]
         take_turns(sides, job.steps)
     body = markdown(sides)
     print(body)

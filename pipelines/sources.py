@@ -15,6 +15,7 @@ from typing import Any
 
 from pipelines.ahead import Ahead
 from pipelines.answers import Spoken, open_turns, speak
+from pipelines.focus import Focus
 from pipelines.mixing import choose
 from recovery.batches import Row
 from recovery.config import DistillConfig
@@ -97,6 +98,8 @@ class Source:
             metrics["staleness"] = 0.0 if spoken is None else 1.0
         if spoken is None:
             spoken = self._rollouts(batch, count, self.engine)
+        if self.config.focus:
+            Focus(self.config.focus, self.memory).look(spoken)
         if self.ahead is not None and batch < self.config.steps:
             self._begin(batch + 1, count)
         if isinstance(self.engine, FollowingEngine):
@@ -114,9 +117,10 @@ class Source:
     def _asked(self, batch: int, count: int) -> list[Prompt]:
         """The prompts that the student answers itself in this batch."""
         config = self.config
+        focus = Focus(config.focus, self.memory)
         asked = round(count * config.knowledge_share) if self.pools.questions and config.knowledge_teacher else 0
         return [
-            *choose(self.pools.behaviour, count - asked, batch, config.seed, stream=21),
+            *focus.choose(self.pools.behaviour, count - asked, batch, config.seed),
             *choose(self.pools.questions, asked, batch, config.seed, stream=22),
         ]
 

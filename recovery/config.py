@@ -203,8 +203,10 @@ class DistillConfig(TrainingConfig):
     ``keep_above``). ``lam`` weighs the teacher, 1 - lam the ``reward``. ``teacher`` is a checkpoint, or "label" (the
     answer itself), "none", "self", "start" or "ema" (the student now, as it started, its moving average), which need
     a ``context`` that the student does not see. ``batch_epochs`` are updates on one batch of answers;
-    ``positions`` "one" scores a single position of each; ``skip_first`` tokens of a response are not scored;
-    ``continuation`` tokens (0: none) are spoken by the teacher from a prefix of the student's answer and imitated.
+    ``focus`` is the share of prompts drawn by what the student's newest answers missed (those with checks; the others
+    are drawn evenly). ``positions`` "one" scores a single position of each; ``skip_first`` tokens of a response are
+    not scored; ``continuation`` tokens (0: none) are spoken by the teacher from a prefix of the student's answer and
+    imitated.
     ``experts`` ("TAG=NAME") score the prompts that carry their tag; a ``teacher`` may be several with weights
     ("NAME=0.5,NAME=0.5"). ``alarm`` stops a run that collapses and keeps the last state before; ``max_tokens``
     (sampled, scored and trained together) ends one that has had its share.
@@ -230,6 +232,7 @@ class DistillConfig(TrainingConfig):
     prompts: Path | None = None
     prompts_per_step: int = 32
     samples_per_prompt: int = 4
+    focus: float = 0.0
     max_new_tokens: int = 256
     temperature: float = 1.0
     steps: int = 200
@@ -280,7 +283,7 @@ class DistillConfig(TrainingConfig):
         counts = ("prompts_per_step", "samples_per_prompt", "max_new_tokens", "steps", "check_every", "batch_epochs")
         for name in counts:
             _at_least(name, getattr(self, name), 1)
-        for name in ("knowledge_share", "document_loss", "margin"):
+        for name in ("knowledge_share", "document_loss", "margin", "focus"):
             _share(name, getattr(self, name))
         _share("until", self.until, upper=1.0)
         for name in ("plateau", "token_views"):

@@ -54,6 +54,12 @@ common = stages.several(
     click.option(
         "--samples-per-prompt", type=click.IntRange(min=1), default=None, help="Answers sampled to each prompt."
     ),
+    click.option(
+        "--focus",
+        type=click.FloatRange(0, 0.95),
+        default=None,
+        help="Share of prompts drawn by the kinds of instruction that the newest answers missed; the rest evenly.",
+    ),
     stages.max_new_tokens,
     click.option(
         "--overlap/--no-overlap",

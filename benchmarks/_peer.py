@@ -1,0 +1,82 @@
+"""TRL's DistillationTrainer as the benchmarks run it: as fast as its settings allow on this machine.
+
+Gradient checkpointing is off, all prompts of a step are one batch unless a benchmark says otherwise, and products run
+in bfloat16 (autocast) where the processor has it. TRL is looked for in the running environment: ``FOUND`` says
+whether it is there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+
+from recovery.loading import pick_precision
+from recovery.types import Message
+
+try:
+    from datasets import Dataset
+    from trl import DistillationConfig, DistillationTrainer
+except ImportError:
+    DistillationTrainer = None
+
+FOUND = DistillationTrainer is not None
+
+
+def trainer(
+    student: str,
+    teacher: str,
+    conversations: Sequence[Sequence[Message]],
+    callback: TrainerCallback,
+    *,
+    weights: torch.dtype = torch.float32,
+    lora: Any = None,
+    **settings: Any,
+) -> Any:
+    """TRL's trainer of a reverse KL on these prompts, in this order; ``settings`` are its own, over those above.
+
+    ``weights`` is the type in which both models are held (autocast does the rest), ``lora`` a peft configuration.
+    """
+    half = pick_precision("auto", torch.device("cpu")) == torch.bfloat16
+    usual = {
+        "gradient_checkpointing": False,
+        "lr_scheduler_type": "constant",
+        "beta": 1.0,
+        "bf16": half,
+        "use_cpu": True,
+        "shuffle_dataset": False,
+        "disable_tqdm": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": settings["max_steps"] + 1,
+    }
+    return DistillationTrainer(
+        model=AutoModelForCausalLM.from_pretrained(student, dtype=weights),
+        teacher_model=AutoModelForCausalLM.from_pretrained(teacher, dtype=weights),
+        args=DistillationConfig(output_dir=tempfile.mkdtemp(), **(usual | settings)),
+        train_dataset=Dataset.from_list([{"prompt": list(talk)} for talk in conversations]),
+        processing_class=AutoTokenizer.from_pretrained(student, padding_side="left"),
+        callbacks=[callback],
+        peft_config=lora,
+    )
+
+
+def mean_length(running: Any) -> float:
+    """Tokens of a response of the trainer's newest step, on average."""
+    return float(running._metrics["train"]["completions/mean_length"][-1])
+
+
+def between_steps(before: Callable[[], None], after: Callable[[], None]) -> TrainerCallback:
+    """A callback that calls ``before`` when a step of the trainer begins and ``after`` when it ends."""
+
+    class Between(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_args: Any, **_kwargs: Any) -> None:
+            before()
+
+        def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
+            after()
+
+    return Between()

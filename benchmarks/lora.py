@@ -1,0 +1,144 @@
+"""A distillation step under LoRA, the teacher by switching the adapter off, against TRL's with its second teacher.
+
+Run: python -m benchmarks.lora [--write]
+
+The model has Qwen3's shape with the vocabulary of its family (151,936 entries) and random weights, so that every
+answer runs to the full length. Each side runs in a process of its own and waits for its turn, as in benchmarks.step:
+sampling one response a prompt, scoring it with the teacher, reverse KL, backward, AdamW. TRL gets the same adapter
+and, like ours, weights held in bfloat16 where the processor has it; its clean teacher is a second model. Peak memory
+is the most that a side's process holds during a step above what it held before it loaded anything.
+
+The default is a size for a processor; --width 1024 --layers 28 --prompts 32 --new-tokens 1024 is the 0.6B model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, Qwen3Config
+
+from benchmarks import _peer, _report
+from benchmarks._sides import Side, take_turns
+from benchmarks.step import Job
+from recovery.miniature import materialise
+from recovery.prompts import behaviour_prompts
+
+FASTER, SMALLER = 1.5, 0.5
+
+
+def random_model(out: Path, width: int, layers: int, vocabulary: int, seed: int) -> int:
+    """A Qwen3 of this shape with random weights and the miniature's tokens; returns how many weights it has."""
+    heads = max(2, width // 64)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        intermediate_size=3 * width,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        head_dim=64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    tokens = materialise(out.with_name("tokens"))
+    ends = GenerationConfig.from_pretrained(tokens)
+    model.generation_config = GenerationConfig(eos_token_id=ends.eos_token_id, pad_token_id=ends.pad_token_id)
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(tokens).save_pretrained(out)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def prepare(options: argparse.Namespace, folder: Path) -> tuple[Job, int]:
+    """Write the model and the prompts of all steps."""
+    model, prompts, steps = folder / "model", folder / "prompts.jsonl", options.steps + 1
+    weights = random_model(model, options.width, options.layers, options.vocabulary, options.seed)
+    chosen = behaviour_prompts(folder / "tokens").train[: steps * options.prompts]
+    prompts.write_text("".join(json.dumps(list(p.messages)) + "\n" for p in chosen), encoding="utf-8")
+    numbers = (options.prompts, options.new_tokens, steps, options.threads, options.seed, options.prompts)
+    return Job(str(model), str(model), str(prompts), *numbers, lora=True), weights
+
+
+def ratios(sides: Sequence[Side]) -> dict[str, float]:
+    """TRL's medians over ours in time, and our peak memory over TRL's."""
+    named = {side.name: side for side in sides}
+    if "TRL" not in named:
+        return {}
+    found = {key: named["TRL"].middle(key) / named["ours"].middle(key) for key in ("seconds", "processor seconds")}
+    return found | {"megabytes": named["ours"].largest("megabytes") / named["TRL"].largest("megabytes")}
+
+
+def markdown(sides: Sequence[Side]) -> str:
+    """The table and the ratios."""
+    rows = [
+        (
+            side.name,
+            f"{side.fastest('seconds'):.2f} s",
+            f"{side.middle('seconds'):.2f} s",
+            f"{side.middle('processor seconds'):.2f} s",
+            f"{side.largest('megabytes'):,.0f} MB",
+            f"{side.middle('tokens'):,.0f}",
+        )
+        for side in sides
+    ]
+    header = ("step of", "fastest", "median", "processor, median", "peak memory", "tokens a step")
+    ours = next(side for side in sides if side.name == "ours")
+    parts = f"{ours.middle('generating'):.2f} s sampling, {ours.middle('training'):.2f} s scoring and training"
+    lines = [_report.table(header, rows), "", f"Of ours: {parts} (medians by the clock).", ""]
+    found = ratios(sides)
+    if found:
+        time = "met" if min(found["seconds"], found["processor seconds"]) >= FASTER else "MISSED"
+        memory = "met" if found["megabytes"] <= SMALLER else "MISSED"
+        lines += [
+            f"- TRL's step over ours: {found['seconds']:.2f} by the clock, {found['processor seconds']:.2f} by the "
+            f"processor's count (medians); goal {FASTER}: {time}.",
+            f"- Our peak memory over TRL's: {found['megabytes']:.2f}; goal {SMALLER}: {memory}.",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure, print, write where asked; status 1 where a goal was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--prompts", type=int, default=8, help="prompts a step")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=2, help="steps that count, after one that does not")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/lora.md and .json")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    facts = _report.machine(("torch", "transformers", "peft", "trl"))
+    facts |= {"threads": str(options.threads), "seed": str(options.seed)}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job, weights = prepare(options, folder)
+        present = ["ours", "TRL"] if _peer.FOUND else ["ours"]
+        sides = [Side.start("benchmarks.step", side, vars(job), folder) for side in present]
+        take_turns(sides, job.steps)
+    body = markdown(sides)
+    print(body)
+    if options.write:
+        size = (
+            f"{weights / 1e6:.0f}M weights ({options.layers} layers of width {options.width}, vocabulary "
+            f"{options.vocabulary:,}), {options.prompts} prompts a step, {options.new_tokens} new tokens each, "
+            f"{options.steps} steps."
+        )
+        data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides), "weights": weights}
+        note = (__doc__ or "").split("\n\n", 2)[2]
+        print(_report.write("lora", "A distillation step under LoRA", f"{note}\n{size}\n\n{body}", facts, data))
+    return int("MISSED" in body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
