@@ -157,7 +157,6 @@ def run_ours(setting: Setting, run: Run, looks: Looks) -> None:
     }  # fmt: skip
     config = build(DistillConfig, shared | LEVERS, model_recipe(Path(setting.base)))
     student = load_model(setting.student, tuning="full")
-    source = Source(config, student, engine_of(student, config), Pools(setting.train()))
     estimator = Estimator({BEHAVIOUR: Frozen(load_model(setting.base))}, config.dials())
     tokens = 0.0
 
@@ -171,7 +170,9 @@ def run_ours(setting: Setting, run: Run, looks: Looks) -> None:
         return "over" if looks.take(step // epochs, tokens, student.model.parameters()) else None
 
     looks.take(0, 0.0)
-    train(student, source, estimator, settings_of(config, config.steps, "full"), log=log, after_step=look)
+    with engine_of(student, config) as engine:
+        source = Source(config, student, engine, Pools(setting.train()))
+        train(student, source, estimator, settings_of(config, config.steps, "full"), log=log, after_step=look)
 
 
 def run_trl(setting: Setting, run: Run, looks: Looks) -> None:

@@ -57,8 +57,8 @@ class Source:
     student: Loaded
     engine: Engine
     pools: Pools
-    teachers: Mapping[str, Teacher | Scorer | Weighted]
-    logprobs: Callable[[str, Sequence[Row]], list[list[float]]]
+    teachers: Mapping[str, Teacher | Scorer | Weighted] = field(default_factory=dict)
+    logprobs: Callable[[str, Sequence[Row]], list[list[float]]] = lambda _name, rows: [[] for _ in rows]
     context: Context | None = None
     reward: Reward | None = None
     speaker: Engine | None = None
