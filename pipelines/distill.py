@@ -22,8 +22,9 @@ from pipelines.answers import (
     read_result,
     write_result,
 )
-from pipelines.estimates import Needs, seconds_for
+from pipelines.estimates import Work
 from pipelines.glimpses import Glimpses
+from pipelines.memory import USUAL_PROMPT, Needs, Rollouts, distilling
 from pipelines.midtrain import row_length, rows_of
 from pipelines.models import choose_tuning, engine_of, load_frozen
 from pipelines.progress import duration
@@ -36,7 +37,7 @@ from pipelines.watch import Observer, Timed, TimedScorer, Watch
 from recovery.batches import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
-from recovery.loading import Loaded, pick_device
+from recovery.loading import Loaded, load_chat
 from recovery.methods import method_named
 from recovery.rewards import judged
 from recovery.rollouts import Engine, Sampling, TransformersEngine
@@ -46,6 +47,8 @@ from recovery.workspace import Checkpoint
 
 # Tokens a response takes on average, as a share of the most it may take: for the estimates of a dry run.
 _USUAL_LENGTH = 0.5
+# Prompts whose tokens are counted for the same.
+_LOOKED_AT = 200
 
 
 @dataclass(frozen=True)
@@ -195,11 +198,14 @@ def _each(look: Callable[[int], None], after_step: Callable[[int], str | None]) 
 
 
 def _plan(config: DistillConfig, setting: Setting) -> DistillPlan:
-    tuning = choose_tuning(config, setting.student, teachers=setting.copies(config))
+    prompt = _prompt_tokens(setting, config)
+    tuning = choose_tuning(
+        config,
+        setting.student,
+        lambda *given: distilling(config, *given, copies=setting.copies(config), prompt=prompt),
+    )
     rollouts = config.prompts_per_step * config.samples_per_prompt
-    tokens = round(config.steps / config.batch_epochs * rollouts * config.max_new_tokens * _USUAL_LENGTH)
-    device = str(pick_device(config.device))
-    sampled = round(config.alpha * tokens)
+    work = distilling_work(config, tuning.name, copies=setting.copies(config), prompt=prompt)
     return DistillPlan(
         cycle=setting.cycle,
         method=config.method,
@@ -212,21 +218,52 @@ def _plan(config: DistillConfig, setting: Setting) -> DistillPlan:
         development_prompts=len(setting.development),
         rollouts_per_step=rollouts,
         steps=config.steps,
-        tokens_sampled=sampled,
+        tokens_sampled=round(config.alpha * answer_tokens(config)),
         tuning=tuning.name,
         tuning_reason=tuning.reason,
         lr=config.rate(tuning.name),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=seconds_for(
-            tuning.parameters,
-            trained=tokens * config.batch_epochs,
-            sampled=sampled,
-            scored=tokens if setting.copies(config) else 0,
-            device=device,
-        ),
+        seconds=work.seconds(tuning.network, tuning.speed),
         notes=setting.notes,
     )
+
+
+def answer_tokens(config: DistillConfig) -> int:
+    """Tokens of all answers of a stage, where they take their usual length; each batch of them counts once."""
+    rollouts = config.prompts_per_step * config.samples_per_prompt
+    return round(config.steps / config.batch_epochs * rollouts * config.max_new_tokens * _USUAL_LENGTH)
+
+
+def distilling_work(
+    config: DistillConfig, tuning: str, *, copies: int, prompt: int = USUAL_PROMPT, vllm: bool = False
+) -> Work:
+    """The work of a distillation to its last step. Prompts are read with every answer; some answer takes its full
+    length, so that each batch of them is decoded to the end.
+    """
+    rollouts = config.prompts_per_step * config.samples_per_prompt
+    batches = config.steps / config.batch_epochs
+    passed = round(answer_tokens(config) + batches * rollouts * prompt)
+    sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, round(config.alpha * rollouts), prompt)
+    groups = math.ceil(sampling.most / sampling.at_once)
+    taught = copies > 0 or config.self_taught
+    return Work(
+        trained=passed * config.batch_epochs,
+        read=passed * config.batch_epochs * taught,
+        turns=round(batches * groups * config.max_new_tokens),
+        rows=sampling.at_once,
+        frozen=tuning == "lora",
+        again=config.gradient_checkpointing,
+        vllm=vllm,
+    )
+
+
+def _prompt_tokens(setting: Setting, config: DistillConfig) -> int:
+    """The length of a long prompt in tokens: nine of ten are no longer."""
+    chat = load_chat(str(setting.student.weights), config.template_args)
+    step = max(1, len(setting.train) // _LOOKED_AT)
+    lengths = sorted(len(chat.prompt_ids(prompt.messages)) for prompt in setting.train[::step])
+    return lengths[int(0.9 * (len(lengths) - 1))]
 
 
 def _reference(session: Session, stage: Stage, config: DistillConfig, setting: Setting) -> SuiteResult | None:

@@ -1,46 +1,27 @@
-"""What a stage will need, told before any weights are loaded: parameters, memory, time."""
+"""Figures of a machine, and how long work takes on it, told beforehand."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import struct
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 GIB = 1 << 30
-# float32 weights, gradients and AdamW's two moments; an adapter's base is only held, in float32 or bfloat16.
-_BYTES_FULL = 16
-# Beyond weights and optimizer: activations, the head's chunks, Python. Measured generously.
-_HEADROOM = 0.8
-_ADAPTER_SHARE = 0.03
 _FLOPS_TRAINED, _FLOPS_FORWARD = 6, 2
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Memory in bytes: what is needed and what is free; ``fits`` leaves room for activations."""
-
-    needed: int
-    free: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether it can be expected to run."""
-        return self.needed <= self.free * _HEADROOM
-
-    def __str__(self) -> str:
-        return f"about {size(self.needed)} for weights and optimizer, {size(self.free)} free"
-
-
-def size(count: int) -> str:
-    """Bytes in words: 120 MiB, 3.4 GiB."""
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
+# Of what a machine's products do by themselves, training gets about half on a CPU; on a GPU 40% of the published peak.
+CPU_UTILISATION, GPU_UTILISATION = 0.5, 0.4
+# Decoding reads the weights at this share of the published bandwidth. Python takes as long for a layer on a GPU as on
+# a CPU, where it was measured; vLLM spares it.
+_BANDWIDTH_SHARE, _LAYER_SECONDS = 0.6, 0.6e-3
 
 
 def parameters(folder: Path) -> int:
@@ -59,21 +40,9 @@ def parameters(folder: Path) -> int:
     return total
 
 
-def training_needs(count: int, tuning: str, *, teachers: int, device: str, pieces: int = 1) -> Needs:
-    """Memory to train ``count`` parameters, with ``teachers`` further frozen copies beside the student.
-
-    A student that is cut into ``pieces`` takes each process its share; the copies are whole.
-
-    ``device`` is resolved: "cpu" or "cuda...". Frozen copies are counted at 4 bytes a parameter on a CPU and 2 on
-    a GPU, where they are held in bfloat16.
-    """
-    frozen = 2 if device.startswith("cuda") else 4
-    if tuning == "full":
-        needed = count * _BYTES_FULL // pieces + teachers * count * frozen
-    else:
-        own = count * frozen + count * _ADAPTER_SHARE * _BYTES_FULL
-        needed = int(own / pieces) + teachers * count * frozen
-    return Needs(needed, free_memory(device))
+def size(count: int) -> str:
+    """Bytes in words: 120 MiB, 3.4 GiB."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / (1 << 20):.0f} MiB"
 
 
 def free_memory(device: str) -> int:
@@ -100,12 +69,46 @@ def peak_memory(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def seconds_for(count: int, *, trained: int, sampled: int = 0, scored: int = 0, device: str = "cpu") -> float:
-    """A rough time for tokens through ``count`` parameters, from a quick measure of this machine's products.
+@dataclass(frozen=True)
+class Speed:
+    """What a machine does in a second while it works: operations, and bytes of weights read while decoding."""
 
-    Decoding is taken to run at a fifth of the speed of a batch.
+    operations: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model as far as time is concerned: parameters that tokens are multiplied with, layers, bytes held."""
+
+    multiplied: int
+    layers: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """Tokens trained on and read (prompts included), and ``turns`` of decoding that say one token for ``rows`` answers.
+
+    ``frozen`` weights get no gradient (LoRA): a third of the work is spared; ``again`` repeats the forward pass
+    (gradient checkpointing).
     """
-    return flops(count, trained=trained, sampled=5 * sampled, scored=scored) / operations_per_second(device)
+
+    trained: int = 0
+    read: int = 0
+    turns: int = 0
+    rows: int = 0
+    frozen: bool = False
+    again: bool = False
+    vllm: bool = False
+
+    def seconds(self, network: Network, speed: Speed) -> float:
+        """How long it takes."""
+        each = _FLOPS_TRAINED - (2 if self.frozen else 0) + (_FLOPS_FORWARD if self.again else 0)
+        done = network.multiplied * (each * self.trained + _FLOPS_FORWARD * self.read) / speed.operations
+        products = _FLOPS_FORWARD * network.multiplied * self.rows / speed.operations
+        turn = max(products, network.bytes / speed.bandwidth) + (0 if self.vllm else network.layers * _LAYER_SECONDS)
+        return done + self.turns * turn
 
 
 def flops(count: int, *, trained: int, sampled: int = 0, scored: int = 0) -> float:
@@ -116,13 +119,30 @@ def flops(count: int, *, trained: int, sampled: int = 0, scored: int = 0) -> flo
     return float(count) * (_FLOPS_TRAINED * trained + _FLOPS_FORWARD * (scored + sampled))
 
 
-def operations_per_second(device: str) -> float:
-    """Floating-point operations a second of a product of the size that models have, half of it as overhead."""
+def published(tflops: float, gigabytes: float, utilisation: float | None = None) -> Speed:
+    """The speed of a GPU by its published figures: bfloat16 TFLOP/s without sparsity, and GB/s of its memory."""
+    used = GPU_UTILISATION if utilisation is None else utilisation
+    return Speed(tflops * 1e12 * used, gigabytes * 1e9 * _BANDWIDTH_SHARE)
+
+
+def this_machine(device: str, precision: torch.dtype, utilisation: float | None = None) -> Speed:
+    """The speed of the device at hand, by a quick measurement of its products and of reading its memory."""
     place = torch.device(device)
-    a = torch.randn(512, 1024, device=place)
-    b = torch.randn(1024, 1024, device=place)
-    count, started = 0, time.perf_counter()
-    while time.perf_counter() - started < 0.15:
-        (a @ b).sum().item()
-        count += 1
-    return 0.5 * count * 2 * 512 * 1024 * 1024 / (time.perf_counter() - started)
+    a = torch.randn(512, 1024, device=place).to(precision)
+    b = torch.randn(1024, 1024, device=place).to(precision)
+    block = torch.zeros(8 << 20, device=place)
+    product = _fastest(lambda: (a @ b)[0, 0].item())
+    read = _fastest(lambda: block.sum().item())
+    used = CPU_UTILISATION if utilisation is None else utilisation
+    return Speed(used * 2 * 512 * 1024 * 1024 / product, block.numel() * 4 / read)
+
+
+def _fastest(work: Callable[[], object]) -> float:
+    """Seconds of the fastest of many runs: what else runs on a machine only ever adds."""
+    work()
+    best, begun = math.inf, time.perf_counter()
+    while time.perf_counter() - begun < 0.1:
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    return best

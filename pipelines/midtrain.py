@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoTokenizer
 from db import records
 from pipelines.answers import asked_beforehand, fitting
 from pipelines.corpora import FrozenCorpus, freeze, gather, thaw, thaw_all
-from pipelines.estimates import Needs, seconds_for
+from pipelines.estimates import Work
+from pipelines.memory import Needs, midtraining
 from pipelines.mixing import Stream, choose, schedule, step_tokens, steps_for
 from pipelines.models import Tuning, choose_tuning, load_frozen
 from pipelines.progress import duration
@@ -24,7 +25,7 @@ from recovery.chat import ChatFormat
 from recovery.config import MidtrainConfig
 from recovery.corpus import document_rows
 from recovery.errors import UsageError
-from recovery.loading import Loaded, pick_device
+from recovery.loading import Loaded
 from recovery.objectives.dials import Dials
 from recovery.prompts import behaviour_prompts, load_conversations
 from recovery.rollouts import Sampling
@@ -176,7 +177,7 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> Mid
         length = per_step
         own = _tokens(tokenizer, length, sources.own)
     steps = config.steps or steps_for(config.passes, own, own_share, per_step)
-    tuning: Tuning = choose_tuning(config, student, teachers=0)
+    tuning: Tuning = choose_tuning(config, student, lambda *given: midtraining(config, *given, row_length=length))
     return MidtrainPlan(
         cycle=sources.own.cycle,
         student=student.name,
@@ -194,9 +195,16 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> Mid
         lr=config.rate(tuning.name),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=seconds_for(tuning.parameters, trained=steps * per_step, device=str(pick_device(config.device))),
+        seconds=midtraining_work(config, tuning.name, steps * per_step).seconds(tuning.network, tuning.speed),
         corpus=sources.own.lines,
     )
+
+
+def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
+    """The work of mid-training on so many tokens; an anchor reads them too, and a projection looks at some more."""
+    lora = tuning == "lora"
+    read = tokens if config.anchor else 0
+    return Work(trained=tokens, read=read, frozen=lora, again=config.gradient_checkpointing)
 
 
 def _guard(config: MidtrainConfig, chat_rows: Sequence[Row]) -> Callable[[int], list[Row]]:

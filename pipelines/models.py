@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pipelines.estimates import GIB, Needs, free_memory, parameters, training_needs
+from pipelines.estimates import GIB, Network, Speed, free_memory, parameters, this_machine
+from pipelines.memory import Needs, Plan, memory_of, network_of
 from pipelines.session import Session
 from recovery import processes
 from recovery.checkpoints import content_hash
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
-from recovery.loading import Loaded, LoraSettings, load_model, pick_device
+from recovery.loading import Loaded, LoraSettings, load_model, pick_device, pick_precision
 from recovery.rollouts import (
     CachedEngine,
     FollowingEngine,
@@ -48,22 +49,26 @@ class Tuning:
     reason: str
     needs: Needs
     parameters: int
+    network: Network
+    speed: Speed
 
 
-def choose_tuning(config: TrainingConfig, student: Checkpoint, teachers: int) -> Tuning:
+def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[str, str, bool], Plan]) -> Tuning:
     """Resolve ``--tuning auto``: what the student carries; else full where it fits in memory, else LoRA.
 
-    ``teachers`` counts frozen copies that full fine-tuning needs beside the student. Raises UsageError where full
-    fine-tuning is asked of an adapter.
+    ``plan`` says what the stage needs, from the model's configuration as JSON, a tuning, and whether there is a GPU.
+    Raises UsageError where full fine-tuning is asked of an adapter.
     """
     device = str(pick_device(config.device))
-    count = parameters(student.weights)
-    pieces = processes.size() if config.shard == "full" else 1
+    gpu = device.startswith("cuda")
+    model = (student.weights / "config.json").read_text(encoding="utf-8")
+    shards = processes.size() if config.shard == "full" else 1
 
-    def needs(name: str) -> Needs:
-        # The clean teacher of an adapter is the same weights with the adapter off: no copy.
-        copies = teachers if name == "full" else max(0, teachers - 1)
-        return training_needs(count, name, teachers=copies, device=device, pieces=pieces)
+    def chosen(name: str, reason: str) -> Tuning:
+        planned = replace(plan(model, name, gpu), shards=shards)
+        needs = Needs(memory_of(planned), free_memory(device), gpu)
+        speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
+        return Tuning(name, reason, needs, parameters(student.weights), network_of(planned.trial), speed)
 
     if student.tuning == "lora":
         if config.tuning == "full":
@@ -71,16 +76,13 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, teachers: int) ->
                 f"{student.name} is a LoRA adapter: go on with --tuning lora, or merge it first "
                 f"(`recover export {student.name} --merge`) and start from the merged folder"
             )
-        return Tuning("lora", f"LoRA: {student.name} is an adapter, carried on", needs("lora"), count)
+        return chosen("lora", f"LoRA: {student.name} is an adapter, carried on")
     if config.tuning != "auto":
-        reason = "full fine-tuning, as asked" if config.tuning == "full" else "LoRA, as asked"
-        return Tuning(config.tuning, reason, needs(config.tuning), count)
-    full = needs("full")
-    if full.fits:
-        return Tuning("full", "full fine-tuning, since it fits in memory", full, count)
-    return Tuning(
-        "lora", f"LoRA, since full fine-tuning does not fit ({full}); LoRA learns documents less", needs("lora"), count
-    )
+        return chosen(config.tuning, "full fine-tuning, as asked" if config.tuning == "full" else "LoRA, as asked")
+    full = chosen("full", "full fine-tuning, since it fits in memory")
+    if full.needs.fits:
+        return full
+    return chosen("lora", f"LoRA, since full fine-tuning does not fit ({full.needs}); LoRA learns documents less")
 
 
 def load_student(student: Checkpoint, tuning: str, config: TrainingConfig) -> Loaded:

@@ -181,24 +181,67 @@ def load_model(
         raise UsageError(
             f"{path} is an adapter: train it with --tuning lora, or merge it first (recover export --merge)"
         )
-    model = _load_weights(base, torch.float32 if tuning == "full" else compute, trust_remote_code)
-    tokenizer = _load_tokenizer(base, trust_remote_code)
+    model = _load_weights(base, _held_in(tuning, compute), trust_remote_code)
+    chat = load_chat(base, template_args, trust_remote_code)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")
-    elif tuning == "lora":
-        model = get_peft_model(model, (lora or LoraSettings()).config())
+    model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
+    loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
+    if shard and tuning != "frozen" and processes.size() > 1:
+        return _sharded(loaded, offload)
+    model.to(place)
+    return loaded
+
+
+def load_chat(base: str, template_args: Mapping[str, Any] | None = None, trust_remote_code: bool = False) -> ChatFormat:
+    """The tokenizer of a model folder with its chat format. Raises ModelError where they do not fit the model."""
+    return ChatFormat.of(_load_tokenizer(base, trust_remote_code), _generation_config(base), template_args)
+
+
+def outline(
+    config: Any,
+    *,
+    tuning: Tuning = "frozen",
+    lora: LoraSettings | None = None,
+    precision: torch.dtype = torch.float32,
+    gradient_checkpointing: bool = False,
+) -> Loaded:
+    """The model of a transformers configuration as :func:`load_model` would load it, without its weights.
+
+    Its tensors lie on the meta device: they have a shape and a type and take no memory. It has no tokenizer, and its
+    head is not compared with the model's own logits. Raises ModelError where transformers cannot build it.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=_held_in(tuning, precision))
+            _pick_attention(model)
+            model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
+    except (ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+        raise ModelError(
+            f"cannot build a {config.model_type} model from its config.json: {_first_line(error)}"
+        ) from error
+    chat = ChatFormat(None, frozenset(), 0)
+    made = Loaded(model, None, chat, torch.device("cpu"), precision, tuning, str(config.name_or_path))
+    made._head = Head.read(model)
+    return made
+
+
+def _held_in(tuning: Tuning, compute: torch.dtype) -> torch.dtype:
+    """Weights that are trained are kept in float32, others in the precision of matrix products."""
+    return torch.float32 if tuning == "full" else compute
+
+
+def _tuned(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointing: bool) -> Any:
+    """The model with what ``tuning`` says made trainable; one that carries an adapter already keeps it."""
+    if tuning == "lora" and not isinstance(model, PeftModel):
+        model = get_peft_model(model, lora.config())
     if tuning == "frozen":
         model.requires_grad_(False)
     model.eval()
     if gradient_checkpointing and tuning != "frozen":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
-    chat = ChatFormat.of(tokenizer, _generation_config(base), template_args)
-    loaded = Loaded(model, tokenizer, chat, place, compute, tuning, str(path))
-    if shard and tuning != "frozen" and processes.size() > 1:
-        return _sharded(loaded, offload)
-    model.to(place)
-    return loaded
+    return model
 
 
 def _sharded(loaded: Loaded, offload: bool) -> Loaded:
@@ -254,11 +297,15 @@ def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool) -> Any
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load the model in {base}: {_first_line(error)}") from error
+    _pick_attention(model)
+    return model
+
+
+def _pick_attention(model: Any) -> None:
     if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
         model.set_attn_implementation("eager")  # SDPA leaves the cap on attention scores out (Gemma 2)
     elif model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(attention.NAME)
-    return model
 
 
 def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:

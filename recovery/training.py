@@ -335,7 +335,7 @@ class _Run:
 
 def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """AdamW for everything; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024)."""
-    matrices = [p for name, p in params.items() if p.ndim == 2 and _inside_layers(name)]
+    matrices = [p for name, p in params.items() if p.ndim == 2 and inside_layers(name)]
     muon = matrices if settings.optimizer == "muon" else []
     if any(apart(muon)[1]):
         raise UsageError("--optimizer muon needs whole matrices: take --shard none, or adamw")
@@ -357,7 +357,8 @@ def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) 
     return made
 
 
-def _inside_layers(name: str) -> bool:
+def inside_layers(name: str) -> bool:
+    """Whether a parameter of that name lies in a layer, and not in the embedding or the head."""
     return "embed" not in name and "lm_head" not in name
 
 

@@ -55,13 +55,21 @@ class Head:
         Raises:
             ModelError: the head is adapted by LoRA, quantised, not a linear layer, or gives other logits.
         """
-        base = _base(model)
-        linear = _output_layer(base)
-        head = cls(linear.weight, linear.bias, *_scale_and_cap(base.config))
+        head, base = cls.read(model), _base(model)
         if base not in _verified:
             head.check(model)
             _verified.add(base)
         return head
+
+    @classmethod
+    def read(cls, model: nn.Module) -> Head:
+        """The head as the model's configuration describes it, without a look at what the model computes.
+
+        Raises ModelError as :meth:`of` does, but for other logits.
+        """
+        base = _base(model)
+        linear = _output_layer(base)
+        return cls(linear.weight, linear.bias, *_scale_and_cap(base.config))
 
     @property
     def vocabulary(self) -> int:

@@ -1,0 +1,258 @@
+"""The memory model: what a stage holds, part by part, from a model's configuration alone.
+
+Weights, gradients and optimizer follow from counting the parameters of the model built without weights; what a
+micro-batch and a rollout take beside them is counted by :mod:`pipelines.tracing`. How close that comes to measured runs
+is in benchmarks/results/memory.md.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from pipelines.estimates import GIB, Network, size
+from pipelines.tracing import Rows, Taken, Trial, rollout_memory, training_memory
+from recovery.batches import CPU_TOKENS
+from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
+from recovery.loading import Loaded, pick_precision
+from recovery.training import inside_layers
+
+# The share of what is free that is not counted on. On a GPU for what lies between torch's blocks; on a CPU freed memory
+# is kept for long: peaks a third above what was alive were measured there.
+MARGIN_GPU, MARGIN_CPU = 0.08, 0.25
+# What a process takes of a GPU before any tensor: CUDA's context, the libraries' work space. Assumed, not measured.
+CUDA_CONTEXT = GIB * 3 // 4
+# What vLLM takes beside weights and keys and values: its own context, activations, graphs. Assumed, not measured.
+VLLM_WORK = GIB * 3 // 2
+# Tokens of a prompt, where it is not known.
+USUAL_PROMPT = 128
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """How answers are sampled: ``budget`` tokens of prompts and answers at once, ``most`` answers a step.
+
+    ``vllm`` in this process holds its own copy of the weights, all the time unless it ``sleeps`` while training.
+    """
+
+    budget: int
+    new_tokens: int
+    most: int
+    prompt: int = USUAL_PROMPT
+    vllm: bool = False
+    sleeps: bool = False
+
+    @property
+    def at_once(self) -> int:
+        """Answers sampled at once."""
+        return max(1, min(self.most, self.budget // (self.prompt + self.new_tokens)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A stage as far as memory is concerned. ``shards`` processes hold a piece of the student's layers each."""
+
+    trial: Trial
+    rows: Rows
+    optimizer: str = "adamw"
+    rollouts: Rollouts | None = None
+    shards: int = 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by part: ``held`` throughout, and beside that while ``training`` or while ``sampling``."""
+
+    held: dict[str, int] = field(default_factory=dict)
+    training: dict[str, int] = field(default_factory=dict)
+    sampling: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at any time."""
+        return sum(self.held.values()) + max(sum(self.training.values()), sum(self.sampling.values()))
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """The parts at that time: they add up to the peak."""
+        return self.held | max(self.training, self.sampling, key=lambda parts: sum(parts.values()))
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a stage takes, and what is free on its device (bytes); some of that is left alone."""
+
+    memory: Memory
+    free: int
+    gpu: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether it can be expected to run."""
+        return self.memory.peak <= usable(self.free, self.gpu)
+
+    def __str__(self) -> str:
+        return f"about {size(self.memory.peak)} at the peak, {size(self.free)} free"
+
+
+def usable(free: int, gpu: bool) -> int:
+    """The part of what is free that is counted on."""
+    return round(free * (1 - (MARGIN_GPU if gpu else MARGIN_CPU)))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes kept for some parameters: weights, gradients, and the optimizer's state."""
+
+    weights: int
+    gradients: int
+    adamw: int
+    muon: int
+
+    @classmethod
+    def of(cls, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Kept:
+        """AdamW keeps two moments in the type of the parameter; Muon keeps one of the matrices inside the layers."""
+        found = list(parameters)
+        trained = [(name, p) for name, p in found if p.requires_grad]
+        gradients = _bytes(p for _, p in trained)
+        matrices = _bytes(p for name, p in trained if p.ndim == 2 and inside_layers(name))
+        return cls(_bytes(p for _, p in found), gradients, 2 * gradients, 2 * gradients - matrices)
+
+    def optimizer(self, name: str) -> int:
+        """The state of the optimizer of that name."""
+        return self.muon if name == "muon" else self.adamw
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """How many numbers a model has, and what is kept for those inside its layers and for the others.
+
+    ``multiplied`` are those that every token is multiplied with: all but an embedding that is only looked up.
+    """
+
+    total: int
+    trainable: int
+    multiplied: int
+    layers: int
+    inside: Kept
+    outside: Kept
+
+
+@functools.lru_cache(maxsize=64)
+def parameters_of(trial: Trial) -> Parameters:
+    """Counted on the model built without weights: exact, tied heads once."""
+    return _count(trial.student())
+
+
+@functools.lru_cache(maxsize=64)
+def _frozen_bytes(trial: Trial) -> int:
+    return _bytes(trial.frozen().model.parameters())
+
+
+def _count(loaded: Loaded) -> Parameters:
+    named = list(loaded.model.named_parameters())
+    total = sum(p.numel() for _, p in named)
+    embedding = loaded.core.get_input_embeddings().weight
+    tied = embedding is loaded.head.weight_VD or embedding is loaded.core.get_output_embeddings().weight
+    return Parameters(
+        total=total,
+        trainable=sum(p.numel() for p in loaded.trainable().values()),
+        multiplied=total if tied else total - embedding.numel(),
+        layers=loaded.core.config.get_text_config().num_hidden_layers,
+        inside=Kept.of((name, p) for name, p in named if inside_layers(name)),
+        outside=Kept.of((name, p) for name, p in named if not inside_layers(name)),
+    )
+
+
+def network_of(trial: Trial) -> Network:
+    """The model as far as time is concerned."""
+    counts = parameters_of(trial)
+    return Network(counts.multiplied, counts.layers, _frozen_bytes(trial))
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def midtraining(config: MidtrainConfig, model: str, tuning: str, gpu: bool, *, row_length: int | None = None) -> Plan:
+    """Mid-training as far as memory is concerned. ``model`` is its configuration as JSON, ``tuning`` full or lora."""
+    length = row_length or config.row_length
+    teachers = int(config.anchor > 0 and tuning == "full")
+    trial = _trial(config, model, tuning, gpu, teachers, config.anchor > 0 and tuning == "lora")
+    return Plan(trial, Rows(_rows(config, length, gpu), length, length, packed=True), config.optimizer)
+
+
+def distilling(
+    config: DistillConfig, model: str, tuning: str, gpu: bool, *, copies: int, prompt: int = USUAL_PROMPT
+) -> Plan:
+    """A distillation as far as memory is concerned.
+
+    ``copies`` are the models that teach beside the student where nothing is shared: under LoRA the clean one needs no
+    copy, since it is the student with its adapter off. ``prompt`` is the usual length of a prompt in tokens.
+    """
+    own = config.teacher == "self" or (tuning == "lora" and copies > 0)
+    trial = _trial(config, model, tuning, gpu, copies - 1 if own and copies else copies, own)
+    length = prompt + config.max_new_tokens
+    rows = Rows(_rows(config, length, gpu), length, config.max_new_tokens)
+    most = config.prompts_per_step * config.samples_per_prompt
+    if config.alpha == 0 or config.served:  # nothing is sampled in this process
+        return Plan(trial, rows, config.optimizer)
+    vllm = config.engine == "vllm"
+    rollouts = Rollouts(config.rollout_tokens, config.max_new_tokens, most, prompt, vllm, config.engine_sleep)
+    return Plan(trial, rows, config.optimizer, rollouts)
+
+
+def _rows(config: ModelConfig, length: int, gpu: bool) -> int:
+    return max(1, (config.token_budget if gpu else min(config.token_budget, CPU_TOKENS)) // length)
+
+
+def _trial(config: TrainingConfig, model: str, tuning: str, gpu: bool, teachers: int, own_teacher: bool) -> Trial:
+    if config.precision == "auto":  # on a GPU that is not here: one that multiplies bfloat16
+        precision = "bfloat16" if gpu else str(pick_precision("auto", torch.device("cpu"))).removeprefix("torch.")
+    else:
+        precision = config.precision
+    return Trial(model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, teachers, own_teacher)
+
+
+def memory_of(plan: Plan) -> Memory:
+    """The parts of a stage's memory, of one process. Raises ModelError where the model cannot be built or run."""
+    trial, rollouts = plan.trial, plan.rollouts
+    counts, frozen = parameters_of(trial), _frozen_bytes(trial)
+    inside, outside = counts.inside, counts.outside
+    held = {
+        "weights": outside.weights + inside.weights // plan.shards,
+        "optimizer": outside.optimizer(plan.optimizer) + inside.optimizer(plan.optimizer) // plan.shards,
+        "teachers": trial.teachers * frozen,
+    }
+    training = {"gradients": outside.gradients + inside.gradients // plan.shards}
+    training |= _parts(training_memory(trial, plan.rows))
+    if plan.shards > 1:  # a layer is brought together before it runs, and the next one beside it
+        training["gathered"] = 2 * inside.weights // counts.layers
+    sampling: dict[str, int] = {}
+    if rollouts is not None and rollouts.vllm:
+        one = rollout_memory(trial, 1, rollouts.prompt, rollouts.new_tokens)
+        token = one.cache / (rollouts.prompt + rollouts.new_tokens)
+        (sampling if rollouts.sleeps else held)["vLLM"] = frozen + round(token * rollouts.budget) + VLLM_WORK
+    elif rollouts is not None:
+        sampling = _parts(rollout_memory(trial, rollouts.at_once, rollouts.prompt, rollouts.new_tokens))
+        copied = trial.tuning == "full" and trial.precision != "float32"
+        if plan.shards > 1:
+            sampling["sampling copy"] = frozen
+        elif copied:
+            held["sampling copy"] = frozen
+    if trial.gpu:
+        held["CUDA"] = CUDA_CONTEXT
+    return Memory(held, training, sampling)
+
+
+def _parts(taken: Taken) -> dict[str, int]:
+    named = {
+        "activations": taken.activations,
+        "logits": taken.logits,
+        "casts": taken.passing,
+        "KV cache": taken.cache,
+    }
+    return {name: round(size) for name, size in named.items() if size}

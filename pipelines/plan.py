@@ -1,0 +1,476 @@
+"""What a cycle would take of GPUs that need not be here: `recover plan`. No weights are loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from pipelines.corpora import gather
+from pipelines.distill import distilling_work
+from pipelines.estimates import GIB, GPU_UTILISATION, Speed, Work, free_memory, published, size, this_machine
+from pipelines.memory import (
+    CUDA_CONTEXT,
+    MARGIN_GPU,
+    USUAL_PROMPT,
+    VLLM_WORK,
+    Memory,
+    Plan,
+    distilling,
+    memory_of,
+    midtraining,
+    network_of,
+    parameters_of,
+    usable,
+)
+from pipelines.midtrain import midtraining_work, rows_of
+from pipelines.progress import duration
+from pipelines.tracing import Trial
+from recovery.config import SELF_TEACHERS, DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.errors import ModelError, RecoveryError, UsageError
+from recovery.loading import load_chat, pick_precision, resolve_base
+from recovery.miniature.package import WEIGHTS
+from recovery.workspace import MINIATURE
+
+# Published peaks: GiB, bfloat16 TFLOP/s without sparsity, GB/s of memory.
+CARDS = {
+    "T4": (16, 65, 320),
+    "L4": (24, 121, 300),
+    "A10": (24, 125, 600),
+    "RTX3090": (24, 71, 936),
+    "RTX4090": (24, 165, 1008),
+    "A6000": (48, 155, 768),
+    "L40S": (48, 362, 864),
+    "A100-40": (40, 312, 1555),
+    "A100": (80, 312, 2039),
+    "H100": (80, 989, 3350),
+    "H200": (141, 989, 4800),
+}
+# Which of them a size alone stands for.
+_BY_SIZE = {16: "T4", 24: "RTX4090", 40: "A100-40", 48: "L40S", 80: "A100", 141: "H200"}
+# Characters a token takes in running text, where there is no tokenizer to count with.
+BYTES_A_TOKEN = 4.0
+# Token budgets: the default, and what is asked for at most where there is room.
+_USUAL_BUDGET, _LARGEST_BUDGET = 16384, 1 << 17
+_ROLLOUT_BUDGETS = (32768, 16384, 8192, 4096, 2048)
+_GPUS = re.compile(
+    r"(?:(?P<count>\d+)x)?(?:(?P<size>\d+(?:\.\d+)?)(?:GB|GiB|G)?|(?P<name>[A-Za-z][\w-]*))", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One or several devices of a kind. ``memory`` is in bytes, each; ``gpu`` False is this machine's CPU."""
+
+    name: str
+    memory: int
+    speed: Speed
+    count: int = 1
+    gpu: bool = True
+
+    @property
+    def title(self) -> str:
+        """As a person says it."""
+        return f"{self.count} x {self.name}" if self.count > 1 else self.name
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a cycle, as flags."""
+
+    title: str
+    tuning: str
+    gradient_checkpointing: bool = False
+    knowledge: bool = True
+    vllm: bool = False
+    sharded: bool = False
+
+
+# In the order in which they are recommended: full fine-tuning learns documents best; vLLM is not recommended unseen.
+WAYS = (
+    Way("full", "full"),
+    Way("full, gradient checkpointing", "full", True),
+    Way("full, gradient checkpointing, sharded", "full", True, sharded=True),
+    Way("LoRA", "lora"),
+    Way("LoRA, gradient checkpointing", "lora", True),
+    Way("LoRA, gradient checkpointing, vLLM", "lora", True, vllm=True),
+    Way("LoRA, gradient checkpointing, base alone teaches", "lora", True, knowledge=False),
+    Way("LoRA, gradient checkpointing, sharded", "lora", True, sharded=True),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way on a card. ``largest`` is the largest token budget that fits, 0 where not even one row does."""
+
+    title: str
+    fits: bool
+    peak: int
+    parts: dict[str, int]
+    stage: str
+    largest: int
+    token_budget: int
+    rollout_tokens: int
+    seconds: dict[str, float]
+    command: str
+
+    @property
+    def total(self) -> float:
+        """Seconds of a whole cycle."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class CardPlan:
+    """All ways on one card, and the number of the recommended one."""
+
+    card: str
+    memory: int
+    choices: tuple[Choice, ...]
+    recommended: int | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `recover plan` says."""
+
+    model: str
+    parameters: int
+    document_tokens: int
+    trained_tokens: int
+    assumptions: tuple[str, ...]
+    cards: tuple[CardPlan, ...] = field(default_factory=tuple)
+
+    def text(self) -> str:
+        """For a person."""
+        lines = [
+            f"{self.model}: {self.parameters:,} parameters; {self.document_tokens:,} tokens of documents, "
+            f"{self.trained_tokens:,} trained on in mid-training",
+            *(_card_text(card) for card in self.cards),
+            "",
+            *self.assumptions,
+        ]
+        return "\n".join(lines)
+
+
+def make_plan(
+    model: str,
+    gpus: str,
+    *,
+    docs: Path | None = None,
+    document_mb: float = 10.0,
+    flags: dict[str, object] | None = None,
+    tflops: float | None = None,
+    utilisation: float | None = None,
+) -> Report:
+    """What each way of running a cycle would take on each card.
+
+    ``flags`` are those of the stages (method, teacher, knowledge_teacher, epochs ...). Raises ModelError or UsageError
+    in one line where the model cannot be found or a card is not understood.
+    """
+    cards = [_card(part.strip(), tflops, utilisation) for part in gpus.split(",")]
+    text = model_text(model)
+    given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
+    midtrain, distill = build(MidtrainConfig, given), build(DistillConfig, given)
+    knowledge = (flags or {}).get("knowledge_teacher") != "none"
+    tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
+    trained = round(tokens * midtrain.passes)
+    counts = parameters_of(Trial(text, "full", "float32", gpu=False))
+    ways = [way for way in WAYS if knowledge or way.knowledge]  # else two would be the same
+    asked = _Asked(model, text, midtrain, distill, trained, knowledge, docs)
+    found = tuple(_on(card, asked, ways) for card in cards)
+    return Report(model, counts.total, tokens, trained, tuple(_assumptions(midtrain, distill, cards, docs)), found)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the user wants done."""
+
+    model: str
+    text: str
+    midtrain: MidtrainConfig
+    distill: DistillConfig
+    trained: int
+    knowledge: bool
+    docs: Path | None
+
+
+# --- the model, the cards, the documents ----------------------------------------------------------------------------
+
+
+def model_text(name: str) -> str:
+    """The config.json of a model folder, a file, "miniature" or a hub id, whole (defaults filled in).
+
+    Raises ModelError where there is none.
+    """
+    path = Path(WEIGHTS if name == MINIATURE and not Path(name).exists() else name).expanduser()
+    try:
+        if path.is_file():
+            values = json.loads(path.read_text(encoding="utf-8"))
+            config = AutoConfig.for_model(values.pop("model_type"), **values)
+        elif path.is_dir():
+            config = AutoConfig.from_pretrained(resolve_base(path)[0])
+        else:
+            config = AutoConfig.from_pretrained(name)
+    except RecoveryError:
+        raise
+    except KeyError:
+        raise ModelError(
+            f"{path} is not a model's config.json: it names no model_type that transformers knows"
+        ) from None
+    except (OSError, ValueError, TypeError, UnicodeDecodeError) as error:
+        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelError(
+            f"--model {name}: no configuration was found in a folder, a file or on the hub: {said}"
+        ) from error
+    whole: str = config.to_json_string(use_diff=False)
+    return whole
+
+
+def _card(said: str, tflops: float | None, utilisation: float | None) -> Card:
+    if said.lower() == "cpu":
+        precision = pick_precision("auto", torch.device("cpu"))
+        speed = this_machine("cpu", precision, utilisation)
+        if tflops is not None:
+            speed = dataclasses.replace(speed, operations=tflops * 1e12 * (utilisation or 1.0))
+        return Card("this machine's CPU", free_memory("cpu"), speed, gpu=False)
+    match = _GPUS.fullmatch(said)
+    named = {name.lower(): name for name in CARDS}
+    if match is None or (match["name"] and match["name"].lower() not in named):
+        raise UsageError(
+            f"--gpus {said!r} is not understood: give sizes in GB such as 24,48 or 2x80GB, cpu, or one of "
+            f"{', '.join(CARDS)}"
+        )
+    count = int(match["count"] or 1)
+    wanted = float(match["size"]) if match["size"] else 0.0
+    name = named[match["name"].lower()] if match["name"] else _nearest(wanted)
+    gib, peak, bandwidth = CARDS[name]
+    memory = wanted or gib
+    if count < 1 or memory <= 0:
+        raise UsageError(f"--gpus {said!r}: number and size must be above 0")
+    title = name if match["name"] else f"{wanted:g} GB (speed of {name})"
+    return Card(title, round(memory * GIB), published(tflops or peak, bandwidth, utilisation), count)
+
+
+def _nearest(gib: float) -> str:
+    return _BY_SIZE[min(_BY_SIZE, key=lambda known: abs(known - gib))]
+
+
+def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
+    """The tokens of a folder, by the model's own tokenizer where its folder has one."""
+    corpus = gather(docs, 1, held_out=config.held_out, seed=config.seed)
+    folder = WEIGHTS if model == MINIATURE else Path(model)
+    if folder.is_dir() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        tokenizer = load_chat(str(folder)).tokenizer
+        return sum(len(row.ids) for row in rows_of(tokenizer, config.row_length, corpus))
+    return round(sum(len(document.text.encode()) for document in corpus.documents) / BYTES_A_TOKEN)
+
+
+# --- one card -------------------------------------------------------------------------------------------------------
+
+
+def _on(card: Card, asked: _Asked, ways: Sequence[Way]) -> CardPlan:
+    possible = [way for way in ways if (card.gpu or not way.vllm) and (card.count > 1 or not way.sharded)]
+    choices = tuple(_choice(card, asked, way) for way in possible)
+    fitting = (number for number, way in enumerate(possible) if choices[number].fits and not way.vllm)
+    return CardPlan(card.title, card.memory, choices, next(fitting, None))
+
+
+def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
+    room = usable(card.memory, card.gpu)
+    dials: dict[str, Any] = {"tuning": way.tuning, "gradient_checkpointing": way.gradient_checkpointing}
+    midtrain = dataclasses.replace(asked.midtrain, **dials)
+    vllm: dict[str, Any] = {"engine": "vllm", "engine_sleep": True} if way.vllm else {}
+    distill = dataclasses.replace(asked.distill, **dials, **vllm)
+    copies = _copies(distill, asked.knowledge and way.knowledge)
+    shards = card.count if way.sharded else 1
+
+    def reading(budget: int) -> Plan:
+        config = dataclasses.replace(midtrain, token_budget=budget)
+        return dataclasses.replace(midtraining(config, asked.text, way.tuning, card.gpu), shards=shards)
+
+    def teaching(budget: int, rollout_tokens: int) -> Plan:
+        config = dataclasses.replace(distill, token_budget=budget, rollout_tokens=rollout_tokens)
+        plan = distilling(config, asked.text, way.tuning, card.gpu, copies=copies)
+        return dataclasses.replace(plan, shards=shards)
+
+    row = midtrain.row_length
+    rollout_tokens = next(
+        (tokens for tokens in _ROLLOUT_BUDGETS if memory_of(teaching(row, tokens)).peak <= room), _ROLLOUT_BUDGETS[-1]
+    )
+    largest = min(
+        _largest(lambda budget: memory_of(reading(budget)), row, room),
+        _largest(lambda budget: memory_of(teaching(budget, rollout_tokens)), row, room),
+    )
+    budget = max(row, min(largest, _USUAL_BUDGET))
+    stages = {
+        "mid-training": memory_of(reading(budget)),
+        "distillation": memory_of(teaching(budget, rollout_tokens)),
+    }
+    stage = max(stages, key=lambda name: stages[name].peak)
+    distill = dataclasses.replace(distill, token_budget=budget, rollout_tokens=rollout_tokens)
+    return Choice(
+        way.title,
+        largest > 0,
+        stages[stage].peak,
+        stages[stage].at_peak,
+        stage,
+        largest,
+        budget,
+        rollout_tokens,
+        _seconds(card, asked, midtrain, distill, way, copies),
+        _command(asked, way, budget, rollout_tokens, card.count if way.sharded else 1),
+    )
+
+
+def _copies(config: DistillConfig, knowledge: bool) -> int:
+    """Models that teach beside the student where nothing is shared, as a cycle would hold them."""
+    named = config.lam > 0 and config.teacher not in ("none", "label", *SELF_TEACHERS)
+    teachers = len(config.teacher_weights) if named else 0
+    others = (knowledge and config.alpha > 0 and config.lam > 0, config.anchor > 0, config.teacher in ("start", "ema"))
+    return teachers + len(config.routes) + sum(others)
+
+
+def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
+    """The largest token budget, in whole rows, whose peak fits: memory grows in line with the rows of a batch."""
+    one, four = memory(row), memory(4 * row)
+    if one.peak > room:
+        return 0
+    held = sum(one.held.values())
+    first, last = sum(one.training.values()), sum(four.training.values())
+    slope = (last - first) / 3
+    rows = 1 + math.floor((room - held - first) / slope) if slope > 0 else _LARGEST_BUDGET // row
+    return min(_LARGEST_BUDGET, max(1, rows) * row)
+
+
+def _seconds(
+    card: Card, asked: _Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, copies: int
+) -> dict[str, float]:
+    """Seconds of each part of a cycle; shards share the training."""
+    network = network_of(midtraining(midtrain, asked.text, way.tuning, card.gpu).trial)
+    speed = card.speed
+    if way.sharded:
+        speed = dataclasses.replace(speed, operations=speed.operations * card.count)
+    asking = EvalConfig()
+    items = (asking.limit or 0) * 2  # instruction following, and as many questions about the documents
+    length = USUAL_PROMPT + asking.max_new_tokens
+    at_once = max(1, asking.rollout_tokens // length)
+    groups = math.ceil(items / at_once)
+    evaluation = Work(read=items * USUAL_PROMPT, turns=groups * asking.max_new_tokens, rows=at_once, vllm=way.vllm)
+    work = {
+        "mid-training": midtraining_work(midtrain, way.tuning, asked.trained),
+        "distillation": distilling_work(distill, way.tuning, copies=copies, vllm=way.vllm),
+    }
+    seconds = {name: part.seconds(network, speed) for name, part in work.items()}
+    return seconds | {"two evaluations": 2 * evaluation.seconds(network, card.speed)}
+
+
+def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processes: int) -> str:
+    """The command of a cycle in that way, ready to be typed."""
+    shared = ["--tuning", way.tuning, *(["--gradient-checkpointing"] if way.gradient_checkpointing else [])]
+    shared += ["--token-budget", str(budget), *(["--shard", "full"] if way.sharded else [])]
+    vllm = ["--engine", "vllm", "--engine-sleep"] if way.vllm else []
+    sampling = ["--rollout-tokens", str(rollout_tokens)] if rollout_tokens != _ROLLOUT_BUDGETS[0] else []
+    sampling += vllm
+    docs = str(asked.docs) if asked.docs is not None else "DOCS"
+    begin = ["--model", asked.model, "--docs", docs]
+    if asked.distill.method == "opd" and asked.distill.teacher == "base":
+        alone = [] if asked.knowledge and way.knowledge else ["--knowledge-teacher", "none"]
+        return _started(["cycle", *begin, *shared, *sampling, *alone], processes)
+    dials = ["--method", asked.distill.method]
+    if asked.distill.teacher != build(DistillConfig, {"method": asked.distill.method}).teacher:
+        dials += ["--teacher", asked.distill.teacher]
+    first = _started(["midtrain", *begin, *shared], processes)
+    return f"{first} && {_started(['train', *dials, *shared, *sampling], processes)}"
+
+
+def _started(words: Sequence[str], processes: int) -> str:
+    """A command of `recover`, started on so many GPUs."""
+    launcher = ["torchrun", "--standalone", "--nproc_per_node", str(processes), "-m", "recovery"]
+    return shlex.join([*(launcher if processes > 1 else ["recover"]), *words])
+
+
+def _assumptions(
+    midtrain: MidtrainConfig, distill: DistillConfig, cards: Sequence[Card], docs: Path | None
+) -> list[str]:
+    """What the figures rest on, one line each."""
+    documents = "" if docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are taken for a token."
+    lines = [
+        f"time: {midtrain.passes:g} passes over the documents; {distill.steps} steps of "
+        f"{distill.prompts_per_step * distill.samples_per_prompt} answers (it stops earlier once behaviour is back), "
+        f"half as long as --max-new-tokens {distill.max_new_tokens} allows; two evaluations of 1,000 prompts and as "
+        f"many questions.{documents}"
+    ]
+    if any(card.gpu for card in cards):
+        speeds = ", ".join(
+            f"{card.title}: {card.speed.operations / 1e12:.0f} TFLOP/s used" for card in cards if card.gpu
+        )
+        lines += [
+            f"speed: published peaks, of which {GPU_UTILISATION:.0%} is assumed unless --tflops and --utilisation say "
+            f"otherwise ({speeds}); not measured.",
+            f"memory: {MARGIN_GPU:.0%} of a GPU is left free; {CUDA_CONTEXT / GIB:g} GiB for CUDA's context and "
+            f"{VLLM_WORK / GIB:g} GiB for vLLM's own are assumed. The rest is counted; benchmarks/results/memory.md "
+            f"says how close that came to measured runs.",
+        ]
+    return lines
+
+
+# --- for a person ---------------------------------------------------------------------------------------------------
+
+
+def _card_text(plan: CardPlan) -> str:
+    header = (
+        "",
+        "weights",
+        "optimizer",
+        "teachers",
+        "gradients",
+        "activations",
+        "other",
+        "peak",
+        "",
+        "budget",
+        "cycle",
+    )
+    rows: list[tuple[str, ...]] = [header]
+    for number, choice in enumerate(plan.choices):
+        known = ("weights", "optimizer", "teachers", "gradients", "activations")
+        other = sum(bytes_ for name, bytes_ in choice.parts.items() if name not in known)
+        rows.append(
+            (
+                ("> " if number == plan.recommended else "  ") + choice.title,
+                *(_gib(choice.parts.get(name, 0)) for name in known),
+                _gib(other),
+                _gib(choice.peak),
+                "fits" if choice.fits else "no",
+                f"{choice.largest:,}" if choice.fits else "-",
+                duration(choice.total) if choice.fits else "-",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = ["", f"{plan.card}, {size(plan.memory)} (in GiB):"]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    if plan.recommended is None:
+        lines.append("nothing fits: take more GPUs (--gpus 2x80GB), a larger one, or a smaller model")
+        return "\n".join(lines)
+    chosen = plan.choices[plan.recommended]
+    parts = ", ".join(f"{name} {_gib(count)}" for name, count in chosen.parts.items() if count)
+    times = ", ".join(f"{name} {duration(seconds)}" for name, seconds in chosen.seconds.items())
+    lines += [f"most is held in {chosen.stage}: {parts}", f"a cycle takes about {duration(chosen.total)}: {times}"]
+    lines.append(chosen.command)
+    return "\n".join(lines)
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.1f}" if count < 100 * GIB else f"{count / GIB:.0f}"

@@ -1,0 +1,410 @@
+"""Memory counted by running the real code on tensors without data: what a micro-batch and a rollout hold at most.
+
+The model is built from its configuration alone, with torch's fake tensors: they have a shape, a type and a lifetime,
+and no memory. The student's forward pass, the teachers', the loss and the backward pass then run as they do in
+training, and every storage that is made is added up until it is let go. So nothing has to be known about a family's
+layers, about what autograd keeps, or about what gradient checkpointing spares.
+
+A GPU is imitated: the same products, with the attention kernels that torch takes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from transformers import AutoConfig, DynamicCache
+
+from recovery import attention
+from recovery.batches import Batch, Row, collate
+from recovery.loading import Loaded, LoraSettings, outline
+from recovery.objectives import fused
+from recovery.objectives.dials import Dials
+from recovery.objectives.estimator import LABEL, Estimator
+from recovery.rollouts import Sampling
+from recovery.rollouts.transformers_engine import draw
+from recovery.teachers import AdapterOff, Frozen, Live, Teacher
+
+SDPA = "torch.nn.functional.scaled_dot_product_attention"
+MASKING = "transformers.masking_utils.find_packed_sequence_indices"
+# Chunks of tokens that the loss is run on: each takes the same buffers, so that more of them change nothing.
+_CHUNKS = 2
+# Rows of the two batches that larger ones are reckoned from.
+_FEW_ROWS, _MORE_ROWS = 2, 4
+TEACHER = "teacher"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A micro-batch: ``count`` rows of ``length`` tokens, of which ``targets`` each are trained on.
+
+    ``packed`` rows hold several documents, which an attention mask keeps apart.
+    """
+
+    count: int
+    length: int
+    targets: int
+    packed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the batch."""
+        return self.count * self.length
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Bytes alive at the moment when most were, beyond weights, optimizer and the gradients of earlier micro-batches.
+
+    ``logits``: tensors as wide as the vocabulary; ``passing``: tensors in the shape of a weight (its gradient before it
+    is added up, its copy in a lower precision); ``cache``: keys and values of a rollout; ``activations``: the rest.
+    """
+
+    activations: float = 0
+    logits: float = 0
+    passing: float = 0
+    cache: float = 0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.activations + self.logits + self.passing + self.cache
+
+    def towards(self, other: Taken, times: float) -> Taken:
+        """On the line through this and another: ``times`` 0 is here, 1 is there."""
+        ends = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
+        return Taken(*(max(0.0, here + times * (there - here)) for here, there in ends))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is run: a model (its configuration as JSON), how it is trained, and by whom it is taught.
+
+    ``teachers`` are frozen copies beside the student; ``own_teacher`` says that the student's own weights teach too,
+    its adapter off where it has one. Without either, the rows' own tokens are the targets. Gradients of an earlier
+    micro-batch are taken to be there already.
+    """
+
+    config: str
+    tuning: str
+    precision: str
+    gpu: bool
+    gradient_checkpointing: bool = False
+    lora_rank: int = 32
+    teachers: int = 0
+    own_teacher: bool = False
+
+    def student(self, layers: int | None = None) -> Loaded:
+        """The student without its weights, of all its layers or only some."""
+        return outline(
+            model_config(self.config, layers),
+            tuning=self.tuning,  # type: ignore[arg-type]
+            lora=LoraSettings(self.lora_rank, 2 * self.lora_rank),
+            precision=getattr(torch, self.precision),
+            gradient_checkpointing=self.gradient_checkpointing,
+        )
+
+    def frozen(self, layers: int | None = None) -> Loaded:
+        """A frozen copy without its weights."""
+        return outline(model_config(self.config, layers), precision=getattr(torch, self.precision))
+
+
+def model_config(text: str, layers: int | None = None) -> Any:
+    """The transformers configuration of a config.json's text; of its first ``layers`` only, where that is given."""
+    values = json.loads(text)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    if layers is not None:
+        inner = config.get_text_config()
+        inner.num_hidden_layers = layers
+        if getattr(inner, "layer_types", None):
+            inner.layer_types = inner.layer_types[:layers]
+    return config
+
+
+@functools.lru_cache(maxsize=256)
+def training_memory(trial: Trial, rows: Rows) -> Taken:
+    """What one micro-batch takes, from the teachers' forward pass to the end of the student's backward pass."""
+    return _of_many(trial, rows.count, lambda count: _deep(trial, dataclasses.replace(rows, count=count)))
+
+
+@functools.lru_cache(maxsize=256)
+def rollout_memory(trial: Trial, answers: int, prompt: int, new: int) -> Taken:
+    """What sampling ``answers`` answers at once takes: reading the prompts, or saying the last of ``new`` tokens."""
+    return _of_many(trial, answers, lambda count: _deep_rollout(trial, count, prompt, new))
+
+
+def _of_many(trial: Trial, count: int, run: Callable[[int], tuple[Taken, ...]]) -> Taken:
+    """The peak of ``count`` rows. On a GPU each takes the same: no other kernel is chosen for larger batches."""
+    if not trial.gpu or count <= _MORE_ROWS:
+        return _largest(run(count))
+    return _largest(_line(run(_FEW_ROWS), run(_MORE_ROWS), (count - _FEW_ROWS) / (_MORE_ROWS - _FEW_ROWS)))
+
+
+@functools.lru_cache(maxsize=256)
+def _deep_rollout(trial: Trial, answers: int, prompt: int, new: int) -> tuple[Taken, ...]:
+    return _phases(trial, lambda layers: _sample(trial, answers, prompt, new, layers))
+
+
+@functools.lru_cache(maxsize=256)
+def _deep(trial: Trial, rows: Rows) -> tuple[Taken, ...]:
+    return _phases(trial, lambda layers: _train(trial, rows, layers))
+
+
+def _phases(trial: Trial, run: Callable[[int], list[Taken]]) -> tuple[Taken, ...]:
+    """The peaks of the deep model. Layers repeat, so that each lies on a line through those of two shallow models."""
+    config = model_config(trial.config).get_text_config()
+    depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or [])
+    period = next((p for p in range(1, len(kinds)) if all(a == b for a, b in zip(kinds, kinds[p:], strict=False))), 1)
+    few, more = 2 * period, 3 * period
+    if depth <= more:
+        return tuple(run(depth))
+    return _line(run(few), run(more), (depth - few) / (more - few))
+
+
+def _line(here: Sequence[Taken], there: Sequence[Taken], times: float) -> tuple[Taken, ...]:
+    return tuple(a.towards(b, times) for a, b in zip(here, there, strict=True))
+
+
+def _largest(phases: Sequence[Taken]) -> Taken:
+    return max(phases, key=lambda taken: taken.total)
+
+
+def _train(trial: Trial, rows: Rows, layers: int) -> list[Taken]:
+    """The peaks of the forward pass with the loss, of the backward pass, and of its end at the embedding."""
+    student = trial.student(layers)
+    frozen = trial.frozen(layers) if trial.teachers else None
+    taught = trial.own_teacher or frozen is not None
+    batch, unseen = _batch(rows, student, TEACHER if taught else LABEL)
+    with _without_data(trial.gpu, rows.packed) as (mode, counter):
+        _give_shapes(mode, student)
+        teacher: Teacher = AdapterOff(student) if trial.tuning == "lora" else Live(student)
+        if frozen is not None:
+            _give_shapes(mode, frozen)
+            teacher = Frozen(frozen)
+        for p in student.trainable().values():
+            p.grad = torch.empty_like(p)
+        student.core.get_input_embeddings().register_forward_hook(counter.next_when_its_gradient_comes)
+        estimator = Estimator({TEACHER: teacher}, Dials())
+        student.model.train()
+        batch = _shapes_of(mode, batch)
+        counter.begin(*(one for one in (student, frozen) if one is not None))
+        loss = estimator(student, batch).loss / rows.tokens
+        counter.next()
+        loss.backward()
+    # The states of targets that the loss was not run on: the teacher's, the student's, their gradient twice.
+    width = (4 if taught else 3) * student.head.width * student.precision.itemsize
+    phases = [dataclasses.replace(phase, activations=phase.activations + unseen * width) for phase in counter.phases]
+    return [*phases, Taken()][:3]
+
+
+def _sample(trial: Trial, answers: int, prompt: int, new: int, layers: int) -> list[Taken]:
+    """The peaks of reading the prompts, and of the last of ``new`` tokens."""
+    loaded = trial.frozen(layers) if trial.tuning == "full" else trial.student(layers)
+    with _without_data(trial.gpu, packed=True) as (mode, counter), torch.no_grad(), loaded.autocast():
+        _give_shapes(mode, loaded)
+        loaded.model.eval()
+        counter.begin(loaded)
+        cache = DynamicCache(config=loaded.core.config)
+        mask_BT = torch.ones(answers, prompt, dtype=torch.long)
+        _say(loaded, torch.zeros_like(mask_BT), mask_BT, (mask_BT.cumsum(-1) - 1).clamp(min=0), cache)
+        _lengthen(cache, prompt + new - 1)
+        counter.next()
+        mask_BT = torch.ones(answers, prompt + new, dtype=torch.long)
+        _say(loaded, mask_BT[:, :1], mask_BT, mask_BT[:, -1:], cache)
+        kept = sum(_size(tensor) for layer in cache.layers for tensor in (layer.keys, layer.values))
+    reading, saying = counter.phases
+    read = round(kept * prompt / (prompt + new))
+    return [
+        dataclasses.replace(reading, activations=reading.activations - read, cache=read),
+        dataclasses.replace(saying, activations=saying.activations - kept, cache=kept),
+    ]
+
+
+def _say(loaded: Loaded, ids_BT: Any, mask_BT: Any, positions_BT: Any, cache: DynamicCache) -> None:
+    """One turn of the engine: hidden states, logits of the last position, a token drawn."""
+    output = loaded.decoder(
+        input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True
+    )
+    logits_BV = loaded.head.logits(output.last_hidden_state[:, -1].to(loaded.precision))
+    draw(logits_BV, Sampling(1), torch.Generator())
+
+
+def _lengthen(cache: DynamicCache, length: int) -> None:
+    """The cache as it is when ``length`` tokens a row are in it; a layer with a window keeps no more than that."""
+    for layer in cache.layers:
+        window = getattr(layer, "sliding_window", None)
+        kept = length if window is None else min(length, window - 1)
+        for name in ("keys", "values"):
+            rows, groups, _, width = getattr(layer, name).shape
+            setattr(layer, name, getattr(layer, name).new_empty(rows, groups, kept, width))
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length = length
+
+
+# --- running without data ------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _without_data(gpu: bool, packed: bool) -> Iterator[tuple[FakeTensorMode, _Counter]]:
+    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), _Counter()
+    with contextlib.ExitStack() as stack:
+        if gpu:  # what is decided by the kind of device: no scores formed whole, no blocks within a chunk
+            stack.enter_context(mock.patch.object(attention, "PLAIN_SCORES", 0))
+            stack.enter_context(mock.patch.object(fused, "_BLOCK_BYTES", 1 << 62))
+        stack.enter_context(mock.patch(SDPA, functools.partial(_kernel, gpu)))
+        if not packed:  # whether a row holds several documents cannot be read off positions without data
+            stack.enter_context(mock.patch(MASKING, return_value=None))
+        stack.enter_context(mode)
+        stack.enter_context(counter)
+        yield mode, counter
+
+
+def _kernel(
+    gpu: bool,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    **_others: Any,
+) -> torch.Tensor:
+    """Attention by the kernel that torch would take with data: without, it cannot choose one."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    mask = None if attn_mask is None else torch.empty(attn_mask.shape, dtype=query.dtype)
+    aten: Any = torch.ops.aten
+    if gpu and mask is None:
+        return aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)[0]
+    if gpu and mask is not None:
+        bias = mask.expand(*query.shape[:3], key.shape[2])
+        learning = torch.is_grad_enabled()
+        return aten._scaled_dot_product_efficient_attention(query, key, value, bias, learning, 0.0, is_causal)[0]
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=mask)[0]
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up the storages that operations make, until they are let go. The peak is kept for each phase."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, tuple[str, int]] = {}
+        self.now = {"activations": 0, "logits": 0, "passing": 0}
+        self.peak = dict(self.now)
+        self.done: list[Taken] = []
+        self.vocabulary = 0
+        self.weights: set[tuple[int, ...]] = set()
+
+    def begin(self, *models: Loaded) -> None:
+        """Count from here on; what is there already is not counted, and neither are the weights of ``models``."""
+        self.vocabulary = models[0].head.vocabulary
+        self.live.clear()
+        for model in (loaded.model for loaded in models):
+            for tensor in [*model.parameters(), *model.buffers()]:
+                self.live[tensor.untyped_storage()._cdata] = "passing", 0
+                if tensor.grad is not None:
+                    self.live[tensor.grad.untyped_storage()._cdata] = "passing", 0
+                if tensor.ndim == 2:
+                    self.weights |= {tuple(tensor.shape), tuple(tensor.shape)[::-1]}
+        self.now = dict.fromkeys(self.now, 0)
+        self.peak = dict(self.now)
+
+    def next(self) -> None:
+        """A new phase begins."""
+        self.done.append(Taken(**self.peak))
+        self.peak = dict(self.now)
+
+    def next_when_its_gradient_comes(self, _module: Any, _args: Any, made: torch.Tensor) -> None:
+        """A forward hook: a new phase begins when the gradient reaches what the module made."""
+        if made.requires_grad:
+            made.register_hook(lambda _gradient: self.next())
+
+    @property
+    def phases(self) -> list[Taken]:
+        """The peaks of all phases so far, the last one included."""
+        return [*self.done, Taken(**self.peak)]
+
+    def __torch_dispatch__(
+        self, function: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in tree_iter(made):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor)
+        return made
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.live:
+            return
+        shape = tuple(tensor.shape)
+        kind = "passing" if shape in self.weights else "logits" if self.vocabulary in shape else "activations"
+        self.live[key] = kind, storage.nbytes()
+        self.now[kind] += storage.nbytes()
+        weakref.finalize(storage, self._let_go, key)
+        if sum(self.now.values()) > sum(self.peak.values()):
+            self.peak = dict(self.now)
+
+    def _let_go(self, key: int) -> None:
+        kind, size = self.live.pop(key, ("activations", 0))
+        self.now[kind] -= size
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _give_shapes(mode: FakeTensorMode, loaded: Loaded) -> None:
+    """Turn the meta tensors of a model into fake ones, tied ones into one."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in loaded.model.modules():
+        for name, p in module._parameters.items():
+            if p is not None:
+                if id(p) not in made:
+                    made[id(p)] = torch.nn.Parameter(_fake(mode, p.data), requires_grad=p.requires_grad)
+                module._parameters[name] = made[id(p)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = _fake(mode, buffer)
+    head = loaded._head
+    loaded._head = dataclasses.replace(
+        head, weight_VD=made[id(head.weight_VD)], bias_V=None if head.bias_V is None else made[id(head.bias_V)]
+    )
+
+
+def _shapes_of(mode: FakeTensorMode, batch: Batch) -> Batch:
+    fields: dict[str, Any] = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    tensors: dict[str, Any] = {k: _fake(mode, value) for k, value in fields.items() if isinstance(value, torch.Tensor)}
+    return dataclasses.replace(batch, **tensors)
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    return FakeTensor(mode, torch.empty_like(tensor, device="meta"), torch.device("cpu"))
+
+
+def _batch(rows: Rows, student: Loaded, teacher: str) -> tuple[Batch, int]:
+    """The micro-batch, with targets for a few chunks of the loss, and how many targets were left out."""
+    wanted = rows.count * rows.targets
+    kept = min(wanted, _CHUNKS * fused._chunk_size(student.head.vocabulary, student.precision))
+    each = math.ceil(kept / rows.count)
+    mask = [False] * (rows.length - each) + [True] * each
+    halves = (rows.length // 2, rows.length - rows.length // 2) if rows.packed else ()
+    row = Row([0] * rows.length, mask, halves, teacher)
+    batch = collate([row] * rows.count, student.chat.pad_id)
+    return batch, wanted - batch.tokens
