@@ -238,7 +238,7 @@ def _say(loaded: Loaded, ids_BT: Any, mask_BT: Any, positions_BT: Any, cache: Dy
         input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache, use_cache=True
     )
     logits_BV = loaded.head.logits(output.last_hidden_state[:, -1].to(loaded.precision))
-    draw(logits_BV, Sampling(1), torch.Generator())
+    draw(logits_BV, Sampling(1), logits_BV.new_zeros(len(logits_BV), dtype=torch.float64))
 
 
 def _lengthen(cache: DynamicCache, length: int) -> None:
