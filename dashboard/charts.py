@@ -23,6 +23,9 @@ KINDS = {"base": "base", "midtrained": "mid-trained", "recovered": "recovered", 
 FEW_CYCLES = 6
 """Up to here every point has a label of its own; beyond, only the first and the last cycle's have."""
 
+FEW_DECADES = 2.0
+"""Up to here a small figure's logarithmic axis has room for marks between the powers of ten."""
+
 FEW_POINTS = 24
 """Up to here a curve shows its points too."""
 
@@ -173,8 +176,14 @@ def curve(
     figure.update_xaxes(range=[0, total] if total else None, nticks=6)
     figure.update_yaxes(nticks=5, exponentformat="e")
     if log and all(point.value is None or point.value > 0 for _, points in drawn for point in points):
-        figure.update_yaxes(type="log", dtick="D2", tickformat="~g")
+        values = [point.value for _, points in drawn for point in points if point.value]
+        figure.update_yaxes(type="log", dtick=log_ticks(values, FEW_DECADES), tickformat="~g")
     return figure
+
+
+def log_ticks(values: Sequence[float], decades: float) -> str | int:
+    """1, 2 and 5 of each power of ten; over more ``decades`` than have room for that, the powers alone."""
+    return "D2" if not values or math.log10(max(values) / min(values)) <= decades else 1
 
 
 def blank(height: int) -> Figure:

@@ -24,7 +24,7 @@ PICTURES = {
     "live": ("live", ".js-plotly-plot .plot-container", 1060),
     "geometry": ("geometry", ".js-plotly-plot .plot-container", 900),
     "compare": ("compare", ".js-plotly-plot .plot-container", 900),
-    "studies": ("studies", "h1", 900),
+    "studies": ("studies", ".chip", 900),
     "phone": ("", ".js-plotly-plot .plot-container", 844),
 }
 PHONE = 390  # pixels; that picture is taken in the dark
