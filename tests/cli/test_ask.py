@@ -23,6 +23,7 @@ from recovery.cli.main import run
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.types import Message
+from recovery.workspace import Workspace
 
 PROMPT = "Write two words about the harbour."
 
@@ -142,7 +143,7 @@ def test_pruned_weights_are_not_asked_unless_named_and_changed_ones_never(
     with (copy / "checkpoints/cycle-1/midtrained/config.json").open("a") as stream:
         stream.write(" ")
     assert "has changed since it was registered" in refused(capsys, PROMPT, *home, "--checkpoint", "latest")
-    with reading(copy) as registry:
+    with reading(Workspace(copy)) as registry:
         (made,) = [one for one in registry.all() if one.name == "cycle-1/midtrained"]
     with Tracker(copy / "tracker.db") as tracker:
         tracker.describe_checkpoint(made.id or 0, {"pruned": "2026-01-01"})
