@@ -121,9 +121,9 @@ def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: 
         )
     figure.update_xaxes(title_text="step", rangemode="tozero", nticks=8)
     figure.update_yaxes(title_text=unit or None, exponentformat="e", nticks=6)
-    values = [point.value for entry in entries for point in entry.points]
-    if log and values and all(value is None or value > 0 for value in values):
-        figure.update_yaxes(type="log", dtick=charts.log_ticks([value for value in values if value], 4.0), tickformat="~g")
+    values = [point.value for entry in entries for point in entry.points if point.value is not None]
+    if log and values and min(values) > 0:
+        figure.update_yaxes(type="log", dtick=charts.log_ticks(values, 4.0), tickformat="~g")
     return figure
 
 
