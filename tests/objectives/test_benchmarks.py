@@ -63,30 +63,28 @@ def test_the_ratio_is_theirs_over_ours_after_the_warm_up() -> None:
     assert step.ratios(sides[:1]) == {}
 
 
-def test_tokens_are_read_off_where_the_goal_is_crossed_and_held() -> None:
-    def looks(*values: float) -> list[dict[str, float]]:
-        return [{"batch": k, "tokens": 100.0 * k, "value": value, "goal": 0.9} for k, value in enumerate(values)]
-
-    assert until.reached(looks(0.5, 0.8, 1.0, 0.95)) == pytest.approx(150.0)
-    assert until.reached(looks(0.5, 0.95, 0.8, 0.85)) is None  # one lucky look
-    assert until.tokens_of(looks(0.5, 0.95, 0.8)) == 200.0
-    assert until.reached(looks(0.5, 0.9, 0.9)) == pytest.approx(100.0)
+def test_tokens_are_read_off_where_the_curve_crosses_the_goal() -> None:
+    points = [(100.0, 0.5, 0.0), (400.0, 0.7, 0.0), (1600.0, 0.9, 0.0)]
+    assert until.needed(points, 0.8) == pytest.approx(800.0)
+    assert until.needed(points, 0.95) is None
+    assert until.needed(points, 0.4) == 100.0
 
 
-def test_each_side_counts_at_its_best_rate_with_the_median_of_its_seeds() -> None:
-    def run(tokens: float) -> list[dict[str, float]]:
-        values = (0.0, 0.5, 1.0, 1.0)
-        return [
-            {"batch": k, "tokens": t, "value": v, "goal": 1.0}
-            for k, (t, v) in enumerate(zip((0.0, tokens / 2, tokens, 2 * tokens), values, strict=True))
-        ]
+def test_each_side_counts_at_its_best_rate_with_the_mean_of_its_seeds() -> None:
+    def runs(side: str, rate: float, tokens: float, *values: float) -> dict[until.Run, until.End]:
+        return {
+            until.Run(side, until.SEARCHED, rate, seed): until.End(tokens, value) for seed, value in enumerate(values)
+        }
 
-    runs = {until.Run("ours", rate, 0): run(tokens) for rate, tokens in ((1e-3, 100.0), (2e-3, 60.0))}
-    runs |= {until.Run("ours", 2e-3, seed): run(tokens) for seed, tokens in ((1, 80.0), (2, 70.0))}
-    runs |= {until.Run("TRL", 1e-3, 0): run(140.0), until.Run("TRL", 2e-3, 0): run(200.0)}
-    assert until.best_rate(runs, "ours") == 2e-3
-    assert until.ratio(runs) == pytest.approx(70 / 140)
-    assert "0.50; goal 0.8: met" in until.markdown(runs, base=1.0)
+    found = runs("ours", 1e-3, 100.0, 0.8) | runs("ours", 2e-3, 60.0, 0.99, 1.0)
+    found |= runs("TRL", 1e-3, 140.0, 0.995) | runs("TRL", 2e-3, 90.0, 0.7)
+    assert until.curve(found, "ours") == [(60.0, pytest.approx(0.995), pytest.approx(0.5**0.5 / 100))]
+    assert "0.43; goal 0.8: met" in until.markdown(found, base=1.0, degraded=0.7)
+    assert (
+        until.verdict(60.0, None, most=300.0)
+        == "Our tokens over TRL's: less than 0.20 (TRL did not reach it); goal 0.8: met."
+    )
+    assert "MISSED" in until.verdict(None, 100.0, most=300.0)
 
 
 def test_a_slope_is_that_of_the_logarithms() -> None:
