@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
-from benchmarks import _report
+from benchmarks import _report, _resident
 from pipelines.distill import distill, plan_distill
 from pipelines.estimates import size
 from pipelines.memory import parameters_of
@@ -174,21 +174,10 @@ def measure(case: Case, folder: Path) -> None:
     """In the child: print the bytes predicted, and those at the peak above what was held before."""
     run(case, folder / TINY.name)
     gc.collect()
-    before = _resident_now()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed blocks go back, so that none of them hides what is taken now
+    before = _resident.now()
     said = run(case, folder / case.shape)
-    print(MEASURED, said, _status("VmHWM") - before, flush=True)
-
-
-def _resident_now() -> int:
-    """Resident bytes, freed ones given back first; the peak is counted from here on."""
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+    print(MEASURED, said, round((_resident.peak() - before) * 1e6), flush=True)
 
 
 # --- the parent -------------------------------------------------------------------------------------------------
