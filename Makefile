@@ -56,6 +56,7 @@ format: $(READY)  ## Put the code into its standard form
 docs: $(READY)  ## Write the option tables of docs/commands.md and the pages of the methods
 	$(BIN)/python docs/write_options.py
 	$(BIN)/python docs/write_methods.py
+	$(BIN)/python docs/write_plan.py
 
 # Resolve pyproject.toml into pinned versions, keeping what is pinned already; UPGRADE=1 takes the newest.
 # The local label of a CPU build of torch (2.13.0+cpu) is cut off, so that the lock holds for every build.
@@ -71,6 +72,7 @@ bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## The benchmarks that take minu
 	$(BIN)/python -m benchmarks.startup
 	$(BENCH)/bin/python -m benchmarks.loss --write
 	$(BENCH)/bin/python -m benchmarks.step --write
+	$(BIN)/python -m benchmarks.memory --write
 	$(BENCH)/bin/python -m benchmarks.lora --write
 	$(BENCH)/bin/python -m benchmarks.scaling --write
 	$(BIN)/python -m benchmarks.tracker --write

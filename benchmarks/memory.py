@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
-from benchmarks import _report
+from benchmarks import _report, _resident
 from pipelines.distill import distill, plan_distill
 from pipelines.estimates import size
 from pipelines.memory import parameters_of
@@ -174,21 +174,10 @@ def measure(case: Case, folder: Path) -> None:
     """In the child: print the bytes predicted, and those at the peak above what was held before."""
     run(case, folder / TINY.name)
     gc.collect()
-    before = _resident_now()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed blocks go back, so that none of them hides what is taken now
+    before = _resident.now()
     said = run(case, folder / case.shape)
-    print(MEASURED, said, _status("VmHWM") - before, flush=True)
-
-
-def _resident_now() -> int:
-    """Resident bytes, freed ones given back first; the peak is counted from here on."""
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+    print(MEASURED, said, round((_resident.peak() - before) * 1e6), flush=True)
 
 
 # --- the parent -------------------------------------------------------------------------------------------------
@@ -276,7 +265,9 @@ def counted(shape: Shape) -> int:
 def main() -> int:
     """Measure, print, write where asked; status 1 where the goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="only cases whose description contains this")
+    parser.add_argument(
+        "--only", default="", help="only cases whose description contains this; the others keep what was written"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/memory.md and .json")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -286,20 +277,33 @@ def main() -> int:
         return 0
     facts = _report.machine() | {"threads": "1", "seed": str(options.seed)}
     chosen = [case for case in cases() if options.only in str(case)]
-    rows = []
+    rows = {} if not options.only else known()
     with tempfile.TemporaryDirectory() as name:
         for shape in dict.fromkeys([TINY.name, *(case.shape for case in chosen)]):
             in_process_of_its_own(Path(name), seed=options.seed, shape=shape)
         for case in chosen:
-            rows.append(measured(case, Path(name), options.seed))
-            print(f"{case}: {size(rows[-1].predicted)}, {size(rows[-1].measured)}, {rows[-1].error:+.1%}", flush=True)
-    body = markdown(rows)
+            row = rows[case] = measured(case, Path(name), options.seed)
+            print(f"{case}: {size(row.predicted)}, {size(row.measured)}, {row.error:+.1%}", flush=True)
+            if options.write:
+                write([rows[case] for case in cases() if case in rows], facts)
+    body = markdown([rows[case] for case in cases() if case in rows])
     print(body)
-    if options.write:
-        data = [asdict(row.case) | {"predicted": row.predicted, "measured": row.measured} for row in rows]
-        note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write("memory", "The memory model", f"{note}\n{body}", facts, {"rows": data}))
     return int("MISSED" in body)
+
+
+def known() -> dict[Case, Row]:
+    """The rows that were written before."""
+    path = _report.RESULTS / "memory.json"
+    found = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    split = [(row.pop("predicted"), row.pop("measured"), Case(**row)) for row in found]
+    return {case: Row(case, predicted, measured) for predicted, measured, case in split if case in cases()}
+
+
+def write(rows: list[Row], facts: dict[str, str]) -> None:
+    """Write the results as far as they are there."""
+    data = [asdict(row.case) | {"predicted": row.predicted, "measured": row.measured} for row in rows]
+    note = (__doc__ or "").split("\n\n", 2)[2]
+    _report.write("memory", "The memory model", f"{note}\n{markdown(rows)}", facts, {"rows": data})
 
 
 if __name__ == "__main__":

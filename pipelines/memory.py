@@ -17,7 +17,7 @@ from pipelines.estimates import GIB, Network, size
 from pipelines.tracing import Rows, Taken, Trial, rollout_memory, training_memory
 from recovery.batches import CPU_TOKENS
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
-from recovery.loading import Loaded, pick_precision
+from recovery.loading import pick_precision
 from recovery.training import inside_layers
 
 # The share of what is free that is not counted on. On a GPU for what lies between torch's blocks; on a CPU freed memory
@@ -141,18 +141,23 @@ class Parameters:
     outside: Kept
 
 
-@functools.lru_cache(maxsize=64)
 def parameters_of(trial: Trial) -> Parameters:
     """Counted on the model built without weights: exact, tied heads once."""
-    return _count(trial.student())
+    return _count(trial.alone)
+
+
+def _frozen_bytes(trial: Trial) -> int:
+    return _held_frozen(trial.config, trial.precision)
 
 
 @functools.lru_cache(maxsize=64)
-def _frozen_bytes(trial: Trial) -> int:
-    return _bytes(trial.frozen().model.parameters())
+def _held_frozen(config: str, precision: str) -> int:
+    return _bytes(Trial(config, "frozen", precision, gpu=False).frozen().model.parameters())
 
 
-def _count(loaded: Loaded) -> Parameters:
+@functools.lru_cache(maxsize=64)
+def _count(trial: Trial) -> Parameters:
+    loaded = trial.student()
     named = list(loaded.model.named_parameters())
     total = sum(p.numel() for _, p in named)
     embedding = loaded.core.get_input_embeddings().weight

@@ -104,6 +104,7 @@ WAYS = (
     Way("LoRA, gradient checkpointing", "lora", True),
     Way("LoRA, gradient checkpointing, vLLM", "lora", True, vllm=True),
     Way("LoRA, gradient checkpointing, base alone teaches", "lora", True, knowledge=False),
+    Way("LoRA, gradient checkpointing, base alone, vLLM", "lora", True, knowledge=False, vllm=True),
     Way("LoRA, gradient checkpointing, sharded", "lora", True, sharded=True),
 )
 
@@ -328,7 +329,7 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
         budget,
         rollout_tokens,
         _seconds(card, asked, midtrain, distill, way, copies),
-        _command(asked, way, budget, rollout_tokens, card.count if way.sharded else 1),
+        _command(asked, way, budget, rollout_tokens, card.count),
     )
 
 
@@ -355,11 +356,9 @@ def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
 def _seconds(
     card: Card, asked: _Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, copies: int
 ) -> dict[str, float]:
-    """Seconds of each part of a cycle; shards share the training."""
+    """Seconds of each part of a cycle; several GPUs share all but the evaluations."""
     network = network_of(midtraining(midtrain, asked.text, way.tuning, card.gpu).trial)
-    speed = card.speed
-    if way.sharded:
-        speed = dataclasses.replace(speed, operations=speed.operations * card.count)
+    share = dataclasses.replace(distill, prompts_per_step=max(1, round(distill.prompts_per_step / card.count)))
     asking = EvalConfig()
     items = (asking.limit or 0) * 2  # instruction following, and as many questions about the documents
     length = USUAL_PROMPT + asking.max_new_tokens
@@ -367,10 +366,10 @@ def _seconds(
     groups = math.ceil(items / at_once)
     evaluation = Work(read=items * USUAL_PROMPT, turns=groups * asking.max_new_tokens, rows=at_once, vllm=way.vllm)
     work = {
-        "mid-training": midtraining_work(midtrain, way.tuning, asked.trained),
-        "distillation": distilling_work(distill, way.tuning, copies=copies, vllm=way.vllm),
+        "mid-training": midtraining_work(midtrain, way.tuning, asked.trained // card.count),
+        "distillation": distilling_work(share, way.tuning, copies=copies, vllm=way.vllm),
     }
-    seconds = {name: part.seconds(network, speed) for name, part in work.items()}
+    seconds = {name: part.seconds(network, card.speed) for name, part in work.items()}
     return seconds | {"two evaluations": 2 * evaluation.seconds(network, card.speed)}
 
 

@@ -106,6 +106,11 @@ class Trial:
     teachers: int = 0
     own_teacher: bool = False
 
+    @property
+    def alone(self) -> Trial:
+        """The same model with nobody to teach it: all that its parameters and its answers depend on."""
+        return Trial(self.config, self.tuning, self.precision, self.gpu, lora_rank=self.lora_rank)
+
     def student(self, layers: int | None = None) -> Loaded:
         """The student without its weights, of all its layers or only some."""
         return outline(
@@ -142,7 +147,7 @@ def training_memory(trial: Trial, rows: Rows) -> Taken:
 @functools.lru_cache(maxsize=256)
 def rollout_memory(trial: Trial, answers: int, prompt: int, new: int) -> Taken:
     """What sampling ``answers`` answers at once takes: reading the prompts, or saying the last of ``new`` tokens."""
-    return _of_many(trial, answers, lambda count: _deep_rollout(trial, count, prompt, new))
+    return _of_many(trial, answers, lambda count: _deep_rollout(trial.alone, count, prompt, new))
 
 
 def _of_many(trial: Trial, count: int, run: Callable[[int], tuple[Taken, ...]]) -> Taken:
@@ -257,8 +262,8 @@ def _lengthen(cache: DynamicCache, length: int) -> None:
 
 
 @contextlib.contextmanager
-def _without_data(gpu: bool, packed: bool) -> Iterator[tuple[FakeTensorMode, _Counter]]:
-    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), _Counter()
+def _without_data(gpu: bool, packed: bool) -> Iterator[tuple[FakeTensorMode, Counter]]:
+    mode, counter = FakeTensorMode(allow_non_fake_inputs=True), Counter()
     with contextlib.ExitStack() as stack:
         if gpu:  # what is decided by the kind of device: no scores formed whole, no blocks within a chunk
             stack.enter_context(mock.patch.object(attention, "PLAIN_SCORES", 0))
@@ -298,7 +303,7 @@ def _kernel(
     return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=mask)[0]
 
 
-class _Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):
     """Adds up the storages that operations make, until they are let go. The peak is kept for each phase."""
 
     def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,6 +13,8 @@ from recovery.loading import Loaded
 from recovery.teachers import Teacher
 
 TOP = 5
+# Tokens whose whole distributions are held at once.
+TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class TokenView:
 
 
 def token_views(student: Loaded, teacher: Teacher, rows: Sequence[Row], pad_id: int) -> list[TokenView]:
-    """Score ``rows`` one at a time by both, over the whole vocabulary; nothing is learnt and memory is one row's."""
+    """Score ``rows`` one at a time by both, over the whole vocabulary; nothing is learnt, memory is a few tokens'."""
     return [_view(student, teacher, row, pad_id) for row in rows if any(row.loss_mask[1:])]
 
 
@@ -45,22 +48,35 @@ def _view(student: Loaded, teacher: Teacher, row: Row, pad_id: int) -> TokenView
     seen = batch.seen_by_teacher or batch
     size = min(student.head.vocabulary, teacher.head.vocabulary)  # beyond it one of them has rows that pad
     with torch.no_grad():
-        theirs_NV = teacher.head.first(size).logits(seen.gather(teacher.hidden(seen))).float().log_softmax(-1)
-        mine_NV = student.head.first(size).logits(batch.gather(student.hidden(batch))).float().log_softmax(-1)
-    said_N1 = batch.targets_N[:, None]
+        theirs_NE, mine_ND = seen.gather(teacher.hidden(seen)), batch.gather(student.hidden(batch))
+        heads = student.head.first(size), teacher.head.first(size)
+        figures: dict[str, list[Any]] = {}
+        for mine_MD, theirs_ME, said_M in zip(
+            mine_ND.split(TOKENS), theirs_NE.split(TOKENS), batch.targets_N.split(TOKENS), strict=True
+        ):
+            mine_MV, theirs_MV = heads[0].logits(mine_MD).float(), heads[1].logits(theirs_ME).float()
+            for name, values in _figures(mine_MV.log_softmax(-1), theirs_MV.log_softmax(-1), said_M[:, None]).items():
+                figures.setdefault(name, []).extend(values)
     first = next(t for t, target in enumerate(row.loss_mask) if target and t > 0)
     return TokenView(
         prompt_ids=list(row.ids[:first]),
         ids=batch.targets_N.tolist(),
-        reverse_kl=_kl(mine_NV, theirs_NV),
-        entropy=_entropy(mine_NV),
-        teacher_entropy=_entropy(theirs_NV),
-        logprob=_rounded(mine_NV.gather(-1, said_N1)[:, 0]),
-        teacher_logprob=_rounded(theirs_NV.gather(-1, said_N1)[:, 0]),
-        top=_top(mine_NV),
-        teacher_top=_top(theirs_NV),
         advantage=[round(float(a), 4) for a in row.advantages],
+        **figures,
     )
+
+
+def _figures(mine_MV: torch.Tensor, theirs_MV: torch.Tensor, said_M1: torch.Tensor) -> dict[str, list[Any]]:
+    """What a view says of M tokens, from the log-probabilities of both sides."""
+    return {
+        "reverse_kl": _kl(mine_MV, theirs_MV),
+        "entropy": _entropy(mine_MV),
+        "teacher_entropy": _entropy(theirs_MV),
+        "logprob": _rounded(mine_MV.gather(-1, said_M1)[:, 0]),
+        "teacher_logprob": _rounded(theirs_MV.gather(-1, said_M1)[:, 0]),
+        "top": _top(mine_MV),
+        "teacher_top": _top(theirs_MV),
+    }
 
 
 def _kl(log_p: torch.Tensor, log_q: torch.Tensor) -> list[float]:
