@@ -83,7 +83,7 @@ def test_in_process_it_follows_the_weights_and_answers_as_transformers_does(
 
 def test_answers_end_at_end_tokens_and_at_the_window(tied: Path) -> None:
     loaded = load(tied, "frozen")
-    engine = FollowingEngine(loaded, in_process(loaded, memory=1 << 20), bound=0.01)
+    engine = FollowingEngine(loaded, in_process(loaded, memory=1 << 19), bound=0.01)
     try:
         window = engine.sampler.window
         assert window < loaded.max_length, "a small cache holds shorter sequences"
