@@ -1,0 +1,186 @@
+"""The memory model: parameters are exact, and what is counted without data is what is held with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines import tracing
+from pipelines.memory import Memory, Needs, Plan, Rollouts, distilling, memory_of, midtraining, parameters_of
+from pipelines.plan import model_text
+from pipelines.tracing import Rows, Trial, rollout_memory, training_memory
+from recovery.batches import Row, micro_batches
+from recovery.config import DistillConfig, MidtrainConfig
+from recovery.loading import Loaded, LoraSettings, load_model
+from recovery.objectives.dials import Dials
+from recovery.objectives.estimator import Estimator
+from recovery.rollouts import Sampling, TransformersEngine
+from recovery.teachers import AdapterOff, Live
+from tests.models import make_tiny
+
+RANK = 8
+
+
+@pytest.fixture(scope="module")
+def deeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model deep and wide enough that what a row takes is not lost among small things."""
+    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 6}
+    return make_tiny("qwen3", tmp_path_factory.mktemp("deeper") / "model", **sizes)
+
+
+def load(folder: Path, tuning: str, precision: str = "float32", checkpointing: bool = False) -> Loaded:
+    """The model with its weights, trained as asked."""
+    return load_model(
+        folder,
+        tuning=tuning,  # type: ignore[arg-type]
+        lora=LoraSettings(RANK, 2 * RANK),
+        precision=precision,
+        device="cpu",
+        gradient_checkpointing=checkpointing,
+    )
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_parameters_are_counted_exactly(tiny_family: Path, tuning: str) -> None:
+    model = load(tiny_family, tuning).model
+    counts = parameters_of(Trial(model_text(str(tiny_family)), tuning, "float32", gpu=False, lora_rank=RANK))
+    assert counts.total == sum(p.numel() for p in model.parameters())
+    assert counts.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert counts.inside.weights + counts.outside.weights == 4 * counts.total
+
+
+def test_a_head_of_its_own_is_counted_and_its_embedding_is_not_multiplied(tiny_qwen3: Path, tiny_llama: Path) -> None:
+    tied, untied = (
+        parameters_of(Trial(model_text(str(folder)), "full", "float32", gpu=False))
+        for folder in (tiny_qwen3, tiny_llama)
+    )
+    assert tied.multiplied == tied.total
+    embedding = load(tiny_llama, "frozen").core.get_input_embeddings().weight.numel()
+    assert untied.multiplied == untied.total - embedding
+
+
+@pytest.mark.parametrize(
+    ("tuning", "precision", "checkpointing"),
+    [("full", "float32", False), ("full", "bfloat16", True), ("lora", "bfloat16", False), ("lora", "float32", True)],
+)
+def test_what_is_counted_without_data_is_held_with_it(
+    deeper: Path, tuning: str, precision: str, checkpointing: bool
+) -> None:
+    """The counter watches the same step on real tensors: the deep model whole, none of it reckoned."""
+    rows = Rows(count=4, length=96, targets=64)
+    student = load(deeper, tuning, precision, checkpointing)
+    teacher = AdapterOff(student) if tuning == "lora" else Live(student)
+    estimator = Estimator({"base": teacher}, Dials())
+    row = Row([5] * rows.length, [False] * 32 + [True] * rows.targets, teacher="base")
+    (batch,) = micro_batches([row] * rows.count, rows.tokens, 0)
+    student.model.train()
+    (estimator(student, batch).loss / 100).backward()  # gradients of an earlier micro-batch
+    with tracing.Counter() as counter:
+        counter.begin(student)
+        (estimator(student, batch).loss / 100).backward()
+    held = counter.phases[-1].total
+    trial = Trial(model_text(str(deeper)), tuning, precision, False, checkpointing, RANK, own_teacher=True)
+    assert training_memory(trial, rows).total == pytest.approx(held, rel=0.05)
+
+
+def test_a_rollout_holds_its_keys_and_values(deeper: Path) -> None:
+    loaded = load(deeper, "frozen")
+    with tracing.Counter() as counter:
+        counter.begin(loaded)
+        engine = TransformersEngine(loaded, 4 * 256)
+        engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))  # no answer ends early
+        engine.generate([[5] * 8] * 4, Sampling(248))
+    found = rollout_memory(Trial(model_text(str(deeper)), "frozen", "float32", gpu=False), 4, 8, 248)
+    config = loaded.core.config
+    width = config.num_key_value_heads * config.head_dim
+    assert found.cache == pytest.approx(2 * 4 * config.num_hidden_layers * 4 * width * (8 + 248), rel=0.02)
+    assert found.total == pytest.approx(counter.phases[-1].total, rel=0.15)
+
+
+def test_layers_and_rows_lie_on_a_line(deeper: Path) -> None:
+    trial = Trial(model_text(str(deeper)), "lora", "bfloat16", True, lora_rank=RANK, own_teacher=True)
+    rows = Rows(8, 96, 64)
+    whole = max(taken.total for taken in tracing._train(trial, rows, 6))
+    assert training_memory(trial, rows).total == pytest.approx(whole, rel=0.01)
+
+
+def test_layers_of_two_kinds(tmp_path: Path) -> None:
+    """Local and global layers of Gemma 3: the shallow models hold whole periods of them."""
+    folder = make_tiny("gemma3", tmp_path / "model", num_hidden_layers=18)
+    trial = Trial(model_text(str(folder)), "full", "float32", False)
+    whole = max(taken.total for taken in tracing._train(trial, Rows(2, 128, 128), 18))
+    assert training_memory(trial, Rows(2, 128, 128)).total == pytest.approx(whole, rel=0.02)
+
+
+def test_the_parts_add_up_and_the_peak_is_the_larger_phase() -> None:
+    memory = Memory({"weights": 5}, {"gradients": 3, "activations": 4}, {"KV cache": 6})
+    assert memory.peak == 12
+    assert sum(memory.at_peak.values()) == 12
+    assert Memory({"weights": 5}, {"activations": 1}, {"KV cache": 6}).at_peak == {"weights": 5, "KV cache": 6}
+
+
+def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> None:
+    model = model_text(str(deeper))
+    plain = MidtrainConfig(row_length=128, precision="bfloat16")
+    spared = dataclasses.replace(plain, gradient_checkpointing=True)
+
+    def peak(config: MidtrainConfig, budget: int) -> int:
+        return memory_of(midtraining(dataclasses.replace(config, token_budget=budget), model, "full", True)).peak
+
+    peaks = [peak(plain, budget) for budget in (128, 512, 2048, 16384)]
+    assert peaks == sorted(set(peaks))
+    assert peak(spared, 16384) < peak(plain, 16384)
+
+
+def test_an_adapter_needs_no_copy_of_the_clean_model(deeper: Path) -> None:
+    model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16")
+    beside = memory_of(distilling(config, model, "full", True, copies=1)).held
+    shared = memory_of(distilling(config, model, "lora", True, copies=1)).held
+    assert beside["teachers"] == beside["weights"] / 2  # bfloat16 beside float32
+    assert shared["teachers"] == 0
+    assert memory_of(distilling(config, model, "lora", True, copies=2)).held["teachers"] == beside["teachers"]
+
+
+def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
+    model = model_text(str(deeper))
+    adamw, muon = (
+        memory_of(midtraining(MidtrainConfig(optimizer=name), model, "full", False)).held["optimizer"]
+        for name in ("adamw", "muon")
+    )
+    layers = [p for name, p in load(deeper, "full").trainable().items() if p.ndim == 2 and "embed" not in name]
+    assert adamw - muon == 4 * sum(p.numel() for p in layers)
+
+
+def test_pieces_of_the_layers_and_wholes_of_the_rest(deeper: Path) -> None:
+    plan = midtraining(MidtrainConfig(), model_text(str(deeper)), "full", True)
+    whole, half = memory_of(plan), memory_of(dataclasses.replace(plan, shards=2))
+    counts = parameters_of(plan.trial)
+    assert half.held["weights"] == counts.outside.weights + counts.inside.weights // 2
+    assert half.held["optimizer"] < whole.held["optimizer"]
+
+
+def test_vllm_that_sleeps_holds_nothing_while_the_student_trains(deeper: Path) -> None:
+    plan = distilling(DistillConfig(precision="bfloat16"), model_text(str(deeper)), "lora", True, copies=1)
+    awake = Plan(plan.trial, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True))
+    asleep = Plan(plan.trial, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True, sleeps=True))
+    assert memory_of(awake).held["vLLM"] == memory_of(asleep).sampling["vLLM"]
+    assert "vLLM" not in memory_of(asleep).held
+
+
+def test_some_of_what_is_free_is_left_alone() -> None:
+    memory = Memory({"weights": 80})
+    assert Needs(memory, free=100, gpu=True).fits
+    assert not Needs(memory, free=100, gpu=False).fits
+    assert str(Needs(Memory({"weights": 30 << 20}), 3 << 30)) == "about 30 MiB at the peak, 3.0 GiB free"
+
+
+def test_tracing_leaves_nothing_behind(deeper: Path) -> None:
+    trial = Trial(model_text(str(deeper)), "full", "float32", gpu=True)
+    tracing._train(trial, Rows(2, 64, 64), 2)
+    query = torch.randn(1, 2, 4, 8)
+    attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+    assert attended.shape == query.shape
+    assert torch.isfinite(attended).all()

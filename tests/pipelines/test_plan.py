@@ -1,0 +1,147 @@
+"""`recover plan`: what fits where, from a configuration alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.plan import CardPlan, Choice, Report, make_plan
+from recovery.cli.main import run
+from recovery.config import DistillConfig, MidtrainConfig, build
+
+ROOT = Path(__file__).resolve().parents[2]
+QWEN = ROOT / "docs" / "qwen3-8b.json"
+FULL, FULL_AGAIN = "full", "full, gradient checkpointing"
+LORA, LORA_AGAIN = "LoRA", "LoRA, gradient checkpointing"
+ALONE = "LoRA, gradient checkpointing, base alone teaches"
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Report:
+    """Qwen3-8B on 24, 48 and 80 GB, with 10 MB of documents."""
+    return make_plan(str(QWEN), "24,48,80")
+
+
+def ways(card: CardPlan) -> dict[str, Choice]:
+    return {choice.title: choice for choice in card.choices}
+
+
+def test_qwen3_8b_has_the_parameters_it_is_published_with(qwen: Report) -> None:
+    assert qwen.parameters == 8_190_735_360
+    assert qwen.document_tokens == 2_500_000
+    assert qwen.trained_tokens == 7_500_000
+
+
+def test_what_fits_on_24_48_and_80_gb(qwen: Report) -> None:
+    small, middle, large = (ways(card) for card in qwen.cards)
+    for card in (small, middle, large):
+        assert not card[FULL].fits
+        assert not card[FULL_AGAIN].fits
+    assert {title for title, choice in small.items() if choice.fits} == {ALONE}
+    assert not middle[LORA].fits
+    assert middle[LORA_AGAIN].fits
+    assert large[LORA].fits
+    assert [card.choices[card.recommended or 0].title for card in qwen.cards] == [ALONE, LORA_AGAIN, LORA]
+
+
+def test_larger_cards_take_larger_batches_and_checkpointing_larger_ones_still(qwen: Report) -> None:
+    budgets = [ways(card)[ALONE].largest for card in qwen.cards]
+    assert budgets == sorted(set(budgets))
+    large = ways(qwen.cards[-1])
+    assert large[LORA_AGAIN].largest > large[LORA].largest
+    assert large[ALONE].parts["teachers"] == 0
+    assert large[LORA_AGAIN].parts["teachers"] > 15 << 30
+
+
+def test_parts_add_up_and_fit_where_it_is_said(qwen: Report) -> None:
+    for card in qwen.cards:
+        for choice in card.choices:
+            assert sum(choice.parts.values()) == pytest.approx(choice.peak, abs=16)
+            assert choice.fits == (choice.largest > 0)
+            if choice.fits:
+                assert choice.peak < card.memory
+                assert choice.token_budget <= choice.largest
+                assert 60 < choice.total < 7 * 86400
+
+
+def test_the_recommended_command_is_one_that_the_stages_take(qwen: Report) -> None:
+    for card in qwen.cards:
+        command = card.choices[card.recommended or 0].command.split()
+        assert command[:2] == ["recover", "cycle"]
+        flags = {
+            "tuning": command[command.index("--tuning") + 1],
+            "token_budget": int(command[command.index("--token-budget") + 1]),
+            "gradient_checkpointing": "--gradient-checkpointing" in command,
+        }
+        assert build(MidtrainConfig, flags).token_budget == flags["token_budget"]
+        assert build(DistillConfig, flags).tuning == "lora"
+
+
+def test_the_text_has_a_table_for_each_card_and_says_what_is_assumed(qwen: Report) -> None:
+    text = qwen.text()
+    for line in ("24 GB", "48 GB", "80 GB", "recover cycle --model", "of which 40% is assumed", "a cycle takes about"):
+        assert line in text
+
+
+def test_several_gpus_share_the_layers(tiny_qwen3: Path) -> None:
+    (card,) = make_plan(str(tiny_qwen3), "2x0.75", document_mb=1).cards
+    (shared,) = (choice for choice in card.choices if choice.title == "full, gradient checkpointing, sharded")
+    assert "torchrun" in shared.command
+    assert "--shard full" in shared.command
+
+
+def test_a_faster_card_takes_less_time(tiny_qwen3: Path) -> None:
+    def seconds(**more: float) -> float:
+        return make_plan(str(tiny_qwen3), "24", document_mb=100, **more).cards[0].choices[0].seconds["mid-training"]
+
+    assert seconds(tflops=100) == pytest.approx(2 * seconds(tflops=200))
+    assert seconds(utilisation=0.2) == pytest.approx(2 * seconds())
+
+
+def test_the_command_prints_json(tiny_qwen3: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--model", str(tiny_qwen3), "--gpus", "L4,cpu", "--docs", str(corpus), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [card["card"] for card in said["cards"]] == ["L4", "this machine's CPU"]
+    assert said["cards"][0]["choices"][0]["fits"] is True
+    assert said["document_tokens"] > 100
+
+
+def test_another_method_is_trained_after_midtraining(tiny_qwen3: Path) -> None:
+    report = make_plan(str(tiny_qwen3), "24", flags={"method": "sft", "epochs": 1.0})
+    chosen = report.cards[0].choices[report.cards[0].recommended or 0]
+    assert chosen.command.startswith("recover midtrain ")
+    assert "recover train --method sft" in chosen.command
+    assert report.trained_tokens == report.document_tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--model", "nowhere/at-all"], "--model nowhere/at-all: no configuration was found"),
+        (["--model", "MODEL", "--gpus", "24,big"], "--gpus 'big' is not understood"),
+        (["--model", "MODEL", "--gpus", "0x80"], "must be above 0"),
+        (["--model", "MODEL", "--method", "magic"], "magic"),
+        (["--model", "BROKEN"], "BROKEN.json"),
+    ],
+)
+def test_bad_input_gets_one_line(
+    arguments: list[str], said: str, tiny_qwen3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "BROKEN.json"
+    broken.write_text('{"hidden_size": 4}')
+    named = {"MODEL": str(tiny_qwen3), "BROKEN": str(broken)}
+    assert run(["plan", *(named.get(word, word) for word in arguments)]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recover: error:")]
+    assert said in line
+
+
+@pytest.mark.slow
+def test_the_page_says_what_the_command_says() -> None:
+    finished = subprocess.run(
+        [sys.executable, "docs/write_plan.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
