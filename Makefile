@@ -20,7 +20,7 @@ TORCH_INDEX ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser test-postgres test-vllm check format docs lock bench bench-until soak container \
+.PHONY: help demo test test-slow test-browser test-gpu test-postgres test-vllm check format docs lock bench bench-until soak container \
 	chromium postgresql clean
 
 help:  ## List the targets
@@ -34,6 +34,9 @@ test: $(READY)  ## The fast suite
 
 test-slow: $(READY)  ## The long tests, one after another
 	$(PYTEST) -m slow --timeout 3600
+
+test-gpu: $(READY)  ## What needs a GPU; skips, with the reason, where there is none
+	$(PYTEST) -m gpu
 
 test-browser: $(READY) chromium  ## The dashboard in a real browser
 	$(PYTEST) -m "browser and not postgres"

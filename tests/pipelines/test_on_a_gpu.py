@@ -1,0 +1,80 @@
+"""The same on a GPU as on a CPU, where there is one: the loss, the answers, whole stages."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from db import queries
+from pipelines.distill import distill
+from pipelines.midtrain import midtrain
+from pipelines.session import Session
+from recovery.config import DistillConfig, MidtrainConfig
+from recovery.loading import load_model
+from recovery.objectives.fused import fused_loss
+from recovery.objectives.heads import Head
+from recovery.objectives.terms import Term
+from recovery.rollouts import Sampling, TransformersEngine
+from tests.support import plain_term
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA GPU on this machine"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jsd"])
+def test_the_fused_loss_equals_the_plain_one(divergence: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    student, teacher = (Head(torch.randn(4096, 64, device="cuda", dtype=dtype) / 8) for _ in range(2))
+    hidden_ND = torch.randn(300, 64, device="cuda", dtype=dtype, requires_grad=True)
+    seen_NE = torch.randn(300, 64, device="cuda", dtype=dtype)
+    term = Term(divergence, teacher_hidden_NE=seen_NE, teacher_head=teacher)
+    output = fused_loss(hidden_ND, student, [term])
+    output.loss.backward()
+    assert hidden_ND.grad is not None
+    exact_ND = hidden_ND.detach().double().requires_grad_()
+    wide = dataclasses.replace(
+        term,
+        teacher_hidden_NE=seen_NE.double(),
+        teacher_head=dataclasses.replace(teacher, weight_VD=teacher.weight_VD.double()),
+    )
+    plain_N = plain_term(wide, dataclasses.replace(student, weight_VD=student.weight_VD.double()), exact_ND)
+    plain_N.sum().backward()
+    assert exact_ND.grad is not None
+    allowed = 1e-4 if dtype == torch.float32 else 3e-2
+    assert output.loss.item() == pytest.approx(plain_N.sum().item(), rel=allowed)
+    away = (hidden_ND.grad.double() - exact_ND.grad).norm() / exact_ND.grad.norm()
+    assert float(away) < allowed
+
+
+def test_greedy_answers_are_those_of_the_cpu(tiny_family: Path) -> None:
+    prompts = [[5, 6, 7], [8, 9, 10, 11], [12] * 20]
+    said = [
+        TransformersEngine(load_model(tiny_family, precision="float32", device=device)).generate(
+            prompts, Sampling(12, temperature=0.0)
+        )
+        for device in ("cpu", "cuda")
+    ]
+    for ours, theirs in zip(*said, strict=True):
+        assert ours.logprobs[0] == pytest.approx(theirs.logprobs[0], abs=1e-3)
+        assert ours.ids[0] == theirs.ids[0]
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_cycle_of_stages(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, tuning: str, precision: str
+) -> None:
+    here = {"device": "cuda", "precision": precision, "tuning": tuning, "gradient_checkpointing": tuning == "lora"}
+    midtrain(session, dataclasses.replace(midtrain_config, **here))
+    made = distill(session, dataclasses.replace(distill_config, **here))
+    assert made.path.is_dir() and made.tuning == tuning
+    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    curve = queries.series(session.tracker.database, stage.id, ["reverse_kl"])["reverse_kl"]
+    assert len(curve) == 4 and all(point.value is not None for point in curve)
+    assert stage.peak_memory_bytes and stage.peak_memory_bytes < torch.cuda.get_device_properties(0).total_memory
