@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from torch import Tensor
 from recovery.loading import Loaded
 
 _MOVED = 1e-3
+# Weights compared at once: a sum in float64 holds its whole argument in it, eight bytes a weight.
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -54,15 +56,25 @@ def _of_weights(loaded: Loaded, weights: Path) -> Movement | None:
         new = now.pop(name, None)
         if new is None or new.shape != old.shape:
             continue
-        old = old.to(new.device, torch.float32)
-        difference = (new.float() - old).abs_()
-        moved += float(difference.square().sum(dtype=torch.float64))
-        before += float(old.square().sum(dtype=torch.float64))
-        changed += int((difference > _MOVED * old.abs()).sum())
         count += old.numel()
+        for was, now_is in zip(_pieces(old), _pieces(new), strict=True):
+            was = was.to(new.device, torch.float32)
+            difference = (now_is.float() - was).abs_()
+            moved += _squares(difference)
+            before += _squares(was)
+            changed += int((difference > _MOVED * was.abs()).sum())
     if now or not before:
         return None
     return Movement(math.sqrt(moved), math.sqrt(moved / before), changed / count)
+
+
+def _pieces(tensor: Tensor) -> Sequence[Tensor]:
+    """A tensor in parts that are small beside it: what is made of each is let go before the next."""
+    return tensor.reshape(-1).split(_PIECE)
+
+
+def _squares(tensor: Tensor) -> float:
+    return float(tensor.square().sum(dtype=torch.float64))
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -90,7 +102,7 @@ def _of_adapter(loaded: Loaded, adapter: Path | None) -> Movement | None:
         tall = torch.cat([a.float() for _, a in parts], dim=0)
         moved += max(0.0, float(((wide.T @ wide) * (tall @ tall.T)).sum(dtype=torch.float64)))
     frozen = (tensor for name, tensor in weights.items() if "lora_" not in name)
-    before = sum(float(tensor.square().sum(dtype=torch.float64)) for tensor in frozen)
+    before = sum(_squares(piece.float()) for tensor in frozen for piece in _pieces(tensor))
     return Movement(math.sqrt(moved), math.sqrt(moved / before)) if before else None
 
 
