@@ -34,6 +34,8 @@ class Session:
     tracker: Tracker
     experiment_id: int
     display: Display
+    stopping: bool = False
+    """Whether a stop was asked for too late for the stage that ran: the next one does not begin."""
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
 
     @classmethod

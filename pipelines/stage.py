@@ -231,7 +231,12 @@ def running(
     student: Checkpoint | None = None,
     resume: records.Stage | None = None,
 ) -> Iterator[Stage]:
-    """The block is the stage's work: its end, good or bad, is recorded whatever happens in it."""
+    """The block is the stage's work: its end, good or bad, is recorded whatever happens in it.
+
+    Raises StageInterrupted where a stop was asked for in the last moments of the stage before.
+    """
+    if session.stopping:
+        raise StageInterrupted("interrupted between two stages: `recover resume` goes on from here")
     if resume is not None:
         states = session.workspace.stage(resume.id, kind) / "states"
         recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))
@@ -259,6 +264,7 @@ def running(
             raise
         recorder.usage(peak_memory_bytes=peak_memory(config.device if config.device.startswith("cuda") else "cpu"))
         recorder.finish(stage.stopped, stage.details or None)
+        session.stopping = interrupts.requested
     shutil.rmtree(folder, ignore_errors=True)
     _give_memory_back()
 

@@ -52,6 +52,15 @@ def test_a_stopped_stage_reads_interrupted_and_can_be_resumed(session: Session, 
     assert (stage.status, stage.attempts) == ("finished", 2)
 
 
+def test_a_stop_asked_for_at_the_end_of_a_stage_stops_before_the_next(session: Session) -> None:
+    with running(session, "evaluate", EvalConfig()):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert only_stage(session).status == "finished", "what was done is kept"
+    with pytest.raises(StageInterrupted, match="recover resume"), running(session, "evaluate", EvalConfig()):
+        pytest.fail("it began")
+    assert only_stage(session).status == "finished", "no other stage was begun"
+
+
 def test_names_in_use_are_left_alone(session: Session) -> None:
     assert free_name(session, "cycle-1/recovered") == "cycle-1/recovered"
     assert free_name(session, "base") == "base-2"
