@@ -277,8 +277,8 @@ def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
 def main() -> int:
     """Measure, print, write where asked; status 1 where a limit was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=512, help="N of the 0.6B model's head")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=1024, help="N of the 0.6B model's head")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only cases whose divergence, size and type contain this")

@@ -62,7 +62,7 @@ UNTIL = 0.99
 HARD = ("--lr", "2e-3", "--epochs", "8")
 # Our settings besides those both sides share, and the rates tried for each side.
 LEVERS: dict[str, Any] = {"batch_epochs": 2}
-RATES = (6e-4, 1.2e-3, 2.4e-3)
+RATES = (3e-4, 6e-4, 1.2e-3)
 SEARCHED = 32  # the budget at which rates are tried, in batches
 WARM_UP = 1 / 16  # of a run
 
@@ -309,9 +309,9 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, default=usual, help="where runs are kept  [default: %(default)s]")
     parser.add_argument("--prompts", type=int, default=32, help="prompts a batch")
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--questions", type=int, default=500, help="test prompts")
-    parser.add_argument("--first", type=int, default=8, help="the smallest budget, in batches")
-    parser.add_argument("--cap", type=int, default=256, help="the largest")
+    parser.add_argument("--questions", type=int, default=1000, help="test prompts")
+    parser.add_argument("--first", type=int, default=16, help="the smallest budget, in batches")
+    parser.add_argument("--cap", type=int, default=128, help="the largest")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each budget")
     parser.add_argument("--side", choices=sorted(SIDES), help="only this side's runs")
     parser.add_argument("--threads", type=int, default=1)
