@@ -147,7 +147,7 @@ def make_model(shape: Shape, folder: Path, seed: int) -> Path:
 
 def begin(shape: Shape, folder: Path, seed: int) -> None:
     """A workspace where stages can start: documents, a clean model, and two students that were mid-trained a little."""
-    docs = write_corpora(folder / "docs", 1, seed)[0]
+    docs = write_corpora(folder / "docs", 1, seed, entities=12)[0]
     model = make_model(shape, folder / "model", seed)
     with Session.open(folder / "workspace", model=str(model), display=Display(quiet=True)) as session:
         for tuning in ("full", "lora"):
@@ -197,10 +197,10 @@ class Row:
         return self.predicted / self.measured - 1
 
 
-def in_process_of_its_own(folder: Path, *, seed: int, case: Case | None = None, shape: str = "") -> str:
-    """Make the workspace of a shape, or measure a case: what the process printed."""
+def in_process_of_its_own(folder: Path, *, seed: int, case: Case | None = None, shapes: str = "") -> str:
+    """Make the workspaces of some shapes, or measure a case: what the process printed."""
     told = ENVIRONMENT if case is not None and case.told else {}
-    request = {"folder": str(folder), "seed": seed, "shape": shape, "case": None if case is None else asdict(case)}
+    request = {"folder": str(folder), "seed": seed, "shapes": shapes, "case": None if case is None else asdict(case)}
     finished = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory", "--child", json.dumps(request)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **told},
@@ -209,7 +209,7 @@ def in_process_of_its_own(folder: Path, *, seed: int, case: Case | None = None, 
         check=False,
     )
     if finished.returncode:
-        raise SystemExit(f"{case or shape}:\n{finished.stderr[-3000:]}")
+        raise SystemExit(f"{case or shapes}:\n{finished.stderr[-3000:]}")
     return finished.stdout
 
 
@@ -223,10 +223,10 @@ def measured(case: Case, folder: Path, seed: int) -> Row:
 
 def answer(request: dict[str, Any]) -> None:
     """In the child: do what is asked of it."""
-    folder, shape = Path(request["folder"]), request["shape"]
-    if shape:
+    folder, shapes = Path(request["folder"]), request["shapes"]
+    for shape in shapes.split(",") if shapes else ():
         begin(TINY if shape == TINY.name else SHAPES[shape], folder / shape, request["seed"])
-    else:
+    if request["case"] is not None:
         measure(Case(**request["case"]), folder)
 
 
@@ -266,7 +266,9 @@ def main() -> int:
     """Measure, print, write where asked; status 1 where the goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", default="", help="only cases whose description contains this; the others keep what was written"
+        "--only",
+        default="",
+        help="only cases whose description has one of these, split at |; the others keep what was written",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/memory.md and .json")
@@ -276,11 +278,11 @@ def main() -> int:
         answer(json.loads(options.child))
         return 0
     facts = _report.machine() | {"threads": "1", "seed": str(options.seed)}
-    chosen = [case for case in cases() if options.only in str(case)]
+    chosen = [case for case in cases() if any(part in str(case) for part in options.only.split("|"))]
     rows = {} if not options.only else known()
     with tempfile.TemporaryDirectory() as name:
-        for shape in dict.fromkeys([TINY.name, *(case.shape for case in chosen)]):
-            in_process_of_its_own(Path(name), seed=options.seed, shape=shape)
+        shapes = ",".join(dict.fromkeys([TINY.name, *(case.shape for case in chosen)]))
+        in_process_of_its_own(Path(name), seed=options.seed, shapes=shapes)
         for case in chosen:
             row = rows[case] = measured(case, Path(name), options.seed)
             print(f"{case}: {size(row.predicted)}, {size(row.measured)}, {row.error:+.1%}", flush=True)
