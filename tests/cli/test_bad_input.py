@@ -77,7 +77,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     assert run(command) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["steps"] > 0
-    assert plan["memory"]["needed"] > 0
+    assert plan["memory"]["memory"]["held"]["weights"] > 0
     assert plan["seconds"] >= 0
     assert plan["documents"] == 1
     assert run(["checkpoints", "--json"]) == 0

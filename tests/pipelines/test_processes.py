@@ -107,7 +107,7 @@ def alike(one: Path, two: Path, kind: str) -> None:
     apart = torch.cat([(tensor - theirs[name]).abs().flatten() for name, tensor in ours.items()])
     # Adam divides by the gradient's size: where that is nearly 0, rounding decides which way a weight goes.
     assert float((apart > 1e-5).float().mean()) < 1e-3
-    assert float(apart.max()) < 1e-4
+    assert float(apart.max()) < 3e-4  # of a few weights whose gradient is near 0: Adam divides by it
 
 
 @pytest.mark.parametrize("name", STAGES)
