@@ -22,9 +22,8 @@ def writer_of(session: Session, checkpoint: Checkpoint, config: ModelConfig) -> 
     def ask(corpus: Corpus, count: int) -> list[Probe]:
         loaded = load_frozen(session.verified(checkpoint), config)
         found = question_passages(corpus, count, config.seed)
-        with contextlib.ExitStack() as stack:
-            bars = _Bars(session.display, f"questions by {checkpoint.name}", stack)
-            engine = stack.enter_context(engine_of(loaded, config))
+        with engine_of(loaded, config) as engine, contextlib.ExitStack() as shown:
+            bars = _Bars(session.display, f"questions by {checkpoint.name}", shown)
             writer = Writer(loaded.chat, engine, loaded.max_length, config.seed, bars.show)
             return writer.probes(found, corpus.documents, count)
 
