@@ -11,7 +11,7 @@ import torch
 
 from recovery.errors import EngineError, UsageError
 from recovery.loading import Loaded, LoraSettings, load_model
-from recovery.rollouts import FollowingEngine, Sampling, ServerSampler, TransformersEngine, VllmSampler
+from recovery.rollouts import FollowingEngine, Sampling, ServerSampler, TransformersEngine, VllmSampler, vllm_process
 from recovery.rollouts.server_engine import KEYS
 from recovery.server import VllmServer
 from tests.support import continuation_logprobs
@@ -113,6 +113,50 @@ def test_other_weights_than_those_in_memory_stop_the_run(
         assert engine.figures["engine_drift"] > 0.1
     finally:
         engine.close()
+
+
+def test_one_engine_serves_one_model_after_another(
+    make_tiny: Callable[..., Path], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.vllm.conftest import SHAPE
+
+    starts: list[vllm_process.Wanted] = []
+    begin = vllm_process._start
+    monkeypatch.setattr(vllm_process, "_start", lambda wanted: (starts.append(wanted), begin(wanted))[1])
+    vllm_process.stop()
+    student, teacher = load(tied, "full"), load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
+    first = FollowingEngine(student, in_process(student), bound=0.01)
+    second = FollowingEngine(teacher, in_process(teacher), bound=0.01)
+    for round_ in range(2):  # by turns, neither closed: each finds its own weights again
+        assert agrees(first, student, seed=round_) < 1e-3
+        assert agrees(second, teacher, seed=round_) < 1e-3
+        move(student, round_)
+    first.close()
+    assert agrees(second, teacher, seed=3) < 1e-3
+    second.close()
+    third = FollowingEngine(student, in_process(student), bound=0.01)
+    assert agrees(third, student, seed=4) < 1e-3
+    assert len(starts) == 1, "it stayed when its users closed it"
+    third.close()
+    adapted = load(tied, "lora")
+    fourth = FollowingEngine(adapted, in_process(adapted), bound=0.01)
+    assert agrees(fourth, adapted, seed=5) < 1e-3
+    assert [wanted.rank for wanted in starts] == [0, 8], "adapters need an engine that takes them"
+    fourth.close()
+
+
+def test_an_engine_that_was_cut_off_is_not_used_again(tied: Path) -> None:
+    loaded = load(tied, "frozen")
+    engine = FollowingEngine(loaded, in_process(loaded), bound=0.01)
+
+    def stop(_done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS, Sampling(12), progress=stop)
+    assert vllm_process._running is None
+    assert agrees(engine, loaded, seed=1) < 1e-3, "a new one takes its place"
+    engine.close()
 
 
 def test_a_cache_too_small_for_an_answer_is_refused(tied: Path) -> None:

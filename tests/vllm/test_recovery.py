@@ -17,7 +17,10 @@ from pipelines.lab import INSTRUCTIONS, Lab
 from pipelines.models import engine_of, load_frozen
 from pipelines.progress import Display
 from pipelines.session import Session
+from pipelines.writer import writer_of
 from recovery.config import DistillConfig, EvalConfig, build
+from recovery.corpus import read_corpus
+from recovery.miniature import write_corpora
 from tests.vllm.conftest import SHAPE
 
 pytestmark = pytest.mark.vllm
@@ -65,6 +68,14 @@ def test_the_miniature_recovers_through_vllm_as_through_transformers(lab: Lab) -
     curves = queries.series(session.tracker.database, stage.id)
     assert max(point.value for point in curves["engine_drift"]) < 1e-3
     assert [round(point.value, 2) for point in curves["ratio"]] == [1.0] * 30
+
+
+def test_a_model_writes_questions_through_vllm(lab: Lab, tmp_path: Path) -> None:
+    (folder,) = write_corpora(tmp_path, 1, 3, entities=6, documents=6)
+    asked = build(EvalConfig, {"engine": "vllm", "precision": "float32"}, lab.session.recipe)
+    probes = writer_of(lab.session, lab.session.base, asked)(read_corpus(folder), 12)
+    assert len(probes) >= 6
+    assert all(probe.question and probe.answers for probe in probes)
 
 
 def test_evaluation_through_vllm_gives_the_answers_of_transformers(
