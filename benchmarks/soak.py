@@ -77,7 +77,11 @@ def run(minutes: float, flags: Sequence[str], folder: Path) -> Watched:
     temporary.mkdir()
     documents = [part for corpus in corpora for part in ("--docs", str(corpus))]
     command = [sys.executable, "-m", "recovery", "cycle", "--workspace", str(folder / "work"), *documents]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+    # What torch compiles it keeps on purpose, for the next process: that is not left behind.
+    compiled = str(folder / "compiled")
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": compiled,
+    }  # fmt: skip
     seen, log = Watched(), folder / "log.txt"
     with log.open("w") as out:
         process = subprocess.Popen(

@@ -36,7 +36,7 @@ from recovery.teachers import AdapterOff, Frozen
 from recovery.training import StepBatch, TrainSettings, derive_seed, train
 from recovery.types import Message
 
-GOAL = 1.5
+GOAL = 2.5
 RATE = 3e-4
 NOISE = 0.2
 PEER_BATCH = 128

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from recovery._packages import claim_packages, leave_current_folder
 from recovery.cli.main import run
 from recovery.errors import RecoveryError
+
+# torch and oneDNN each keep what they compiled for the last 1,024 shapes of a product on a CPU. Answers come in all
+# lengths, so that a long run would go on growing by hundreds of megabytes. Read at the first product.
+_KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 
 
 def main() -> int:
@@ -14,6 +19,8 @@ def main() -> int:
 
     0 is success, 1 an error (said in one line), 2 wrong usage, 130 an interrupt.
     """
+    for name, value in _KEPT.items():
+        os.environ.setdefault(name, value)
     try:
         claim_packages()
     except RecoveryError as error:
