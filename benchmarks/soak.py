@@ -81,6 +81,7 @@ def run(minutes: float, flags: Sequence[str], folder: Path) -> Watched:
     compiled = str(folder / "compiled")
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": compiled,
+        "PYTHONFAULTHANDLER": "1",
     }  # fmt: skip
     seen, log = Watched(), folder / "log.txt"
     with log.open("w") as out:
@@ -95,7 +96,15 @@ def run(minutes: float, flags: Sequence[str], folder: Path) -> Watched:
                 seen.looks.append(look)
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-        seen.status = process.wait(PATIENCE)
+        try:
+            seen.status = process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # it says where it stands
+            process.wait()
+            told = "\n".join(log.read_text(encoding="utf-8").splitlines()[-80:])
+            raise SystemExit(
+                f"it did not stop within {PATIENCE:g} seconds of a SIGINT; it stood here:\n{told}"
+            ) from None
     time.sleep(2)
     seen.left_processes = _group(process.pid)
     seen.left_files = sum(1 for path in temporary.rglob("*") if path.is_file())
