@@ -14,7 +14,8 @@ rate of each side is the best of several at one budget in the middle; the budget
 
 What ours does besides are settings that any user has, told below. Several updates on one batch of answers
 (--batch-epochs) stay exact here: a reverse KL over the whole vocabulary is compared at the states the answers visit,
-whichever weights sampled them; only the states grow a little old. TRL's trainer samples for each update.
+whichever weights sampled them; only the states grow a little old. TRL's trainer samples for each update. Half of the
+prompts are drawn by what the student's newest answers missed (--focus). Both were chosen on the development prompts.
 
 Runs are kept under --cache, and a run that is done there is not run again.
 """
@@ -61,7 +62,7 @@ UNTIL = 0.99
 # Deep enough that there is much to bring back: it leaves about three quarters of base.
 HARD = ("--lr", "2e-3", "--epochs", "8")
 # Our settings besides those both sides share, and the rates tried for each side.
-LEVERS: dict[str, Any] = {"batch_epochs": 2}
+LEVERS: dict[str, Any] = {"batch_epochs": 4, "focus": 0.5}
 RATES = (3e-4, 6e-4, 1.2e-3)
 SEARCHED = 32  # the budget at which rates are tried, in batches
 WARM_UP = 1 / 16  # of a run
