@@ -63,7 +63,7 @@ UNTIL = 0.99
 HARD = ("--lr", "2e-3", "--epochs", "8")
 # Our settings besides those both sides share, and the rates tried for each side.
 LEVERS: dict[str, Any] = {"batch_epochs": 4, "focus": 0.5}
-RATES = (3e-4, 6e-4, 1.2e-3)
+RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
 SEARCHED = 32  # the budget at which rates are tried, in batches
 WARM_UP = 1 / 16  # of a run
 
