@@ -264,9 +264,10 @@ def running(
             raise
         recorder.usage(peak_memory_bytes=peak_memory(config.device if config.device.startswith("cuda") else "cpu"))
         recorder.finish(stage.stopped, stage.details or None)
-        session.stopping = interrupts.requested
-    shutil.rmtree(folder, ignore_errors=True)
-    _give_memory_back()
+        shutil.rmtree(folder, ignore_errors=True)
+        # In here because Python loses a KeyboardInterrupt raised in what the collector calls.
+        _give_memory_back()
+    session.stopping = interrupts.requested
 
 
 def _give_memory_back() -> None:

@@ -61,6 +61,23 @@ def test_a_stop_asked_for_at_the_end_of_a_stage_stops_before_the_next(session: S
     assert only_stage(session).status == "finished", "no other stage was begun"
 
 
+class _Cycle:
+    """Garbage that only the collector finds, and that a person interrupts while it is freed."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_stop_asked_for_while_memory_is_freed_is_not_lost(session: Session) -> None:
+    with running(session, "evaluate", EvalConfig()):
+        _Cycle()
+    with pytest.raises(StageInterrupted, match="recover resume"), running(session, "evaluate", EvalConfig()):
+        pytest.fail("it began")
+
+
 def test_names_in_use_are_left_alone(session: Session) -> None:
     assert free_name(session, "cycle-1/recovered") == "cycle-1/recovered"
     assert free_name(session, "base") == "base-2"
