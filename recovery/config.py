@@ -212,8 +212,8 @@ class DistillConfig(TrainingConfig):
     (sampled, scored and trained together) ends one that has had its share.
 
     A ``teacher`` may also be the address of a vLLM server ("http://..."): it gives ``top_k`` log-probabilities a token.
-    ``overlap`` samples the next answers while this batch trains, on an engine that is a server; tokens sampled by
-    other weights, or by another engine, count by their importance ratio, at most ``ratio_cap`` (0: all alike).
+    ``overlap`` samples the next answers while this batch trains, on an engine that is a server; where other weights
+    or another engine sampled, tokens count by the importance ratios before them, at most ``ratio_cap`` (0: all alike).
 
     ``until`` stops when the student's score is proven to reach that share of base's, by a paired test with
     ``margin`` on ``development`` prompts each ``check_every`` steps (0: never). ``plateau`` is the window in

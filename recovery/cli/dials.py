@@ -70,7 +70,7 @@ common = stages.several(
         "--ratio-cap",
         type=click.FloatRange(min=0),
         default=None,
-        help="Most that an importance ratio weighs a token sampled by another engine or older weights; 0: off.  "
+        help="Most that importance ratios weigh a token of another engine's answer, or of older weights; 0: off.  "
         "[default: 2]",
     ),
     options.steps,

@@ -32,8 +32,8 @@ class Dials:
         floor: log-probabilities below this count as this: the teacher's in the reverse KL, the student's in the
             forward KL.
         top_k: how many entries the teacher gives, for "top_k".
-        ratio_cap: most that a token's importance ratio weighs it, where it was sampled by another engine or by older
-            weights (truncated importance sampling); 0 leaves tokens as they are.
+        ratio_cap: most that the importance ratios of the tokens before it weigh a token, where an answer was sampled
+            by another engine or by older weights (truncated importance sampling); 0 leaves tokens as they are.
         temperature: divides the logits of both sides; also that of the sampling the ratio refers to.
 
     Raises:

@@ -8,8 +8,8 @@ sampled one, far less variance). To each of them an anchor may be added, KL(stud
 
     L = lambda D(student, teacher) + (1 - lambda) PG(advantages) + anchor KL(student | base)
 
-Where tokens were sampled by an engine of its own, or by weights that have moved since, each counts by its importance
-ratio (``dials.ratio_cap``); a policy gradient brings its own.
+Where answers were sampled by an engine of its own, or by weights that have moved since, each token counts by the
+importance ratios of those before it (``dials.ratio_cap``); a policy gradient brings that of its own token instead.
 
 In the sampled form the teacher is part of the advantages, lambda (log q(y) - log p_old(y)) + (1 - lambda) A, which
 whoever sampled the rows has put together, and there is one policy gradient.
@@ -112,7 +112,7 @@ class Estimator:
             return None
         if any(term.divergence == "policy_gradient" for term in terms):
             return None
-        return Behaviour(batch.targets_N, batch.old_logprobs_N, self.dials.ratio_cap)
+        return Behaviour(batch.targets_N, batch.old_logprobs_N, batch.rows_N, self.dials.ratio_cap)
 
     def _policy(self, batch: Batch, weight: float) -> Term:
         """The policy gradient on the rows' advantages."""

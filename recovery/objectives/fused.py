@@ -16,6 +16,7 @@ where it is on.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ class FusedOutput:
         gradient_ND: gradient of ``per_token_N`` with respect to the token's hidden state. The very buffer that
             the backward pass reads: not to be changed.
         ratio_N: the importance ratio of the policy gradient or of the behaviour, None without either.
-        clipped_N: where the clip took the gradient away, or the ratio was cut at its cap; None without either.
+        clipped_N: where the clip took the gradient away, or the token's weight was cut at its cap; None without either.
         dropped_N: where the ratio ran away, None without a limit to it.
     """
 
@@ -258,8 +259,9 @@ class _Totals:
         self.ratio_N = wide(tokens) if weighed or policy is not None else None
         clips = weighed or (policy is not None and policy.clip is not None)
         self.clipped_N = wide(tokens, dtype=torch.bool) if clips else None
-        # The importance ratio joins the tokens' weights block by block.
+        # The importance ratios join the tokens' weights block by block; ``summed_N`` are their logarithms' sums.
         self.weights_N = plan.weights_N
+        self.summed_N = wide(tokens + 1, dtype=torch.float64) if weighed else None
         if weighed:
             self.weights_N = torch.ones_like(self.entropy_N) if plan.weights_N is None else plan.weights_N.clone()
         self.dropped_N = None if policy is None or policy.drop is None else wide(tokens, dtype=torch.bool)
@@ -328,15 +330,19 @@ def _block(
 
 
 def _weigh(behaviour: Behaviour | None, totals: _Totals, log_p_NV: Tensor, rows: slice) -> None:
-    """The importance ratios of a few rows, into the weights of their tokens."""
+    """The importance ratios of a few tokens; those of the tokens before each in its row, into its weight."""
     if behaviour is None:
         return
     assert totals.ratio_N is not None and totals.clipped_N is not None and totals.weights_N is not None
+    assert totals.summed_N is not None
     log_p_N = log_p_NV.gather(-1, behaviour.targets_N[rows].unsqueeze(-1)).squeeze(-1)
     ratio_N = importance_ratio(log_p_N, behaviour.logprobs_N[rows])
     totals.ratio_N[rows] = ratio_N
-    totals.clipped_N[rows] = ratio_N > behaviour.cap
-    totals.weights_N[rows] *= ratio_N.clamp(max=behaviour.cap)
+    begin, end = rows.start, rows.stop
+    totals.summed_N[begin + 1 : end + 1] = totals.summed_N[begin] + ratio_N.double().log_().cumsum(0)
+    before_N = totals.summed_N[begin:end] - totals.summed_N[behaviour.begins[rows]]
+    totals.clipped_N[rows] = before_N > math.log(behaviour.cap)
+    totals.weights_N[rows] *= before_N.exp_().clamp_(max=behaviour.cap)
 
 
 def _whole(

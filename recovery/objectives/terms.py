@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from recovery.errors import ModelError, UsageError
@@ -141,18 +142,30 @@ class Term:
 class Behaviour:
     """Who sampled the tokens, where that was not quite the student as it is: an engine of its own, or older weights.
 
-    Each token then counts by its importance ratio p(y) / p_old(y), at most ``cap`` (truncated importance sampling):
-    ``targets_N`` are the tokens and ``logprobs_N`` the natural log-probabilities they were sampled with.
+    A divergence between whole distributions needs no ratio of the token it stands at, which it sums over; what has
+    changed is how often the student comes by the text before. So each token counts by the product of the ratios
+    p(y) / p_old(y) of its row's earlier tokens, at most ``cap`` (truncated importance sampling). ``targets_N`` are the
+    tokens, ``logprobs_N`` the natural log-probabilities they were sampled with, ``rows_N`` the row each belongs to:
+    the tokens of a row stand together, in order.
     """
 
     targets_N: Tensor
     logprobs_N: Tensor
+    rows_N: Tensor
     cap: float
+
+    @functools.cached_property
+    def begins(self) -> Tensor:
+        """The index at which the row of each token begins, [N]."""
+        at_N = torch.arange(len(self.rows_N), device=self.rows_N.device)
+        new_N = torch.ones_like(self.rows_N, dtype=torch.bool)
+        new_N[1:] = self.rows_N[1:] != self.rows_N[:-1]
+        return at_N.where(new_N, 0).cummax(0).values
 
     def check(self, tokens: int) -> None:
         """Refuse what does not hold one entry for each of ``tokens`` tokens, or no cap."""
-        check_per_token("targets_N", self.targets_N, tokens)
-        check_per_token("logprobs_N", self.logprobs_N, tokens)
+        for name in ("targets_N", "logprobs_N", "rows_N"):
+            check_per_token(name, getattr(self, name), tokens)
         if not self.cap > 0.0:
             raise UsageError(f"--ratio-cap {self.cap} must be above 0")
 

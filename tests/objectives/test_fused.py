@@ -536,20 +536,46 @@ def test_one_term_makes_no_buffer_for_several(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("form", ["reverse_kl", "top_k", "cross_entropy"])
-def test_tokens_of_another_sampler_count_by_their_truncated_ratio(form: str) -> None:
+def test_tokens_of_another_sampler_count_by_the_ratios_before_them(form: str) -> None:
     case = Case()
     terms = [case.term(form)]
+    tokens = len(case.targets_N)
     log_p_N = case.head.logits(case.hidden_ND).log_softmax(-1).gather(-1, case.targets_N[:, None])[:, 0].detach()
     ratio_N = (log_p_N - case.old_N).exp()
-    behaviour = Behaviour(case.targets_N, case.old_N, cap=2.0)
+    rows_N = torch.arange(tokens) // 4  # rows that chunks of five cut
+    before_N = torch.stack([ratio_N[4 * (at // 4) : at].prod() for at in range(tokens)])
+    behaviour = Behaviour(case.targets_N, case.old_N, rows_N, cap=2.0)
     output = case.loss(*terms, behaviour=behaviour, chunk_tokens=5)
-    total = (case.weights_N * ratio_N.clamp(max=2.0) * case.plain(*terms)).sum()
+    total = (case.weights_N * before_N.clamp(max=2.0) * case.plain(*terms)).sum()
     torch.testing.assert_close(output.loss.detach(), total.detach())
     assert output.ratio_N is not None and output.clipped_N is not None
     torch.testing.assert_close(output.ratio_N, ratio_N)
-    assert output.clipped_N.tolist() == (ratio_N > 2.0).tolist() and output.clipped_N.any()
+    assert output.clipped_N.tolist() == (before_N > 2.0).tolist() and output.clipped_N.any()
     expected = torch.autograd.grad(total, case.leaves)
     for ours, theirs in zip(torch.autograd.grad(output.loss, case.leaves), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
     with pytest.raises(UsageError, match="its own importance ratio"):
         case.loss(case.term("policy_gradient"), behaviour=behaviour)
+
+
+def test_the_ratios_make_old_answers_count_as_new_ones() -> None:
+    """Answers of two tokens, each first token as often as older weights say it: the mean is that of the weights now."""
+    torch.manual_seed(0)
+    words = 5
+    first_D, second_WD = torch.randn(8, dtype=torch.float64), torch.randn(words, 8, dtype=torch.float64)
+    head, old = (Head(torch.randn(words, 8, dtype=torch.float64)) for _ in range(2))
+    teacher = Head(torch.randn(words, 8, dtype=torch.float64))
+    now_W, then_W = head.logits(first_D).log_softmax(-1), old.logits(first_D).log_softmax(-1)
+    hidden_ND = torch.stack([part for word in range(words) for part in (first_D, second_WD[word])])
+    targets_N = torch.tensor([part for word in range(words) for part in (word, 0)])
+    logprobs_N = torch.stack([part for word in range(words) for part in (then_W[word], then_W[0])])
+    rows_N = torch.arange(2 * words) // 2
+
+    def mean(logprobs_W: torch.Tensor, behaviour: Behaviour | None) -> torch.Tensor:
+        term = Term("reverse_kl", teacher_hidden_NE=hidden_ND, teacher_head=teacher)
+        weights_N = logprobs_W.exp().repeat_interleave(2)
+        return fused_loss(hidden_ND, head, [term], weights_N=weights_N, behaviour=behaviour).loss
+
+    expected = mean(now_W, None)
+    assert (mean(then_W, None) - expected).abs() > 0.01
+    torch.testing.assert_close(mean(then_W, Behaviour(targets_N, logprobs_N, rows_N, cap=1e6)), expected)
