@@ -163,7 +163,10 @@ class TransformersEngine:
 
 
 def _lower_copy(loaded: Loaded) -> Loaded:
-    model = copy.deepcopy(loaded.model).to(loaded.precision).requires_grad_(False)
+    """A copy with parameters in the precision of the products; buffers stay: rotary frequencies need every bit."""
+    model = copy.deepcopy(loaded.model).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(loaded.precision)
     return dataclasses.replace(loaded, model=model, tuning="frozen")
 
 

@@ -93,6 +93,17 @@ def test_a_copy_in_lower_precision_follows_the_trained_weights(tiny_model: Path)
     assert engine.generate(PROMPTS, Sampling(8, temperature=0)) != before
 
 
+def test_a_copy_in_lower_precision_is_what_loading_in_it_gives(tiny_model: Path) -> None:
+    copied = TransformersEngine(load_model(tiny_model, tuning="full", precision="bfloat16")).loaded.model
+    frozen = load_model(tiny_model, precision="bfloat16").model
+    assert {p.dtype for p in copied.parameters()} == {torch.bfloat16}
+    ours, theirs = ({**dict(m.named_parameters()), **dict(m.named_buffers())} for m in (copied, frozen))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.dtype == theirs[name].dtype, name
+        assert torch.equal(tensor, theirs[name]), name
+
+
 def test_a_part_of_a_request_is_answered_as_within_the_whole(tiny_model: Path) -> None:
     loaded = load_model(tiny_model, precision="float32")
     engine = TransformersEngine(loaded)
