@@ -8,9 +8,10 @@ made before, rewards, the student as its own teacher with a context) is a matter
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from db import records
 from pipelines.ahead import Ahead
@@ -26,7 +27,7 @@ from pipelines.estimates import Work
 from pipelines.glimpses import Glimpses
 from pipelines.memory import USUAL_PROMPT, Needs, Rollouts, distilling
 from pipelines.midtrain import row_length, rows_of
-from pipelines.models import choose_tuning, engine_of, load_frozen
+from pipelines.models import choose_tuning, engine_of, load_frozen, reach_teacher
 from pipelines.progress import duration
 from pipelines.roles import Roles, cast
 from pipelines.session import Session
@@ -41,9 +42,9 @@ from recovery.loading import Loaded, load_chat
 from recovery.methods import method_named
 from recovery.rewards import judged
 from recovery.rollouts import Engine, Sampling, TransformersEngine
-from recovery.teachers import Frozen, RemoteTeacher
+from recovery.teachers import Frozen, Identity, RemoteTeacher
 from recovery.types import Message, Prompt, SuiteResult
-from recovery.workspace import Checkpoint
+from recovery.workspace import Checkpoint, write_atomically
 
 # Tokens a response takes on average, as a share of the most it may take: for the estimates of a dry run.
 _USUAL_LENGTH = 0.5
@@ -124,11 +125,14 @@ def distill(
         running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage,
         contextlib.ExitStack() as held,
     ):
+        if config.remote_teacher:
+            reach_teacher(config)
         reference = _reference(session, stage, config, setting)
         given, spoken = _given(session, stage, config, setting, student)
         settings = settings_of(config, plan.steps, plan.tuning)
         with cast(stage, _roles(session, config, setting, student, plan.tuning), settings) as models:
             loaded, memory = models.loaded, {"spent": float(spoken)}
+            _same_teacher(stage, models.teachers)
             source = Source(
                 config,
                 loaded,
@@ -180,11 +184,26 @@ def distill(
         return stage.keep(loaded, "recovered", student, extra, name=name)
 
 
-def _called(teachers: Mapping[str, object], name: str) -> str:
-    """What the teacher is called in the tracker; a server by its address and by the model it serves."""
+def _remote(teachers: Mapping[str, object]) -> RemoteTeacher | None:
     found = teachers.get(BEHAVIOUR)
     scorer = found.teacher if isinstance(found, TimedScorer) else None
-    return f"{name} ({scorer.model})" if isinstance(scorer, RemoteTeacher) else name
+    return scorer if isinstance(scorer, RemoteTeacher) else None
+
+
+def _same_teacher(stage: Stage, teachers: Mapping[str, object]) -> None:
+    """Raise ServerError where a resumed stage would be taught by another model than the one it began with."""
+    teacher, file = _remote(teachers), stage.folder / "teacher.json"
+    if teacher is None:
+        return
+    if stage.resumed and file.is_file():
+        teacher.check_same(Identity(**json.loads(file.read_text(encoding="utf-8"))))
+    write_atomically(file, json.dumps(asdict(teacher.identity)) + "\n")
+
+
+def _called(teachers: Mapping[str, object], name: str) -> str:
+    """What the teacher is called in the tracker; a server by its address and by the model it serves."""
+    remote = _remote(teachers)
+    return name if remote is None else f"{name} ({remote.model})"
 
 
 def _each(look: Callable[[int], None], after_step: Callable[[int], str | None]) -> Callable[[int], str | None]:

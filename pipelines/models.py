@@ -26,7 +26,7 @@ from recovery.rollouts import (
     VllmSampler,
     server_engine,
 )
-from recovery.server import VllmServer, check_address
+from recovery.server import VllmServer, check_address, served_model
 from recovery.teachers import (
     AdapterOff,
     Frozen,
@@ -137,6 +137,12 @@ def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config:
     below = "" if checkpoint.adapter is None else content_hash(checkpoint.weights)  # an adapter alone says nothing
     with engine_of(loaded, config) as engine:
         yield CachedEngine.of(loaded, engine, content_hash=checkpoint.hash + below, cache=cache)
+
+
+def reach_teacher(config: DistillConfig) -> None:
+    """Raise ServerError where the server that is to teach does not answer, or refuses the key."""
+    with contextlib.closing(_server(config.teacher, remote.KEYS, config)) as server:
+        served_model(server)
 
 
 def remote_teacher(loaded: Loaded, config: DistillConfig) -> RemoteTeacher:

@@ -5,11 +5,14 @@ The key is read from the environment at each use and never kept, shown or writte
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,8 +21,13 @@ from recovery.errors import ServerError, UsageError
 
 CONNECTIONS = 64
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0  # seconds between two tries
+_FAREWELL = 5.0  # seconds for what need not arrive
 # What a server says while it starts, is overloaded or goes down; anything else it means.
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
+
+
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
 
 
 class NotOffered(ServerError):  # noqa: N818  (what it says is more than that it is an error)
@@ -33,6 +41,8 @@ def is_address(name: str) -> bool:
 
 def check_address(address: str, flag: str) -> str:
     """The address of a server, without a slash at its end. Raises UsageError where it is none, or holds a key."""
+    if any(mark in address for mark in "@?#"):  # not shown: what stands there may be secret
+        raise UsageError(f"{flag}: an address holds no key or user: put the key into the environment (VLLM_API_KEY)")
     parts = urlsplit(address)
     try:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -40,8 +50,6 @@ def check_address(address: str, flag: str) -> str:
         usable = False
     if not usable:
         raise UsageError(f"{flag} {address!r} is no address: give one such as http://127.0.0.1:8000")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise UsageError(f"{flag}: an address holds no key or user: put the key into the environment (VLLM_API_KEY)")
     return address.rstrip("/").removesuffix("/v1")
 
 
@@ -69,20 +77,28 @@ class VllmServer:
         """The JSON of a page."""
         return self._asked("GET", path, None, _PASSING)
 
-    def post(self, path: str, body: Any, *, retried: bool = True) -> Any:
+    def post(self, path: str, body: Any, *, retried: bool = True, given_up: threading.Event | None = None) -> Any:
         """The JSON that is answered to ``body``; None where the answer is not JSON.
 
-        Tries again, with longer and longer pauses, while the server is gone or overloaded; where not ``retried`` an
-        error of the server's own (500) is final. Raises ServerError, in one line, when ``patience`` is used up or the
-        request is refused, :class:`NotOffered` where there is no such path.
+        Tries again, with longer and longer pauses, while the server is gone or overloaded and nobody has ``given_up``;
+        where not ``retried`` an error of the server's own (500) is final. Raises ServerError, in one line, when
+        ``patience`` is used up or the request is refused, :class:`NotOffered` where there is no such path.
         """
-        return self._asked("POST", path, body, _PASSING if retried else tuple(set(_PASSING) - {500}))
+        return self._asked("POST", path, body, _PASSING if retried else tuple(set(_PASSING) - {500}), given_up)
+
+    def tell(self, path: str, body: Any) -> None:
+        """Send what need not arrive: once, with little time, whatever is answered."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._client.post(self.address + path, json=body, headers=self._headers(), timeout=_FAREWELL)
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _asked(self, method: str, path: str, body: Any, passing: Sequence[int]) -> Any:
+    def _asked(
+        self, method: str, path: str, body: Any, passing: Sequence[int], given_up: threading.Event | None = None
+    ) -> Any:
+        given_up = given_up or threading.Event()
         gone_since: float | None = None
         pause = _FIRST_PAUSE
         while True:
@@ -97,12 +113,12 @@ class VllmServer:
                 break
             now = time.monotonic()
             gone_since = now if gone_since is None else gone_since
-            if now - gone_since + pause > self.patience:
+            if given_up.is_set() or now - gone_since + pause > self.patience:
                 raise ServerError(
                     f"{self.address} {problem}, for {now - gone_since:.0f} seconds: start it again and go on with "
                     f"`recover resume`, or give it longer (--server-wait)"
                 )
-            time.sleep(pause)
+            given_up.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
         if gone_since is not None:
             self.returned()
@@ -121,8 +137,57 @@ class VllmServer:
             return None
 
     def _headers(self) -> dict[str, str]:
-        key = next((os.environ[name] for name in self.keys if os.environ.get(name)), None)
-        return {} if key is None else {"Authorization": f"Bearer {key}"}
+        name = next((name for name in self.keys if os.environ.get(name, "").strip()), None)
+        if name is None:
+            return {}
+        key = os.environ[name].strip()  # a secret read from a file often ends in a line break
+        if not (key.isascii() and key.isprintable()):
+            raise UsageError(f"{name} holds a character that no key has: set it to the key alone")
+        return {"Authorization": f"Bearer {key}"}
+
+
+def ask_all(
+    ask: Callable[[_Item, threading.Event], _Answer],
+    items: Sequence[_Item],
+    at_once: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[_Answer]:
+    """What ``ask`` answers to each item, in order, by ``at_once`` threads; ``progress`` is told of each.
+
+    The first error, or a Ctrl-C, ends it at once: the event that ``ask`` is given is then set, and whoever still waits
+    for a server is left behind.
+    """
+    given_up = threading.Event()
+    waiting: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, _Answer | BaseException]] = queue.SimpleQueue()
+    for numbered in enumerate(items):
+        waiting.put(numbered)
+
+    def work() -> None:
+        while not given_up.is_set():
+            try:
+                index, item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((index, ask(item, given_up)))
+            except BaseException as error:  # raised below, by the thread that waits for it
+                done.put((index, error))
+
+    for _ in range(min(at_once, len(items))):
+        threading.Thread(target=work, daemon=True).start()
+    found: dict[int, _Answer] = {}
+    try:
+        while len(found) < len(items):
+            index, answer = done.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            found[index] = answer
+            if progress is not None:
+                progress(1)
+    finally:
+        given_up.set()
+    return [found[index] for index in range(len(items))]
 
 
 def served_model(server: VllmServer) -> dict[str, Any]:

@@ -35,7 +35,10 @@ _LOOKED_AT = 64
 class Sampler(Protocol):
     """Samples from a copy of a model's weights."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What answers, for messages."""
+        ...
 
     @property
     def window(self) -> int:

@@ -7,46 +7,51 @@ extension, and its prefix cache is emptied after them.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import tempfile
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
 
 from recovery.errors import EngineError, ServerError
-from recovery.loading import Loaded, resolve_base
+from recovery.loading import Loaded
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.follow import seeds
-from recovery.server import CONNECTIONS, NotOffered, VllmServer, served_model
+from recovery.server import CONNECTIONS, NotOffered, VllmServer, ask_all, served_model
 
 KEYS = ("RECOVER_ENGINE_KEY", "VLLM_API_KEY")
+_TAKES_WEIGHTS = (
+    "VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights"
+)
 
 
 class ServerSampler:
     """Samples on a vLLM server. ``folder`` is where weights are put for it: a place both can read.
 
-    A server that was restarted meanwhile is given the weights again. Raises ServerError where it does not answer,
-    EngineError where it cannot take over the weights.
+    A server that was restarted meanwhile is given the weights again, and asked again for what it may have answered
+    with others. One that takes no weights samples from those it was started with, for a frozen model only. Raises
+    ServerError where it does not answer, EngineError where it cannot take over the weights.
     """
 
     def __init__(self, loaded: Loaded, server: VllmServer, *, folder: Path | None = None) -> None:
         self.loaded, self.server = loaded, server
-        self.name = f"vLLM at {server.address}"
         self._root = folder
         self._folder: Path | None = None
         self._base: dict[str, Any] = {}
         self._adapter: str | None = None
+        self._token = ""  # names the weights that were handed over last
+        self._fixed = False  # the server takes no weights
         self._pushing = threading.Lock()
-        self._pushed = 0.0  # when, by the monotonic clock
-        self._mine = threading.local()  # when the server came back to this thread
-        server.returned = lambda: setattr(self._mine, "returned", time.monotonic())
+
+    @property
+    def name(self) -> str:
+        """What answers, for messages."""
+        told = f", which takes no weights ({_TAKES_WEIGHTS} lets it)" if self._fixed else ""
+        return f"vLLM at {self.server.address}{told}"
 
     @property
     def window(self) -> int:
@@ -69,35 +74,29 @@ class ServerSampler:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Callable[[int], None] | None = None
     ) -> list[Completion]:
         """One completion a prompt, in order; many are asked at once, since each has a seed of its own."""
-        drawn = seeds(sampling, len(prompts))
-        found: list[Completion | None] = [None] * len(prompts)
-        with ThreadPoolExecutor(min(CONNECTIONS, max(1, len(prompts)))) as pool:
-            asked = {
-                pool.submit(self._one, prompt, sampling, seed): index
-                for index, (prompt, seed) in enumerate(zip(prompts, drawn, strict=True))
-            }
-            try:
-                for done in as_completed(asked):
-                    found[asked[done]] = done.result()
-                    if progress is not None:
-                        progress(1)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        return [completion for completion in found if completion is not None]
+        asked = list(zip(prompts, seeds(sampling, len(prompts)), strict=True))
+
+        def ask(one: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
+            return self._one(*one, sampling, given_up)
+
+        self._hold()
+        while True:
+            found = ask_all(ask, asked, CONNECTIONS, progress)
+            if self._hold():
+                return found
+            progress = None  # told already
 
     def close(self) -> None:
         """Take what was put there away, and close the connections."""
         if self._adapter is not None:
-            with contextlib.suppress(ServerError):
-                self.server.post("/v1/unload_lora_adapter", {"lora_name": self._adapter})
+            self.server.tell("/v1/unload_lora_adapter", {"lora_name": self._adapter})
             self._adapter = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         self.server.close()
 
-    def _one(self, prompt: Sequence[int], sampling: Sampling, seed: int) -> Completion:
+    def _one(self, prompt: Sequence[int], seed: int, sampling: Sampling, given_up: threading.Event) -> Completion:
         body = {
             "prompt": list(prompt),
             "max_tokens": min(sampling.max_new_tokens, self.window - len(prompt)),
@@ -115,18 +114,32 @@ class ServerSampler:
             "ignore_eos": True,
             "stop_token_ids": sorted(self.loaded.chat.end_ids),
         }
-        while True:
-            self._mine.returned = None
-            try:
-                answer = self.server.post("/v1/completions", body | {"model": self.model})
-            except NotOffered:  # a server that was restarted knows no adapter
-                if self._mine.returned is None:
-                    raise
-            if self._mine.returned is None:
-                return parse_completion(answer, self.loaded.chat.end_ids)
+        model = self.model
+        try:
+            answer = self.server.post("/v1/completions", body | {"model": model}, given_up=given_up)
+        except NotOffered:  # a server that was restarted knows no adapter
+            if self._adapter is None:
+                raise
             with self._pushing:
-                if self._pushed < self._mine.returned:
+                if self._adapter == model:
                     self._push()
+            answer = self.server.post("/v1/completions", body | {"model": self.model}, given_up=given_up)
+        return parse_completion(answer, self.loaded.chat.end_ids)
+
+    def _hold(self) -> bool:
+        """Whether the server still holds the weights that were handed over last; it is given them where not.
+
+        An adapter has a name of its own, and is missed when it is asked for.
+        """
+        if not self._token or self._fixed:
+            return True
+        told = self.server.post("/collective_rpc", {"method": "held"}, retried=False)
+        held = told.get("results") if isinstance(told, dict) else None
+        if held and all(token == self._token for token in held):
+            return True
+        with self._pushing:
+            self._push()
+        return False
 
     def _served(self) -> dict[str, Any]:
         if not self._base:
@@ -139,7 +152,6 @@ class ServerSampler:
             self._push_adapter()
         else:
             self._push_weights()
-        self._pushed = time.monotonic()
 
     def _push_adapter(self) -> None:
         name = f"recovery-{uuid.uuid4().hex[:12]}"
@@ -155,20 +167,19 @@ class ServerSampler:
             raise EngineError(f"the adapter cannot be handed over: {error}") from error
         former, self._adapter = self._adapter, name
         if former is not None:
-            with contextlib.suppress(ServerError):  # it is no longer asked for
-                self.server.post("/v1/unload_lora_adapter", {"lora_name": former}, retried=False)
+            self.server.tell("/v1/unload_lora_adapter", {"lora_name": former})
 
     def _push_weights(self) -> None:
-        folder = self._place()
+        folder, token = self._place(), uuid.uuid4().hex
         try:
-            self.server.post("/collective_rpc", {"method": "take_folder", "args": [str(folder)]}, retried=False)
+            self.server.post("/collective_rpc", {"method": "take_folder", "args": [str(folder), token]}, retried=False)
             emptied = self.server.post("/reset_prefix_cache", {}, retried=False)
         except NotOffered as error:
-            if self._serves_these():
+            if self.loaded.tuning == "frozen":  # compared with the model right afterwards
+                self._fixed = True
                 return
             raise EngineError(
-                f"{self.server.address} takes no weights: start it with VLLM_SERVER_DEV_MODE=1 in its environment and "
-                f"--worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights, or train an adapter "
+                f"{self.server.address} takes no weights: start it with {_TAKES_WEIGHTS}, or train an adapter "
                 f"(--tuning lora)"
             ) from error
         except ServerError as error:
@@ -178,12 +189,7 @@ class ServerSampler:
             ) from error
         if isinstance(emptied, dict) and emptied.get("success") is False:
             raise EngineError(f"{self.server.address} did not empty its prefix cache: something else is using it")
-
-    def _serves_these(self) -> bool:
-        """Whether the server was started with the very folder a frozen model was loaded from."""
-        base, _ = resolve_base(self.loaded.path)
-        root = Path(str(self._served().get("root") or ""))
-        return self.loaded.tuning == "frozen" and root.is_dir() and root.resolve() == Path(base).resolve()
+        self._token = token
 
     def _place(self) -> Path:
         if self._folder is None:

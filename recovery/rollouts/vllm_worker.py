@@ -22,10 +22,15 @@ class FollowedWeights:
         self.reload_weights(weights_iterator=iter(weights))  # type: ignore[attr-defined]
         self._refresh_tied_head()
 
-    def take_folder(self, folder: str) -> None:
-        """Take over the safetensors of a folder."""
+    def take_folder(self, folder: str, token: str) -> None:
+        """Take over the safetensors of a folder; ``token`` is what :meth:`held` tells from then on."""
         self.reload_weights(weights_iterator=_saved(folder))  # type: ignore[attr-defined]
         self._refresh_tied_head()
+        self._recovery_holds = token
+
+    def held(self) -> str:
+        """The token of the weights taken over last; empty after a start, which is how a restart is noticed."""
+        return getattr(self, "_recovery_holds", "")
 
     def _refresh_tied_head(self) -> None:
         """On a CPU the head is repacked for its products when it is loaded; tied, it is never loaded again.

@@ -7,8 +7,8 @@ divergences that are made for that: top_k (with one bucket for the rest) and sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import torch
@@ -16,11 +16,13 @@ import torch
 from recovery.batches import Batch
 from recovery.chat import ChatFormat
 from recovery.errors import ServerError, UsageError
-from recovery.server import NotOffered, VllmServer, served_model
+from recovery.server import NotOffered, VllmServer, ask_all, served_model
 
 KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
 _PROMPTS, _REQUESTS = 16, 8  # in one request, and requests at a time
 _WORDS = 256  # entries of the vocabulary whose ids are compared
+_PROBE = 8  # tokens whose scores tell one model from another that goes by its name
+_SAME = 0.1  # nats: what rounding may change of them
 _TEXTS = (
     "The ferry leaves at 7:45 a.m.; return tickets cost 12.50 EUR.\n\n\tTwo  spaces, then a line.",
     "def double(value):\n    return value * 2  # doubles",
@@ -37,11 +39,19 @@ class Entries:
     said: float
 
 
+@dataclass(frozen=True)
+class Identity:
+    """A served model by its name, and by its log-probabilities of a few tokens of a fixed text."""
+
+    model: str
+    scores: list[float]
+
+
 class RemoteTeacher:
     """The model that ``server`` serves, as a teacher of students with ``vocabulary`` entries.
 
-    :meth:`check` is called before it teaches, and again when the server was away. Raises ServerError where the server
-    does not answer or answers something else, UsageError where its tokens are not the student's.
+    :meth:`check` is called before it teaches, :meth:`check_again` when the server was away. Raises ServerError where
+    the server does not answer or answers something else, UsageError where its tokens are not the student's.
     """
 
     def __init__(self, server: VllmServer, tokenizer: Any, chat: ChatFormat, vocabulary: int, count: int) -> None:
@@ -49,16 +59,21 @@ class RemoteTeacher:
         self.model = ""
         self.window = 0
         self._tokenizer, self._chat, self._vocabulary, self._count = tokenizer, chat, vocabulary, count
+        self._scores: list[float] = []
         server.returned = self.check_again
+
+    @property
+    def identity(self) -> Identity:
+        """What tells the model from another."""
+        return Identity(self.model, self._scores)
 
     def check(self) -> None:
         """Look whether the server can teach this student: same tokens, enough log-probabilities."""
         served = served_model(self.server)
         self.model, self.window = str(served["id"]), int(served.get("max_model_len") or 0)
         self._check_tokens()
-        ids = self._tokenizer(_TEXTS[0], add_special_tokens=False)["input_ids"][:8]
         try:
-            self._ask([ids], max(1, self._count))
+            self._scores = self._probe()
         except ServerError as error:
             if "logprobs" not in str(error):
                 raise
@@ -69,11 +84,32 @@ class RemoteTeacher:
 
     def check_again(self) -> None:
         """After the server was away: it must serve the same model, or another would go on teaching."""
-        if self.model and (found := str(served_model(self.server)["id"])) != self.model:
-            raise ServerError(
-                f"{self.server.address} came back with the model {found!r} instead of {self.model!r}: start it with "
-                f"the former one and `recover resume`"
-            )
+        if not self.model:
+            return
+        name = str(served_model(self.server)["id"])
+        self._refuse_other(self.identity, Identity(name, self._probe() if name == self.model else []))
+
+    def check_same(self, former: Identity) -> None:
+        """Raise ServerError where this is not the model that taught before."""
+        self._refuse_other(former, self.identity)
+
+    def _refuse_other(self, former: Identity, found: Identity) -> None:
+        if found.model != former.model:
+            problem = f"the model {found.model!r} instead of {former.model!r}"
+        elif max(abs(a - b) for a, b in zip(found.scores, former.scores, strict=True)) > _SAME:
+            problem = f"another model by the name of {found.model!r}"
+        else:
+            return
+        raise ServerError(
+            f"{self.server.address} came back with {problem}: start it with the former one and `recover resume`"
+        )
+
+    def _probe(self) -> list[float]:
+        """Log-probabilities of a few tokens of a fixed text."""
+        ids = self._tokenizer(_TEXTS[0], add_special_tokens=False)["input_ids"][:_PROBE]
+        count = max(1, self._count)
+        [told] = self._ask([ids], count)
+        return [entries(position, token, 1).said for position, token in zip(told[1:], ids[1:], strict=True)]
 
     def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``count`` entries at each target, the target among them: ids and log-probabilities, [N, count]."""
@@ -106,15 +142,14 @@ class RemoteTeacher:
                 f"{self.server.address}: lower --max-new-tokens, or start it with a larger --max-model-len"
             )
         parts = [ids[start : start + _PROMPTS] for start in range(0, len(ids), _PROMPTS)]
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            answers = [told for part in pool.map(lambda part: self._ask(part, count), parts) for told in part]
-        told = dict(zip(order, answers, strict=True))
+        answers = ask_all(lambda part, given_up: self._ask(part, count, given_up), parts, _REQUESTS)
+        told = dict(zip(order, (told for part in answers for told in part), strict=True))
         return [
             entries(told[row][position], int(token), count)
             for row, position, token in zip(rows, at, batch.targets_N.tolist(), strict=True)
         ]
 
-    def _ask(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[Any]]:
+    def _ask(self, prompts: Sequence[Sequence[int]], count: int, given_up: Event | None = None) -> list[list[Any]]:
         """What the server says about every position of each prompt."""
         body = {
             "model": self.model,
@@ -124,7 +159,7 @@ class RemoteTeacher:
             "prompt_logprobs": count,
             "return_token_ids": True,
         }
-        return parse_positions(self.server.post("/v1/completions", body), prompts)
+        return parse_positions(self.server.post("/v1/completions", body, given_up=given_up), prompts)
 
     def _check_tokens(self) -> None:
         """Refuse a server that writes text as other ids: a token's scores would be another token's."""

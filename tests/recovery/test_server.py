@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ import pytest
 from recovery.errors import ServerError, UsageError
 from recovery.rollouts import Completion
 from recovery.rollouts.server_engine import parse_completion
-from recovery.server import NotOffered, VllmServer, check_address, is_address, served_model
+from recovery.server import NotOffered, VllmServer, ask_all, check_address, is_address, served_model
 from recovery.teachers.remote import entries, parse_positions
 
 
@@ -128,6 +129,59 @@ def test_keys_come_from_the_environment_and_are_shown_nowhere(
     assert "particular" not in str(refused.value) + repr(server)
 
 
+def test_a_key_from_a_file_loses_its_line_break_and_one_that_is_none_is_not_shown(
+    running: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script([(200, {})])
+    server = client(running(script))
+    monkeypatch.setenv("RECOVER_TEACHER_KEY", "particular\r\n")
+    server.get("/x")
+    assert script.keys == ["Bearer particular"]
+    for key in ("parti\ncular", "schlüssel"):
+        monkeypatch.setenv("RECOVER_TEACHER_KEY", key)
+        with pytest.raises(UsageError, match="RECOVER_TEACHER_KEY holds a character that no key has") as refused:
+            server.get("/x")
+        assert key not in str(refused.value)
+
+
+def test_many_are_asked_at_once_and_answers_keep_their_order(running: Callable[..., str]) -> None:
+    server = client(running(Script([(200, {"n": 1})])))
+    seen: list[int] = []
+    answers = ask_all(lambda n, given_up: (n, server.post("/x", n, given_up=given_up)), range(30), 8, seen.append)
+    assert answers == [(n, {"n": 1}) for n in range(30)]
+    assert seen == [1] * 30
+
+
+def test_the_first_error_of_many_waits_for_no_other(running: Callable[..., str]) -> None:
+    slow = Script([(200, {})], slow=30.0)
+    server = client(running(slow))
+
+    def ask(number: int, given_up: threading.Event) -> None:
+        if number == 3:
+            raise ServerError("refused")
+        server.post("/x", {}, given_up=given_up)
+
+    begun = time.monotonic()
+    with pytest.raises(ServerError, match="refused"):
+        ask_all(ask, range(100), 8)
+    assert time.monotonic() - begun < 10.0
+    assert len(slow.keys) < 9, "what had not been asked is not asked any more"
+    slow.asked.set()
+
+
+def test_nobody_goes_on_waiting_for_a_server_after_the_first_gave_up() -> None:
+    gone = Script([(200, {})]).serve()
+    address = f"http://127.0.0.1:{gone.server_address[1]}"
+    gone.shutdown()
+    gone.server_close()
+    server = client(address, patience=1.0)
+    begun = time.monotonic()
+    with pytest.raises(ServerError, match="recover resume"):
+        ask_all(lambda _, given_up: server.post("/x", {}, given_up=given_up), range(200), 8)
+    server.tell("/farewell", {})
+    assert time.monotonic() - begun < 5.0
+
+
 def test_refusals_are_told_in_the_servers_words(running: Callable[..., str]) -> None:
     said = {"error": {"message": "Requested prompt logprobs of 200\nis too many", "code": 400}}
     server = client(running(Script([(400, said), (404, {"detail": "Not Found"})])))
@@ -151,6 +205,8 @@ def test_the_served_model_is_the_one_that_is_no_adapter(running: Callable[..., s
         ("http://host:port", "is no address"),
         ("ftp://host", "is no address"),
         ("http://user:secret@host:8000", "holds no key"),
+        ("http://user:se/secret@host:8000", "holds no key"),
+        ("http://user:secret@host:port", "holds no key"),
         ("http://host:8000?key=secret", "holds no key"),
     ],
 )

@@ -180,7 +180,32 @@ def test_a_server_follows_the_weights_too(engine_server: Any, tied: Path, tuning
         engine.close()
 
 
-def test_a_server_without_the_means_is_told_what_it_lacks(teacher_server: Any, tied: Path) -> None:
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_a_server_that_was_restarted_unseen_is_given_the_weights_again(
+    engine_server: Any, tied: Path, tuning: str
+) -> None:
+    loaded = load(tied, tuning)
+    engine = FollowingEngine(loaded, ServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
+    try:
+        move(loaded, 1)
+        before = engine.generate(PROMPTS, Sampling(12, temperature=0))
+        engine_server.kill()
+        engine_server.start()  # back before anything is asked
+        after = engine.generate(PROMPTS, Sampling(12, temperature=0))
+        assert [c.ids for c in after] == [c.ids for c in before]
+        theirs = TransformersEngine(loaded).generate(PROMPTS, Sampling(12, temperature=0))
+        assert [c.ids for c in after] == [c.ids for c in theirs]
+        base = TransformersEngine(load(tied, "frozen")).generate(PROMPTS, Sampling(12, temperature=0))
+        assert [c.ids for c in base] != [c.ids for c in theirs], "it would show"
+    finally:
+        engine.close()
+
+
+def test_a_server_without_the_means_is_told_what_it_lacks(
+    teacher_server: Any, tied: Path, make_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    from tests.vllm.conftest import SHAPE
+
     for tuning, lacks in (("lora", "--enable-lora"), ("full", "VLLM_SERVER_DEV_MODE=1")):
         loaded = load(tied, tuning)
         engine = FollowingEngine(loaded, ServerSampler(loaded, VllmServer(teacher_server.address, KEYS)), bound=0.01)
@@ -190,4 +215,11 @@ def test_a_server_without_the_means_is_told_what_it_lacks(teacher_server: Any, t
     frozen = load(tied, "frozen")
     engine = FollowingEngine(frozen, ServerSampler(frozen, VllmServer(teacher_server.address, KEYS)), bound=0.01)
     assert agrees(engine, frozen, seed=1) < 1e-3, "what it serves needs no handing over"
+    engine.close()
+    other = load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
+    engine = FollowingEngine(other, ServerSampler(other, VllmServer(teacher_server.address, KEYS)), bound=0.1)
+    with pytest.raises(
+        EngineError, match=r"takes no weights \(VLLM_SERVER.*does not sample from the weights"
+    ):
+        engine.generate(PROMPTS, Sampling(8))
     engine.close()

@@ -20,7 +20,7 @@ from recovery.config import DistillConfig
 from recovery.errors import ServerError, UsageError
 from recovery.loading import load_model
 from recovery.server import VllmServer
-from recovery.teachers import RemoteTeacher
+from recovery.teachers import Identity, RemoteTeacher
 from recovery.teachers.remote import KEYS
 from tests.vllm.conftest import KEY, SHAPE
 
@@ -109,6 +109,21 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(
     with pytest.raises(ServerError, match="refuses the key: set RECOVER_TEACHER_KEY or VLLM_API_KEY") as refused:
         teacher(tied, 20).check()
     assert "another" not in str(refused.value) and KEY not in str(refused.value)
+
+
+def test_another_model_by_the_same_name_is_known_by_its_scores(teacher_server: Any, tied: Path) -> None:
+    loaded = load_model(tied, precision="float32")
+    server = VllmServer(teacher_server.address, KEYS)
+    teacher = RemoteTeacher(server, loaded.tokenizer, loaded.chat, loaded.head.vocabulary, 20)
+    teacher.check()
+    teacher.check_again()
+    teacher.check_same(teacher.identity)
+    scores = teacher.identity.scores
+    assert len(scores) == 7 and all(score < 0 for score in scores)
+    with pytest.raises(ServerError, match="came back with another model by the name of 'clean'"):
+        teacher.check_same(Identity("clean", [scores[0] + 0.5, *scores[1:]]))
+    with pytest.raises(ServerError, match="with the model 'clean' instead of 'dirty'"):
+        teacher.check_same(Identity("dirty", scores))
 
 
 @pytest.mark.parametrize("divergence", ["top_k", "sampled"])
