@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from db import records
 from pipelines.ahead import Ahead
@@ -119,7 +119,7 @@ def distill(
     setting = resolve(session, config, resume.cycle if resume is not None else cycle)
     plan = _plan(config, setting)
     student = session.registered(setting.student, cycle_id=session.cycle_id(setting.cycle))
-    config = lasting(config, student, setting)
+    config = replace(lasting(config, student, setting), tuning=plan.tuning)  # a resumed stage may find other memory
     session.display.say(plan.text())
     with (
         running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage,

@@ -119,6 +119,7 @@ def midtrain(
     own = thaw(session.workspace, number) if opened or resume is not None else open_cycle(session, config, number)
     sources = _Sources(own, _earlier(session, student, number))
     plan = _plan(config, student, sources)
+    config = dataclasses.replace(config, tuning=plan.tuning)  # chosen once: a resumed stage may find other memory
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
         chat_rows = _replay(session, stage, config) if config.replay or config.project else []

@@ -238,10 +238,24 @@ def _tuned(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointin
     if tuning == "frozen":
         model.requires_grad_(False)
     model.eval()
+    _without_dropout(model)
     if gradient_checkpointing and tuning != "frozen":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     return model
+
+
+def _without_dropout(model: Any) -> None:
+    """No dropout, whatever the configuration says: what it draws depends on how a step is cut into batches.
+
+    A step gives the same result under any token budget and on any number of processes only without it.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
 
 
 def _sharded(loaded: Loaded, offload: bool) -> Loaded:

@@ -49,9 +49,10 @@ def shard(decoder: Any, device: torch.device, precision: torch.dtype, *, offload
 def whole(model: Any) -> Iterator[None]:
     """While the block runs every process holds the whole model, and may use it alone; no gradients."""
     cut = _cut(model)
-    for module in cut:
-        module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
+    with processes.in_step():
+        for module in cut:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
     try:
         yield
     finally:
@@ -63,10 +64,11 @@ def whole(model: Any) -> Iterator[None]:
 def full_state(model: Any) -> dict[str, torch.Tensor]:
     """The weights put together, in the memory of the main process's CPU; every process has to call this."""
     state = {}
-    for name, tensor in model.state_dict().items():
-        found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if processes.is_main():
-            state[name] = found.detach().cpu() if isinstance(tensor, DTensor) else found
+    with processes.in_step():
+        for name, tensor in model.state_dict().items():
+            found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if processes.is_main():
+                state[name] = found.detach().cpu() if isinstance(tensor, DTensor) else found
     return state
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from recovery import processes
-from recovery.errors import UsageError
+from recovery.errors import CheckpointError, UsageError
 
 META, WHOLE = "state.json", "state.safetensors"
 
@@ -87,6 +87,10 @@ class Reader:
 
     def get(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
         """A tensor; only this process's rows of it where ``like`` is cut over the processes."""
+        if name not in self.files:
+            raise CheckpointError(
+                f"the saved state holds no {name}: it is of a stage that was trained otherwise; start the stage anew"
+            )
         start, stop = 0, None
         if isinstance(like, DTensor):
             start, stop = _rows(like)

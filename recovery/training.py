@@ -161,6 +161,10 @@ def train(
         with loaded.whole() if helpers else contextlib.nullcontext():
             return processes.lead(work, helpers)
 
+    def ended(step: int, metrics: dict[str, float]) -> tuple[str | None, bool]:
+        log(step, metrics)
+        return after_step(step), sound()
+
     while state.step < settings.steps and state.stopped is None:
         if processes.anywhere(should_stop()):
             if processes.lead(sound):
@@ -174,12 +178,10 @@ def train(
         metrics = {"seconds/source": seconds, **made.metrics, **run.step(step, made.rows, guard)}
         state.trained_tokens += int(metrics["tokens/trained"])
         metrics["tokens_per_second"] = metrics["tokens/trained"] / (time.perf_counter() - made_at)
-        if processes.is_main():
-            log(step, metrics)
         if shadow is not None:
             shadow.update(params)
         state.step = step
-        state.stopped, good = alone(lambda: (after_step(step), sound()))  # noqa: B023
+        state.stopped, good = alone(lambda: ended(step, metrics))  # noqa: B023
         if state.stopped is not None and state.stopped.startswith(COLLAPSE):
             result = _gone_back(saved, state)
             loaded.put_together()
@@ -415,8 +417,8 @@ class _Saved:
 def _moment(tensors: Reader, key: str, p: torch.nn.Parameter) -> torch.Tensor:
     """A stored entry of the optimizer's, cut and placed as its parameter is."""
     tensor = tensors.get(key, p)
-    if tensor.ndim == 0:  # AdamW counts its steps in a tensor that stays on the CPU unless fused on a GPU
-        return tensor.clone()
+    if tensor.ndim == 0:  # AdamW counts its steps in a tensor, which the fused one wants beside its parameter
+        return tensor.to(local(p).device, copy=True)
     made = torch.zeros_like(p, dtype=tensor.dtype)
     local(made).copy_(tensor)
     return made

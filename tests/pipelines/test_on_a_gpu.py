@@ -12,12 +12,15 @@ from db import queries
 from pipelines.distill import distill
 from pipelines.midtrain import midtrain
 from pipelines.session import Session
+from recovery.batches import Row
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.loading import load_model
+from recovery.objectives.estimator import Estimator
 from recovery.objectives.fused import fused_loss
 from recovery.objectives.heads import Head
 from recovery.objectives.terms import Term
 from recovery.rollouts import Sampling, TransformersEngine
+from recovery.training import StepBatch, TrainSettings, train
 from tests.support import plain_term
 
 pytestmark = [
@@ -78,3 +81,26 @@ def test_a_cycle_of_stages(
     curve = queries.series(session.tracker.database, stage.id, ["reverse_kl"])["reverse_kl"]
     assert len(curve) == 4 and all(point.value is not None for point in curve)
     assert stage.peak_memory_bytes and stage.peak_memory_bytes < torch.cuda.get_device_properties(0).total_memory
+
+
+def test_training_that_stops_and_goes_on_ends_as_one_that_did_not(tiny_model: Path, tmp_path: Path) -> None:
+    def trained(folder: Path, *stops: int) -> dict[str, torch.Tensor]:
+        for stop in (*stops, 6):
+            loaded = load_model(tiny_model, tuning="full", precision="float32", device="cuda")
+            settings = TrainSettings(steps=6, lr=1e-3, checkpoint_every=2)
+            rows = [Row([5, 6, 7, 8], [False, True, True, True], teacher="label")]
+            done: list[int] = []
+            train(
+                loaded,
+                lambda _: StepBatch(rows),  # noqa: B023
+                Estimator(),
+                settings,
+                state_dir=folder,
+                log=lambda step, _: done.append(step),  # noqa: B023
+                should_stop=lambda: bool(done) and done[-1] >= stop,  # noqa: B023
+            )
+        return {name: p.detach() for name, p in loaded.trainable().items()}
+
+    whole, stopped = trained(tmp_path / "whole"), trained(tmp_path / "stopped", 3)
+    for name, value in whole.items():
+        torch.testing.assert_close(value, stopped[name])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from db import queries
+from pipelines import models
 from pipelines.cycle import resumable, resume
 from pipelines.distill import distill
 from pipelines.midtrain import midtrain
@@ -108,6 +109,21 @@ def test_mid_training_killed_at_random(
     assert hits >= 2, "kills came too late"
     whole, steps, _ = made(tmp_path / "whole", tiny_model, "midtrained")
     assert made(tmp_path / "killed", tiny_model, "midtrained")[:2] == (whole, steps)
+
+
+@pytest.mark.parametrize("first", ["full", "lora"])
+def test_a_resumed_stage_keeps_the_tuning_it_began_with(
+    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """Memory that has meanwhile become scarce, or plenty, would choose otherwise."""
+    config = dataclasses.replace(midtrain_config, steps=40, checkpoint_every=2, tuning="auto")
+    free = {"full": 1 << 40, "lora": 1 << 20}
+    monkeypatch.setattr(models, "free_memory", lambda _: free[first])
+    assert run_and_kill(tmp_path, tiny_model, lambda session: midtrain(session, config), 10, 0.0)
+    monkeypatch.setattr(models, "free_memory", lambda _: free["lora" if first == "full" else "full"])
+    in_workspace(tmp_path, tiny_model, lambda session: goes_on(session, lambda _: None, "midtrained"))
+    with Session.open(tmp_path, model=str(tiny_model), display=Display(quiet=True)) as session:
+        assert session.resolve("midtrained").tuning == first
 
 
 def distill_killed(

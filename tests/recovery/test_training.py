@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,14 @@ def test_micro_batch_size_does_not_change_the_trajectory(tiny_model: Path, tunin
     # Adam divides by the gradient's size, so rounding shows where a gradient is nearly 0: 1% of the 6 steps' way.
     for name, value in weights(whole).items():
         torch.testing.assert_close(value, weights(split)[name], atol=6e-5, rtol=1e-4)
+
+
+def test_a_configuration_with_dropout_does_not_change_that(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
+    model = make_tiny("llama", tmp_path / "model", attention_dropout=0.5)
+    _, log = run(model, token_budget=10_000)
+    _, log_split = run(model, token_budget=30)
+    assert [m["loss"] for m in log] == pytest.approx([m["loss"] for m in log_split], rel=1e-5)
+    assert json.loads((model / "config.json").read_text())["attention_dropout"] == 0.5
 
 
 def test_loss_is_the_models_own_cross_entropy(tiny_family: Path) -> None:
