@@ -17,7 +17,8 @@ from pipelines.estimates import GIB, Network, size
 from pipelines.tracing import Rows, Taken, Trial, rollout_memory, training_memory
 from recovery.batches import CPU_TOKENS
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
-from recovery.loading import pick_precision
+from recovery.loading import Loaded, pick_precision
+from recovery.rollouts.vllm_engine import cache_bytes, device_bytes
 from recovery.training import inside_layers
 
 # The share of what is free that is not counted on. On a GPU for what lies between torch's blocks; on a CPU freed memory
@@ -25,8 +26,6 @@ from recovery.training import inside_layers
 MARGIN_GPU, MARGIN_CPU = 0.08, 0.25
 # What a process takes of a GPU before any tensor: CUDA's context, the libraries' work space. Assumed, not measured.
 CUDA_CONTEXT = GIB * 3 // 4
-# What vLLM takes beside weights and keys and values: its own context, activations, graphs. Assumed, not measured.
-VLLM_WORK = GIB * 3 // 2
 # Tokens of a prompt, where it is not known.
 USUAL_PROMPT = 128
 
@@ -35,7 +34,8 @@ USUAL_PROMPT = 128
 class Rollouts:
     """How answers are sampled: ``budget`` tokens of prompts and answers at once, ``most`` answers a step.
 
-    ``vllm`` in this process holds its own copy of the weights, all the time unless it ``sleeps`` while training.
+    ``vllm`` in this process holds its own copy of the weights and ``cache`` bytes of keys and values (None: as many as
+    it chooses), all the time unless it ``sleeps`` while training.
     """
 
     budget: int
@@ -44,6 +44,7 @@ class Rollouts:
     prompt: int = USUAL_PROMPT
     vllm: bool = False
     sleeps: bool = False
+    cache: int | None = None
 
     @property
     def at_once(self) -> int:
@@ -53,13 +54,17 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Plan:
-    """A stage as far as memory is concerned. ``shards`` processes hold a piece of the student's layers each."""
+    """A stage as far as memory is concerned. ``shards`` processes hold a piece of the student's layers each.
+
+    ``free`` are the bytes of the device before anything is there, where they are known: vLLM takes a share of the rest.
+    """
 
     trial: Trial
     rows: Rows
     optimizer: str = "adamw"
     rollouts: Rollouts | None = None
     shards: int = 1
+    free: int | None = None
 
 
 @dataclass(frozen=True)
@@ -147,12 +152,12 @@ def parameters_of(trial: Trial) -> Parameters:
 
 
 def _frozen_bytes(trial: Trial) -> int:
-    return _held_frozen(trial.config, trial.precision)
+    return _bytes(_frozen(trial.config, trial.precision).model.parameters())
 
 
-@functools.lru_cache(maxsize=64)
-def _held_frozen(config: str, precision: str) -> int:
-    return _bytes(Trial(config, "frozen", precision, gpu=False).frozen().model.parameters())
+@functools.lru_cache(maxsize=8)
+def _frozen(config: str, precision: str) -> Loaded:
+    return Trial(config, "frozen", precision, gpu=False).frozen()
 
 
 @functools.lru_cache(maxsize=64)
@@ -198,15 +203,23 @@ def distilling(
     ``copies`` are the models that teach beside the student where nothing is shared: under LoRA the clean one needs no
     copy, since it is the student with its adapter off. ``prompt`` is the usual length of a prompt in tokens.
     """
-    own = config.teacher == "self" or (tuning == "lora" and copies > 0)
+    copied = config.teacher in ("start", "ema") and not config.anchor  # of the student: nobody asks the clean model
+    own = config.teacher == "self" or (tuning == "lora" and copies > 0 and not copied)
     trial = _trial(config, model, tuning, gpu, copies - 1 if own and copies else copies, own)
     length = prompt + config.max_new_tokens
     rows = Rows(_rows(config, length, gpu), length, config.max_new_tokens)
     most = config.prompts_per_step * config.samples_per_prompt
     if config.alpha == 0 or config.served:  # nothing is sampled in this process
         return Plan(trial, rows, config.optimizer)
-    vllm = config.engine == "vllm"
-    rollouts = Rollouts(config.rollout_tokens, config.max_new_tokens, most, prompt, vllm, config.engine_sleep)
+    rollouts = Rollouts(
+        config.rollout_tokens,
+        config.max_new_tokens,
+        most,
+        prompt,
+        vllm=config.engine == "vllm",
+        sleeps=config.engine_sleep,
+        cache=None if config.engine_memory is None else int(config.engine_memory * GIB),
+    )
     return Plan(trial, rows, config.optimizer, rollouts)
 
 
@@ -227,20 +240,25 @@ def memory_of(plan: Plan) -> Memory:
     trial, rollouts = plan.trial, plan.rollouts
     counts, frozen = parameters_of(trial), _frozen_bytes(trial)
     inside, outside = counts.inside, counts.outside
+    # Where the student is an adapter, so are the checkpoints that teach beside it: each is a base with one more.
+    teacher = inside.weights + outside.weights if trial.tuning == "lora" else frozen
     held = {
         "weights": outside.weights + inside.weights // plan.shards,
         "optimizer": outside.optimizer(plan.optimizer) + inside.optimizer(plan.optimizer) // plan.shards,
-        "teachers": trial.teachers * frozen,
+        "teachers": trial.teachers * teacher,
     }
+    if trial.gpu:
+        held["CUDA"] = CUDA_CONTEXT
     training = {"gradients": outside.gradients + inside.gradients // plan.shards}
     training |= _parts(training_memory(trial, plan.rows))
     if plan.shards > 1:  # a layer is brought together before it runs, and the next one beside it
         training["gathered"] = 2 * inside.weights // counts.layers
     sampling: dict[str, int] = {}
     if rollouts is not None and rollouts.vllm:
-        one = rollout_memory(trial, 1, rollouts.prompt, rollouts.new_tokens)
-        token = one.cache / (rollouts.prompt + rollouts.new_tokens)
-        (sampling if rollouts.sleeps else held)["vLLM"] = frozen + round(token * rollouts.budget) + VLLM_WORK
+        before = sum(bytes_ for name, bytes_ in held.items() if name != "optimizer")  # which comes with the first step
+        free = None if plan.free is None else max(0, plan.free - before)
+        cache = rollouts.cache or cache_bytes(_frozen(trial.config, trial.precision), rollouts.budget, free)
+        (sampling if rollouts.sleeps else held)["vLLM"] = device_bytes(frozen, cache)
     elif rollouts is not None:
         sampling = _parts(rollout_memory(trial, rollouts.at_once, rollouts.prompt, rollouts.new_tokens))
         copied = trial.tuning == "full" and trial.precision != "float32"
@@ -248,8 +266,6 @@ def memory_of(plan: Plan) -> Memory:
             sampling["sampling copy"] = frozen
         elif copied:
             held["sampling copy"] = frozen
-    if trial.gpu:
-        held["CUDA"] = CUDA_CONTEXT
     return Memory(held, training, sampling)
 
 

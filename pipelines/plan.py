@@ -22,7 +22,6 @@ from pipelines.memory import (
     CUDA_CONTEXT,
     MARGIN_GPU,
     USUAL_PROMPT,
-    VLLM_WORK,
     Memory,
     Plan,
     distilling,
@@ -34,29 +33,35 @@ from pipelines.memory import (
 )
 from pipelines.midtrain import midtraining_work, rows_of
 from pipelines.progress import duration
+from pipelines.setting import NOBODY
 from pipelines.tracing import Trial
 from recovery.config import SELF_TEACHERS, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import ModelError, RecoveryError, UsageError
 from recovery.loading import load_chat, pick_precision, resolve_base
 from recovery.miniature.package import WEIGHTS
+from recovery.rollouts.vllm_engine import WEIGHTS_ALLOWED, WORKSPACE
 from recovery.workspace import MINIATURE
 
-# Published peaks: GiB, bfloat16 TFLOP/s without sparsity, GB/s of memory.
+# GiB that a card reports (less than its name says, where errors are corrected in that memory), and published peaks:
+# bfloat16 TFLOP/s without sparsity, GB/s of memory.
 CARDS = {
-    "T4": (16, 65, 320),
-    "L4": (24, 121, 300),
-    "A10": (24, 125, 600),
+    "T4": (15, 8.1, 320),
+    "RTX4080": (16, 97, 717),
+    "L4": (22.5, 121, 300),
+    "A10": (22.5, 125, 600),
     "RTX3090": (24, 71, 936),
     "RTX4090": (24, 165, 1008),
     "A6000": (48, 155, 768),
-    "L40S": (48, 362, 864),
+    "L40S": (45, 362, 864),
     "A100-40": (40, 312, 1555),
     "A100": (80, 312, 2039),
-    "H100": (80, 989, 3350),
-    "H200": (141, 989, 4800),
+    "H100": (79.6, 989, 3350),
+    "H200": (140.4, 989, 4800),
 }
+# Those that multiply no bfloat16: `--precision auto` takes float32 there, and their peak is that of float32.
+_FLOAT32 = {"T4"}
 # Which of them a size alone stands for.
-_BY_SIZE = {16: "T4", 24: "RTX4090", 40: "A100-40", 48: "L40S", 80: "A100", 141: "H200"}
+_BY_SIZE = {16: "RTX4080", 24: "RTX4090", 40: "A100-40", 48: "L40S", 80: "A100", 141: "H200"}
 # Characters a token takes in running text, where there is no tokenizer to count with.
 BYTES_A_TOKEN = 4.0
 # Token budgets: the default, and what is asked for at most where there is room.
@@ -69,13 +74,17 @@ _GPUS = re.compile(
 
 @dataclass(frozen=True)
 class Card:
-    """One or several devices of a kind. ``memory`` is in bytes, each; ``gpu`` False is this machine's CPU."""
+    """One or several devices of a kind. ``memory`` is in bytes, each; ``gpu`` False is this machine's CPU.
+
+    ``precision`` is what `--precision auto` takes there; "auto" leaves it to the memory model.
+    """
 
     name: str
     memory: int
     speed: Speed
     count: int = 1
     gpu: bool = True
+    precision: str = "auto"
 
     @property
     def title(self) -> str:
@@ -132,12 +141,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class CardPlan:
-    """All ways on one card, and the number of the recommended one."""
+    """All ways on one card, and the number of the recommended one. ``notes`` say which ways it does not have."""
 
     card: str
     memory: int
     choices: tuple[Choice, ...]
     recommended: int | None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,14 +192,16 @@ def make_plan(
     text = model_text(model)
     given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
     midtrain, distill = build(MidtrainConfig, given), build(DistillConfig, given)
-    knowledge = (flags or {}).get("knowledge_teacher") != "none"
+    # As in a cycle: a knowledge teacher scores the student's own answers, where any teacher does.
+    scored = distill.alpha > 0 and distill.lam > 0 and not distill.continuation
+    knowledge = scored and (flags or {}).get("knowledge_teacher") != "none"
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
     trained = round(tokens * midtrain.passes)
     counts = parameters_of(Trial(text, "full", "float32", gpu=False))
     ways = [way for way in WAYS if knowledge or way.knowledge]  # else two would be the same
     asked = _Asked(model, text, midtrain, distill, trained, knowledge, docs)
     found = tuple(_on(card, asked, ways) for card in cards)
-    return Report(model, counts.total, tokens, trained, tuple(_assumptions(midtrain, distill, cards, docs)), found)
+    return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), found)
 
 
 @dataclass(frozen=True)
@@ -203,6 +215,11 @@ class _Asked:
     trained: int
     knowledge: bool
     docs: Path | None
+
+    @property
+    def in_cycles(self) -> bool:
+        """Whether `recover cycle` does it; other methods and teachers are said to `recover train`."""
+        return self.distill.method == "opd" and self.distill.teacher == "base"
 
 
 # --- the model, the cards, the documents ----------------------------------------------------------------------------
@@ -259,7 +276,9 @@ def _card(said: str, tflops: float | None, utilisation: float | None) -> Card:
     if count < 1 or memory <= 0:
         raise UsageError(f"--gpus {said!r}: number and size must be above 0")
     title = name if match["name"] else f"{wanted:g} GB (speed of {name})"
-    return Card(title, round(memory * GIB), published(tflops or peak, bandwidth, utilisation), count)
+    speed = published(tflops or peak, bandwidth, utilisation)
+    precision = "float32" if name in _FLOAT32 else "auto"
+    return Card(title, round(memory * GIB), speed, count, precision=precision)
 
 
 def _nearest(gib: float) -> str:
@@ -280,19 +299,24 @@ def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
 
 
 def _on(card: Card, asked: _Asked, ways: Sequence[Way]) -> CardPlan:
-    possible = [way for way in ways if (card.gpu or not way.vllm) and (card.count > 1 or not way.sharded)]
+    alone = card.count == 1
+    in_process = card.gpu and alone
+    possible = [way for way in ways if not (way.vllm and not in_process) and not (way.sharded and alone)]
     choices = tuple(_choice(card, asked, way) for way in possible)
     fitting = (number for number, way in enumerate(possible) if choices[number].fits and not way.vllm)
-    return CardPlan(card.title, card.memory, choices, next(fitting, None))
+    notes = () if alone else ("vLLM samples for one process; for several take a server: --engine http://HOST:PORT",)
+    return CardPlan(card.title, card.memory, choices, next(fitting, None), notes)
 
 
 def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     room = usable(card.memory, card.gpu)
     dials: dict[str, Any] = {"tuning": way.tuning, "gradient_checkpointing": way.gradient_checkpointing}
+    if card.precision != "auto":
+        dials["precision"] = card.precision
     midtrain = dataclasses.replace(asked.midtrain, **dials)
     vllm: dict[str, Any] = {"engine": "vllm", "engine_sleep": True} if way.vllm else {}
     distill = dataclasses.replace(asked.distill, **dials, **vllm)
-    copies = _copies(distill, asked.knowledge and way.knowledge)
+    copies = _copies(asked, way)
     shards = card.count if way.sharded else 1
 
     def reading(budget: int) -> Plan:
@@ -302,7 +326,7 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     def teaching(budget: int, rollout_tokens: int) -> Plan:
         config = dataclasses.replace(distill, token_budget=budget, rollout_tokens=rollout_tokens)
         plan = distilling(config, asked.text, way.tuning, card.gpu, copies=copies)
-        return dataclasses.replace(plan, shards=shards)
+        return dataclasses.replace(plan, shards=shards, free=card.memory)
 
     row = midtrain.row_length
     rollout_tokens = next(
@@ -333,11 +357,14 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     )
 
 
-def _copies(config: DistillConfig, knowledge: bool) -> int:
-    """Models that teach beside the student where nothing is shared, as a cycle would hold them."""
-    named = config.lam > 0 and config.teacher not in ("none", "label", *SELF_TEACHERS)
+def _copies(asked: _Asked, way: Way) -> int:
+    """Models that teach beside the student where nothing is shared, as a cycle after the first holds them: there the
+    checkpoint before the mid-training scores questions about earlier documents.
+    """
+    config, knowledge = asked.distill, asked.knowledge and way.knowledge
+    named = config.lam > 0 and not config.remote_teacher and config.teacher not in (*NOBODY, *SELF_TEACHERS)
     teachers = len(config.teacher_weights) if named else 0
-    others = (knowledge and config.alpha > 0 and config.lam > 0, config.anchor > 0, config.teacher in ("start", "ema"))
+    others = (knowledge, knowledge and asked.in_cycles, config.anchor > 0, config.teacher in ("start", "ema"))
     return teachers + len(config.routes) + sum(others)
 
 
@@ -381,13 +408,16 @@ def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processe
     sampling = ["--rollout-tokens", str(rollout_tokens)] if rollout_tokens != _ROLLOUT_BUDGETS[0] else []
     sampling += vllm
     docs = str(asked.docs) if asked.docs is not None else "DOCS"
-    begin = ["--model", asked.model, "--docs", docs]
-    if asked.distill.method == "opd" and asked.distill.teacher == "base":
+    epochs = [] if asked.midtrain.epochs is None else ["--epochs", f"{asked.midtrain.epochs:g}"]
+    begin = ["--model", asked.model, "--docs", docs, *epochs]
+    if asked.in_cycles:
         alone = [] if asked.knowledge and way.knowledge else ["--knowledge-teacher", "none"]
         return _started(["cycle", *begin, *shared, *sampling, *alone], processes)
     dials = ["--method", asked.distill.method]
     if asked.distill.teacher != build(DistillConfig, {"method": asked.distill.method}).teacher:
         dials += ["--teacher", asked.distill.teacher]
+    if asked.knowledge and way.knowledge:  # which is a cycle's default alone
+        dials += ["--knowledge-teacher", "midtrained"]
     first = _started(["midtrain", *begin, *shared], processes)
     return f"{first} && {_started(['train', *dials, *shared, *sampling], processes)}"
 
@@ -398,17 +428,22 @@ def _started(words: Sequence[str], processes: int) -> str:
     return shlex.join([*(launcher if processes > 1 else ["recover"]), *words])
 
 
-def _assumptions(
-    midtrain: MidtrainConfig, distill: DistillConfig, cards: Sequence[Card], docs: Path | None
-) -> list[str]:
+def _assumptions(asked: _Asked, cards: Sequence[Card]) -> list[str]:
     """What the figures rest on, one line each."""
-    documents = "" if docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are taken for a token."
+    midtrain, distill = asked.midtrain, asked.distill
+    documents = "" if asked.docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are taken for a token."
     lines = [
         f"time: {midtrain.passes:g} passes over the documents; {distill.steps} steps of "
         f"{distill.prompts_per_step * distill.samples_per_prompt} answers (it stops earlier once behaviour is back), "
         f"half as long as --max-new-tokens {distill.max_new_tokens} allows; two evaluations of 1,000 prompts and as "
         f"many questions.{documents}"
     ]
+    if asked.in_cycles:
+        lines.append(
+            "cycles: memory is that of the second and later ones"
+            + (", where one more teacher scores questions about earlier documents" if asked.knowledge else "")
+            + "; time is that of the first: later ones mid-train on as many tokens of earlier documents as well."
+        )
     if any(card.gpu for card in cards):
         speeds = ", ".join(
             f"{card.title}: {card.speed.operations / 1e12:.0f} TFLOP/s used" for card in cards if card.gpu
@@ -417,8 +452,8 @@ def _assumptions(
             f"speed: published peaks, of which {GPU_UTILISATION:.0%} is assumed unless --tflops and --utilisation say "
             f"otherwise ({speeds}); not measured.",
             f"memory: {MARGIN_GPU:.0%} of a GPU is left free; {CUDA_CONTEXT / GIB:g} GiB for CUDA's context and "
-            f"{VLLM_WORK / GIB:g} GiB for vLLM's own are assumed. The rest is counted; benchmarks/results/memory.md "
-            f"says how close that came to measured runs.",
+            f"{WORKSPACE / GIB:g} GiB and {WEIGHTS_ALLOWED - 1:.0%} of the weights for vLLM's own are assumed. The "
+            f"rest is counted; benchmarks/results/memory.md says how close that came to measured runs.",
         ]
     return lines
 
@@ -460,6 +495,7 @@ def _card_text(plan: CardPlan) -> str:
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
+    lines += plan.notes
     if plan.recommended is None:
         lines.append("nothing fits: take more GPUs (--gpus 2x80GB), a larger one, or a smaller model")
         return "\n".join(lines)

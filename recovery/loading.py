@@ -297,7 +297,10 @@ def pick_device(device: str) -> torch.device:
 def pick_precision(precision: str, device: torch.device) -> torch.dtype:
     """ "auto" takes bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
     if precision == "auto":
-        native = torch.cuda.is_bf16_supported() if device.type == "cuda" else torch.cpu._is_avx512_bf16_supported()
+        if device.type == "cuda":
+            native = torch.cuda.is_bf16_supported(including_emulation=False)  # a T4 emulates it, slower than float32
+        else:
+            native = torch.cpu._is_avx512_bf16_supported()
         return torch.bfloat16 if native else torch.float32
     if precision not in ("float32", "bfloat16"):
         raise UsageError(f"--precision {precision!r} is not known: use auto, float32 or bfloat16")

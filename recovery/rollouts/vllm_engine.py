@@ -28,7 +28,8 @@ from recovery.rollouts.vllm_process import Running, Wanted, engine_for, stop
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those vLLM takes
 _AT_ONCE = 1024  # prompts between two reports of progress
 _FREE_SHARE = 0.4
-_WORKSPACE = 2 << 30  # bytes for activations
+WEIGHTS_ALLOWED = 1.2  # of the weights, for what is made of them while they are loaded
+WORKSPACE = 2 << 30  # bytes for activations
 _SPARE = 256  # tokens of blocks that are never all used
 _NOT_SHAPE = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 _LIVE = 1  # the number of the adapter in training
@@ -49,8 +50,7 @@ class VllmSampler:
     ) -> None:
         self.loaded, self.sleep = loaded, sleep
         each = _bytes_per_token(loaded)
-        tokens = max(tokens, loaded.max_length) + _SPARE
-        self.memory = memory or min(tokens * each, int(_FREE_SHARE * free))
+        self.memory = memory or cache_bytes(loaded, tokens, free)
         self._window = min(loaded.max_length, self.memory // each - _SPARE)
         if self._window < min(loaded.max_length, _SPARE):
             raise UsageError(
@@ -147,7 +147,7 @@ class VllmSampler:
         if self.loaded.device.type != "cuda":
             return 0.5  # on a CPU the cache's own size is what counts
         weights = sum(p.numel() for p in self.loaded.core.parameters()) * self.loaded.precision.itemsize
-        needed = self.memory + 1.2 * weights + _WORKSPACE
+        needed = device_bytes(weights, self.memory)
         return float(min(0.95, needed / torch.cuda.mem_get_info(self.loaded.device)[1]))
 
     def _hand_over_adapter(self, llm: Any) -> None:
@@ -223,6 +223,19 @@ def _adapted(loaded: Loaded) -> tuple[str, ...]:
     """The kinds of layers with an adapter, by their last name: by a whole path vLLM would pass fused layers over."""
     names = (name.partition(".lora_")[0] for name, _ in loaded.model.named_parameters() if ".lora_" in name)
     return tuple(sorted({name.rpartition(".")[2] for name in names}))
+
+
+def cache_bytes(loaded: Loaded, tokens: int, free: int | None = None) -> int:
+    """vLLM's cache of keys and values: of ``tokens`` tokens, or of the longest text that the model reads if that is
+    longer; at most 40% of the ``free`` bytes, where they are known.
+    """
+    wanted = (max(tokens, loaded.max_length) + _SPARE) * _bytes_per_token(loaded)
+    return wanted if free is None else min(wanted, int(_FREE_SHARE * free))
+
+
+def device_bytes(weights: int, cache: int) -> int:
+    """What vLLM wants free of a device to start, with so many bytes of weights and of keys and values."""
+    return cache + round(WEIGHTS_ALLOWED * weights) + WORKSPACE
 
 
 def _bytes_per_token(loaded: Loaded) -> int:

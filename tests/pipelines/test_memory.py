@@ -17,7 +17,8 @@ from recovery.config import DistillConfig, MidtrainConfig
 from recovery.loading import Loaded, LoraSettings, load_model
 from recovery.objectives.dials import Dials
 from recovery.objectives.estimator import Estimator
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts import Sampling, TransformersEngine, VllmSampler
+from recovery.rollouts.vllm_engine import device_bytes
 from recovery.teachers import AdapterOff, Live
 from tests.models import make_tiny
 
@@ -141,7 +142,10 @@ def test_an_adapter_needs_no_copy_of_the_clean_model(deeper: Path) -> None:
     shared = memory_of(distilling(config, model, "lora", True, copies=1)).held
     assert beside["teachers"] == beside["weights"] / 2  # bfloat16 beside float32
     assert shared["teachers"] == 0
-    assert memory_of(distilling(config, model, "lora", True, copies=2)).held["teachers"] == beside["teachers"]
+    two = memory_of(distilling(config, model, "lora", True, copies=2)).held
+    assert two["teachers"] == two["weights"]  # a base with an adapter of its own
+    ema = dataclasses.replace(config, teacher="ema", context="rules")
+    assert memory_of(distilling(ema, model, "lora", True, copies=1)).held["teachers"] == two["weights"]
 
 
 def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
@@ -168,6 +172,35 @@ def test_vllm_that_sleeps_holds_nothing_while_the_student_trains(deeper: Path) -
     asleep = Plan(plan.trial, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True, sleeps=True))
     assert memory_of(awake).held["vLLM"] == memory_of(asleep).sampling["vLLM"]
     assert "vLLM" not in memory_of(asleep).held
+
+
+def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path) -> None:
+    frozen = load(deeper, "frozen", "bfloat16")
+    config = frozen.core.config
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2  # bfloat16: two bytes
+    plan = distilling(
+        DistillConfig(precision="bfloat16", engine="vllm", rollout_tokens=4096),
+        model_text(str(deeper)),
+        "lora",
+        True,
+        copies=1,
+    )
+    weights = sum(p.numel() * p.element_size() for p in frozen.model.parameters())
+
+    def planned(plan: Plan) -> int:
+        return memory_of(plan).held["vLLM"] - device_bytes(weights, 0)
+
+    most = max(4096, frozen.max_length)
+    assert most * token < planned(plan) <= (most + 1024) * token
+    assert planned(plan) == VllmSampler(frozen, tokens=4096, free=64 << 30).memory
+    assert plan.rollouts is not None
+    chosen = dataclasses.replace(plan, rollouts=dataclasses.replace(plan.rollouts, cache=1 << 20))
+    assert planned(chosen) == 1 << 20
+    # A small device: the share of what the student and its teachers leave.
+    held = memory_of(plan).held
+    room = most * token
+    tight = dataclasses.replace(plan, free=held["weights"] + held["teachers"] + held["CUDA"] + room)
+    assert planned(tight) == VllmSampler(frozen, tokens=4096, free=room).memory == int(0.4 * room)
 
 
 def test_some_of_what_is_free_is_left_alone() -> None:

@@ -218,8 +218,6 @@ def test_a_server_without_the_means_is_told_what_it_lacks(
     engine.close()
     other = load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
     engine = FollowingEngine(other, ServerSampler(other, VllmServer(teacher_server.address, KEYS)), bound=0.1)
-    with pytest.raises(
-        EngineError, match=r"takes no weights \(VLLM_SERVER.*does not sample from the weights"
-    ):
+    with pytest.raises(EngineError, match=r"takes no weights \(VLLM_SERVER.*does not sample from the weights"):
         engine.generate(PROMPTS, Sampling(8))
     engine.close()
