@@ -277,8 +277,7 @@ def _card(said: str, tflops: float | None, utilisation: float | None) -> Card:
         raise UsageError(f"--gpus {said!r}: number and size must be above 0")
     title = name if match["name"] else f"{wanted:g} GB (speed of {name})"
     speed = published(tflops or peak, bandwidth, utilisation)
-    precision = "float32" if name in _FLOAT32 else "auto"
-    return Card(title, round(memory * GIB), speed, count, precision=precision)
+    return Card(title, round(memory * GIB), speed, count, precision="float32" if name in _FLOAT32 else "auto")
 
 
 def _nearest(gib: float) -> str:

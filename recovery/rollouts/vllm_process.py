@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,10 +66,13 @@ class Wanted:
 
 @dataclass
 class Running:
-    """An engine at work; ``user`` stands for the one whose weights it holds, None before any were handed over."""
+    """An engine at work; ``files`` are what it leaves behind, ``user`` stands for the one whose weights it holds, None
+    before any were handed over.
+    """
 
     llm: Any
     started_for: Wanted
+    files: list[Path]
     user: object | None = None
 
 
@@ -80,7 +84,8 @@ def engine_for(wanted: Wanted) -> Running:
     global _running
     if _running is None or not _running.started_for.fits(wanted):
         stop()
-        _running = Running(_start(wanted), wanted)
+        llm = _start(wanted)
+        _running = Running(llm, wanted, [Path(file) for file in llm.collective_rpc("meeting_file") if file])
     return _running
 
 
@@ -90,6 +95,8 @@ def stop() -> None:
     if _running is None:
         return
     _running.llm.llm_engine.engine_core.shutdown()
+    for file in _running.files:
+        file.unlink(missing_ok=True)
     _running.llm = _running.user = None  # whoever still holds it sees that it is gone
     _running = None
     gc.collect()

@@ -32,6 +32,11 @@ class FollowedWeights:
         """The token of the weights taken over last; empty after a start, which is how a restart is noticed."""
         return getattr(self, "_recovery_holds", "")
 
+    def meeting_file(self) -> str:
+        """The file by which the processes of an engine find each other, and which nobody removes; empty if none."""
+        method = str(getattr(self, "distributed_init_method", ""))
+        return method.removeprefix("file://") if method.startswith("file://") else ""
+
     def _refresh_tied_head(self) -> None:
         """On a CPU the head is repacked for its products when it is loaded; tied, it is never loaded again.
 
