@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from pipelines.plan import CardPlan, Choice, Report, make_plan
 from recovery.cli.main import run
 from recovery.config import DistillConfig, MidtrainConfig, build
+from recovery.loading import pick_precision
 
 ROOT = Path(__file__).resolve().parents[2]
 QWEN = ROOT / "docs" / "qwen3-8b.json"
@@ -105,6 +107,11 @@ def test_a_later_cycle_is_planned_as_it_will_be_run(tiny_qwen3: Path) -> None:
     )
     assert cycles / 3 == trained / 2
     assert "second and later ones" in make_plan(str(tiny_qwen3), "24", document_mb=1).text()
+
+
+def test_bfloat16_that_is_only_emulated_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert pick_precision("auto", torch.device("cuda")) == torch.float32
 
 
 def test_a_t4_trains_in_float32_and_cards_have_what_they_report(tiny_qwen3: Path) -> None:
