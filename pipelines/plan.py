@@ -60,6 +60,9 @@ CARDS = {
 }
 # Those that multiply no bfloat16: `--precision auto` takes float32 there, and their peak is that of float32.
 _FLOAT32 = {"T4"}
+_ONE_PROCESS = (
+    "no vLLM: it samples for one training process; start one, and a server on another GPU (--engine http://HOST:PORT)"
+)
 # Which of them a size alone stands for.
 _BY_SIZE = {16: "RTX4080", 24: "RTX4090", 40: "A100-40", 48: "L40S", 80: "A100", 141: "H200"}
 # Characters a token takes in running text, where there is no tokenizer to count with.
@@ -303,7 +306,7 @@ def _on(card: Card, asked: _Asked, ways: Sequence[Way]) -> CardPlan:
     possible = [way for way in ways if not (way.vllm and not in_process) and not (way.sharded and alone)]
     choices = tuple(_choice(card, asked, way) for way in possible)
     fitting = (number for number, way in enumerate(possible) if choices[number].fits and not way.vllm)
-    notes = () if alone else ("vLLM samples for one process; for several take a server: --engine http://HOST:PORT",)
+    notes = () if alone else (_ONE_PROCESS,)
     return CardPlan(card.title, card.memory, choices, next(fitting, None), notes)
 
 
