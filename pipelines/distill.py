@@ -125,8 +125,7 @@ def distill(
         running(session, "distill", config, cycle=setting.cycle, student=student, resume=resume) as stage,
         contextlib.ExitStack() as held,
     ):
-        if config.remote_teacher:
-            reach_teacher(config)
+        reach_teacher(config)
         reference = _reference(session, stage, config, setting)
         given, spoken = _given(session, stage, config, setting, student)
         settings = settings_of(config, plan.steps, plan.tuning)

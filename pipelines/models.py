@@ -140,7 +140,9 @@ def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config:
 
 
 def reach_teacher(config: DistillConfig) -> None:
-    """Raise ServerError where the server that is to teach does not answer, or refuses the key."""
+    """Raise ServerError where a server is to teach that does not answer, or refuses the key."""
+    if not config.remote_teacher:
+        return
     with contextlib.closing(_server(config.teacher, remote.KEYS, config)) as server:
         served_model(server)
 
