@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert, select
 
 from db import process
 from db.errors import DatabaseError
-from db.schema import DECISIONS, LEFT, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage
+from db.schema import DECISIONS, LEFT, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
 from db.session import Database, insert_new
 from db.values import json_safe, text
 
@@ -45,8 +45,9 @@ def decide(
     for every later one that went on from it; those are entered as rolled back too.
 
     Raises DatabaseError where the decision contradicts what was built since (later cycles that go on from a cycle to
-    be rejected, or that were made without a cycle to be accepted), while a stage is training, and where the weights to
-    go on from were pruned.
+    be rejected, or that were made without a cycle to be accepted), while a stage is training or another process is at
+    work (accepting what is in ``latest`` moves nothing, and is always possible), and where the weights to go on from
+    were pruned.
     """
     if decision not in DECISIONS:
         raise DatabaseError(f"{decision!r} is not a decision: use one of {', '.join(DECISIONS)}")
@@ -54,7 +55,10 @@ def decide(
         line = _Line.read(connection, cycle_id)
         target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
         if target is not None:
-            _may_move(connection, line, target)
+            _require_weights(target)
+        # A cycle whose end is still to come would be made the latest by it, though it was rejected.
+        if target is not None or decision in LEFT:
+            _require_nobody_trains(connection, line.cycle.experiment_id)
         row = {"who": text(who), "why": text(why), "evidence": json_safe(evidence or {}), "created_at": time.time()}
         key = _add(connection, row | {"cycle_id": cycle_id, "decision": decision})
         for later in also:
@@ -147,14 +151,21 @@ def _end_of(checkpoints: Mapping[int, Any], cycle_id: int) -> Any:
     return next((found[-1] for kind in ENDS if (found := [row for row in mine if row.kind == kind])), None)
 
 
-def _may_move(connection: Connection, line: _Line, target: Any) -> None:
-    """Raise DatabaseError where ``latest`` cannot be moved to a checkpoint now."""
+def _require_weights(target: Any) -> None:
+    """Raise DatabaseError where the weights to go on from are gone."""
     if target.details.get("pruned"):
         raise DatabaseError(
             f"the weights of {target.name} were pruned on {target.details['pruned']}: nothing can go on"
         )
+
+
+def _require_nobody_trains(connection: Connection, experiment_id: int) -> None:
+    """Raise DatabaseError while a stage trains, or another process is at work, if only between two stages.
+
+    The process that is at work decides by its own gate.
+    """
     training = select(Stage.__table__).where(
-        Stage.experiment_id == line.cycle.experiment_id,
+        Stage.experiment_id == experiment_id,
         Stage.status == "running",
         Stage.kind.in_(TRAINING),
     )
@@ -164,6 +175,12 @@ def _may_move(connection: Connection, line: _Line, target: Any) -> None:
             raise DatabaseError(
                 f"stage {stage.id} ({stage.kind}) is training, and ends as the latest: wait for it, or stop it first"
             )
+    held = live_work(connection, experiment_id, now)
+    if held is not None and not process.is_ours(held):
+        raise DatabaseError(
+            f"{held.purpose} ({process.named(held, now)}) is at work here, and moves the latest: wait for it, or stop "
+            "it first"
+        )
 
 
 _Move = tuple[Any, tuple[int, ...]]
@@ -218,6 +235,12 @@ def lock_experiment(connection: Connection, experiment_id: int) -> str:
     if name is None:
         raise DatabaseError(f"there is no experiment with the id {experiment_id}")
     return str(name)
+
+
+def live_work(connection: Connection, experiment_id: int, now: float) -> Any:
+    """The row of the live process that trains in an experiment, if there is one; ``now`` is :func:`process.now`."""
+    row = connection.execute(select(Work.__table__).where(Work.experiment_id == experiment_id)).one_or_none()
+    return None if row is None or process.is_dead(row, now) else row
 
 
 def move_latest(connection: Connection, experiment_id: int, checkpoint_id: int) -> None:

@@ -16,8 +16,14 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-STALE_SECONDS = 60.0
-"""A running stage that gave no sign of life for this long is taken for dead."""
+from db.session import RECONNECT_SECONDS
+
+STALE_SECONDS = RECONNECT_SECONDS + 60.0
+"""A running stage that gave no sign of life for this long is taken for dead.
+
+Longer than its process waits for a server that went away, with a minute for what comes before and after that wait: a
+broken connection to be noticed, the last attempt at a new one, the next sign of life.
+"""
 
 
 @functools.cache

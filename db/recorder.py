@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import update
+from sqlalchemy import Connection, update
 
 from db import process
 from db.errors import StageBusyError
@@ -64,6 +64,10 @@ class StageRecorder:
         self._held.peak_memory_bytes = max(self._held.peak_memory_bytes, int(peak_memory_bytes))
         self._writer.use(self._held, {name: amount for name, amount in amounts.items() if amount})
 
+    def require_held(self, connection: Connection) -> None:
+        """Raise StageBusyError unless this process holds the stage until the transaction ends."""
+        self._writer.require(connection, self._held)
+
     def describe(
         self,
         *,
@@ -73,7 +77,10 @@ class StageRecorder:
         steps_total: int | None = None,
         folder: Any = None,
     ) -> None:
-        """Set what was not known when the stage started. What is None stays as it is."""
+        """Set what was not known when the stage started. What is None stays as it is.
+
+        Raises StageBusyError if another process took the stage over.
+        """
         given = {"config": config, "versions": versions, "details": details}
         values = {name: json_safe(value) for name, value in given.items() if value is not None}
         if steps_total is not None:
@@ -82,6 +89,7 @@ class StageRecorder:
             values["folder"] = text(folder)
         if values:
             with self._database.writing() as connection:
+                self.require_held(connection)
                 connection.execute(update(Stage).where(Stage.id == self.id).values(values))
 
     def finish(self, stopped: str = "finished", details: Any = None) -> None:

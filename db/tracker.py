@@ -13,7 +13,7 @@ from typing import Any, Self
 from sqlalchemy import URL, Connection, delete, func, insert, select, update
 
 from db import process
-from db.decisions import lock_experiment, move_latest
+from db.decisions import live_work, lock_experiment, move_latest
 from db.errors import DatabaseError, StageBusyError
 from db.recorder import StageRecorder
 from db.schema import (
@@ -103,8 +103,7 @@ class Tracker:
         lease = new_lease()
         with self.database.writing() as connection:
             name, now = lock_experiment(connection, experiment_id), process.now(connection)
-            held = connection.execute(select(Work.__table__).where(Work.experiment_id == experiment_id)).one_or_none()
-            if held is not None and not process.is_dead(held, now):
+            if (held := live_work(connection, experiment_id, now)) is not None:
                 raise StageBusyError(
                     f"{held.purpose} ({process.named(held, now)}) is at work on {name}: wait for it, or stop it first"
                 )
@@ -240,13 +239,15 @@ class Tracker:
         parent_id: int | None = None,
         cycle_id: int | None = None,
         stage_id: int | None = None,
+        by: StageRecorder | None = None,
         tuning: str = "",
         details: Any = None,
     ) -> int:
         """Record weights under a name and return their id.
 
         The same weights recorded again keep their id. Other weights under a name in use take it over; if the
-        former ones were evaluated, these stay in the history as NAME@HASH-ID.
+        former ones were evaluated, these stay in the history as NAME@HASH-ID. ``by`` is the running stage that made
+        them: raises StageBusyError, and records nothing, where another process took it over.
         """
         _require(kind, CHECKPOINT_KINDS, "a kind of checkpoint")
         values = {
@@ -255,13 +256,14 @@ class Tracker:
             "content_hash": content_hash,
             "parent_id": parent_id,
             "cycle_id": cycle_id,
-            "stage_id": stage_id,
+            "stage_id": stage_id if by is None else by.id,
             "tuning": tuning,
             "details": json_safe(details or {}),
             "created_at": time.time(),
         }
         with self.database.writing() as connection:
             lock_experiment(connection, experiment_id)
+            _require_held(connection, by)
             known = connection.execute(
                 select(Checkpoint.id, Checkpoint.name, Checkpoint.content_hash).where(
                     Checkpoint.experiment_id == experiment_id, Checkpoint.name == name
@@ -279,9 +281,11 @@ class Tracker:
             changed = update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(details=json_safe(details))
             connection.execute(changed)
 
-    def set_latest(self, experiment_id: int, checkpoint_id: int) -> None:
-        """Point ``latest`` at a checkpoint: what the next stage works on."""
+    def set_latest(self, experiment_id: int, checkpoint_id: int, *, by: StageRecorder | None = None) -> None:
+        """Point ``latest`` at a checkpoint: what the next stage works on. ``by`` as for ``add_checkpoint``."""
         with self.database.writing() as connection:
+            lock_experiment(connection, experiment_id)
+            _require_held(connection, by)
             move_latest(connection, experiment_id, checkpoint_id)
 
     def add_evaluation(
@@ -297,15 +301,17 @@ class Tracker:
         details: Any = None,
         items: Iterable[Any] = (),
         stage_id: int | None = None,
+        by: StageRecorder | None = None,
     ) -> int:
         """Record a suite's result with its items, as a whole or not at all. Returns the evaluation's id.
 
         ``items`` have the attributes, or keys, id, prompt, response, score, verdicts, group, extra. In
-        overviews the newest evaluation of a checkpoint, suite and corpus counts; all are kept.
+        overviews the newest evaluation of a checkpoint, suite and corpus counts; all are kept. ``by`` as for
+        ``add_checkpoint``.
         """
         values = {
             "checkpoint_id": checkpoint_id,
-            "stage_id": stage_id,
+            "stage_id": stage_id if by is None else by.id,
             "suite": suite,
             "name": name,
             "corpus": corpus,
@@ -317,6 +323,7 @@ class Tracker:
         }
         rows = [_sample(item) for item in items]
         with self.database.writing() as connection:
+            _require_held(connection, by)
             evaluation = _insert(connection, Evaluation, values)
             for start in range(0, len(rows), _SAMPLES_AT_ONCE):
                 chunk = rows[start : start + _SAMPLES_AT_ONCE]
@@ -376,6 +383,11 @@ def _who_runs(held: Held, now: float) -> dict[str, Any]:
         "lease": held.lease,
         "heartbeat_at": now,
     } | process.who()
+
+
+def _require_held(connection: Connection, by: StageRecorder | None) -> None:
+    if by is not None:
+        by.require_held(connection)
 
 
 def _refuse_second(connection: Connection, cycle_id: int, now: float) -> None:

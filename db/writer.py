@@ -99,6 +99,20 @@ class Writer:
             self._held.pop(held.stage_id, None)
         self._check(held)
 
+    def require(self, connection: Connection, held: Held) -> None:
+        """Raise StageBusyError unless a stage, and what this process trains in, are still held by it.
+
+        They stay so until the transaction ends: the rows are locked.
+        """
+        with self._buffer:
+            work = dict(self._work)
+        ours = select(Stage.id).where(Stage.id == held.stage_id, Stage.lease == held.lease)
+        held.lost = held.lost or connection.scalar(ours.with_for_update(key_share=True)) is None
+        leases = select(Work.lease).where(Work.lease.in_(work)).with_for_update(key_share=True)
+        kept = set(connection.scalars(leases)) if work else set()
+        self._work_lost = self._work_lost or next((name for lease, name in work.items() if lease not in kept), "")
+        self._check(held)
+
     def log(self, held: Held, step: int, metrics: Mapping[str, Any]) -> None:
         """Take points in. Raises DatabaseError if they cannot be written, StageBusyError if taken over."""
         self._check(held)

@@ -132,7 +132,7 @@ def record(session: Session, stage: Stage, checkpoint: Checkpoint, result: Suite
         corpus=int(corpus) if by_corpus else None,
         details=dict(result.details),
         items=result.items,
-        stage_id=stage.recorder.id,
+        by=stage.recorder,
     )
 
 

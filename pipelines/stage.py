@@ -172,11 +172,11 @@ class Stage:
             content_hash=info.hash,
             parent_id=student.id,
             cycle_id=None if self.cycle is None else session.cycle_id(self.cycle),
-            stage_id=self.recorder.id,
+            by=self.recorder,
             tuning=info.tuning,
             details={"weights": session.workspace.stored(weights), **extra},
         )
-        session.tracker.set_latest(session.experiment_id, number)
+        session.tracker.set_latest(session.experiment_id, number, by=self.recorder)
         return session.resolve(name)
 
     def _recorded(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import select, update
 
-from db import DatabaseError, StageBusyError, Tracker, decide, process, queries
+from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, process, queries
 from db.schema import Stage, Work
+from db.session import RECONNECT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
@@ -40,6 +42,20 @@ def end(child: subprocess.Popen[str]) -> None:
     child.wait()
     assert child.stdout is not None
     child.stdout.close()
+
+
+@pytest.fixture
+def silent(address: Path | str) -> Iterator[Tracker]:
+    """The tracker of a process that gives no sign of life, as one that waits for its disk."""
+    with Tracker(address, flush_seconds=1000, heartbeat_seconds=1000) as opened:
+        yield opened
+
+
+def fall_silent(tracker: Tracker, *tables: Any) -> None:
+    with tracker.database.reading() as connection:
+        now = process.now(connection)
+    for table in tables:
+        alter(tracker, table, heartbeat_at=now - process.STALE_SECONDS - 1)
 
 
 def alter(tracker: Tracker, table: Any, **values: Any) -> None:
@@ -83,10 +99,7 @@ def test_a_holder_elsewhere_is_believed_until_it_was_silent(
         pass
     with pytest.raises(StageBusyError, match="on another machine"):
         tracker.resume_stage(stage, from_step=0)
-    with tracker.database.reading() as connection:
-        now = process.now(connection)
-    for table in (Work, Stage):
-        alter(tracker, table, heartbeat_at=now - process.STALE_SECONDS - 1)
+    fall_silent(tracker, Work, Stage)
     with tracker.working(experiment, "recover resume"):
         assert tracker.reap_dead_stages() == [stage]
         tracker.resume_stage(stage, from_step=0).finish()
@@ -103,6 +116,86 @@ def test_who_was_silent_and_lost_its_line_stops(tracker: Tracker, experiment: in
                 time.sleep(0.02)
     with tracker.database.reading() as connection:
         assert connection.execute(select(Work.lease)).scalars().all() == ["another process"]
+
+
+def keep(tracker: Tracker, experiment: int, stage: StageRecorder, content: str) -> int:
+    """What a stage does at its end."""
+    made = tracker.add_checkpoint(experiment, "one", "recovered", path="one", content_hash=content, by=stage)
+    tracker.set_latest(experiment, made, by=stage)
+    return made
+
+
+def everything(tracker: Tracker, experiment: int, checkpoint: int) -> tuple[Any, ...]:
+    return (
+        queries.checkpoints(tracker.database, experiment),
+        queries.latest(tracker.database, experiment),
+        queries.evaluations(tracker.database, checkpoint),
+    )
+
+
+def assert_writes_nothing(tracker: Tracker, experiment: int, stage: StageRecorder, made: int, told: str) -> None:
+    before = everything(tracker, experiment, made)
+    for write in (
+        lambda: keep(tracker, experiment, stage, "old"),
+        lambda: tracker.set_latest(experiment, made, by=stage),
+        lambda: tracker.add_evaluation(made, "general", value=0.0, stderr=0.0, n=1, by=stage),
+        lambda: stage.describe(folder="elsewhere"),
+    ):
+        with pytest.raises(StageBusyError, match=told):
+            write()
+    assert everything(tracker, experiment, made) == before
+
+
+def test_who_lost_its_stage_while_it_saved_keeps_nothing(tracker: Tracker, experiment: int, silent: Tracker) -> None:
+    stage = silent.start_stage(experiment, "distill")
+    fall_silent(tracker, Stage)
+    again = tracker.resume_stage(stage.id, from_step=0)
+    told = f"stage {stage.id} was taken over by another process: this one must stop"
+    made = keep(tracker, experiment, again, "new")
+    again.finish()
+    later = tracker.add_checkpoint(experiment, "two", "midtrained", path="two", parent_id=made)
+    tracker.set_latest(experiment, later)
+    assert_writes_nothing(silent, experiment, stage, made, told)
+    latest = queries.latest(tracker.database, experiment)
+    assert latest is not None and latest.name == "two"
+
+
+def test_who_lost_its_line_while_it_saved_keeps_nothing(tracker: Tracker, experiment: int, silent: Tracker) -> None:
+    with silent.working(experiment, "recover distill"):
+        stage = silent.start_stage(experiment, "distill")  # nobody resumes it: its lease stays its own
+        fall_silent(tracker, Stage, Work)
+        with tracker.working(experiment, "recover midtrain"), tracker.start_stage(experiment, "midtrain") as other:
+            made = keep(tracker, experiment, other, "new")
+        assert_writes_nothing(silent, experiment, stage, made, "another process took default over")
+
+
+def test_a_stage_outlives_the_wait_for_a_server() -> None:
+    noticed, last_attempt, sign_of_life = 30, 10, 5
+    assert RECONNECT_SECONDS + noticed + last_attempt + sign_of_life < process.STALE_SECONDS
+
+
+def test_nobody_else_rejects_a_cycle_between_two_of_its_stages(tracker: Tracker, experiment: int) -> None:
+    base = tracker.add_checkpoint(experiment, "base", "base", path="base")
+    first, second = tracker.cycle(experiment, 1), tracker.cycle(experiment, 2)
+    made = tracker.add_checkpoint(experiment, "one", "midtrained", path="one", parent_id=base, cycle_id=first)
+    tracker.set_latest(experiment, made)
+
+    def latest_after(cycle: int, decision: str) -> str | None:
+        return decide(tracker.database, cycle, decision, who="Ada").after
+
+    with tracker.working(experiment, "recover cycle"):
+        assert latest_after(first, "rejected") == "base"  # by the gate of the process that is at work
+        assert latest_after(first, "accepted") == "one"
+        alter(tracker, Work, place="elsewhere")
+        told = (
+            r"^recover cycle \(process \d+ on another machine, alive \d+ s ago\) is at work here, and moves"
+        )
+        for cycle, decision in ((first, "rejected"), (first, "rolled_back"), (second, "rejected")):
+            with pytest.raises(DatabaseError, match=told):
+                latest_after(cycle, decision)
+        assert latest_after(first, "accepted") == "one"
+    assert [one.decision for one in queries.decisions(tracker.database, first)] == ["accepted", "accepted", "rejected"]
+    assert latest_after(first, "rejected") == "base"
 
 
 def test_cycles_begun_at_once_get_numbers_of_their_own(address: Path | str) -> None:
