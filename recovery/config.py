@@ -59,6 +59,8 @@ class ModelConfig:
         _one_of("precision", self.precision, ("auto", "float32", "bfloat16"))
         _at_least("token_budget", self.token_budget, 16)
         _at_least("rollout_tokens", self.rollout_tokens, 16)
+        if not 0 <= self.seed < 2**31:  # the tracker keeps it in 32 bits
+            raise UsageError(f"{flag('seed')} is {self.seed}, but must be at least 0 and below 2**31")
         self._check_engine()
 
     @property
