@@ -187,9 +187,7 @@ def test_nobody_else_rejects_a_cycle_between_two_of_its_stages(tracker: Tracker,
         assert latest_after(first, "rejected") == "base"  # by the gate of the process that is at work
         assert latest_after(first, "accepted") == "one"
         alter(tracker, Work, place="elsewhere")
-        told = (
-            r"^recover cycle \(process \d+ on another machine, alive \d+ s ago\) is at work here, and moves"
-        )
+        told = r"^recover cycle \(process \d+ on another machine, alive \d+ s ago\) is at work here, and moves"
         for cycle, decision in ((first, "rejected"), (first, "rolled_back"), (second, "rejected")):
             with pytest.raises(DatabaseError, match=told):
                 latest_after(cycle, decision)
