@@ -156,6 +156,8 @@ def _start(wanted: Wanted) -> Any:
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",  # the model's own top-k and penalties are not ours
                 enforce_eager=wanted.on_cpu,
+                # On a CPU vLLM 0.32 cannot take back a seeded draw, as it does where a prompt is read in two parts.
+                enable_chunked_prefill=not wanted.on_cpu,
                 enable_sleep_mode=wanted.sleep,
                 worker_extension_cls="recovery.rollouts.vllm_worker.FollowedWeights",
                 use_tqdm_on_load=False,
