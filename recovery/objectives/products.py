@@ -1,14 +1,16 @@
 """Matrix products of the fused loss, by the faster of the libraries that torch carries.
 
 In float32 on a CPU torch calls MKL, which does not use the wide registers of AMD processors; oneDNN, in the same
-build, does, and is up to twice as fast there. torch offers it for float32 only under a name that its compiler uses,
-so it is looked up once, compared with the ordinary product, and left alone where it is missing or differs.
+build, does, and is up to twice as fast there; on Intel's own processors it is up to half as fast as MKL, and not used.
+torch offers it for float32 only under a name that its compiler uses, so it is looked up once, compared with the
+ordinary product, and left alone where it is missing or differs.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -18,12 +20,22 @@ _Linear = Callable[[Tensor, Tensor, Tensor | None, str, list[float], str], Tenso
 
 def linear(input_NK: Tensor, weight_MK: Tensor, bias_M: Tensor | None, out_NM: Tensor | None = None) -> Tensor:
     """input weight^T + bias, in ``out_NM`` or in a new tensor, as the library in use prefers."""
-    onednn = _onednn() if input_NK.device.type == "cpu" and input_NK.dtype == torch.float32 else None
+    on_cpu = input_NK.device.type == "cpu" and input_NK.dtype == torch.float32
+    onednn = _onednn() if on_cpu and not _mkl_is_at_home() else None
     if onednn is not None:
         return onednn(input_NK, weight_MK, bias_M, "none", [], "")
     if bias_M is None:
         return torch.mm(input_NK, weight_MK.t(), out=out_NM)
     return torch.addmm(bias_M, input_NK, weight_MK.t(), out=out_NM)
+
+
+@functools.cache
+def _mkl_is_at_home() -> bool:
+    """Whether MKL was made for this processor. A choice by a stopwatch would change last bits from run to run."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
 
 
 @functools.cache

@@ -391,9 +391,10 @@ def test_the_float32_product_of_onednn_equals_the_ordinary_one(bias: bool, monke
     torch.manual_seed(0)
     hidden, weight = torch.randn(33, 24), torch.randn(70, 24)
     bias_V = torch.randn(70) if bias else None
+    monkeypatch.setattr(products, "_mkl_is_at_home", lambda: False)
     fast = products.linear(hidden, weight, bias_V)
     fast_back = products.linear(fast, weight.t(), None)
-    monkeypatch.setattr(products, "_onednn", lambda: None)
+    monkeypatch.setattr(products, "_mkl_is_at_home", lambda: True)
     plain = products.linear(hidden, weight, bias_V)
     torch.testing.assert_close(fast, plain)
     torch.testing.assert_close(fast_back, products.linear(plain, weight.t(), None))
@@ -516,7 +517,7 @@ def test_never_all_logits_at_once() -> None:
 
 def test_one_term_makes_no_buffer_for_several(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers as wide as the vocabulary: two sides and one to work in, however many chunks there are."""
-    monkeypatch.setattr(products, "_onednn", lambda: None)  # whose products are not formed in buffers
+    monkeypatch.setattr(products, "_mkl_is_at_home", lambda: True)  # oneDNN's products are not formed in buffers
     tokens, vocabulary = 32, 512
     hidden = torch.randn(tokens, D, requires_grad=True)
     head, teacher = Head(torch.randn(vocabulary, D)), torch.randn(tokens, D)
