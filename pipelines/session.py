@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
 from db import Tracker, queries, records
@@ -35,7 +38,7 @@ class Session:
     experiment_id: int
     display: Display
     stopping: bool = False
-    """Whether a stop was asked for too late for the stage that ran: the next one does not begin."""
+    """Whether a stop was asked for while no stage could heed it: the next one does not begin."""
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
 
     @classmethod
@@ -78,6 +81,8 @@ class Session:
             session = cls(workspace, tracker, number, display)
             if not begun:
                 session._register_base(source, name, line)
+            if purpose is not None:
+                held.enter_context(session._noticing_stops())
             session._held = held.pop_all()
         return session
 
@@ -88,6 +93,26 @@ class Session:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._held.close()
+
+    @contextlib.contextmanager
+    def _noticing_stops(self) -> Iterator[None]:
+        """Between stages SIGINT and SIGTERM end the work at once, or before the next stage.
+
+        At once by a KeyboardInterrupt, which Python and its extensions drop without a word where it is raised in some
+        callback of theirs.
+        """
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            self.stopping = True
+            raise KeyboardInterrupt
+
+        here = threading.current_thread() is threading.main_thread()
+        former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM) if here}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
     @property
     def registry(self) -> Registry:

@@ -267,7 +267,7 @@ def running(
         shutil.rmtree(folder, ignore_errors=True)
         # In here because Python loses a KeyboardInterrupt raised in what the collector calls.
         _give_memory_back()
-    session.stopping = interrupts.requested
+    session.stopping |= interrupts.requested
 
 
 def _give_memory_back() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from db import queries, records
+from pipelines.progress import Display
 from pipelines.session import Session
 from pipelines.stage import Interrupts, StageInterrupted, free_name, one_line, running
 from recovery.config import EvalConfig
@@ -76,6 +77,22 @@ def test_a_stop_asked_for_while_memory_is_freed_is_not_lost(session: Session) ->
         _Cycle()
     with pytest.raises(StageInterrupted, match="recover resume"), running(session, "evaluate", EvalConfig()):
         pytest.fail("it began")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_stop_between_two_stages_is_heeded_even_where_python_drops_it(tmp_path: Path, tiny_model: Path) -> None:
+    class Callback:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with Session.open(tmp_path, model=str(tiny_model), display=Display(quiet=True), purpose="cycle") as session:
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        session.stopping = False
+        Callback()  # the KeyboardInterrupt it gets is gone
+        with pytest.raises(StageInterrupted, match="recover resume"), running(session, "evaluate", EvalConfig()):
+            pytest.fail("it began")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_names_in_use_are_left_alone(session: Session) -> None:
