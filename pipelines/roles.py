@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipelines.interrupts import Interrupts
 from pipelines.models import engine_of, load_student, remote_teacher, self_teacher, teacher_of
-from pipelines.stage import Interrupts, Stage
+from pipelines.stage import Stage
 from pipelines.watch import Gauge, Timed, TimedScorer
 from recovery import processes
 from recovery.batches import Row
@@ -124,7 +125,8 @@ def cast(stage: Stage, roles: Roles, settings: TrainSettings) -> Iterator[Cast]:
 
 def _along(roles: Roles, settings: TrainSettings, states: Path) -> None:
     """What every other process does meanwhile."""
-    with Interrupts() as interrupts, contextlib.ExitStack() as held:
+    interrupts = Interrupts()
+    with interrupts.heeded(), contextlib.ExitStack() as held:
         loaded = roles.load(held)
         train(
             loaded.loaded,

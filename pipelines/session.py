@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from db import Tracker, queries, records
 from db.schema import LEFT
+from pipelines.interrupts import Interrupts
 from pipelines.progress import Display
 from pipelines.registry import Registry, check_tracker, told
 from recovery.checkpoints import content_hash, verify
@@ -37,8 +35,7 @@ class Session:
     tracker: Tracker
     experiment_id: int
     display: Display
-    stopping: bool = False
-    """Whether a stop was asked for while no stage could heed it: the next one does not begin."""
+    interrupts: Interrupts = field(default_factory=Interrupts, repr=False)
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
 
     @classmethod
@@ -82,7 +79,7 @@ class Session:
             if not begun:
                 session._register_base(source, name, line)
             if purpose is not None:
-                held.enter_context(session._noticing_stops())
+                held.enter_context(session.interrupts.installed())
             session._held = held.pop_all()
         return session
 
@@ -93,26 +90,6 @@ class Session:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._held.close()
-
-    @contextlib.contextmanager
-    def _noticing_stops(self) -> Iterator[None]:
-        """Between stages SIGINT and SIGTERM end the work at once, or before the next stage.
-
-        At once by a KeyboardInterrupt, which Python and its extensions drop without a word where it is raised in some
-        callback of theirs.
-        """
-
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            self.stopping = True
-            raise KeyboardInterrupt
-
-        here = threading.current_thread() is threading.main_thread()
-        former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM) if here}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
 
     @property
     def registry(self) -> Registry:

@@ -7,17 +7,16 @@ import ctypes
 import gc
 import platform
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import FrameType, MappingProxyType, TracebackType
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
 from db import StageRecorder, records
 from pipelines.estimates import GIB, peak_memory
+from pipelines.interrupts import Interrupts, StageInterrupted
 from pipelines.progress import Bar
 from pipelines.session import Session
 from recovery.checkpoints import save_checkpoint
@@ -30,7 +29,6 @@ from recovery.training import INTERRUPTED, Objective, StepBatch, TrainResult, Tr
 from recovery.workspace import Checkpoint
 
 VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # The loop's names to the tracker's, whose live page knows them.
 _METRICS = {
     "grad_norm": "gradient_norm",
@@ -55,51 +53,22 @@ _METRICS = {
 }
 
 
-class StageInterrupted(RecoveryError):  # noqa: N818  (no error: it was asked for)
-    """A stage was asked to stop and did, at a step; ``recover resume`` goes on with it."""
-
-
-class Interrupts:
-    """Turns SIGINT and SIGTERM into a request to stop at the next step; a second one stops at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._former: dict[int, Any] = {}
-
-    def check(self) -> None:
-        """Raise StageInterrupted if a stop was asked for: for places where nothing is lost by it."""
-        if self.requested:
-            raise StageInterrupted("interrupted: `recover resume` goes on from here")
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._former = {number: signal.signal(number, self._ask) for number in _SIGNALS}
-        return self
-
-    def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._former.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, _frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-
 @dataclass
 class Stage:
     """A running stage: what its code needs to record, to train and to keep what it made."""
 
     session: Session
     recorder: StageRecorder
-    interrupts: Interrupts
     folder: Path
     cycle: int | None
     resumed: bool = False
     stopped: str = "finished"
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def interrupts(self) -> Interrupts:
+        """Whether it was asked to stop."""
+        return self.session.interrupts
 
     @property
     def states(self) -> Path:
@@ -233,10 +202,9 @@ def running(
 ) -> Iterator[Stage]:
     """The block is the stage's work: its end, good or bad, is recorded whatever happens in it.
 
-    Raises StageInterrupted where a stop was asked for in the last moments of the stage before.
+    Raises StageInterrupted where a stop was asked for since the stage before had its last look.
     """
-    if session.stopping:
-        raise StageInterrupted("interrupted between two stages: `recover resume` goes on from here")
+    session.interrupts.check()
     if resume is not None:
         states = session.workspace.stage(resume.id, kind) / "states"
         recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))
@@ -252,11 +220,12 @@ def running(
         )
     folder = session.workspace.stage(recorder.id, kind)
     recorder.describe(folder=session.workspace.stored(folder))
-    with Interrupts() as interrupts:
-        stage = Stage(session, recorder, interrupts, folder, cycle, resumed=resume is not None)
+    with session.interrupts.heeded():
+        stage = Stage(session, recorder, folder, cycle, resumed=resume is not None)
         try:
             yield stage
         except (StageInterrupted, KeyboardInterrupt) as stop:
+            session.interrupts.requested = False  # it was heeded
             recorder.interrupt(str(stop))
             raise
         except BaseException as error:
@@ -265,9 +234,7 @@ def running(
         recorder.usage(peak_memory_bytes=peak_memory(config.device if config.device.startswith("cuda") else "cpu"))
         recorder.finish(stage.stopped, stage.details or None)
         shutil.rmtree(folder, ignore_errors=True)
-        # In here because Python loses a KeyboardInterrupt raised in what the collector calls.
         _give_memory_back()
-    session.stopping |= interrupts.requested
 
 
 def _give_memory_back() -> None:

@@ -9,9 +9,8 @@ from recovery._packages import claim_packages, leave_current_folder
 from recovery.cli.main import run
 from recovery.errors import RecoveryError
 
-# torch and oneDNN each keep what they compiled for the last 1,024 shapes of a product on a CPU, about a megabyte a
-# shape. Answers come in all lengths, so that a long run would go on growing by hundreds of megabytes. One batch takes
-# less than so many shapes. Read at the first product.
+# torch and oneDNN each keep what they compiled for the last 1,024 shapes of a product on a CPU. Answers come in all
+# lengths, so that a long run would go on growing. Read at the first product.
 _KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32", "LRU_CACHE_CAPACITY": "32"}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from pipelines.interrupts import Interrupts
 from recovery.loading import Loaded
 from recovery.objectives.heads import Head
 from recovery.objectives.terms import Term
@@ -109,3 +111,13 @@ class Noting:
     ) -> list[Completion]:
         self.calls.append([tuple(prompt) for prompt in prompts])
         return self.engine.generate(prompts, sampling, progress)
+
+
+class AlreadyAsked(Interrupts):
+    """As if Ctrl-C had been pressed just after a stage's start."""
+
+    @contextlib.contextmanager
+    def heeded(self) -> Iterator[None]:
+        with super().heeded():
+            self.requested = True
+            yield

@@ -149,8 +149,8 @@ def at_work(
 
     A stage that was asked to stop ends the command with status 130 and one line that says how to go on.
     """
+    from pipelines.interrupts import StageInterrupted
     from pipelines.session import Session
-    from pipelines.stage import StageInterrupted
 
     try:
         with Session.open(workspace, model=model, fallback=fallback, purpose=purpose if alone else None) as session:
@@ -163,7 +163,7 @@ def at_work(
 @contextmanager
 def resumable() -> Iterator[None]:
     """Work of many runs, done ones skipped: asked to stop, it ends with status 130 and one line."""
-    from pipelines.stage import StageInterrupted
+    from pipelines.interrupts import StageInterrupted
 
     try:
         yield

@@ -1,7 +1,7 @@
 """Matrix products of the fused loss, by the faster of the libraries that torch carries.
 
 In float32 on a CPU torch calls MKL, which does not use the wide registers of AMD processors; oneDNN, in the same
-build, does, and is up to twice as fast there; on Intel's own processors it is up to half as fast as MKL, and not used.
+build, does, and is faster there; on Intel's own processors it is slower than MKL, and not used.
 torch offers it for float32 only under a name that its compiler uses, so it is looked up once, compared with the
 ordinary product, and left alone where it is missing or differs.
 """

@@ -79,7 +79,6 @@ class ServerSampler:
         def ask(one: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
             return self._one(*one, sampling, given_up)
 
-        self._hold()
         while True:
             found = ask_all(ask, asked, CONNECTIONS, progress)
             if self._hold():
@@ -131,7 +130,7 @@ class ServerSampler:
 
         An adapter has a name of its own, and is missed when it is asked for.
         """
-        if not self._token or self._fixed:
+        if not self._token:
             return True
         told = self.server.post("/collective_rpc", {"method": "held"}, retried=False)
         held = told.get("results") if isinstance(told, dict) else None

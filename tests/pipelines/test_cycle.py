@@ -12,11 +12,12 @@ import pytest
 from db import queries
 from pipelines import cycle
 from pipelines.cycle import drop_plan, read_plan, resumable, resume, start_cycles
+from pipelines.interrupts import StageInterrupted
 from pipelines.midtrain import midtrain
 from pipelines.session import Session
-from pipelines.stage import Interrupts, StageInterrupted
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
+from tests.support import AlreadyAsked
 
 
 @pytest.fixture
@@ -33,14 +34,6 @@ def config(
         distill=dataclasses.replace(distill_config, prompts_per_step=4),
         eval=eval_config,
     )
-
-
-class _AlreadyAsked(Interrupts):
-    """As if Ctrl-C had been pressed just after the start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requested = True
 
 
 def kinds(session: Session) -> list[str]:
@@ -105,7 +98,7 @@ def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
     session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert resumable(session) is None
-    monkeypatch.setattr("pipelines.stage.Interrupts", _AlreadyAsked)
+    monkeypatch.setattr(session, "interrupts", AlreadyAsked())
     with pytest.raises(StageInterrupted, match="step 0 of 6"):
         midtrain(session, midtrain_config)
     monkeypatch.undo()

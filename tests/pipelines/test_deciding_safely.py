@@ -15,12 +15,13 @@ from pipelines.cycle import drop_plan, start_cycles
 from pipelines.distill import distill
 from pipelines.evaluate import evaluate, measured
 from pipelines.gate import GATE, LEFT_TO_A_PERSON, decide_cycle
+from pipelines.interrupts import StageInterrupted
 from pipelines.midtrain import midtrain
 from pipelines.prune import plan_prune, prune
 from pipelines.session import Session
-from pipelines.stage import Interrupts, StageInterrupted
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
+from tests.support import AlreadyAsked
 
 
 @pytest.fixture
@@ -127,9 +128,8 @@ def test_abandoned_work_is_not_taken_for_the_new_cycles(
     session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Interrupts, "requested", True, raising=False)
+        patch.setattr(session, "interrupts", AlreadyAsked())
         patch.setattr(cycle, "_evaluate_base", lambda *_: None)
-        patch.setattr(Interrupts, "__init__", lambda self: self.__dict__.update(requested=True, _former={}))
         with pytest.raises(StageInterrupted):
             start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),)))
     drop_plan(session)

@@ -278,7 +278,7 @@ def test_a_run_stopped_between_two_updates_goes_on_to_the_same_weights(
     dials: dict[str, Any],
 ) -> None:
     from pipelines.distill import distill
-    from pipelines.stage import StageInterrupted
+    from pipelines.interrupts import StageInterrupted
 
     if dials.get("teacher") == "ema":
         (tmp_path / "rules.txt").write_text("Answer in one word.")
@@ -305,7 +305,7 @@ def test_a_stage_taught_from_outside_the_workspace_is_resumed_with_the_same_teac
 ) -> None:
     """Teachers given by their folders are registered nowhere; a resume must find them again all the same."""
     from pipelines.distill import distill
-    from pipelines.stage import StageInterrupted
+    from pipelines.interrupts import StageInterrupted
 
     midtrain(session, midtrain_config)
     outside = shutil.copytree(session.resolve("latest").path, tmp_path / "experts" / "mine")

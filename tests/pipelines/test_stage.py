@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from db import queries, records
+from pipelines.interrupts import Interrupts, StageInterrupted
 from pipelines.progress import Display
 from pipelines.session import Session
-from pipelines.stage import Interrupts, StageInterrupted, free_name, one_line, running
+from pipelines.stage import free_name, one_line, running
 from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, UsageError
 from recovery.workspace import Workspace
@@ -30,7 +31,8 @@ def test_an_error_is_recorded_in_one_line_and_goes_on_up(session: Session) -> No
 
 
 def test_a_first_signal_asks_and_a_second_one_insists(session: Session) -> None:
-    with Interrupts() as interrupts:
+    interrupts = Interrupts()
+    with interrupts.heeded():
         interrupts.check()
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.requested
@@ -88,7 +90,7 @@ def test_a_stop_between_two_stages_is_heeded_even_where_python_drops_it(tmp_path
     with Session.open(tmp_path, model=str(tiny_model), display=Display(quiet=True), purpose="cycle") as session:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
-        session.stopping = False
+        session.interrupts.requested = False
         Callback()  # the KeyboardInterrupt it gets is gone
         with pytest.raises(StageInterrupted, match="recover resume"), running(session, "evaluate", EvalConfig()):
             pytest.fail("it began")
