@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoConfig
 
+from pipelines.cards import Card, card_of
 from pipelines.corpora import gather
 from pipelines.distill import distilling_work
-from pipelines.estimates import GIB, GPU_UTILISATION, Speed, Work, free_memory, published, size, this_machine
+from pipelines.estimates import GIB, GPU_UTILISATION, Work, size
 from pipelines.memory import (
     CUDA_CONTEXT,
     MARGIN_GPU,
@@ -36,63 +35,20 @@ from pipelines.progress import duration
 from pipelines.setting import NOBODY
 from pipelines.tracing import Trial
 from recovery.config import SELF_TEACHERS, DistillConfig, EvalConfig, MidtrainConfig, build
-from recovery.errors import ModelError, RecoveryError, UsageError
-from recovery.loading import load_chat, pick_precision, resolve_base
+from recovery.errors import ModelError, RecoveryError
+from recovery.loading import load_chat, resolve_base
 from recovery.miniature.package import WEIGHTS
 from recovery.rollouts.vllm_engine import WEIGHTS_ALLOWED, WORKSPACE
 from recovery.workspace import MINIATURE
 
-# GiB that a card reports (less than its name says, where errors are corrected in that memory), and published peaks:
-# bfloat16 TFLOP/s without sparsity, GB/s of memory.
-CARDS = {
-    "T4": (15, 8.1, 320),
-    "RTX4080": (16, 97, 717),
-    "L4": (22.5, 121, 300),
-    "A10": (22.5, 125, 600),
-    "RTX3090": (24, 71, 936),
-    "RTX4090": (24, 165, 1008),
-    "A6000": (48, 155, 768),
-    "L40S": (45, 362, 864),
-    "A100-40": (40, 312, 1555),
-    "A100": (80, 312, 2039),
-    "H100": (79.6, 989, 3350),
-    "H200": (140.4, 989, 4800),
-}
-# Those that multiply no bfloat16: `--precision auto` takes float32 there, and their peak is that of float32.
-_FLOAT32 = {"T4"}
 _ONE_PROCESS = (
     "no vLLM: it samples for one training process; start one, and a server on another GPU (--engine http://HOST:PORT)"
 )
-# Which of them a size alone stands for.
-_BY_SIZE = {16: "RTX4080", 24: "RTX4090", 40: "A100-40", 48: "L40S", 80: "A100", 141: "H200"}
 # Characters a token takes in running text, where there is no tokenizer to count with.
 BYTES_A_TOKEN = 4.0
 # Token budgets: the default, and what is asked for at most where there is room.
 _USUAL_BUDGET, _LARGEST_BUDGET = 16384, 1 << 17
 _ROLLOUT_BUDGETS = (32768, 16384, 8192, 4096, 2048)
-_GPUS = re.compile(
-    r"(?:(?P<count>\d+)x)?(?:(?P<size>\d+(?:\.\d+)?)(?:GB|GiB|G)?|(?P<name>[A-Za-z][\w-]*))", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True)
-class Card:
-    """One or several devices of a kind. ``memory`` is in bytes, each; ``gpu`` False is this machine's CPU.
-
-    ``precision`` is what `--precision auto` takes there; "auto" leaves it to the memory model.
-    """
-
-    name: str
-    memory: int
-    speed: Speed
-    count: int = 1
-    gpu: bool = True
-    precision: str = "auto"
-
-    @property
-    def title(self) -> str:
-        """As a person says it."""
-        return f"{self.count} x {self.name}" if self.count > 1 else self.name
 
 
 @dataclass(frozen=True)
@@ -191,7 +147,7 @@ def make_plan(
     ``flags`` are those of the stages (method, teacher, knowledge_teacher, epochs ...). Raises ModelError or UsageError
     in one line where the model cannot be found or a card is not understood.
     """
-    cards = [_card(part.strip(), tflops, utilisation) for part in gpus.split(",")]
+    cards = [card_of(part.strip(), tflops, utilisation) for part in gpus.split(",")]
     text = model_text(model)
     given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
     midtrain, distill = build(MidtrainConfig, given), build(DistillConfig, given)
@@ -225,7 +181,7 @@ class _Asked:
         return self.distill.method == "opd" and self.distill.teacher == "base"
 
 
-# --- the model, the cards, the documents ----------------------------------------------------------------------------
+# --- the model, the documents ---------------------------------------------------------------------------------------
 
 
 def model_text(name: str) -> str:
@@ -257,36 +213,6 @@ def model_text(name: str) -> str:
     return whole
 
 
-def _card(said: str, tflops: float | None, utilisation: float | None) -> Card:
-    if said.lower() == "cpu":
-        precision = pick_precision("auto", torch.device("cpu"))
-        speed = this_machine("cpu", precision, utilisation)
-        if tflops is not None:
-            speed = dataclasses.replace(speed, operations=tflops * 1e12 * (utilisation or 1.0))
-        return Card("this machine's CPU", free_memory("cpu"), speed, gpu=False)
-    match = _GPUS.fullmatch(said)
-    named = {name.lower(): name for name in CARDS}
-    if match is None or (match["name"] and match["name"].lower() not in named):
-        raise UsageError(
-            f"--gpus {said!r} is not understood: give sizes in GB such as 24,48 or 2x80GB, cpu, or one of "
-            f"{', '.join(CARDS)}"
-        )
-    count = int(match["count"] or 1)
-    wanted = float(match["size"]) if match["size"] else 0.0
-    name = named[match["name"].lower()] if match["name"] else _nearest(wanted)
-    gib, peak, bandwidth = CARDS[name]
-    memory = wanted or gib
-    if count < 1 or memory <= 0:
-        raise UsageError(f"--gpus {said!r}: number and size must be above 0")
-    title = name if match["name"] else f"{wanted:g} GB (speed of {name})"
-    speed = published(tflops or peak, bandwidth, utilisation)
-    return Card(title, round(memory * GIB), speed, count, precision="float32" if name in _FLOAT32 else "auto")
-
-
-def _nearest(gib: float) -> str:
-    return _BY_SIZE[min(_BY_SIZE, key=lambda known: abs(known - gib))]
-
-
 def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
     """The tokens of a folder, by the model's own tokenizer where its folder has one."""
     corpus = gather(docs, 1, held_out=config.held_out, seed=config.seed)
@@ -313,7 +239,7 @@ def _on(card: Card, asked: _Asked, ways: Sequence[Way]) -> CardPlan:
 def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     room = usable(card.memory, card.gpu)
     dials: dict[str, Any] = {"tuning": way.tuning, "gradient_checkpointing": way.gradient_checkpointing}
-    if card.precision != "auto":
+    if asked.midtrain.precision == "auto":
         dials["precision"] = card.precision
     midtrain = dataclasses.replace(asked.midtrain, **dials)
     vllm: dict[str, Any] = {"engine": "vllm", "engine_sleep": True} if way.vllm else {}
