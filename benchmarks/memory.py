@@ -94,6 +94,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "distill, full, teacher beside": {"tuning": "full"},
     "distill, LoRA, adapter off": {"tuning": "lora"},
     "distill, LoRA, adapter off, checkpointing": {"tuning": "lora", "gradient_checkpointing": True},
+    "distill, LoRA, an adapter teaches too": {"tuning": "lora", "knowledge_teacher": "student/lora"},
 }
 ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": "262144",

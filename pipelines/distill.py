@@ -25,7 +25,7 @@ from pipelines.answers import (
 )
 from pipelines.estimates import Work
 from pipelines.glimpses import Glimpses
-from pipelines.memory import USUAL_PROMPT, Needs, Rollouts, distilling
+from pipelines.memory import USUAL_PROMPT, Beside, Needs, Rollouts, distilling
 from pipelines.midtrain import row_length, rows_of
 from pipelines.models import choose_tuning, engine_of, load_frozen, reach_teacher
 from pipelines.progress import duration
@@ -98,7 +98,7 @@ class DistillPlan:
 
 def plan_distill(session: Session, config: DistillConfig, cycle: int | None = None) -> DistillPlan:
     """The resolved plan; writes nothing and loads no weights."""
-    return _plan(config, resolve(session, config, cycle))
+    return _plan(config, resolve(session, config, cycle), session.base)
 
 
 def distill(
@@ -117,7 +117,7 @@ def distill(
     on with it.
     """
     setting = resolve(session, config, resume.cycle if resume is not None else cycle)
-    plan = _plan(config, setting)
+    plan = _plan(config, setting, session.base)
     student = session.registered(setting.student, cycle_id=session.cycle_id(setting.cycle))
     config = replace(lasting(config, student, setting), tuning=plan.tuning)  # a resumed stage may find other memory
     session.display.say(plan.text())
@@ -215,15 +215,15 @@ def _each(look: Callable[[int], None], after_step: Callable[[int], str | None]) 
     return after
 
 
-def _plan(config: DistillConfig, setting: Setting) -> DistillPlan:
-    prompt = _prompt_tokens(setting, config)
+def _plan(config: DistillConfig, setting: Setting, clean: Checkpoint) -> DistillPlan:
+    prompt, beside = _prompt_tokens(setting, config), setting.beside(config, clean)
     tuning = choose_tuning(
         config,
         setting.student,
-        lambda *given: distilling(config, *given, copies=setting.copies(config), prompt=prompt),
+        lambda *given: distilling(config, *given, beside=beside, prompt=prompt),
     )
     rollouts = config.prompts_per_step * config.samples_per_prompt
-    work = distilling_work(config, tuning.name, copies=setting.copies(config), prompt=prompt)
+    work = distilling_work(config, tuning.name, beside=beside, prompt=prompt)
     return DistillPlan(
         cycle=setting.cycle,
         method=config.method,
@@ -254,7 +254,7 @@ def answer_tokens(config: DistillConfig) -> int:
 
 
 def distilling_work(
-    config: DistillConfig, tuning: str, *, copies: int, prompt: int = USUAL_PROMPT, vllm: bool = False
+    config: DistillConfig, tuning: str, *, beside: Beside, prompt: int = USUAL_PROMPT, vllm: bool = False
 ) -> Work:
     """The work of a distillation to its last step. Prompts are read with every answer; some answer takes its full
     length, so that each batch of them is decoded to the end.
@@ -264,7 +264,7 @@ def distilling_work(
     passed = round(answer_tokens(config) + batches * rollouts * prompt)
     sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, round(config.alpha * rollouts), prompt)
     groups = math.ceil(sampling.most / sampling.at_once)
-    taught = copies > 0 or config.self_taught
+    taught = beside.count > 0 or config.self_taught
     return Work(
         trained=passed * config.batch_epochs,
         read=passed * config.batch_epochs * taught,

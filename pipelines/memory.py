@@ -53,16 +53,32 @@ class Rollouts:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """Who teaches beside a student: as often the model that a LoRA student lies on, adapters on that, other models."""
+
+    bases: int = 0
+    adapters: int = 0
+    others: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many they are: of a student that is trained whole, each is a model of its own."""
+        return self.bases + self.adapters + self.others
+
+
+@dataclass(frozen=True)
 class Plan:
     """A stage as far as memory is concerned. ``shards`` processes hold a piece of the student's layers each.
 
-    ``free`` are the bytes of the device before anything is there, where they are known: vLLM takes a share of the rest.
+    ``adapters`` teach on a LoRA student's own base, where no process holds only a part of that. ``free`` are the bytes
+    of the device before anything is there, where they are known: vLLM takes a share of the rest.
     """
 
     trial: Trial
     rows: Rows
     optimizer: str = "adamw"
     rollouts: Rollouts | None = None
+    adapters: int = 0
     shards: int = 1
     free: int | None = None
 
@@ -196,21 +212,17 @@ def midtraining(config: MidtrainConfig, model: str, tuning: str, gpu: bool, *, r
 
 
 def distilling(
-    config: DistillConfig, model: str, tuning: str, gpu: bool, *, copies: int, prompt: int = USUAL_PROMPT
+    config: DistillConfig, model: str, tuning: str, gpu: bool, *, beside: Beside, prompt: int = USUAL_PROMPT
 ) -> Plan:
-    """A distillation as far as memory is concerned.
-
-    ``copies`` are the models that teach beside the student where nothing is shared: under LoRA the clean one needs no
-    copy, since it is the student with its adapter off. ``prompt`` is the usual length of a prompt in tokens.
-    """
-    copied = config.teacher in ("start", "ema") and not config.anchor  # of the student: nobody asks the clean model
-    own = config.teacher == "self" or (tuning == "lora" and copies > 0 and not copied)
-    trial = _trial(config, model, tuning, gpu, copies - 1 if own and copies else copies, own)
+    """A distillation as far as memory is concerned. ``prompt`` is the usual length of a prompt in tokens."""
+    adapters = beside.adapters if tuning == "lora" else 0
+    shared = adapters + (beside.bases if tuning == "lora" else 0)
+    trial = _trial(config, model, tuning, gpu, beside.count - shared, config.teacher == "self" or shared > 0)
     length = prompt + config.max_new_tokens
     rows = Rows(_rows(config, length, gpu), length, config.max_new_tokens)
     most = config.prompts_per_step * config.samples_per_prompt
     if config.alpha == 0 or config.served:  # nothing is sampled in this process
-        return Plan(trial, rows, config.optimizer)
+        return Plan(trial, rows, config.optimizer, adapters=adapters)
     rollouts = Rollouts(
         config.rollout_tokens,
         config.max_new_tokens,
@@ -220,7 +232,7 @@ def distilling(
         sleeps=config.engine_sleep,
         cache=None if config.engine_memory is None else int(config.engine_memory * GIB),
     )
-    return Plan(trial, rows, config.optimizer, rollouts)
+    return Plan(trial, rows, config.optimizer, rollouts, adapters)
 
 
 def _rows(config: ModelConfig, length: int, gpu: bool) -> int:
@@ -240,12 +252,12 @@ def memory_of(plan: Plan) -> Memory:
     trial, rollouts = plan.trial, plan.rollouts
     counts, frozen = parameters_of(trial), _frozen_bytes(trial)
     inside, outside = counts.inside, counts.outside
-    # Where the student is an adapter, so are the checkpoints that teach beside it: each is a base with one more.
-    teacher = inside.weights + outside.weights if trial.tuning == "lora" else frozen
+    base = inside.weights + outside.weights  # with an adapter, where the student is one
+    adapter = inside.gradients + outside.gradients if plan.shards == 1 else base
     held = {
         "weights": outside.weights + inside.weights // plan.shards,
         "optimizer": outside.optimizer(plan.optimizer) + inside.optimizer(plan.optimizer) // plan.shards,
-        "teachers": trial.teachers * teacher,
+        "teachers": trial.teachers * (base if trial.tuning == "lora" else frozen) + plan.adapters * adapter,
     }
     if trial.gpu:
         held["CUDA"] = CUDA_CONTEXT

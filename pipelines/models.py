@@ -85,8 +85,11 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
     return chosen("lora", f"LoRA, since full fine-tuning does not fit ({full.needs}); LoRA learns documents less")
 
 
-def load_student(student: Checkpoint, tuning: str, config: TrainingConfig) -> Loaded:
-    """The student, ready to be trained. A new adapter is drawn from the seed, so that a run can be repeated."""
+def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, beside: Loaded | None = None) -> Loaded:
+    """The student, ready to be trained. A new adapter is drawn from the seed, so that a run can be repeated.
+
+    A second one can lie on the base of one that is loaded already.
+    """
     torch.manual_seed(derive_seed(config.seed, 0, 3))
     return load_model(
         student.weights,
@@ -96,13 +99,14 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig) -> Lo
         gradient_checkpointing=config.gradient_checkpointing,
         shard=config.shard == "full",
         offload=config.offload,
+        beside=beside,
         **_place(config),
     )
 
 
-def load_frozen(checkpoint: Checkpoint, config: ModelConfig) -> Loaded:
-    """A checkpoint to teach, to sample from or to measure; never changed."""
-    return load_model(checkpoint.weights, tuning="frozen", adapter=checkpoint.adapter, **_place(config))
+def load_frozen(checkpoint: Checkpoint, config: ModelConfig, beside: Loaded | None = None) -> Loaded:
+    """A checkpoint to teach, to sample from or to measure; never changed. An adapter can lie on the base of another."""
+    return load_model(checkpoint.weights, tuning="frozen", adapter=checkpoint.adapter, beside=beside, **_place(config))
 
 
 @contextlib.contextmanager
@@ -163,12 +167,13 @@ def _server(address: str, keys: tuple[str, ...], config: ModelConfig) -> VllmSer
 def teacher_of(student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig) -> Teacher:
     """Who scores: the student's own weights with the adapter off where they are the teacher, else a frozen copy.
 
-    The teacher's tokens must be the student's.
+    Of a teacher that is an adapter on the student's base, only the adapter is loaded. The teacher's tokens must be the
+    student's.
     """
-    own_base = loaded.tuning == "lora" and teacher.tuning == "full"
-    if own_base and teacher.path.resolve() == student.weights.resolve():
+    below = loaded.tuning == "lora" and teacher.weights.resolve() == student.weights.resolve()
+    if below and teacher.adapter is None:
         return AdapterOff(loaded)
-    frozen = load_frozen(teacher, config)
+    frozen = load_frozen(teacher, config, beside=loaded if below and not loaded.sharded else None)
     check_same_tokens(loaded.tokenizer, frozen.tokenizer, student_name=student.name, teacher_name=teacher.name)
     return Frozen(frozen)
 
@@ -177,7 +182,9 @@ def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> 
     """The student as its own teacher: live, or a second copy, loaded alike, that stays or follows as an average."""
     if config.teacher == "self":
         return Live(loaded)
-    copy = load_student(student, loaded.tuning, replace(config, shard="none", offload=False))
+    alone = replace(config, shard="none", offload=False)
+    shares = loaded.tuning == "lora" and not loaded.sharded
+    copy = load_student(student, loaded.tuning, alone, beside=loaded if shares else None)
     if loaded.sharded and config.teacher == "ema":
         raise UsageError("--teacher ema follows whole weights: take --shard none")
     return MovingAverage(copy, config.ema_decay) if config.teacher == "ema" else Frozen(copy)

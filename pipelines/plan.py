@@ -21,6 +21,7 @@ from pipelines.memory import (
     CUDA_CONTEXT,
     MARGIN_GPU,
     USUAL_PROMPT,
+    Beside,
     Memory,
     Plan,
     distilling,
@@ -48,7 +49,7 @@ _ONE_PROCESS = (
 BYTES_A_TOKEN = 4.0
 # Token budgets: the default, and what is asked for at most where there is room.
 _USUAL_BUDGET, _LARGEST_BUDGET = 16384, 1 << 17
-_ROLLOUT_BUDGETS = (32768, 16384, 8192, 4096, 2048)
+_ROLLOUT_BUDGETS = (32768, 24576, 16384, 12288, 8192, 4096, 2048)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,6 @@ class Way:
     title: str
     tuning: str
     gradient_checkpointing: bool = False
-    knowledge: bool = True
     vllm: bool = False
     sharded: bool = False
 
@@ -71,8 +71,6 @@ WAYS = (
     Way("LoRA", "lora"),
     Way("LoRA, gradient checkpointing", "lora", True),
     Way("LoRA, gradient checkpointing, vLLM", "lora", True, vllm=True),
-    Way("LoRA, gradient checkpointing, base alone teaches", "lora", True, knowledge=False),
-    Way("LoRA, gradient checkpointing, base alone, vLLM", "lora", True, knowledge=False, vllm=True),
     Way("LoRA, gradient checkpointing, sharded", "lora", True, sharded=True),
 )
 
@@ -157,9 +155,8 @@ def make_plan(
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
     trained = round(tokens * midtrain.passes)
     counts = parameters_of(Trial(text, "full", "float32", gpu=False))
-    ways = [way for way in WAYS if knowledge or way.knowledge]  # else two would be the same
     asked = _Asked(model, text, midtrain, distill, trained, knowledge, docs)
-    found = tuple(_on(card, asked, ways) for card in cards)
+    found = tuple(_on(card, asked) for card in cards)
     return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), found)
 
 
@@ -226,10 +223,10 @@ def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
 # --- one card -------------------------------------------------------------------------------------------------------
 
 
-def _on(card: Card, asked: _Asked, ways: Sequence[Way]) -> CardPlan:
+def _on(card: Card, asked: _Asked) -> CardPlan:
     alone = card.count == 1
     in_process = card.gpu and alone
-    possible = [way for way in ways if not (way.vllm and not in_process) and not (way.sharded and alone)]
+    possible = [way for way in WAYS if not (way.vllm and not in_process) and not (way.sharded and alone)]
     choices = tuple(_choice(card, asked, way) for way in possible)
     fitting = (number for number, way in enumerate(possible) if choices[number].fits and not way.vllm)
     notes = () if alone else (_ONE_PROCESS,)
@@ -244,7 +241,7 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     midtrain = dataclasses.replace(asked.midtrain, **dials)
     vllm: dict[str, Any] = {"engine": "vllm", "engine_sleep": True} if way.vllm else {}
     distill = dataclasses.replace(asked.distill, **dials, **vllm)
-    copies = _copies(asked, way)
+    beside = _beside(asked)
     shards = card.count if way.sharded else 1
 
     def reading(budget: int) -> Plan:
@@ -253,7 +250,7 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
 
     def teaching(budget: int, rollout_tokens: int) -> Plan:
         config = dataclasses.replace(distill, token_budget=budget, rollout_tokens=rollout_tokens)
-        plan = distilling(config, asked.text, way.tuning, card.gpu, copies=copies)
+        plan = distilling(config, asked.text, way.tuning, card.gpu, beside=beside)
         return dataclasses.replace(plan, shards=shards, free=card.memory)
 
     row = midtrain.row_length
@@ -280,20 +277,21 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
         largest,
         budget,
         rollout_tokens,
-        _seconds(card, asked, midtrain, distill, way, copies),
+        _seconds(card, asked, midtrain, distill, way, beside),
         _command(asked, way, budget, rollout_tokens, card.count),
     )
 
 
-def _copies(asked: _Asked, way: Way) -> int:
-    """Models that teach beside the student where nothing is shared, as a cycle after the first holds them: there the
-    checkpoint before the mid-training scores questions about earlier documents.
+def _beside(asked: _Asked) -> Beside:
+    """Who teaches beside the student, as a cycle after the first has them: there the checkpoint before the mid-training
+    scores questions about earlier documents. Whoever is named and is not the base is taken for a model of its own.
     """
-    config, knowledge = asked.distill, asked.knowledge and way.knowledge
+    config, knowledge = asked.distill, asked.knowledge
     named = config.lam > 0 and not config.remote_teacher and config.teacher not in (*NOBODY, *SELF_TEACHERS)
-    teachers = len(config.teacher_weights) if named else 0
-    others = (knowledge, knowledge and asked.in_cycles, config.anchor > 0, config.teacher in ("start", "ema"))
-    return teachers + len(config.routes) + sum(others)
+    teachers = list(config.teacher_weights) if named else []
+    bases = teachers.count("base")
+    adapters = sum((knowledge, knowledge and asked.in_cycles, config.teacher in ("start", "ema")))
+    return Beside(bases + (config.anchor > 0), adapters, len(teachers) - bases + len(config.routes))
 
 
 def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
@@ -309,7 +307,7 @@ def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
 
 
 def _seconds(
-    card: Card, asked: _Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, copies: int
+    card: Card, asked: _Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, beside: Beside
 ) -> dict[str, float]:
     """Seconds of each part of a cycle; several GPUs share all but the evaluations."""
     network = network_of(midtraining(midtrain, asked.text, way.tuning, card.gpu).trial)
@@ -322,7 +320,7 @@ def _seconds(
     evaluation = Work(read=items * USUAL_PROMPT, turns=groups * asking.max_new_tokens, rows=at_once, vllm=way.vllm)
     work = {
         "mid-training": midtraining_work(midtrain, way.tuning, asked.trained // card.count),
-        "distillation": distilling_work(share, way.tuning, copies=copies, vllm=way.vllm),
+        "distillation": distilling_work(share, way.tuning, beside=beside, vllm=way.vllm),
     }
     seconds = {name: part.seconds(network, card.speed) for name, part in work.items()}
     return seconds | {"two evaluations": 2 * evaluation.seconds(network, card.speed)}
@@ -339,12 +337,12 @@ def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processe
     epochs = [] if asked.midtrain.epochs is None else ["--epochs", f"{asked.midtrain.epochs:g}"]
     begin = ["--model", asked.model, "--docs", docs, *epochs]
     if asked.in_cycles:
-        alone = [] if asked.knowledge and way.knowledge else ["--knowledge-teacher", "none"]
+        alone = [] if asked.knowledge else ["--knowledge-teacher", "none"]
         return _started(["cycle", *begin, *shared, *sampling, *alone], processes)
     dials = ["--method", asked.distill.method]
     if asked.distill.teacher != build(DistillConfig, {"method": asked.distill.method}).teacher:
         dials += ["--teacher", asked.distill.teacher]
-    if asked.knowledge and way.knowledge:  # which is a cycle's default alone
+    if asked.knowledge:  # which is a cycle's default alone
         dials += ["--knowledge-teacher", "midtrained"]
     first = _started(["midtrain", *begin, *shared], processes)
     return f"{first} && {_started(['train', *dials, *shared, *sampling], processes)}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from evals.suites import sample
 from pipelines.corpora import FrozenCorpus, thaw_all
+from pipelines.memory import Beside
 from pipelines.session import Session
 from pipelines.watch import ENOUGH_TO_DECIDE
 from recovery.config import SELF_TEACHERS, DistillConfig
@@ -62,10 +63,14 @@ class Setting:
         """The first of the teachers."""
         return next(iter(self.teachers), None)
 
-    def copies(self, config: DistillConfig) -> int:
-        """How many models are held beside the student, when nothing is shared."""
-        others = (self.knowledge is not None, config.anchor > 0, config.teacher in ("start", "ema"))
-        return len(self.teachers) + len(self.experts) + sum(others)
+    def beside(self, config: DistillConfig, clean: Checkpoint) -> Beside:
+        """Who teaches beside the student, ``clean`` as its anchor; a copy of the student is one more adapter."""
+        found = [*self.teachers, *self.experts.values(), *([self.knowledge] if self.knowledge else [])]
+        found += [clean] if config.anchor > 0 else []
+        below = [one for one in found if one.weights.resolve() == self.student.weights.resolve()]
+        bases = sum(one.adapter is None for one in below)
+        own = config.teacher in ("start", "ema")
+        return Beside(bases, len(below) - bases + own, len(found) - len(below))
 
 
 def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Setting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import itertools
@@ -128,6 +129,11 @@ class Loaded:
         with self.model.disable_adapter():
             yield
 
+    def under_adapter(self) -> Any:
+        """The model under the adapter as one of its own, over the same tensors: no second copy of them."""
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
+        return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors}).unload()
+
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters training may change, by name, in a fixed order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -164,13 +170,15 @@ def load_model(
     gradient_checkpointing: bool = False,
     shard: bool = False,
     offload: bool = False,
+    beside: Loaded | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
     """Load a model from a folder or a hub id.
 
     A folder that holds only an adapter is loaded on the base it names. ``tuning`` "lora" puts a new adapter on
     (or goes on with the one found); "full" makes all weights trainable in float32. ``shard`` cuts a trained model's
-    layers over the processes there are; ``offload`` keeps the pieces in the memory of the CPU.
+    layers over the processes there are; ``offload`` keeps the pieces in the memory of the CPU. ``beside`` is an adapter
+    on the same base, loaded already and not sharded: this one lies on that base, which is not loaded again.
     Raises ModelError or UsageError, in one line, where that cannot be done.
     """
     base, found = resolve_base(path)
@@ -181,7 +189,10 @@ def load_model(
         raise UsageError(
             f"{path} is an adapter: train it with --tuning lora, or merge it first (recover export --merge)"
         )
-    model = _load_weights(base, _held_in(tuning, compute), trust_remote_code)
+    if beside is None:
+        model = _load_weights(base, _held_in(tuning, compute), trust_remote_code)
+    else:
+        model = beside.under_adapter()
     chat = load_chat(base, template_args, trust_remote_code)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")

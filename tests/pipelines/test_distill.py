@@ -14,7 +14,7 @@ from db import queries
 from pipelines.distill import distill, plan_distill
 from pipelines.midtrain import midtrain
 from pipelines.mixing import choose
-from pipelines.models import load_student, teacher_of
+from pipelines.models import load_student, self_teacher, teacher_of
 from pipelines.session import Session
 from pipelines.watch import on_plateau
 from recovery.config import DistillConfig, MidtrainConfig
@@ -68,14 +68,20 @@ def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
     assert made.path.is_dir()
 
 
-def test_an_adapter_is_taught_by_its_own_base_without_a_second_copy(
+def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
 ) -> None:
     student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
     config = dataclasses.replace(distill_config, tuning="auto")
     loaded = load_student(student, "lora", config)
     assert isinstance(teacher_of(student, loaded, session.base, config), AdapterOff)
-    assert isinstance(teacher_of(student, loaded, student, config), Frozen)
+    held = {parameter.data_ptr() for parameter in loaded.model.parameters()}
+    for taught in (config, *(dataclasses.replace(config, teacher=name, context="rules") for name in ("start", "ema"))):
+        own = taught.teacher != "base"
+        teacher = self_teacher(student, loaded, taught) if own else teacher_of(student, loaded, student, config)
+        assert isinstance(teacher, Frozen)
+        new = [name for name, p in teacher.loaded.model.named_parameters() if p.data_ptr() not in held]
+        assert new and all("lora_" in name for name in new)
     made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
     assert made.tuning == "lora"
     assert made.weights == session.base.path

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipelines import tracing
-from pipelines.memory import Memory, Needs, Plan, Rollouts, distilling, memory_of, midtraining, parameters_of
+from pipelines.memory import Beside, Memory, Needs, Plan, Rollouts, distilling, memory_of, midtraining, parameters_of
 from pipelines.plan import model_text
 from pipelines.tracing import Rows, Trial, rollout_memory, training_memory
 from recovery.batches import Row, micro_batches
@@ -136,16 +136,22 @@ def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> Non
     assert peak(spared, 16384) < peak(plain, 16384)
 
 
-def test_an_adapter_needs_no_copy_of_the_clean_model(deeper: Path) -> None:
-    model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16")
-    beside = memory_of(distilling(config, model, "full", True, copies=1)).held
-    shared = memory_of(distilling(config, model, "lora", True, copies=1)).held
-    assert beside["teachers"] == beside["weights"] / 2  # bfloat16 beside float32
-    assert shared["teachers"] == 0
-    two = memory_of(distilling(config, model, "lora", True, copies=2)).held
-    assert two["teachers"] == two["weights"]  # a base with an adapter of its own
-    ema = dataclasses.replace(config, teacher="ema", context="rules")
-    assert memory_of(distilling(ema, model, "lora", True, copies=1)).held["teachers"] == two["weights"]
+def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> None:
+    model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16", lora_rank=RANK)
+
+    def held(tuning: str, beside: Beside, shards: int = 1) -> dict[str, int]:
+        plan = distilling(config, model, tuning, True, beside=beside)
+        return memory_of(dataclasses.replace(plan, shards=shards)).held
+
+    whole, base = held("full", Beside(1)), held("lora", Beside(1))
+    assert whole["teachers"] == whole["weights"] / 2  # bfloat16 beside float32
+    assert base["teachers"] == 0
+    adapter = sum(p.numel() * p.element_size() for p in load(deeper, "lora").trainable().values())
+    assert held("lora", Beside(1, adapters=2))["teachers"] == 2 * adapter
+    assert held("lora", Beside(1, others=1))["teachers"] == base["weights"]
+    assert held("full", Beside(1, 1, 1))["teachers"] == 3 * whole["teachers"]
+    sharded = held("lora", Beside(1, adapters=1), shards=2)
+    assert sharded["teachers"] == base["weights"] > sharded["weights"]  # no process has the whole base to share
 
 
 def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
@@ -167,7 +173,7 @@ def test_pieces_of_the_layers_and_wholes_of_the_rest(deeper: Path) -> None:
 
 
 def test_vllm_that_sleeps_holds_nothing_while_the_student_trains(deeper: Path) -> None:
-    plan = distilling(DistillConfig(precision="bfloat16"), model_text(str(deeper)), "lora", True, copies=1)
+    plan = distilling(DistillConfig(precision="bfloat16"), model_text(str(deeper)), "lora", True, beside=Beside(1))
     awake = Plan(plan.trial, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True))
     asleep = Plan(plan.trial, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True, sleeps=True))
     assert memory_of(awake).held["vLLM"] == memory_of(asleep).sampling["vLLM"]
@@ -183,7 +189,7 @@ def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path) -> 
         model_text(str(deeper)),
         "lora",
         True,
-        copies=1,
+        beside=Beside(1),
     )
     weights = sum(p.numel() * p.element_size() for p in frozen.model.parameters())
 

@@ -19,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 QWEN = ROOT / "docs" / "qwen3-8b.json"
 FULL, FULL_AGAIN = "full", "full, gradient checkpointing"
 LORA, LORA_AGAIN = "LoRA", "LoRA, gradient checkpointing"
-ALONE = "LoRA, gradient checkpointing, base alone teaches"
 
 
 @pytest.fixture(scope="module")
@@ -43,21 +42,28 @@ def test_what_fits_on_24_48_and_80_gb(qwen: Report) -> None:
     for card in (small, middle, large):
         assert not card[FULL].fits
         assert not card[FULL_AGAIN].fits
-    assert {title for title, choice in small.items() if choice.fits} == {ALONE}
-    assert {title for title, choice in middle.items() if choice.fits} >= {ALONE}
-    assert not middle[LORA_AGAIN].fits  # from the second cycle on: knowledge and earlier documents have a teacher each
-    assert large[LORA].fits
-    assert large[LORA_AGAIN].fits
-    assert [card.choices[card.recommended or 0].title for card in qwen.cards] == [ALONE, ALONE, LORA]
+    assert {title for title, choice in small.items() if choice.fits} == {LORA_AGAIN}
+    for card in (middle, large):
+        assert card[LORA].fits
+        assert card[LORA_AGAIN].fits
+    assert [card.choices[card.recommended or 0].title for card in qwen.cards] == [LORA_AGAIN, LORA, LORA]
 
 
 def test_larger_cards_take_larger_batches_and_checkpointing_larger_ones_still(qwen: Report) -> None:
-    budgets = [ways(card)[ALONE].largest for card in qwen.cards]
+    budgets = [ways(card)[LORA_AGAIN].largest for card in qwen.cards]
     assert budgets == sorted(set(budgets))
     large = ways(qwen.cards[-1])
     assert large[LORA_AGAIN].largest > large[LORA].largest
-    assert large[ALONE].parts["teachers"] == 0
-    assert large[LORA_AGAIN].parts["teachers"] == 2 * large[LORA_AGAIN].parts["weights"]
+
+
+def test_a_teacher_that_shares_nothing_is_counted_whole(qwen: Report) -> None:
+    """From the second cycle on knowledge and earlier documents have a teacher each: adapters on the student's base."""
+    shared = ways(qwen.cards[0])[LORA_AGAIN].parts
+    assert 0 < shared["teachers"] < shared["weights"] / 10
+    (card,) = make_plan(str(QWEN), "24", flags={"teacher": "ORG/OTHER"}).cards
+    apart = ways(card)[LORA_AGAIN]
+    assert apart.parts["teachers"] > apart.parts["weights"]
+    assert not apart.fits
 
 
 def test_parts_add_up_and_fit_where_it_is_said(qwen: Report) -> None:
@@ -148,14 +154,11 @@ def test_another_method_is_trained_after_midtraining(tiny_qwen3: Path) -> None:
     # Nobody scores the student's own answers: a knowledge teacher is neither counted nor named.
     assert "--knowledge-teacher" not in chosen.command
     assert chosen.parts["teachers"] == 0
-    assert ALONE not in ways(report.cards[0])
 
 
 def test_a_knowledge_teacher_that_is_counted_is_in_the_command(tiny_qwen3: Path) -> None:
     (card,) = make_plan(str(tiny_qwen3), "24", document_mb=1, flags={"method": "gkd"}).cards
-    first, alone = card.choices[0].command, ways(card)[ALONE].command
-    assert "recover train --method gkd --knowledge-teacher midtrained " in first
-    assert "--knowledge-teacher" not in alone
+    assert "recover train --method gkd --knowledge-teacher midtrained " in card.choices[0].command
 
 
 @pytest.mark.parametrize(

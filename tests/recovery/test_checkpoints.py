@@ -49,6 +49,32 @@ def test_adapter_off_is_the_clean_base(tiny_family: Path) -> None:
             torch.testing.assert_close(student.hidden(batch), base.hidden(batch))
 
 
+@pytest.mark.parametrize("tuning", ["frozen", "lora"])
+def test_a_second_adapter_lies_on_the_base_that_is_there(tiny_family: Path, tmp_path: Path, tuning: str) -> None:
+    """It says what it says on a base of its own, and takes no memory but the adapter's."""
+    earlier = load_model(tiny_family, tuning="lora", precision="float32")
+    disturb(earlier)
+    earlier.save(tmp_path / "c")
+    student = load_model(tiny_family, tuning="lora", precision="float32", gradient_checkpointing=True)
+    names = list(student.trainable())
+    second, alone = (
+        load_model(tmp_path / "c", tuning=tuning, precision="float32", beside=beside)  # type: ignore[arg-type]
+        for beside in (student, None)
+    )
+    disturb(student)  # training one does not move the other
+    held = {parameter.data_ptr() for parameter in student.model.parameters()}
+    mine = {name for name, parameter in second.model.named_parameters() if parameter.data_ptr() not in held}
+    assert mine == {name for name, _ in alone.model.named_parameters() if "lora_" in name}
+    batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
+    with torch.no_grad():
+        assert torch.equal(second.hidden(batch), alone.hidden(batch))
+        assert not torch.allclose(second.hidden(batch), student.hidden(batch), atol=1e-3)
+    assert second.trainable().keys() == alone.trainable().keys()
+    assert list(student.trainable()) == names
+    second.save(tmp_path / "again")
+    assert content_hash(tmp_path / "again") == content_hash(tmp_path / "c")
+
+
 def test_training_goes_on_with_the_adapter_found(tiny_model: Path, tmp_path: Path) -> None:
     first = load_model(tiny_model, tuning="lora", precision="float32")
     disturb(first)
