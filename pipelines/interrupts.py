@@ -47,11 +47,11 @@ class Interrupts:
     def heeded(self) -> Iterator[None]:
         """Only ask in the block, where the work calls :meth:`check` or looks at ``requested``."""
         with self.installed():
-            self._heeding = True
+            former, self._heeding = self._heeding, True
             try:
                 yield
             finally:
-                self._heeding = False
+                self._heeding = former
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
         again, self.requested = self.requested, True

@@ -54,31 +54,38 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Beside:
-    """Who teaches beside a student: as often the model that a LoRA student lies on, adapters on that, other models."""
+    """Who teaches beside a student: as often the model that a LoRA student lies on, adapters on that, other models.
+
+    ``copies`` are of the student, loaded as it is. Beside a student that is trained whole, each is a model of its own.
+    """
 
     bases: int = 0
     adapters: int = 0
     others: int = 0
+    copies: int = 0
 
     @property
     def count(self) -> int:
-        """How many they are: of a student that is trained whole, each is a model of its own."""
-        return self.bases + self.adapters + self.others
+        """How many they are."""
+        return self.bases + self.adapters + self.others + self.copies
+
+    def apart(self, tuning: str) -> int:
+        """How many share no weights with the student."""
+        return self.others if tuning == "lora" else self.count
 
 
 @dataclass(frozen=True)
 class Plan:
     """A stage as far as memory is concerned. ``shards`` processes hold a piece of the student's layers each.
 
-    ``adapters`` teach on a LoRA student's own base, where no process holds only a part of that. ``free`` are the bytes
-    of the device before anything is there, where they are known: vLLM takes a share of the rest.
+    ``free`` are the bytes of the device before anything is there, where they are known: vLLM takes a share of the rest.
     """
 
     trial: Trial
     rows: Rows
     optimizer: str = "adamw"
     rollouts: Rollouts | None = None
-    adapters: int = 0
+    beside: Beside = Beside()
     shards: int = 1
     free: int | None = None
 
@@ -203,26 +210,26 @@ def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def midtraining(config: MidtrainConfig, model: str, tuning: str, gpu: bool, *, row_length: int | None = None) -> Plan:
+def midtraining(
+    config: MidtrainConfig, model: str, tuning: str, gpu: bool, *, beside: Beside, row_length: int | None = None
+) -> Plan:
     """Mid-training as far as memory is concerned. ``model`` is its configuration as JSON, ``tuning`` full or lora."""
     length = row_length or config.row_length
-    teachers = int(config.anchor > 0 and tuning == "full")
-    trial = _trial(config, model, tuning, gpu, teachers, config.anchor > 0 and tuning == "lora")
-    return Plan(trial, Rows(_rows(config, length, gpu), length, length, packed=True), config.optimizer)
+    trial = _trial(config, model, tuning, gpu, beside)
+    rows = Rows(_rows(config, length, gpu), length, length, packed=True)
+    return Plan(trial, rows, config.optimizer, beside=beside)
 
 
 def distilling(
     config: DistillConfig, model: str, tuning: str, gpu: bool, *, beside: Beside, prompt: int = USUAL_PROMPT
 ) -> Plan:
     """A distillation as far as memory is concerned. ``prompt`` is the usual length of a prompt in tokens."""
-    adapters = beside.adapters if tuning == "lora" else 0
-    shared = adapters + (beside.bases if tuning == "lora" else 0)
-    trial = _trial(config, model, tuning, gpu, beside.count - shared, config.teacher == "self" or shared > 0)
+    trial = _trial(config, model, tuning, gpu, beside, itself=config.teacher == "self")
     length = prompt + config.max_new_tokens
     rows = Rows(_rows(config, length, gpu), length, config.max_new_tokens)
     most = config.prompts_per_step * config.samples_per_prompt
     if config.alpha == 0 or config.served:  # nothing is sampled in this process
-        return Plan(trial, rows, config.optimizer, adapters=adapters)
+        return Plan(trial, rows, config.optimizer, beside=beside)
     rollouts = Rollouts(
         config.rollout_tokens,
         config.max_new_tokens,
@@ -232,19 +239,23 @@ def distilling(
         sleeps=config.engine_sleep,
         cache=None if config.engine_memory is None else int(config.engine_memory * GIB),
     )
-    return Plan(trial, rows, config.optimizer, rollouts, adapters)
+    return Plan(trial, rows, config.optimizer, rollouts, beside)
 
 
 def _rows(config: ModelConfig, length: int, gpu: bool) -> int:
     return max(1, (config.token_budget if gpu else min(config.token_budget, CPU_TOKENS)) // length)
 
 
-def _trial(config: TrainingConfig, model: str, tuning: str, gpu: bool, teachers: int, own_teacher: bool) -> Trial:
+def _trial(
+    config: TrainingConfig, model: str, tuning: str, gpu: bool, beside: Beside, *, itself: bool = False
+) -> Trial:
     if config.precision == "auto":  # on a GPU that is not here: one that multiplies bfloat16
         precision = "bfloat16" if gpu else str(pick_precision("auto", torch.device("cpu"))).removeprefix("torch.")
     else:
         precision = config.precision
-    return Trial(model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, teachers, own_teacher)
+    apart = beside.apart(tuning)
+    own = itself or beside.count > apart
+    return Trial(model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own)
 
 
 def memory_of(plan: Plan) -> Memory:
@@ -252,12 +263,10 @@ def memory_of(plan: Plan) -> Memory:
     trial, rollouts = plan.trial, plan.rollouts
     counts, frozen = parameters_of(trial), _frozen_bytes(trial)
     inside, outside = counts.inside, counts.outside
-    base = inside.weights + outside.weights  # with an adapter, where the student is one
-    adapter = inside.gradients + outside.gradients if plan.shards == 1 else base
     held = {
         "weights": outside.weights + inside.weights // plan.shards,
         "optimizer": outside.optimizer(plan.optimizer) + inside.optimizer(plan.optimizer) // plan.shards,
-        "teachers": trial.teachers * (base if trial.tuning == "lora" else frozen) + plan.adapters * adapter,
+        "teachers": _teachers(plan, counts, frozen),
     }
     if trial.gpu:
         held["CUDA"] = CUDA_CONTEXT
@@ -279,6 +288,16 @@ def memory_of(plan: Plan) -> Memory:
         elif copied:
             held["sampling copy"] = frozen
     return Memory(held, training, sampling)
+
+
+def _teachers(plan: Plan, counts: Parameters, frozen: int) -> int:
+    """Bytes of the teachers' weights; the base of a LoRA student is there already, if this process has all of it."""
+    beside = plan.beside
+    whole = counts.inside.weights + counts.outside.weights  # as the student is held; with an adapter, if it is one
+    if plan.trial.tuning != "lora":
+        return (beside.count - beside.copies) * frozen + beside.copies * whole
+    adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else whole
+    return (beside.adapters + beside.copies) * adapter + beside.others * whole
 
 
 def _parts(taken: Taken) -> dict[str, int]:

@@ -15,7 +15,7 @@ from pipelines.corpora import FrozenCorpus, freeze, gather, thaw, thaw_all
 from pipelines.estimates import Work
 from pipelines.memory import Needs, midtraining
 from pipelines.mixing import Stream, choose, schedule, step_tokens, steps_for
-from pipelines.models import Tuning, choose_tuning, load_frozen
+from pipelines.models import Tuning, beside, choose_tuning, load_frozen
 from pipelines.progress import duration
 from pipelines.roles import Roles, cast
 from pipelines.session import Session
@@ -94,7 +94,7 @@ def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = 
     """The resolved plan, from the documents as they are now; writes nothing and loads no weights."""
     student = session.resolve(config.student)
     number = cycle or session.next_cycle()
-    return _plan(config, student, _Sources(_gather(config, number), _earlier(session, student, number)))
+    return _plan(config, student, _Sources(_gather(config, number), _earlier(session, student, number)), session.base)
 
 
 def midtrain(
@@ -118,7 +118,7 @@ def midtrain(
     config = dataclasses.replace(config, student=student.name)
     own = thaw(session.workspace, number) if opened or resume is not None else open_cycle(session, config, number)
     sources = _Sources(own, _earlier(session, student, number))
-    plan = _plan(config, student, sources)
+    plan = _plan(config, student, sources, session.base)
     config = dataclasses.replace(config, tuning=plan.tuning)  # chosen once: a resumed stage may find other memory
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
@@ -167,7 +167,7 @@ def _earlier(session: Session, student: Checkpoint, cycle: int) -> dict[int, Fro
     return thaw_all(session.workspace, session.taken_up(student, cycle - 1))
 
 
-def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> MidtrainPlan:
+def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources, clean: Checkpoint) -> MidtrainPlan:
     tokenizer = AutoTokenizer.from_pretrained(student.weights)
     length = row_length(student, config.row_length)
     own = _tokens(tokenizer, length, sources.own)
@@ -178,7 +178,10 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> Mid
         length = per_step
         own = _tokens(tokenizer, length, sources.own)
     steps = config.steps or steps_for(config.passes, own, own_share, per_step)
-    tuning: Tuning = choose_tuning(config, student, lambda *given: midtraining(config, *given, row_length=length))
+    taught = beside(student, [clean] if config.anchor > 0 else [])
+    tuning: Tuning = choose_tuning(
+        config, student, lambda *given: midtraining(config, *given, beside=taught, row_length=length)
+    )
     return MidtrainPlan(
         cycle=sources.own.cycle,
         student=student.name,

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from pipelines.estimates import GIB, Network, Speed, free_memory, parameters, this_machine
-from pipelines.memory import Needs, Plan, memory_of, network_of
+from pipelines.memory import Beside, Needs, Plan, memory_of, network_of
 from pipelines.session import Session
 from recovery import processes
 from recovery.checkpoints import content_hash
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
-from recovery.loading import Loaded, LoraSettings, load_model, pick_device, pick_precision
+from recovery.loading import Loaded, LoraSettings, load_model, only_lora, pick_device, pick_precision
 from recovery.rollouts import (
     CachedEngine,
     FollowingEngine,
@@ -164,16 +164,29 @@ def _server(address: str, keys: tuple[str, ...], config: ModelConfig) -> VllmSer
     return VllmServer(address, keys, timeout=config.server_timeout, patience=config.server_wait)
 
 
+def share_base(one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether both can lie on the same tensors while one is trained by LoRA."""
+    return one.weights.resolve() == other.weights.resolve() and only_lora(one.adapter) and only_lora(other.adapter)
+
+
+def beside(student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False) -> Beside:
+    """Who teaches beside the student as far as memory is concerned; ``copied`` is the student itself once more."""
+    sharing = [teacher for teacher in teachers if share_base(student, teacher)]
+    bases = sum(teacher.adapter is None for teacher in sharing)
+    alone = copied and not share_base(student, student)
+    return Beside(bases, len(sharing) - bases, len(teachers) - len(sharing) + alone, int(copied and not alone))
+
+
 def teacher_of(student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig) -> Teacher:
     """Who scores: the student's own weights with the adapter off where they are the teacher, else a frozen copy.
 
     Of a teacher that is an adapter on the student's base, only the adapter is loaded. The teacher's tokens must be the
     student's.
     """
-    below = loaded.tuning == "lora" and teacher.weights.resolve() == student.weights.resolve()
-    if below and teacher.adapter is None:
+    shared = loaded.tuning == "lora" and share_base(student, teacher)
+    if shared and teacher.adapter is None:
         return AdapterOff(loaded)
-    frozen = load_frozen(teacher, config, beside=loaded if below and not loaded.sharded else None)
+    frozen = load_frozen(teacher, config, beside=loaded if shared and not loaded.sharded else None)
     check_same_tokens(loaded.tokenizer, frozen.tokenizer, student_name=student.name, teacher_name=teacher.name)
     return Frozen(frozen)
 
@@ -183,7 +196,7 @@ def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> 
     if config.teacher == "self":
         return Live(loaded)
     alone = replace(config, shard="none", offload=False)
-    shares = loaded.tuning == "lora" and not loaded.sharded
+    shares = loaded.tuning == "lora" and not loaded.sharded and share_base(student, student)
     copy = load_student(student, loaded.tuning, alone, beside=loaded if shares else None)
     if loaded.sharded and config.teacher == "ema":
         raise UsageError("--teacher ema follows whole weights: take --shard none")

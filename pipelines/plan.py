@@ -246,7 +246,8 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
 
     def reading(budget: int) -> Plan:
         config = dataclasses.replace(midtrain, token_budget=budget)
-        return dataclasses.replace(midtraining(config, asked.text, way.tuning, card.gpu), shards=shards)
+        plan = midtraining(config, asked.text, way.tuning, card.gpu, beside=Beside(int(config.anchor > 0)))
+        return dataclasses.replace(plan, shards=shards)
 
     def teaching(budget: int, rollout_tokens: int) -> Plan:
         config = dataclasses.replace(distill, token_budget=budget, rollout_tokens=rollout_tokens)
@@ -288,10 +289,11 @@ def _beside(asked: _Asked) -> Beside:
     """
     config, knowledge = asked.distill, asked.knowledge
     named = config.lam > 0 and not config.remote_teacher and config.teacher not in (*NOBODY, *SELF_TEACHERS)
-    teachers = list(config.teacher_weights) if named else []
+    teachers = [*(config.teacher_weights if named else ()), *config.routes.values()]
     bases = teachers.count("base")
-    adapters = sum((knowledge, knowledge and asked.in_cycles, config.teacher in ("start", "ema")))
-    return Beside(bases + (config.anchor > 0), adapters, len(teachers) - bases + len(config.routes))
+    adapters = knowledge + (knowledge and asked.in_cycles)
+    copies = int(config.teacher in ("start", "ema"))
+    return Beside(bases + (config.anchor > 0), adapters, len(teachers) - bases, copies)
 
 
 def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
@@ -310,7 +312,7 @@ def _seconds(
     card: Card, asked: _Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, beside: Beside
 ) -> dict[str, float]:
     """Seconds of each part of a cycle; several GPUs share all but the evaluations."""
-    network = network_of(midtraining(midtrain, asked.text, way.tuning, card.gpu).trial)
+    network = network_of(distilling(distill, asked.text, way.tuning, card.gpu, beside=beside).trial)
     share = dataclasses.replace(distill, prompts_per_step=max(1, round(distill.prompts_per_step / card.count)))
     asking = EvalConfig()
     items = (asking.limit or 0) * 2  # instruction following, and as many questions about the documents

@@ -13,6 +13,7 @@ from pathlib import Path
 from evals.suites import sample
 from pipelines.corpora import FrozenCorpus, thaw_all
 from pipelines.memory import Beside
+from pipelines.models import beside
 from pipelines.session import Session
 from pipelines.watch import ENOUGH_TO_DECIDE
 from recovery.config import SELF_TEACHERS, DistillConfig
@@ -64,13 +65,10 @@ class Setting:
         return next(iter(self.teachers), None)
 
     def beside(self, config: DistillConfig, clean: Checkpoint) -> Beside:
-        """Who teaches beside the student, ``clean`` as its anchor; a copy of the student is one more adapter."""
+        """Who teaches beside the student, ``clean`` as its anchor."""
         found = [*self.teachers, *self.experts.values(), *([self.knowledge] if self.knowledge else [])]
         found += [clean] if config.anchor > 0 else []
-        below = [one for one in found if one.weights.resolve() == self.student.weights.resolve()]
-        bases = sum(one.adapter is None for one in below)
-        own = config.teacher in ("start", "ema")
-        return Beside(bases, len(below) - bases + own, len(found) - len(below))
+        return beside(self.student, found, copied=config.teacher in ("start", "ema"))
 
 
 def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Setting:

@@ -204,7 +204,10 @@ def running(
 
     Raises StageInterrupted where a stop was asked for since the stage before had its last look.
     """
-    session.interrupts.check()
+    try:
+        session.interrupts.check()
+    finally:
+        session.interrupts.requested = False  # heeded, if there was a stop
     if resume is not None:
         states = session.workspace.stage(resume.id, kind) / "states"
         recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))

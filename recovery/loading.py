@@ -130,9 +130,15 @@ class Loaded:
             yield
 
     def under_adapter(self) -> Any:
-        """The model under the adapter as one of its own, over the same tensors: no second copy of them."""
+        """The model under the adapter as one of its own, over the same tensors: no second copy of them.
+
+        Raises ModelError where more of it is trained than LoRA's matrices: see :func:`only_lora`.
+        """
         tensors = itertools.chain(self.model.parameters(), self.model.buffers())
-        return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors}).unload()
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors}).unload()
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            raise ModelError(f"{self.path} trains some of the weights under its adapter: nothing else can lie on them")
+        return model
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """The parameters training may change, by name, in a fixed order."""
@@ -202,6 +208,20 @@ def load_model(
         return _sharded(loaded, offload)
     model.to(place)
     return loaded
+
+
+def only_lora(adapter: Path | None) -> bool:
+    """Whether an adapter, or a new one, is LoRA's matrices and nothing else, so that others can lie on its base.
+
+    Biases, whole modules and some ways to begin change tensors of the base itself, or take their place.
+    """
+    if adapter is None:
+        return True
+    said = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    if any(said.get(name) for name in ("modules_to_save", "trainable_token_indices", "layer_replication")):
+        return False
+    begun = said.get("init_lora_weights", True) in (True, False, "gaussian")
+    return begun and said.get("peft_type") == "LORA" and said.get("bias", "none") == "none"
 
 
 def load_chat(base: str, template_args: Mapping[str, Any] | None = None, trust_remote_code: bool = False) -> ChatFormat:

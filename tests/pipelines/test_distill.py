@@ -7,19 +7,25 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from db import queries
 from pipelines.distill import distill, plan_distill
 from pipelines.midtrain import midtrain
 from pipelines.mixing import choose
-from pipelines.models import load_student, self_teacher, teacher_of
+from pipelines.models import beside, load_frozen, load_student, self_teacher, teacher_of
 from pipelines.session import Session
 from pipelines.watch import on_plateau
+from recovery.batches import Row, collate
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import CheckpointError, UsageError
-from recovery.teachers import AdapterOff, Frozen
+from recovery.teachers import AdapterOff, Frozen, Live, Teacher
+from recovery.workspace import Checkpoint
 
 
 def test_a_student_is_taken_back_towards_its_teacher(
@@ -85,6 +91,41 @@ def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(
     made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
     assert made.tuning == "lora"
     assert made.weights == session.base.path
+
+
+@pytest.mark.parametrize("odd", ["student", "teacher"])
+@pytest.mark.parametrize("more", [{"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"init_lora_weights": "pissa"}])
+def test_an_adapter_that_is_more_than_lora_shares_nothing(
+    make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig, odd: str, more: dict[str, Any]
+) -> None:
+    """It would be heard in the others' tensors, or lose what it trains."""
+    base = make_tiny("llama", tmp_path / "base", attention_bias=True)
+    made = {}
+    for name in ("student", "teacher"):
+        torch.manual_seed(len(name) + len(odd))
+        model = AutoModelForCausalLM.from_pretrained(base)
+        settings = {"r": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"} | (more if name == odd else {})
+        adapted = get_peft_model(model, LoraConfig(**settings))
+        with torch.no_grad():
+            for parameter in adapted.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(torch.randn(parameter.shape) * 0.05)
+        adapted.save_pretrained(tmp_path / name)
+        made[name] = Checkpoint(name, "external", tmp_path / name, "", base, tuning="lora")
+    student, config = made["student"], dataclasses.replace(distill_config, precision="float32")
+    batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
+
+    def heard(teacher: Teacher) -> torch.Tensor:
+        return teacher.head.logits(teacher.hidden(batch)).detach()
+
+    loaded = load_student(student, "lora", config)
+    trained, before = loaded.trainable().keys(), heard(Live(loaded))
+    for teacher in (made["teacher"], Checkpoint("base", "base", base, "", base)):
+        found = heard(teacher_of(student, loaded, teacher, config))
+        torch.testing.assert_close(found, heard(Frozen(load_frozen(teacher, config))))
+    torch.testing.assert_close(heard(Live(loaded)), before)
+    assert loaded.trainable().keys() == trained
+    assert beside(student, [made["teacher"]], copied=True).others == (2 if odd == "student" else 1)
 
 
 def test_a_model_degraded_elsewhere_needs_no_mid_training_here(

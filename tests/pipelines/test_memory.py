@@ -129,7 +129,8 @@ def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> Non
     spared = dataclasses.replace(plain, gradient_checkpointing=True)
 
     def peak(config: MidtrainConfig, budget: int) -> int:
-        return memory_of(midtraining(dataclasses.replace(config, token_budget=budget), model, "full", True)).peak
+        config = dataclasses.replace(config, token_budget=budget)
+        return memory_of(midtraining(config, model, "full", True, beside=Beside())).peak
 
     peaks = [peak(plain, budget) for budget in (128, 512, 2048, 16384)]
     assert peaks == sorted(set(peaks))
@@ -150,6 +151,8 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> Non
     assert held("lora", Beside(1, adapters=2))["teachers"] == 2 * adapter
     assert held("lora", Beside(1, others=1))["teachers"] == base["weights"]
     assert held("full", Beside(1, 1, 1))["teachers"] == 3 * whole["teachers"]
+    assert held("full", Beside(copies=1))["teachers"] == whole["weights"]  # it may follow the student: in float32
+    assert held("lora", Beside(copies=1))["teachers"] == adapter
     sharded = held("lora", Beside(1, adapters=1), shards=2)
     assert sharded["teachers"] == base["weights"] > sharded["weights"]  # no process has the whole base to share
 
@@ -157,7 +160,7 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> Non
 def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
     model = model_text(str(deeper))
     adamw, muon = (
-        memory_of(midtraining(MidtrainConfig(optimizer=name), model, "full", False)).held["optimizer"]
+        memory_of(midtraining(MidtrainConfig(optimizer=name), model, "full", False, beside=Beside())).held["optimizer"]
         for name in ("adamw", "muon")
     )
     layers = [p for name, p in load(deeper, "full").trainable().items() if p.ndim == 2 and "embed" not in name]
@@ -165,7 +168,7 @@ def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
 
 
 def test_pieces_of_the_layers_and_wholes_of_the_rest(deeper: Path) -> None:
-    plan = midtraining(MidtrainConfig(), model_text(str(deeper)), "full", True)
+    plan = midtraining(MidtrainConfig(), model_text(str(deeper)), "full", True, beside=Beside())
     whole, half = memory_of(plan), memory_of(dataclasses.replace(plan, shards=2))
     counts = parameters_of(plan.trial)
     assert half.held["weights"] == counts.outside.weights + counts.inside.weights // 2

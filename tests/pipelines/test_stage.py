@@ -90,10 +90,13 @@ def test_a_stop_between_two_stages_is_heeded_even_where_python_drops_it(tmp_path
     with Session.open(tmp_path, model=str(tiny_model), display=Display(quiet=True), purpose="cycle") as session:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
+        assert session.interrupts.requested
         session.interrupts.requested = False
         Callback()  # the KeyboardInterrupt it gets is gone
         with pytest.raises(StageInterrupted, match="recover resume"), running(session, "evaluate", EvalConfig()):
             pytest.fail("it began")
+        with running(session, "evaluate", EvalConfig()) as stage:  # one stop stops one stage
+            assert not stage.interrupts.requested
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
