@@ -145,7 +145,8 @@ class FollowingEngine:
             raise EngineError(
                 f"{self.name} does not sample from the weights in memory: over {len(gaps)} tokens its "
                 f"log-probabilities differ by {drift:.3g} nats a token (--engine-drift {self.bound:g}): use --engine "
-                f"transformers, or --precision float32 where the difference is small"
+                f"transformers, or --precision float32 where the difference is small; start a server again whose "
+                f"weights another run replaced"
             )
 
 

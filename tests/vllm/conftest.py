@@ -117,9 +117,9 @@ def teacher_server(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     served.kill()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine_server(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that takes over adapters and weights."""
+    """A server that takes over adapters and weights; it keeps the last ones, so that each module has its own."""
     flags = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", *PROJECTIONS)
     flags += ("--worker-extension-cls", "recovery.rollouts.vllm_worker.FollowedWeights")
     environment = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
