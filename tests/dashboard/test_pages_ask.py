@@ -102,8 +102,9 @@ def test_every_pages_empty_state_says_what_to_do(seeded: Any, tmp_path: Path) ->
 
 
 def test_answers_stand_beside_each_other_as_the_command_gives_them(
-    source: Source, small_workspace: Path, recover: Callable[..., Any]
+    source: Source, small_workspace: Path, recover: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dashboard.pages.ask.LOOK_SECONDS", 0.02)  # a tiny model is asked in no time
     *progress, last = asked(source, Asker(LONG), HOSTILE, NAMES[::-1])
     command = recover("ask", HOSTILE, "--workspace", small_workspace, "--max-new-tokens", 8, "--json")
     replies = json.loads(command.stdout)
