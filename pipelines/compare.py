@@ -80,7 +80,6 @@ def compare(
                 lab.trained(method, START, method, **(_own(method) | settings | {"max_tokens": max_tokens}))
                 stopped = str(lab.details(method)["stopped"])
                 found.setdefault(method, []).append((_scores(lab, method), lab.spent(method), stopped))
-            session.interrupts.check()  # the next seed's session knows nothing of a stop that this one was asked for
     return [_row(name, runs) for name, runs in found.items()]
 
 

@@ -78,7 +78,6 @@ def run_variant(place: Workspace, variant: DemoVariant, *, seed: int, flags: dic
     shared = line if place.tracker is not None else None
     with Session.open(home, model=MINIATURE, display=display, experiment=shared, purpose="recover demo") as session:
         demo(session, seed=seed, flags=flags | variant.flags)
-        session.interrupts.check()  # the next run's session knows nothing of a stop that this one was asked for
         return run_of(session, seed)
 
 

@@ -87,9 +87,12 @@ class Session:
         return self
 
     def __exit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        """Close it. Raises StageInterrupted for a stop that nothing has heeded: work may go on in another session."""
         self._held.close()
+        if kind is None:
+            self.interrupts.check()
 
     @property
     def registry(self) -> Registry:

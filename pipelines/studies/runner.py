@@ -91,7 +91,6 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
     ) as session:
         lab = Lab(session, seed, budget, others=_others(study, workspace.folder, seed, budget))
         figures = {name: float(value) for name, value in study.run(lab).items()}
-        session.interrupts.check()  # the next seed's session knows nothing of a stop that this one was asked for
     minutes = (time.monotonic() - started) / 60  # of the last sitting, where there were several
     kept = Kept(seed, budget, lab.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
     write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")

@@ -100,6 +100,24 @@ def test_a_stop_between_two_stages_is_heeded_even_where_python_drops_it(tmp_path
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_a_stop_in_the_last_moments_of_a_session_keeps_the_next_one_from_its_work(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    def work() -> None:
+        for _seed in range(2):
+            with Session.open(tmp_path, model=str(tiny_model), display=Display(quiet=True), purpose="study") as session:
+                with running(session, "evaluate", EvalConfig()):
+                    os.kill(os.getpid(), signal.SIGINT)
+                done.append(session.experiment_id)
+
+    done: list[int] = []
+    with pytest.raises(StageInterrupted, match="recover resume"):
+        work()
+    assert len(done) == 1
+    with Session.open(tmp_path, display=Display(quiet=True), purpose="study"):
+        pass  # it was closed, and its line of cycles given back
+
+
 def test_names_in_use_are_left_alone(session: Session) -> None:
     assert free_name(session, "cycle-1/recovered") == "cycle-1/recovered"
     assert free_name(session, "base") == "base-2"
