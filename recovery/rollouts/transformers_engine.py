@@ -12,14 +12,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from transformers import DynamicCache
 
 from recovery.loading import Loaded
 from recovery.rollouts.engine import Completion, Sampling, check_room
+from recovery.rollouts.kv_cache import roomy_cache
 from recovery.training import derive_seed
 
 # The batch is compacted once this share of its rows is done: each time costs a copy of the cache.
 DROP_SHARE = 0.2
+# Tokens whose probabilities are summed before they are searched, see _looked_up.
+BLOCK = 256
 
 
 @dataclass
@@ -102,9 +106,9 @@ class TransformersEngine:
     ) -> list[Completion]:
         head = self.loaded.head
         uniform_BT = uniform_BT.to(self.loaded.device)
-        live, hidden_BD = self._prefill(prompts)
         room = self.loaded.max_length - max(len(p) for p in prompts)
         steps = min(sampling.max_new_tokens, room)
+        live, hidden_BD = self._prefill(prompts, steps)
         tokens_BT = torch.full((len(prompts), steps), -1, device=self.loaded.device)
         logprobs_BT = torch.zeros((len(prompts), steps), device=self.loaded.device)
         for t in range(steps):
@@ -123,7 +127,7 @@ class TransformersEngine:
             hidden_BD = self._decode(live)
         return _completions(tokens_BT, logprobs_BT, self.loaded.chat.end_ids)
 
-    def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[_Live, torch.Tensor]:
+    def _prefill(self, prompts: Sequence[Sequence[int]], steps: int) -> tuple[_Live, torch.Tensor]:
         width, device = max(len(p) for p in prompts), self.loaded.device
         ids_BT = torch.full((len(prompts), width), self.loaded.chat.pad_id)
         mask_BT = torch.zeros((len(prompts), width), dtype=torch.long)
@@ -132,7 +136,7 @@ class TransformersEngine:
             mask_BT[b, width - len(prompt) :] = 1
         ids_BT, mask_BT = ids_BT.to(device), mask_BT.to(device)
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
-        cache = DynamicCache(config=self.loaded.core.config)
+        cache = roomy_cache(self.loaded.core.config, width + steps)
         output = self.loaded.decoder(
             input_ids=ids_BT,
             attention_mask=mask_BT,
@@ -187,22 +191,40 @@ def _uniform(numbers: Sequence[int], sampling: Sampling) -> torch.Tensor:
 def draw(logits_BV: torch.Tensor, sampling: Sampling, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw one token a row: (tokens_B, log-probabilities_B under the tempered distribution).
 
-    Each row's uniform number is looked up in its cumulated probabilities, in float64 so that rare tokens keep
-    their share of a large vocabulary.
+    Each row's uniform number is looked up in its cumulated probabilities.
     """
+    logits_BV = logits_BV.float()
     if sampling.temperature == 0:
-        logprobs_BV = logits_BV.float().log_softmax(-1)
-        best = logprobs_BV.max(-1)
-        return best.indices, best.values
-    logprobs_BV = (logits_BV.float() / sampling.temperature).log_softmax(-1)
-    probs_BV = logprobs_BV.exp()
-    if sampling.top_p < 1:
-        probs_BV = _nucleus(probs_BV, sampling.top_p)
-    cumulated_BV = probs_BV.cumsum(-1, dtype=torch.float64)
-    # Within [0, total): a token of probability 0 spans nothing and is never hit.
-    tokens_B = torch.searchsorted(cumulated_BV, uniform_B[:, None] * cumulated_BV[:, -1:], right=True)
-    tokens_B = tokens_B.squeeze(-1).clamp_(max=probs_BV.shape[-1] - 1)
-    return tokens_B, logprobs_BV.gather(-1, tokens_B[:, None]).squeeze(-1)
+        best = logits_BV.max(-1)
+        return best.indices, best.values - logits_BV.logsumexp(-1)
+    if sampling.temperature != 1:
+        logits_BV = logits_BV / sampling.temperature
+    probs_BV = logits_BV.softmax(-1)
+    drawn_BV = _nucleus(probs_BV, sampling.top_p) if sampling.top_p < 1 else probs_BV
+    tokens_B = _looked_up(drawn_BV, uniform_B)
+    chosen_B = tokens_B[:, None]
+    return tokens_B, (logits_BV.gather(-1, chosen_B) - logits_BV.logsumexp(-1, keepdim=True)).squeeze(-1)
+
+
+def _looked_up(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
+    """The token at which the cumulated probabilities of each row pass its uniform number.
+
+    Looked up among blocks of tokens, then within one, both in float64: rare tokens keep their share of a large
+    vocabulary, and the vocabulary is not cumulated whole, which costs more than the model's own head.
+    """
+    padded_BV = F.pad(probs_BV, (0, -probs_BV.shape[-1] % BLOCK))
+    blocks_BNK = padded_BV.view(len(padded_BV), -1, BLOCK)
+    sums_BN = blocks_BNK.sum(-1).double()
+    ends_BN = sums_BN.cumsum(-1)
+    # Within [0, total): a block or a token of probability 0 spans nothing and is never hit.
+    wanted_B1 = uniform_B[:, None] * ends_BN[:, -1:]
+    block_B1 = torch.searchsorted(ends_BN, wanted_B1, right=True).clamp_(max=ends_BN.shape[-1] - 1)
+    within_B1 = wanted_B1 - (ends_BN - sums_BN).gather(-1, block_B1)
+    inner_BK = blocks_BNK[torch.arange(len(blocks_BNK), device=block_B1.device), block_B1.squeeze(-1)].double().cumsum(-1)
+    # The block's sum was rounded: a number beyond its last token takes that one.
+    within_B1 = torch.minimum(within_B1, torch.nextafter(inner_BK[:, -1:], inner_BK.new_zeros(())))
+    inner_B1 = torch.searchsorted(inner_BK, within_B1, right=True)
+    return (block_B1 * BLOCK + inner_B1).squeeze(-1).clamp_(max=probs_BV.shape[-1] - 1)
 
 
 def _nucleus(probs_BV: torch.Tensor, top_p: float) -> torch.Tensor:
