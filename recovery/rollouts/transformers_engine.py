@@ -220,7 +220,8 @@ def _looked_up(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
     wanted_B1 = uniform_B[:, None] * ends_BN[:, -1:]
     block_B1 = torch.searchsorted(ends_BN, wanted_B1, right=True).clamp_(max=ends_BN.shape[-1] - 1)
     within_B1 = wanted_B1 - (ends_BN - sums_BN).gather(-1, block_B1)
-    inner_BK = blocks_BNK[torch.arange(len(blocks_BNK), device=block_B1.device), block_B1.squeeze(-1)].double().cumsum(-1)
+    rows_B = torch.arange(len(blocks_BNK), device=block_B1.device)
+    inner_BK = blocks_BNK[rows_B, block_B1.squeeze(-1)].double().cumsum(-1)
     # The block's sum was rounded: a number beyond its last token takes that one.
     within_B1 = torch.minimum(within_B1, torch.nextafter(inner_BK[:, -1:], inner_BK.new_zeros(())))
     inner_B1 = torch.searchsorted(inner_BK, within_B1, right=True)
