@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from recovery.chat import ChatFormat
-from recovery.rollouts import Completion, Engine, Sampling
+from recovery.rollouts import Completion, Engine, Progress, Sampling
 from recovery.types import Message
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,8 @@ def answer(
 
     A user turn directly followed by another is answered by the model itself before the next one is put;
     assistant turns that are given are kept as they are, and one at the very end is dropped. ``window`` is the
-    model's context in tokens: no answer runs past it. ``progress`` is told how many conversations got their
-    last answer.
+    model's context in tokens: no answer runs past it. ``progress`` hears of conversations that got their
+    last answer, and of all tokens.
     """
     histories: list[list[Message]] = [[] for _ in conversations]
     pending = [_turns(messages) for messages in conversations]
@@ -56,7 +54,8 @@ def answer(
             histories[index] += pending[index].pop(0)
         prompts = [chat.prompt_ids(histories[index]) for index in now]
         greedy = Sampling(max_new_tokens, temperature=0.0, seed=seed)
-        said = generate(engine, prompts, greedy, window=window, progress=progress if most == 1 else None)
+        heard = progress if most == 1 else tokens_only(progress)
+        said = generate(engine, prompts, greedy, window=window, progress=heard)
         for index, completion in zip(now, said, strict=True):
             answers[index] = replace(_answer(chat, completion), asked=tuple(histories[index]))
             histories[index].append(Message(role="assistant", content=answers[index].text))
@@ -85,13 +84,18 @@ def generate(
     for room, members in sorted(rooms.items(), reverse=True):
         if room == 0:
             if progress is not None:
-                progress(len(members))
+                progress(len(members), 0)
             continue
         asked = [list(prompts[index]) for index in members]
         said = engine.generate(asked, replace(sampling, max_new_tokens=room), progress)
         for index, completion in zip(members, said, strict=True):
             results[index] = completion
     return results
+
+
+def tokens_only(progress: Progress | None) -> Progress | None:
+    """The same for answers that are not the last of their conversation: only their tokens count."""
+    return None if progress is None else lambda _answers, tokens: progress(0, tokens)
 
 
 def transcript(messages: Sequence[Message]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +30,7 @@ from recovery.errors import RecoveryError, UsageError
 from recovery.loading import Loaded
 from recovery.objectives.divergences import divergence
 from recovery.objectives.heads import Head
-from recovery.rollouts import Engine, Sampling
+from recovery.rollouts import Engine, Progress, Sampling
 from recovery.teachers import check_same_tokens
 from recovery.types import Prompt, Score
 
@@ -75,7 +75,7 @@ def rollouts(
     samples: int = 1,
     seed: int,
     window: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Rollout]:
     """``samples`` responses to each prompt at temperature 1, the samples of one prompt side by side.
 

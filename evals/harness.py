@@ -21,10 +21,8 @@ from evals.asking import generate
 from evals.likelihood import likelihoods
 from evals.tasks import quiet
 from recovery.loading import Loaded
-from recovery.rollouts import Engine, Sampling
+from recovery.rollouts import Engine, Progress, Sampling
 from recovery.types import Message
-
-Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -142,7 +140,8 @@ class EngineLM(TemplateLM):
                 pieces.append((context, [continuation]))
                 owners.append(index)
         totals = [0.0] * len(requests)
-        for owner, scored in zip(owners, likelihoods(self.loaded, pieces, token_budget=self.token_budget), strict=True):
+        found = likelihoods(self.loaded, pieces, token_budget=self.token_budget, progress=self.progress)
+        for owner, scored in zip(owners, found, strict=True):
             totals[owner] += scored[0].total
         return totals
 

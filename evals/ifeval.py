@@ -7,7 +7,7 @@ a prompt counts when all its instructions hold, an instruction for itself.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from recovery.checkers import check_prompts, checkers, fixed_draws
 from recovery.errors import UsageError
 from recovery.loading import Loaded
 from recovery.nltk_data import prepare
-from recovery.rollouts import Engine
+from recovery.rollouts import Engine, Progress
 from recovery.types import Check, Message, Prompt, SuiteResult
 
 # IFEval's packaged limit on generated tokens.
@@ -39,7 +39,7 @@ def evaluate_instructions(
     window: int | None = None,
     seed: int = 0,
     suite: str = "instruction_following",
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> SuiteResult:
     """Ask ``prompts`` greedily and judge the answers; see :func:`judge_responses` for what is reported.
 
@@ -103,7 +103,7 @@ def evaluate_ifeval(
     limit: int | None = None,
     max_new_tokens: int | None = None,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> SuiteResult:
     """IFEval as :func:`load_ifeval` gives it, chat template on, over the model in memory; the suite is "ifeval".
 

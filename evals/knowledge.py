@@ -12,7 +12,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,10 +22,8 @@ from evals.statistics import ratio_of, score_of
 from recovery.chat import ChatFormat
 from recovery.errors import UsageError
 from recovery.loading import Loaded
-from recovery.rollouts import Engine
+from recovery.rollouts import Engine, Progress
 from recovery.types import Item, Message, Probe, Score, SuiteResult
-
-Progress = Callable[[int], None]
 
 # Held-out documents are read in windows of at most this many tokens, whatever the model's own window.
 LONGEST_WINDOW = 4096
@@ -266,10 +264,10 @@ def _per_probe(places: Sequence[Sequence[int]], progress: Progress | None) -> Pr
     total, wanted = sum(map(len, places)), len(places)
     state = {"requests": 0, "probes": 0}
 
-    def told(count: int) -> None:
+    def told(count: int, tokens: int) -> None:
         state["requests"] += count
         probes = wanted * state["requests"] // max(1, total)
-        progress(probes - state["probes"])
+        progress(probes - state["probes"], tokens)
         state["probes"] = probes
 
     return told

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from transformers import DynamicCache
 from recovery.errors import UsageError
 from recovery.loading import Loaded
 from recovery.objectives.heads import Head
+from recovery.rollouts import Progress
 
 # Logits held at once, in numbers: 64 MB of float32 whatever the vocabulary.
 LOGITS_AT_ONCE = 2**24
@@ -45,14 +46,15 @@ def likelihoods(
     requests: Sequence[Request],
     *,
     token_budget: int = 16384,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[list[Likelihood]]:
     """Score ``requests``, (context ids, [continuation ids, ...]) each: a list of likelihoods a request, in
     order.
 
     Contexts need at least one token (a document starts behind a beginning-of-text token) and continuations
     too. A pair longer than the model's window loses the left end of its context. ``token_budget`` bounds the
-    tokens run at once; it does not change the scores. ``progress`` is told how many requests were finished.
+    tokens run at once; it does not change the scores. ``progress`` hears of requests finished and tokens read,
+    batch by batch; what it raises ends the work.
     """
     wanted, places = _by_context(requests, loaded.max_length)
     scores: dict[tuple[Tokens, Tokens], Likelihood] = {}
@@ -70,8 +72,8 @@ def likelihoods(
                 for index in asked[pair]:
                     open_pairs[index] -= 1
                     finished += open_pairs[index] == 0
-            if progress is not None and finished:
-                progress(finished)
+            if progress is not None:
+                progress(finished, sum(len(context) + sum(map(len, pairs)) for context, pairs in group))
     return [[scores[pair] for pair in pairs] for pairs in places]
 
 

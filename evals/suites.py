@@ -13,11 +13,11 @@ from evals import ifeval, knowledge
 from evals.behaviour import SUITES, Behaviour
 from recovery.loading import Loaded
 from recovery.nltk_data import prepare
-from recovery.rollouts import CachedEngine, Engine
+from recovery.rollouts import CachedEngine, Engine, Progress
 from recovery.types import Probe, Prompt, Score, SuiteResult
 
-# progress(suite, items done, items in all)
-Progress = Callable[[str, int, int], None]
+# progress(suite, items done, items in all, tokens sampled or read so far)
+SuiteProgress = Callable[[str, int, int, int], None]
 Asked = TypeVar("Asked", Prompt, Probe)
 
 QUESTION_TOKENS = 64
@@ -44,7 +44,7 @@ def evaluate(
     question_tokens: int | None = None,
     seed: int = 0,
     limit: int | None = None,
-    progress: Progress | None = None,
+    progress: SuiteProgress | None = None,
 ) -> list[SuiteResult]:
     """Measure the model in memory; ``engine`` must sample from the same weights as ``loaded`` holds.
 
@@ -172,7 +172,7 @@ def _ask(
     *,
     max_new_tokens: int,
     seed: int,
-    progress: Progress | None,
+    progress: SuiteProgress | None,
 ) -> SuiteResult:
     return ifeval.evaluate_instructions(
         loaded.chat,
@@ -205,7 +205,7 @@ def _corpus(
     tokens: int,
     seed: int,
     limit: int | None,
-    progress: Progress | None,
+    progress: SuiteProgress | None,
 ) -> list[SuiteResult]:
     """Both forms of knowledge of one corpus, whichever it has probes for."""
     results = []
@@ -239,15 +239,15 @@ def _current(results: Sequence[SuiteResult], corpus: int) -> list[SuiteResult]:
     return [replace(result, suite=names[result.suite], items=()) for result in results if result.suite in names]
 
 
-def counted(progress: Progress | None, suite: str, total: int) -> Callable[[int], None] | None:
+def counted(progress: SuiteProgress | None, suite: str, total: int) -> Progress | None:
     """Counts what engines report in steps into "this many of so many"."""
     if progress is None:
         return None
-    done = 0
+    done = sampled = 0
 
-    def told(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(suite, done, total)
+    def told(count: int, tokens: int) -> None:
+        nonlocal done, sampled
+        done, sampled = done + count, sampled + tokens
+        progress(suite, done, total, sampled)
 
     return told

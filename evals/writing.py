@@ -23,8 +23,8 @@ from recovery.corpus.text import normalise as wording
 from recovery.rollouts import Engine
 from recovery.types import Message, Probe
 
-# progress(what, prompts done, prompts in all)
-Progress = Callable[[str, int, int], None]
+# progress(what, prompts done, prompts in all, tokens sampled so far)
+WritingProgress = Callable[[str, int, int, int], None]
 
 _WRITE = (
     "{text}\n\nWrite one question that the text answers and give the answer. Write two lines: "
@@ -73,7 +73,7 @@ class Writer:
     engine: Engine
     window: int | None = None
     seed: int = 0
-    progress: Progress | None = None
+    progress: WritingProgress | None = None
     way: str | None = None
     _wordings: set[str] = field(default_factory=set)
 
@@ -150,13 +150,13 @@ class Writer:
         )
 
     def _say(self, what: str, prompts: Sequence[str], tokens: int) -> list[str]:
-        done = 0
+        done = sampled = 0
 
-        def told(count: int) -> None:
-            nonlocal done
-            done += count
+        def told(count: int, tokens: int) -> None:
+            nonlocal done, sampled
+            done, sampled = done + count, sampled + tokens
             if self.progress is not None:
-                self.progress(what, done, len(prompts))
+                self.progress(what, done, len(prompts), sampled)
 
         conversations = [(Message(role="user", content=prompt),) for prompt in prompts]
         said = answer(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evals.asking import tokens_only
 from evals.ifeval import evaluate_instructions
 from pipelines.models import engine_of
 from pipelines.stage import Stage
@@ -17,7 +18,7 @@ from recovery.chat import ChatFormat
 from recovery.config import ModelConfig
 from recovery.loading import Loaded
 from recovery.prompts import prompts_hash
-from recovery.rollouts import CachedEngine, Completion, Engine, Sampling
+from recovery.rollouts import CachedEngine, Completion, Engine, Progress, Sampling
 from recovery.training import derive_seed
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
@@ -41,11 +42,12 @@ def speak(
     engine: Engine,
     prompts: Sequence[Prompt],
     sampling: Sampling,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[Spoken]:
     """Sample an answer to every open turn of ``prompts``, in order of turn, then of prompt.
 
-    A user turn directly followed by another is answered by the model before the next one is put.
+    A user turn directly followed by another is answered by the model before the next one is put. ``progress`` hears of
+    prompts that got their last answer, and of all tokens.
     """
     pending = [open_turns(prompt.messages) for prompt in prompts]
     histories: list[list[Message]] = [[] for _ in prompts]
@@ -57,7 +59,11 @@ def speak(
             histories[i] += pending[i].pop(0)
         contexts = [chat.prompt_ids(histories[i]) for i in now]
         drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, turn, 5))
-        said = engine.generate(contexts, drawn, progress)
+        last = sum(not pending[i] for i in now)
+        heard = progress if last == len(now) else tokens_only(progress)
+        said = engine.generate(contexts, drawn, heard)
+        if progress is not None and heard is not progress and last:
+            progress(last, 0)
         for i, context, completion in zip(now, contexts, said, strict=True):
             histories[i].append(Message(role="assistant", content=chat.text(completion.ids)))
             spoken.append(Spoken(prompts[i], context, completion, tuple(histories[i])))
@@ -104,7 +110,7 @@ def conversations(
     content_hash: str,
     sampling: Sampling,
     cache: Path,
-    tick: Callable[[int], None],
+    progress: Progress | None = None,
 ) -> list[Answered]:
     """Whole conversations in which a frozen model answers ``prompts``; cut-off ones are left out.
 
@@ -116,10 +122,10 @@ def conversations(
     for number in range(-(-len(prompts) // CHUNK)):
         chunk = prompts[number * CHUNK : (number + 1) * CHUNK]
         drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, 7))
-        spoken = speak(loaded.chat, engine, [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)], drawn)
+        numbered = [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)]
+        spoken = speak(loaded.chat, engine, numbered, drawn, progress)
         last = {int(s.prompt.id): s for s in spoken}
         found += [Answered(chunk[i], s.messages) for i, s in sorted(last.items()) if s.completion.finished]
-        tick(len(chunk))
     return found
 
 
@@ -135,8 +141,8 @@ def asked_beforehand(
     session = stage.session
     with session.display.bar(f"answers of {speaker.name}", len(prompts)) as bar:
 
-        def tick(count: int) -> None:
-            bar.advance(count)
+        def heard(answers: int, tokens: int) -> None:
+            bar.heard(answers, tokens)
             stage.interrupts.check()
 
         with engine_of(loaded, config) as engine:
@@ -147,7 +153,7 @@ def asked_beforehand(
                 content_hash=speaker.hash,
                 sampling=sampling,
                 cache=session.workspace.folder / "cache",
-                tick=tick,
+                progress=heard,
             )
 
 

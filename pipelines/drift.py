@@ -102,7 +102,7 @@ def measure_drift(session: Session, config: EvalConfig, reference: str = "base")
                     max_new_tokens=config.max_new_tokens,
                     seed=derive_seed(config.seed, draw, 9),
                     window=loaded.max_length,
-                    progress=bar.advance,
+                    progress=bar.heard,
                 )
 
         theirs, again, ours = answers(before, clean, 0), answers(before, clean, 1), answers(checkpoint, model, 2)

@@ -147,7 +147,7 @@ class _Bars:
     suite: str = ""
     bar: Bar | None = None
 
-    def show(self, suite: str, done: int, total: int) -> None:
+    def show(self, suite: str, done: int, total: int, tokens: int = 0) -> None:
         """The progress callback of evals.suites."""
         self.stage.interrupts.check()
         if suite != self.suite or self.bar is None:
@@ -156,7 +156,7 @@ class _Bars:
                 suite,
                 self.stack.enter_context(self.session.display.bar(f"{self.title}: {suite}", total)),
             )
-        self.bar.update(done)
+        self.bar.at(done, tokens)
         self.stage.recorder.progress(done, total)
 
 

@@ -110,7 +110,6 @@ class Lab:
                 content_hash=self.session.resolve(name).hash,
                 sampling=Sampling(max_new_tokens, seed=self.seed),
                 cache=self.session.workspace.folder / "cache",
-                tick=lambda _: None,
             )
             return [a.messages for a in answered]
 

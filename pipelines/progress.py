@@ -25,12 +25,23 @@ class Bar:
     total: int
     done: int = 0
     task: TaskID | None = None
+    tokens: int = 0
     started: float = field(default_factory=time.monotonic)
     said: float = field(default_factory=time.monotonic)
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count units as done; ``note`` is a short figure shown beside the bar."""
         self.update(self.done + count, note)
+
+    def heard(self, answers: int, tokens: int) -> None:
+        """Count answers and tokens as an engine reports them: a :data:`recovery.rollouts.Progress`."""
+        self.at(self.done + answers, self.tokens + tokens)
+
+    def at(self, done: int, tokens: int) -> None:
+        """Set how many units are done and how many tokens that took so far; shows tokens a second."""
+        self.tokens = tokens
+        rate = tokens / max(1e-3, time.monotonic() - self.started)
+        self.update(done, f"{tokens:,} tokens, {rate:,.0f}/s" if tokens else "")
 
     def update(self, done: int, note: str = "") -> None:
         """Set how many units are done."""

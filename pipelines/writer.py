@@ -40,7 +40,7 @@ class _Bars:
     current: tuple[str, int] = ("", 0)
     bar: Bar | None = field(default=None)
 
-    def show(self, what: str, done: int, total: int) -> None:
+    def show(self, what: str, done: int, total: int, tokens: int) -> None:
         """The progress callback of evals.writing."""
         if (what, total) != self.current or self.bar is None:
             self.stack.close()
@@ -48,4 +48,4 @@ class _Bars:
                 (what, total),
                 self.stack.enter_context(self.display.bar(f"{self.title}: {what}", total)),
             )
-        self.bar.update(done)
+        self.bar.at(done, tokens)

@@ -22,6 +22,7 @@ from recovery.errors import ServerError, UsageError
 CONNECTIONS = 64
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0  # seconds between two tries
 _FAREWELL = 5.0  # seconds for what need not arrive
+_BETWEEN_LOOKS = 0.25  # seconds between two calls of `progress` while no answer comes
 # What a server says while it starts, is overloaded or goes down; anything else it means.
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 
@@ -150,12 +151,13 @@ def ask_all(
     ask: Callable[[_Item, threading.Event], _Answer],
     items: Sequence[_Item],
     at_once: int,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[Sequence[_Answer]], None] = lambda _answers: None,
 ) -> list[_Answer]:
-    """What ``ask`` answers to each item, in order, by ``at_once`` threads; ``progress`` is told of each.
+    """What ``ask`` answers to each item, in order, by ``at_once`` threads.
 
-    The first error, or a Ctrl-C, ends it at once: the event that ``ask`` is given is then set, and whoever still waits
-    for a server is left behind.
+    ``progress`` is given each answer as it comes, and nothing several times a second while none does: what it raises
+    ends the work. The first error, or a Ctrl-C, ends it at once: the event that ``ask`` is given is then set, and
+    whoever still waits for a server is left behind.
     """
     given_up = threading.Event()
     waiting: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
@@ -179,12 +181,15 @@ def ask_all(
     found: dict[int, _Answer] = {}
     try:
         while len(found) < len(items):
-            index, answer = done.get()
+            try:
+                index, answer = done.get(timeout=_BETWEEN_LOOKS)
+            except queue.Empty:
+                progress([])
+                continue
             if isinstance(answer, BaseException):
                 raise answer
             found[index] = answer
-            if progress is not None:
-                progress(1)
+            progress([answer])
     finally:
         given_up.set()
     return [found[index] for index in range(len(items))]

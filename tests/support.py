@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,7 +11,7 @@ from pipelines.interrupts import Interrupts
 from recovery.loading import Loaded
 from recovery.objectives.heads import Head
 from recovery.objectives.terms import Term
-from recovery.rollouts import Completion, Engine, Sampling
+from recovery.rollouts import Completion, Engine, Progress, Sampling
 
 
 def continuation_logprobs(loaded: Loaded, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
@@ -91,6 +91,26 @@ def brevity(_prompt: object, response: str) -> float:
     return 1.0 / (1.0 + len(response) / 20)
 
 
+class Heard:
+    """A progress that notes what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    def __call__(self, answers: int, tokens: int) -> None:
+        self.calls.append((answers, tokens))
+
+    @property
+    def answers(self) -> int:
+        """All that finished."""
+        return sum(answers for answers, _ in self.calls)
+
+    @property
+    def tokens(self) -> int:
+        """All that were sampled or read."""
+        return sum(tokens for _, tokens in self.calls)
+
+
 class Noting:
     """A real engine, with a note of the prompts of every call."""
 
@@ -107,7 +127,7 @@ class Noting:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
         self.calls.append([tuple(prompt) for prompt in prompts])
         return self.engine.generate(prompts, sampling, progress)

@@ -1,7 +1,7 @@
 """Engines that sample from the student."""
 
 from recovery.rollouts.cached import AnswerStore, CachedEngine
-from recovery.rollouts.engine import Completion, Engine, Sampling
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.follow import FollowingEngine, Sampler
 from recovery.rollouts.server_engine import ServerSampler
 from recovery.rollouts.shared import GENERATE, SharedEngine
@@ -15,6 +15,7 @@ __all__ = [
     "Completion",
     "Engine",
     "FollowingEngine",
+    "Progress",
     "Sampler",
     "Sampling",
     "ServerSampler",

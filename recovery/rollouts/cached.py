@@ -22,7 +22,7 @@ import torch
 
 from recovery import __version__
 from recovery.loading import Loaded
-from recovery.rollouts.engine import Completion, Engine, Sampling
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 
 Result = TypeVar("Result")
 
@@ -116,7 +116,7 @@ class CachedEngine:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in order; those that are known count as finished at once."""
         keys = list(self._keys(prompts, sampling))
@@ -125,7 +125,7 @@ class CachedEngine:
             found = {}
         missing = [index for index, key in enumerate(keys) if key not in found]
         if progress is not None and len(missing) < len(keys):
-            progress(len(keys) - len(missing))
+            progress(len(keys) - len(missing), 0)
         # Sampled answers depend on their place in the request, and are asked in one call; greedy ones are kept as they
         # come, so that little is lost where this is stopped.
         size = len(missing) if sampling.temperature > 0 else _PROMPTS_AT_ONCE

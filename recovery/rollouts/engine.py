@@ -8,6 +8,10 @@ from typing import Protocol
 
 from recovery.errors import UsageError
 
+# progress(answers finished, tokens sampled), both since the last call. It may be called with 0 answers, so that a
+# caller can show that something moves; and it may raise, which ends the work.
+Progress = Callable[[int, int], None]
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -42,9 +46,9 @@ class Engine(Protocol):
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
-        """``progress`` is called with the number of prompts finished since the last call."""
+        """``progress`` hears of answers and tokens as they come; what it raises ends the work."""
         ...
 
 

@@ -11,7 +11,7 @@ import hashlib
 import math
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from recovery.batches import Row
 from recovery.errors import EngineError
 from recovery.loading import Loaded
 from recovery.objectives.token_logprobs import token_logprobs
-from recovery.rollouts.engine import Completion, Sampling, check_room
+from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.teachers import Live
 
 # A prompt and its answer are scored by both sides: so many prompts of the new batch, as many that were scored before
@@ -50,7 +50,7 @@ class Sampler(Protocol):
         ...
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """One completion a prompt, in order, from the weights taken over last."""
         ...
@@ -86,7 +86,7 @@ class FollowingEngine:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in order, from the weights as they are now. Raises EngineError on a drift."""
         check_room(prompts, self.sampler.window)
@@ -160,7 +160,7 @@ class AsItIs:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in order."""
         check_room(prompts, self.engine.sampler.window)

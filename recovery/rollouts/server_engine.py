@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from peft import PeftModel
 
 from recovery.errors import EngineError, ServerError
 from recovery.loading import Loaded
-from recovery.rollouts.engine import Completion, Sampling
+from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.follow import seeds
 from recovery.server import CONNECTIONS, NotOffered, VllmServer, ask_all, served_model
 
@@ -71,7 +71,7 @@ class ServerSampler:
             self._push()
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """One completion a prompt, in order; many are asked at once, since each has a seed of its own."""
         asked = list(zip(prompts, seeds(sampling, len(prompts)), strict=True))
@@ -79,11 +79,15 @@ class ServerSampler:
         def ask(one: tuple[Sequence[int], int], given_up: threading.Event) -> Completion:
             return self._one(*one, sampling, given_up)
 
+        def heard(answers: Sequence[Completion]) -> None:
+            if progress is not None:
+                progress(len(answers), sum(len(answer.ids) for answer in answers))
+
         while True:
-            found = ask_all(ask, asked, CONNECTIONS, progress)
+            found = ask_all(ask, asked, CONNECTIONS, heard)
             if self._hold():
                 return found
-            progress = None  # told already
+            progress = None  # heard already
 
     def close(self) -> None:
         """Take what was put there away, and close the connections."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from recovery import processes
-from recovery.rollouts.engine import Completion, Engine, Sampling
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 
 GENERATE = "generate"
 
@@ -29,7 +29,7 @@ class SharedEngine:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in order."""
         parts, first = [], sampling.first
@@ -38,5 +38,5 @@ class SharedEngine:
             first += len(part)
         said = processes.ask(GENERATE, parts, lambda own, drawn: self.engine.generate(own, drawn, progress))
         if progress is not None and len(prompts) > len(said[0]):
-            progress(len(prompts) - len(said[0]))
+            progress(len(prompts) - len(said[0]), sum(len(one.ids) for part in said[1:] for one in part))
         return [completion for part in said for completion in part]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 from recovery.loading import Loaded
-from recovery.rollouts.engine import Completion, Sampling, check_room
+from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.kv_cache import roomy_cache
 from recovery.training import derive_seed
 
@@ -76,7 +76,7 @@ class TransformersEngine:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Sampling,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> list[Completion]:
         """One completion a prompt, in order. Raises UsageError for a prompt that leaves no room to answer."""
         self.sync()
@@ -94,7 +94,7 @@ class TransformersEngine:
                     results[i] = completion
                 start += len(group)
                 if progress is not None:
-                    progress(len(group))
+                    progress(len(group), sum(len(completion.ids) for completion in said))
         return results
 
     def _batch(

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from safetensors import safe_open
 
 from recovery.errors import EngineError, UsageError
 from recovery.loading import Loaded, resolve_base
-from recovery.rollouts.engine import Completion, Sampling
+from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.follow import seeds
 from recovery.rollouts.vllm_process import Running, Wanted, engine_for, stop
 
@@ -80,7 +80,7 @@ class VllmSampler:
         self._running.user = self._me
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """One completion a prompt, in order."""
         from vllm import SamplingParams
@@ -109,7 +109,7 @@ class VllmSampler:
                 answers = llm.generate(asked, parameters[part], use_tqdm=False, lora_request=self._adapter)
                 found += [_completion(answer.outputs[0], ends) for answer in answers]
                 if progress is not None:
-                    progress(len(answers))
+                    progress(len(answers), sum(len(answer.outputs[0].token_ids) for answer in answers))
         return found
 
     def close(self) -> None:

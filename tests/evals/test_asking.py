@@ -12,6 +12,7 @@ from evals.asking import answer, generate
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import Completion, Sampling, TransformersEngine
 from recovery.types import Message
+from tests.support import Heard
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +37,15 @@ def said(*turns: tuple[str, str]) -> list[Message]:
 
 def test_one_turn_is_what_the_engine_says(loaded: Loaded) -> None:
     asked = [said(("user", "Name a colour.")), said(("system", "Be brief."), ("user", "And a tree?"))]
-    told: list[int] = []
-    answers = answer(loaded.chat, TransformersEngine(loaded), asked, max_new_tokens=6, progress=told.append)
+    heard = Heard()
+    answers = answer(loaded.chat, TransformersEngine(loaded), asked, max_new_tokens=6, progress=heard)
     for messages, got in zip(asked, answers, strict=True):
         (direct,) = TransformersEngine(loaded).generate(
             [loaded.chat.prompt_ids(messages)], Sampling(6, temperature=0.0)
         )
         assert (got.text, got.tokens, got.finished) == (loaded.chat.text(direct.ids), len(direct.ids), direct.finished)
         assert got.fits
-    assert sum(told) == 2
+    assert (heard.answers, heard.tokens) == (2, sum(got.tokens for got in answers))
 
 
 def test_two_requests_are_answered_one_after_the_other(loaded: Loaded) -> None:
@@ -69,14 +70,12 @@ def test_answers_stay_inside_the_window(loaded: Loaded) -> None:
     asked = [said(("user", "Name a colour.")), said(("user", "word " * 40)), said(("user", "word " * 400))]
     lengths = [len(loaded.chat.prompt_ids(messages)) for messages in asked]
     window = lengths[1] + 3
-    told: list[int] = []
-    answers = answer(
-        loaded.chat, TransformersEngine(loaded), asked, max_new_tokens=8, window=window, progress=told.append
-    )
+    heard = Heard()
+    answers = answer(loaded.chat, TransformersEngine(loaded), asked, max_new_tokens=8, window=window, progress=heard)
     assert [got.fits for got in answers] == [True, True, False]
     assert answers[1].tokens <= 3
     assert answers[2].text == ""
-    assert sum(told) == 3
+    assert heard.answers == 3
 
 
 def test_generation_order_and_company_do_not_matter(loaded: Loaded) -> None:

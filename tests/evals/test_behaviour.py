@@ -102,7 +102,7 @@ def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) ->
     offered = [*prompts, *(asked(f"r{i}", tags=("refusal",)) for i in range(50))]
     alone = evaluate(loaded, TransformersEngine(loaded), instruction=prompts, max_new_tokens=5)
     engine = Noting(TransformersEngine(loaded))
-    told: list[tuple[str, int, int]] = []
+    told: list[tuple[str, int, int, int]] = []
     own = {"mine": [asked("x", COMMA), asked("y", answer="red")]}
     results = evaluate(
         loaded,
@@ -130,7 +130,7 @@ def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) ->
         "behaviour/length": 40,
         "behaviour/mine": 2,
     }
-    assert [step for step in told if step[1] == step[2]] == [
+    assert [step[:3] for step in told if step[1] == step[2]] == [
         ("instruction_following", 40, 40),
         ("behaviour", 50, 50),
         ("behaviour/mine", 2, 2),

@@ -15,6 +15,7 @@ from recovery.errors import UsageError
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import TransformersEngine
 from recovery.types import Check, Message, Prompt
+from tests.support import Heard
 
 
 def asked(text: str, *checks: Check, id: str = "p", **fields: Any) -> Prompt:
@@ -175,13 +176,13 @@ def test_kinds_that_ifeval_does_not_know_are_refused_before_anything_is_asked(tm
 def test_a_conversation_is_answered_turn_by_turn(loaded: Loaded) -> None:
     turns = (Message(role="user", content="Name a colour."), Message(role="user", content="Now without commas."))
     prompt = Prompt("two", turns, checks=(Check("punctuation:no_comma"),))
-    told: list[int] = []
+    heard = Heard()
     engine = TransformersEngine(loaded)
-    result = evaluate_instructions(loaded.chat, engine, [prompt], max_new_tokens=6, progress=told.append)
+    result = evaluate_instructions(loaded.chat, engine, [prompt], max_new_tokens=6, progress=heard)
     first, said, last = result.items[0].prompt.split("\n\n", 2)[0], result.items[0].prompt, "user: Now without commas."
     assert first == "user: Name a colour."
     assert "assistant: " in said and said.endswith(last)  # what it answered in between is there to be read
-    assert sum(told) == 1
+    assert heard.answers == 1 and heard.tokens > result.items[0].extra["tokens"], "tokens of every turn"
 
 
 IFEVAL_PROMPTS = os.environ.get("RECOVER_IFEVAL_PROMPTS", "")

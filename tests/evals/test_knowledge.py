@@ -26,6 +26,7 @@ from recovery.errors import UsageError
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import Completion, Sampling, TransformersEngine
 from recovery.types import Probe
+from tests.support import Heard
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ class Scripted:
             ids = [*self.loaded.chat.encode(answer), self.loaded.tokenizer.eos_token_id]
             said.append(Completion(ids, [0.0] * len(ids), True))
         if progress is not None:
-            progress(len(prompts))
+            progress(len(prompts), sum(len(one.ids) for one in said))
         return said
 
 
@@ -82,8 +83,8 @@ def test_questions_are_matched_and_controls_kept_apart(loaded: Loaded) -> None:
         question("4", "Who owns Never?", "Nobody", control=True),
     ]
     answers = {"owns Kell": "Mara.", "is Kell": "It is in Ostra.", "owns Dune": "Jon", "owns Never": "Nobody"}
-    told: list[int] = []
-    result = ask(loaded.chat, Scripted(loaded, answers), probes, suite="s", progress=told.append)
+    heard = Heard()
+    result = ask(loaded.chat, Scripted(loaded, answers), probes, suite="s", progress=heard)
     assert result.suite == "s"
     assert (result.score.value, result.score.n) == (pytest.approx(1 / 3), 3)
     assert result.details["contains"].value == pytest.approx(2 / 3)
@@ -94,7 +95,7 @@ def test_questions_are_matched_and_controls_kept_apart(loaded: Loaded) -> None:
     assert [item.extra.get("headline", True) for item in result.items] == [True, True, True, False]
     # deviations 2/3, -1/3 | -1/3 in two clusters: sqrt(2 * (1/9 + 1/9)) / 3
     assert result.score.stderr == pytest.approx(math.sqrt(2 * 2 / 9) / 3)
-    assert sum(told) == 4
+    assert heard.answers == 4
 
 
 def test_only_controls_or_no_answers_are_refused(loaded: Loaded) -> None:
@@ -145,12 +146,12 @@ def test_choices_are_at_chance_in_a_random_model(loaded: Loaded) -> None:
         choice(str(i), f"Entry {i}: the {names[i % 7]} is by the", names[(i * 5) % 8], tuple(names), source=str(i % 9))
         for i in range(160)
     ] + [choice("c", "Entry c: the", " pier", tuple(names), control=True)]
-    told: list[int] = []
-    result = choose(loaded, probes, progress=told.append)
+    heard = Heard()
+    result = choose(loaded, probes, progress=heard)
     assert result.score.n == 160
     assert result.score.value == pytest.approx(1 / 8, abs=0.09)
     assert result.details["control"].n == 1
-    assert sum(told) == 161
+    assert heard.answers == 161
 
 
 def test_bad_choices_are_refused(loaded: Loaded) -> None:
@@ -168,14 +169,14 @@ def test_bits_per_byte_by_the_models_own_logits(loaded: Loaded) -> None:
             logprobs = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         wanted.append(-sum(float(logprobs[i, ids[i + 1]]) for i in range(len(ids) - 1)) / math.log(2))
     sizes = [len(text.encode()) for text in texts[:2]]
-    told: list[int] = []
-    result = bits_per_byte(loaded, texts, progress=told.append)
+    heard = Heard()
+    result = bits_per_byte(loaded, texts, progress=heard)
     assert result.score.value == pytest.approx(sum(wanted) / sum(sizes), rel=1e-4)
     assert [item.score for item in result.items] == pytest.approx(
         [w / s for w, s in zip(wanted, sizes, strict=True)], rel=1e-4
     )
     assert result.score.n == 2
-    assert sum(told) == 2
+    assert heard.answers == 2
     with pytest.raises(UsageError, match="no held-out text"):
         bits_per_byte(loaded, [" "])
 
@@ -202,12 +203,12 @@ def test_small_windows_cost_bits_but_stay_close(loaded: Loaded) -> None:
 
 def test_general_puts_both_forms_together(loaded: Loaded) -> None:
     probes = [question("1", "Who owns Kell?", "Mara"), choice("2", "The", " pier", (" pier", " boat"))]
-    told: list[int] = []
-    result = general(loaded, Scripted(loaded, {"Kell": "Mara"}), probes, progress=told.append)
+    heard = Heard()
+    result = general(loaded, Scripted(loaded, {"Kell": "Mara"}), probes, progress=heard)
     assert result.score.n == 2
     assert result.details["question"].value == 1.0
     assert result.score.value == pytest.approx((1.0 + result.details["choice"].value) / 2)
     assert {item.id for item in result.items} == {"1", "2"}
-    assert sum(told) == 2
+    assert heard.answers == 2
     with pytest.raises(UsageError, match="no probe"):
         general(loaded, TransformersEngine(loaded), [Probe("3", "essay", "Why?", ("because",))])

@@ -12,7 +12,7 @@ from evals.likelihood import likelihoods
 from recovery.errors import UsageError
 from recovery.loading import Loaded, LoraSettings, load_model
 from recovery.rollouts import Sampling, TransformersEngine
-from tests.support import continuation_logprobs
+from tests.support import Heard, continuation_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,11 @@ def test_greedy_is_what_greedy_decoding_says(loaded: Loaded) -> None:
 
 
 def test_repeated_pairs_and_progress(loaded: Loaded) -> None:
-    told: list[int] = []
+    heard = Heard()
     requests = [([5, 6], [[7], [8, 9]]), ([5, 6], [[8, 9]]), ([4], [[7, 7]])]
-    first, second, _ = likelihoods(loaded, requests, progress=told.append)
+    first, second, _ = likelihoods(loaded, requests, progress=heard)
     assert first[1] == second[0]
-    assert sum(told) == 3
+    assert heard.answers == 3
 
 
 def test_an_adapter_is_scored_with_its_wrapper(tiny_model: Path) -> None:

@@ -87,11 +87,11 @@ def test_written_questions_come_before_gaps(corpus: Corpus, written: list[Probe]
 
 
 def test_a_model_that_cannot_write_gives_none(tiny_model: Path, corpus: Corpus) -> None:
-    told: list[tuple[str, int, int]] = []
+    told: list[tuple[str, int, int, int]] = []
     loaded = load_model(tiny_model, precision="float32", device="cpu")
     random = Writer(loaded.chat, TransformersEngine(loaded), loaded.max_length, progress=lambda *a: told.append(a))
     assert random.probes(shown(corpus)[:6], corpus.documents, 10) == []
-    assert ("writing", 6, 6) in told
+    assert ("writing", 6, 6) in [one[:3] for one in told]
 
 
 def test_what_a_model_wrote_is_read_with_patience() -> None:

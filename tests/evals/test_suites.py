@@ -36,8 +36,8 @@ def probes(corpus: int, count: int = 4) -> list[Probe]:
 
 
 @pytest.fixture(scope="module")
-def measured(loaded: Loaded) -> tuple[list[SuiteResult], list[tuple[str, int, int]]]:
-    told: list[tuple[str, int, int]] = []
+def measured(loaded: Loaded) -> tuple[list[SuiteResult], list[tuple[str, int, int, int]]]:
+    told: list[tuple[str, int, int, int]] = []
     results = evaluate(
         loaded,
         TransformersEngine(loaded),
@@ -74,11 +74,13 @@ def test_the_current_corpus_is_the_highest(measured: tuple[list[SuiteResult], An
 
 
 def test_progress_reaches_the_end_of_every_suite(
-    measured: tuple[list[SuiteResult], list[tuple[str, int, int]]],
+    measured: tuple[list[SuiteResult], list[tuple[str, int, int, int]]],
 ) -> None:
-    last = {suite: (done, total) for suite, done, total in measured[1]}
+    last = {suite: (done, total) for suite, done, total, _ in measured[1]}
     assert set(last) == {result.suite for result in measured[0] if result.items}
     assert all(done == total for done, total in last.values())
+    tokens = {suite: tokens for suite, _, _, tokens in measured[1]}
+    assert all(tokens.values()), tokens
 
 
 def test_scores_have_the_shape_of_status(measured: tuple[list[SuiteResult], Any]) -> None:

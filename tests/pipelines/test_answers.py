@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,9 @@ from pipelines.answers import (
     write_result,
 )
 from recovery.loading import Loaded, load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts import Progress, Sampling, TransformersEngine
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
-from tests.support import Noting
+from tests.support import Heard, Noting
 
 
 def user(text: str) -> Message:
@@ -64,7 +63,7 @@ def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tm
     loaded, engine = load(tiny_model)
     noting = Noting(engine)
 
-    def ask(tick: Callable[[int], None] = lambda _: None, content_hash: str = "x") -> list[Answered]:
+    def ask(progress: Progress | None = None, content_hash: str = "x") -> list[Answered]:
         return conversations(
             loaded,
             noting,
@@ -72,27 +71,31 @@ def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tm
             content_hash=content_hash,
             sampling=Sampling(48, seed=0),
             cache=tmp_path,
-            tick=tick,
+            progress=progress,
         )
 
-    def stop(_: int) -> None:
-        raise KeyboardInterrupt
+    heard = Heard()
+
+    def stop(answers: int, tokens: int) -> None:
+        heard(answers, tokens)
+        if heard.answers > 64:
+            raise KeyboardInterrupt
 
     def asked() -> list[int]:
         return [len(call) for call in noting.calls]
 
     with pytest.raises(KeyboardInterrupt):
         ask(stop)
-    assert asked() == [64]
+    assert asked() == [64, 6]
     first = ask()
-    assert asked() == [64, 6], "an interruption loses no whole chunk"
+    assert asked() == [64, 6, 6], "an interruption loses no whole chunk"
     assert first, "the tiny model ends some of its answers"
     assert all(found.messages[:-1] == found.prompt.messages for found in first), "each answer keeps its prompt"
-    ticks: list[int] = []
-    assert ask(ticks.append) == first
-    assert (asked(), ticks) == ([64, 6], [64, 6]), "nothing is generated twice"
+    again = Heard()
+    assert ask(again) == first
+    assert (asked(), again.calls) == ([64, 6, 6], [(64, 0), (6, 0)]), "nothing is generated twice"
     ask(content_hash="other weights")
-    assert asked() == [64, 6, 64, 6]
+    assert asked() == [64, 6, 6, 64, 6]
 
 
 def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:

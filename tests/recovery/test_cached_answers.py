@@ -9,7 +9,7 @@ import pytest
 
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import AnswerStore, CachedEngine, Completion, Sampling, TransformersEngine
-from tests.support import Noting
+from tests.support import Heard, Noting
 
 GREEDY = Sampling(6, temperature=0.0)
 PROMPTS = [[5, 6, 7], [8] * 30, [9, 10]]
@@ -31,12 +31,13 @@ def asked(engine: CachedEngine) -> int:
 
 
 def test_the_second_time_nothing_is_generated(engine: CachedEngine, loaded: Loaded) -> None:
-    told: list[int] = []
-    first = engine.generate(PROMPTS, GREEDY, told.append)
+    heard = Heard()
+    first = engine.generate(PROMPTS, GREEDY, heard)
     assert first == TransformersEngine(loaded).generate(PROMPTS, GREEDY)
-    assert (asked(engine), sum(told)) == (3, 3)
-    assert engine.generate(PROMPTS[::-1], Sampling(6, temperature=0.0, seed=9), told.append) == first[::-1]
-    assert (asked(engine), sum(told)) == (3, 6)
+    assert (asked(engine), heard.answers) == (3, 3)
+    assert engine.generate(PROMPTS[::-1], Sampling(6, temperature=0.0, seed=9), heard) == first[::-1]
+    assert (asked(engine), heard.answers) == (3, 6)
+    assert heard.tokens == sum(len(one.ids) for one in first), "what is known is not sampled again"
     assert engine.generate([*PROMPTS, [11]], GREEDY)[:3] == first
     assert asked(engine) == 4, "only what is new is asked"
     assert engine.generate([], GREEDY) == []
@@ -101,7 +102,7 @@ def test_what_was_said_before_a_stop_is_not_asked_again(
     monkeypatch.setattr("recovery.rollouts.cached._PROMPTS_AT_ONCE", 2)
     prompts = [[number, number + 1] for number in range(5, 11)]
 
-    def stopping(_: int) -> None:
+    def stopping(_: int, _tokens: int) -> None:
         if asked(engine) > 4:
             raise KeyboardInterrupt
 

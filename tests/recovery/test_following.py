@@ -13,7 +13,7 @@ import torch
 
 from recovery.errors import EngineError, UsageError
 from recovery.loading import Loaded, load_model
-from recovery.rollouts import Completion, FollowingEngine, Sampling, TransformersEngine
+from recovery.rollouts import Completion, FollowingEngine, Progress, Sampling, TransformersEngine
 from recovery.rollouts.follow import fingerprint, seeds
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44], [3, 3, 3]]
@@ -38,7 +38,7 @@ class Copy:
             self.mine.model.load_state_dict(self.loaded.model.state_dict())
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Callable[[int], None] | None = None
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         return TransformersEngine(self.mine).generate(prompts, sampling, progress)
 

@@ -149,7 +149,7 @@ def test_an_engine_that_was_cut_off_is_not_used_again(tied: Path) -> None:
     loaded = load(tied, "frozen")
     engine = FollowingEngine(loaded, in_process(loaded), bound=0.01)
 
-    def stop(_done: int) -> None:
+    def stop(_done: int, _tokens: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
