@@ -157,6 +157,16 @@ def asked_beforehand(
             )
 
 
+def count_spoken(stage: Stage, loaded: Loaded, answered: Sequence[Answered]) -> int:
+    """The tokens of answers made for a stage, entered as sampled: once, however often the stage is resumed."""
+    spoken = sum(len(loaded.chat.encode(a.answer)) + 1 for a in answered)
+    counted = stage.folder / "spoken.json"
+    if not counted.is_file():
+        stage.recorder.usage(tokens_sampled=spoken)
+        write_atomically(counted, json.dumps(spoken))
+    return spoken
+
+
 def development_result(
     loaded: Loaded, engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int, seed: int
 ) -> SuiteResult:

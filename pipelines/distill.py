@@ -17,6 +17,7 @@ from db import records
 from pipelines.ahead import Ahead
 from pipelines.answers import (
     asked_beforehand,
+    count_spoken,
     development_file,
     development_result,
     fitting,
@@ -383,9 +384,7 @@ def _given(
     repeated = [p for p in prompts for _ in range(config.samples_per_prompt if config.answers == "rejection" else 1)]
     sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
     answered = asked_beforehand(stage, speaker, loaded, repeated, sampling, config)
-    spoken = sum(len(loaded.chat.encode(a.answer)) + 1 for a in answered)
-    if not stage.resumed:
-        stage.recorder.usage(tokens_sampled=spoken)
+    spoken = count_spoken(stage, loaded, answered)
     if config.answers == "rejection" and setting.reward is not None:
         answered = [a for a in answered if judged(setting.reward, a.prompt, a.answer) >= config.keep_above]
     if not answered:

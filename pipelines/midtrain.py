@@ -10,7 +10,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from db import records
-from pipelines.answers import asked_beforehand, fitting
+from pipelines.answers import asked_beforehand, count_spoken, fitting
 from pipelines.corpora import FrozenCorpus, freeze, gather, thaw, thaw_all
 from pipelines.estimates import Work
 from pipelines.memory import Needs, midtraining
@@ -19,9 +19,9 @@ from pipelines.models import Tuning, beside, choose_tuning, load_frozen
 from pipelines.progress import duration
 from pipelines.roles import Roles, cast
 from pipelines.session import Session
+from pipelines.sources import BEHAVIOUR
 from pipelines.stage import Stage, running, settings_of
 from recovery.batches import Row, pack
-from recovery.chat import ChatFormat
 from recovery.config import MidtrainConfig
 from recovery.corpus import document_rows
 from recovery.errors import UsageError
@@ -47,6 +47,7 @@ class MidtrainPlan:
     document_tokens: int
     earlier_documents: int
     replay_share: float
+    replay_scored: bool
     earlier_share: float
     tokens_per_step: int
     row_length: int
@@ -65,7 +66,8 @@ class MidtrainPlan:
         earlier = (
             f", {self.earlier_share:.0%} from {self.earlier_documents} earlier documents" if self.earlier_share else ""
         )
-        chat = f", {self.replay_share:.0%} chat answered by base" if self.replay_share else ", no chat replay"
+        scored = " and scored" if self.replay_scored else ""
+        chat = f", {self.replay_share:.0%} chat answered{scored} by base" if self.replay_share else ", no chat replay"
         return "\n".join(
             [
                 *self.corpus,
@@ -123,8 +125,7 @@ def midtrain(
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
         chat_rows = _replay(session, stage, config) if config.replay or config.project else []
-        anchor = session.verified(session.base) if config.anchor else None
-        roles = Roles(config, student, plan.tuning, anchor=anchor, dials=Dials(anchor=config.anchor))
+        roles = _roles(session, config, student, plan.tuning)
         settings = settings_of(config, plan.steps, plan.tuning)
         with cast(stage, roles, settings) as models:
             loaded = models.loaded
@@ -135,6 +136,8 @@ def midtrain(
                 lambda step: StepBatch(steps[step - 1], {}),
                 models.estimator,
                 settings,
+                names={f"loss/{BEHAVIOUR}": "replay_kl"},
+                measured=models.gauge.account if models.timed else lambda _: None,
                 reference=_guard(config, chat_rows) if config.project else None,
                 gauge=models.gauge,
             )
@@ -178,7 +181,7 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources, clean:
         length = per_step
         own = _tokens(tokenizer, length, sources.own)
     steps = config.steps or steps_for(config.passes, own, own_share, per_step)
-    taught = beside(student, [clean] if config.anchor > 0 else [])
+    taught = beside(student, [clean] * ((config.anchor > 0) + config.distils_replay))
     tuning: Tuning = choose_tuning(
         config, student, lambda *given: midtraining(config, *given, beside=taught, row_length=length)
     )
@@ -189,6 +192,7 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources, clean:
         document_tokens=own,
         earlier_documents=sources.earlier_documents,
         replay_share=config.replay,
+        replay_scored=config.distils_replay,
         earlier_share=earlier,
         tokens_per_step=per_step,
         row_length=length,
@@ -205,10 +209,25 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources, clean:
 
 
 def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
-    """The work of mid-training on so many tokens; an anchor reads them too, and a projection looks at some more."""
+    """The work of mid-training on so many tokens; an anchor reads them too, a teacher of the replayed chat its share,
+    and a projection looks at some more.
+    """
     lora = tuning == "lora"
-    read = tokens if config.anchor else 0
+    read = tokens * (config.anchor > 0) + round(tokens * config.replay * config.distils_replay)
     return Work(trained=tokens, read=read, frozen=lora, again=config.gradient_checkpointing)
+
+
+def _roles(session: Session, config: MidtrainConfig, student: Checkpoint, tuning: str) -> Roles:
+    """Who is trained, and what the clean model is beside it: the anchor, the teacher of the replayed chat."""
+    clean = session.verified(session.base) if config.anchor or config.distils_replay else session.base
+    return Roles(
+        config,
+        student,
+        tuning,
+        teachers={BEHAVIOUR: {clean: 1.0}} if config.distils_replay else {},
+        anchor=clean if config.anchor else None,
+        dials=Dials(anchor=config.anchor, divergence="forward_kl"),
+    )
 
 
 def _guard(config: MidtrainConfig, chat_rows: Sequence[Row]) -> Callable[[int], list[Row]]:
@@ -258,7 +277,7 @@ def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]
     if config.replay_data is not None:
         loaded = load_frozen(base, config)
         given = load_conversations(config.replay_data)
-        rows = _conversation_rows(loaded.chat, given, config.row_length, loaded.max_length)
+        rows = _conversation_rows(loaded, given, config)
         if not rows:
             raise UsageError(f"--replay-data {config.replay_data}: no conversation fits in {loaded.max_length} tokens")
         return rows
@@ -267,7 +286,8 @@ def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]
     prompts = fitting(loaded.chat, splits.train, loaded.max_length // 2)[: config.replay_prompts]
     sampling = Sampling(config.max_new_tokens, seed=config.seed)
     answered = asked_beforehand(stage, base, loaded, prompts, sampling, config)
-    rows = _conversation_rows(loaded.chat, [a.messages for a in answered], config.row_length, loaded.max_length)
+    count_spoken(stage, loaded, answered)
+    rows = _conversation_rows(loaded, [a.messages for a in answered], config)
     if not rows:
         raise UsageError(
             f"none of the clean model's answers ended within {config.max_new_tokens} tokens, so there is no chat to "
@@ -277,9 +297,10 @@ def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]
 
 
 def _conversation_rows(
-    chat: ChatFormat, conversations: Sequence[tuple[Message, ...]], length: int, longest: int
+    loaded: Loaded, conversations: Sequence[tuple[Message, ...]], config: MidtrainConfig
 ) -> list[Row]:
-    """Conversations as packed rows; one that is longer than a row has a longer row, up to ``longest`` tokens."""
-    marked = [chat.conversation(messages) for messages in conversations]
-    kept = [(ids, mask) for ids, mask in marked if len(ids) <= longest and any(mask)]
-    return pack(kept, max([length, *(len(ids) for ids, _ in kept)]))
+    """Conversations as packed rows; one that is longer than a row has a longer row, up to what the model reads."""
+    marked = [loaded.chat.conversation(messages) for messages in conversations]
+    kept = [(ids, mask) for ids, mask in marked if len(ids) <= loaded.max_length and any(mask)]
+    rows = pack(kept, max([config.row_length, *(len(ids) for ids, _ in kept)]))
+    return [dataclasses.replace(row, teacher=BEHAVIOUR) for row in rows] if config.distils_replay else rows

@@ -115,6 +115,12 @@ class Gauge:
             seed = derive_seed(self.config.seed, step, 30)
             self.estimator.geometry = Geometry(self.width, seed, share=processes.rank())
 
+    def account(self, metrics: dict[str, float]) -> None:
+        """Enter the teachers' work of the step, and take its time out of that of training."""
+        metrics["seconds_scoring"] = self.seconds
+        metrics["tokens_scored"] = float(self.tokens)
+        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - self.seconds)
+
     def reading(self) -> tuple[float, int, Geometry | None]:
         """Seconds and tokens since the last reading, and this process's part of the geometry."""
         taken = [teacher.taken() for teacher in self.teachers]
@@ -152,9 +158,7 @@ class Watch:
 
     def measured(self, metrics: dict[str, float]) -> None:
         """Take the divergence down, set scoring apart from training, and look for signs of a collapse."""
-        metrics["seconds_scoring"] = self.gauge.seconds
-        metrics["tokens_scored"] = float(self.gauge.tokens)
-        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - self.gauge.seconds)
+        self.gauge.account(metrics)
         if self.gauge.geometry is not None:
             metrics |= {f"geometry/{name}": value for name, value in self.gauge.geometry.summary().items()}
             self.memory["geometry"] = self.gauge.geometry.sample()

@@ -148,9 +148,11 @@ class MidtrainConfig(TrainingConfig):
     Length is ``steps``, or ``epochs`` over this cycle's documents. ``batch_tokens`` are target tokens a step
     (None: up to 8,192, fewer for a small corpus, so that it still gets some fifty updates); no row is longer.
     ``replay`` is the share of them that is chat answered by the clean base, or the chat in ``replay_data``;
-    ``replay_documents`` the share of the document tokens that comes from earlier cycles (None: 0, or the cycle's own
-    default inside ``recover cycle``). ``anchor`` weighs the KL to base on the documents; ``project`` takes out of each
-    gradient what would raise the loss on such chat (A-GEM, arXiv 1812.00420).
+    ``replay_loss`` says what is learnt of it: "answers" (their tokens, cross-entropy) or "kl" (the clean model's whole
+    distribution at each of them, forward KL, arXiv 2605.26097). ``replay_documents`` is the share of the document
+    tokens that comes from earlier cycles (None: 0, or the cycle's own default inside ``recover cycle``). ``anchor``
+    weighs the KL to base on the documents; ``project`` takes out of each gradient what would raise the loss on such
+    chat (A-GEM, arXiv 1812.00420).
     """
 
     docs: Path | None = None
@@ -160,6 +162,7 @@ class MidtrainConfig(TrainingConfig):
     batch_tokens: int | None = None
     row_length: int = 2048
     replay: float = 0.0
+    replay_loss: str = "answers"
     replay_prompts: int = 1000
     replay_data: Path | None = None
     replay_documents: float | None = None
@@ -183,11 +186,19 @@ class MidtrainConfig(TrainingConfig):
         _at_least("replay_prompts", self.replay_prompts, 1)
         _at_least("max_new_tokens", self.max_new_tokens, 1)
         _share("replay", self.replay)
+        _one_of("replay_loss", self.replay_loss, ("answers", "kl"))
+        if self.distils_replay and not (self.replay or self.project):
+            raise UsageError("--replay-loss kl is for --replay or --project: set the share of chat, as in --replay 0.3")
         _at_least("anchor", self.anchor, 0)
         if self.replay_data is not None and not (self.replay or self.project):
             raise UsageError("--replay-data is for --replay or --project: set the share of chat, as in --replay 0.3")
         _share("replay_documents", self.replay_documents or 0.0)
         _share("held_out", self.held_out, upper=0.5)
+
+    @property
+    def distils_replay(self) -> bool:
+        """Whether the clean model scores the replayed chat."""
+        return self.replay_loss == "kl"
 
     @property
     def passes(self) -> float:

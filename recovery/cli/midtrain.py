@@ -46,6 +46,13 @@ from recovery.workspace import Workspace
     help="Share of trained tokens that is chat answered by the clean model itself, e.g. 0.3.  [default: 0]",
 )
 @click.option(
+    "--replay-loss",
+    type=click.Choice(["answers", "kl"]),
+    default=None,
+    help="What is learnt of that chat: its tokens, or the clean model's whole distribution at each of them (forward "
+    "KL).  [default: answers]",
+)
+@click.option(
     "--replay-prompts", type=click.IntRange(min=1), default=None, help="Prompts the clean model answers for the replay."
 )
 @click.option(

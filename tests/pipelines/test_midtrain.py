@@ -5,16 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from db import queries
+from pipelines import midtrain as module
 from pipelines.midtrain import midtrain, plan_midtrain
+from pipelines.mixing import schedule
 from pipelines.session import Session
+from recovery.batches import Row
 from recovery.checkpoints import content_hash, read_checkpoint
 from recovery.config import MidtrainConfig
 from recovery.errors import UsageError
 from recovery.loading import load_model
+from tests.support import plain_divergence
 
 
 def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(
@@ -82,6 +88,63 @@ def test_replay_and_earlier_documents_take_their_shares(
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     assert stage.details["replay"] > 0
     assert (session.workspace.folder / "cache" / "answers.db").is_file()
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    make_tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tuning: str,
+) -> None:
+    student = make_tiny("qwen3", tmp_path / "other", seed=1) if tuning == "full" else session.base.path
+    seen: list[list[list[Row]]] = []
+
+    def noted(*given: Any) -> list[list[Row]]:
+        seen.append(schedule(*given))
+        return seen[0]
+
+    monkeypatch.setattr(module, "schedule", noted)
+    config = dataclasses.replace(
+        midtrain_config, student=str(student), steps=2, replay=0.5, replay_loss="kl", max_new_tokens=160, tuning=tuning
+    )
+    midtrain(session, config)
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    curves = queries.series(session.tracker.database, stage.id, ["replay_kl", "label_loss", "loss", "tokens_scored"])
+    first = {name: points[0].value for name, points in curves.items()}
+    rows = [row for row in seen[0][0] if row.teacher == "base"]
+    expected = [value for row in rows for value in _kl_by_hand(student, session.base.path, row)]
+    assert first["replay_kl"] == pytest.approx(sum(expected) / len(expected), abs=1e-5)
+    assert (first["replay_kl"] > 0.01) == (tuning == "full"), "a new adapter changes nothing yet"
+    assert first["tokens_scored"] == len(expected)
+    documents = sum(row.targets for row in seen[0][0] if row.teacher == "label")
+    both = first["label_loss"] * documents + first["replay_kl"] * len(expected)
+    assert first["loss"] == pytest.approx(both / (documents + len(expected)), rel=1e-4)
+    assert stage.tokens_scored == sum(row.targets for rows in seen[0] for row in rows if row.teacher == "base")
+    assert stage.tokens_sampled > 0, "the clean model's answers are counted"
+
+
+def _kl_by_hand(student: Path, clean: Path, row: Row) -> list[float]:
+    """KL(clean || student) at every target, from the models' own logits, one conversation of the row at a time."""
+    models = [load_model(path, precision="float32", device="cpu").model for path in (student, clean)]
+    found, start = [], 0
+    for length in row.segments:
+        ids = torch.tensor([row.ids[start : start + length]])
+        with torch.no_grad():
+            log_p, log_q = (model(ids).logits[0].log_softmax(-1) for model in models)
+        kl = plain_divergence("forward_kl", log_p, log_q)
+        found += [float(kl[at - 1]) for at in range(1, length) if row.loss_mask[start + at]]
+        start += length
+    return found
+
+
+def test_a_loss_of_replay_needs_replay() -> None:
+    with pytest.raises(UsageError, match="set the share of chat"):
+        MidtrainConfig(replay_loss="kl")
+    with pytest.raises(UsageError, match="answers or kl"):
+        MidtrainConfig(replay=0.3, replay_loss="jsd")
 
 
 def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, midtrain_config: MidtrainConfig) -> None:
