@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.composer import DEFAULT_COUNT, compose
+from recovery.composer import DEFAULT_COUNT, compose, compose_chat
 from recovery.corpus.records import json_line, read_records
 from recovery.corpus.text import normalise, share
 from recovery.errors import UsageError
@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "development", "test")
 SHARES = (0.6, 0.2, 0.2)
+# What may stand in place of a file: the composer's own mixture, or what of it is ordinary chat.
+COMPOSED = {"composer": compose, "composer:chat": compose_chat}
 _FEW = 60
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "prompter": "user"}
 _QUESTION_KEYS = ("prompt", "question", "instruction", "query", "input")
@@ -297,17 +299,23 @@ def behaviour_prompts(
     model_folder: Path | None = None, user_file: Path | None = None, seed: int = 0, *, count: int = DEFAULT_COUNT
 ) -> PromptSplits:
     """The behaviour prompts of a run, from the first of: the user's file (or a folder of train.jsonl,
-    development.jsonl, test.jsonl), the model folder's ``suites/``, the built-in composer (``count`` prompts by
-    ``seed``)."""
+    development.jsonl, test.jsonl, or a name of :data:`COMPOSED`), the model folder's ``suites/``, the built-in composer
+    (``count`` prompts by ``seed``)."""
     if user_file is not None:
         user_file = Path(user_file)
+        if str(user_file) in COMPOSED and not user_file.exists():
+            made = COMPOSED[str(user_file)](count, seed)
+            return split_prompts(made, source=f"the built-in {user_file}, seed {seed}")
         if user_file.is_dir():
             splits = _from_folder(user_file, str(user_file))
             if splits is None:
                 raise UsageError(f"no train.jsonl in {user_file}: give a file of prompts or a folder that has it")
             return splits
         if not user_file.exists():
-            raise UsageError(f"no file {user_file}: give JSON Lines with a prompt or messages on each line")
+            raise UsageError(
+                f"no file {user_file}: give JSON Lines with a prompt or messages on each line, or one of "
+                f"{', '.join(COMPOSED)}"
+            )
         problems: list[str] = []
         prompts = load_prompts(user_file, problems=problems)
         return split_prompts(prompts, source=str(user_file), notes=problems)

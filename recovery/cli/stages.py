@@ -104,11 +104,26 @@ tuning_options = several(
     ),
     options.checkpoint_every,
 )
+
+
+class PromptSource(click.ParamType):
+    """A file or a folder that exists, or one of the composer's own sources, named as in recovery.prompts."""
+
+    name = "path"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
+        """The path, or the name as one. Fails like click's own where there is no such file."""
+        if str(value) == "composer" or str(value).startswith("composer:"):
+            return Path(value)
+        return Path(click.Path(exists=True, path_type=Path).convert(value, parameter, context))
+
+
 prompts = click.option(
     "--prompts",
-    type=click.Path(exists=True, path_type=Path),
+    type=PromptSource(),
     default=None,
-    help="Behaviour prompts of your own: a JSONL file, or a folder of train/development/test.jsonl.",
+    help="Behaviour prompts of your own: a JSONL file, or a folder of train/development/test.jsonl; or the built-in "
+    "'composer', or 'composer:chat', which holds no verifiable instruction.",
 )
 max_new_tokens = click.option(
     "--max-new-tokens", type=click.IntRange(min=1), default=None, help="Tokens an answer may take."

@@ -1,7 +1,8 @@
 """The built-in composer of behaviour prompts: general requests in our own words, for models without suites.
 
 ``writing`` asks for texts under verifiable rules (``rules``, and ``together`` for which can be followed at once);
-``plain``, ``code``, ``dialogues`` and ``refusals`` hold the rest of what a chat model is asked.
+``plain``, ``code``, ``dialogues`` and ``refusals`` hold the rest of what a chat model is asked. ``chat`` draws from all
+of them what holds no verifiable instruction.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
+from recovery.composer.chat import chat
 from recovery.composer.code import code
 from recovery.composer.dialogues import dialogue
 from recovery.composer.plain import plain
@@ -19,7 +21,7 @@ from recovery.composer.writing import writing
 from recovery.corpus.text import normalise, text_hash
 from recovery.types import Prompt
 
-__all__ = ["DEFAULT_COUNT", "TOPICS", "Topic", "compose"]
+__all__ = ["DEFAULT_COUNT", "TOPICS", "Topic", "compose", "compose_chat"]
 
 DEFAULT_COUNT = 9000
 _SHARES: tuple[tuple[Callable[[random.Random], Prompt | None], float], ...] = (
@@ -37,9 +39,19 @@ def compose(count: int = DEFAULT_COUNT, seed: int = 0) -> list[Prompt]:
 
     A kind that runs out of new wordings leaves its share to constrained writing, which has millions.
     """
-    rng = random.Random(f"composer {seed}")
+    return _composed(_SHARES, count, random.Random(f"composer {seed}"))
+
+
+def compose_chat(count: int = DEFAULT_COUNT, seed: int = 0) -> list[Prompt]:
+    """At most ``count`` distinct prompts of ordinary chat, none of which holds a verifiable instruction."""
+    return _composed(((chat, 1.0),), count, random.Random(f"composer chat {seed}"))
+
+
+def _composed(
+    shares: tuple[tuple[Callable[[random.Random], Prompt | None], float], ...], count: int, rng: random.Random
+) -> list[Prompt]:
     found: dict[str, Prompt] = {}
-    for draw, part in _SHARES:
+    for draw, part in shares:
         goal = count if part == 1.0 else min(count, len(found) + round(part * count))
         _fill(found, draw, goal, rng)
     prompts = list(found.values())

@@ -42,7 +42,7 @@ QUOTATION = "startend:quotation"
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 ORDINALS = ("", "first", "second", "third", "fourth", "fifth")
-_LANGUAGES = {
+LANGUAGES = {
     "de": "German", "fr": "French", "es": "Spanish", "it": "Italian", "pt": "Portuguese", "ru": "Russian",
     "hi": "Hindi", "ar": "Arabic", "vi": "Vietnamese", "fi": "Finnish", "sw": "Swahili", "ko": "Korean",
     "bg": "Bulgarian", "bn": "Bengali", "fa": "Persian", "th": "Thai",
@@ -160,7 +160,7 @@ def letters(rng: random.Random, _: Topic) -> Rule:
 
 
 def language(rng: random.Random, _: Topic) -> Rule:
-    code, name = rng.choice(sorted(_LANGUAGES.items()))
+    code, name = rng.choice(sorted(LANGUAGES.items()))
     text = rng.choice((
         f"Answer in {name} from start to finish.",
         f"Write all of it in {name}.",

@@ -16,14 +16,15 @@ import langdetect
 import pytest
 
 from recovery import nltk_data
-from recovery.composer import DEFAULT_COUNT, TOPICS, compose
+from recovery.composer import DEFAULT_COUNT, TOPICS, compose, compose_chat
 from recovery.composer import rules as r
+from recovery.composer.chat import formatted
 from recovery.composer.refusals import HARMFUL, HARMLESS
 from recovery.composer.rules import RULES, Rule
 from recovery.composer.together import agree, kinds_agree, partners
 from recovery.composer.topics import Topic
 from recovery.corpus.text import normalise
-from recovery.prompts import wording
+from recovery.prompts import behaviour_prompts, wording
 from recovery.types import Check, Prompt
 
 REAL_PROMPTS = "RECOVER_IFEVAL_PROMPTS"
@@ -289,3 +290,32 @@ def test_no_prompt_equals_or_resembles_one_of_ifevals():
     for prompt in composed():
         for message in prompt.messages:
             assert not (_grams(message["content"], 8) & known) - fixed, message["content"]
+
+
+def test_ordinary_chat_holds_no_check_and_no_word_of_one():
+    prompts = compose_chat(1000, seed=3)
+    assert len({wording(p) for p in prompts}) == len(prompts) == 1000
+    assert not any(p.checks for p in prompts)
+    assert {p.tags[0] for p in prompts} == {"writing", "plain", "code", "dialogue", "refusal"}
+    asked = [m["content"] for p in prompts for m in p.messages if m["role"] == "user"]
+    for word in ("sentence", "paragraph", "comma", "bullet", "json", "capital letter", "answer with", "at least"):
+        assert not any(word in text.lower() for text in asked), word
+
+
+def test_the_words_of_every_rule_are_known_as_such():
+    """No kind of instruction that the composer has could be among ordinary chat without being seen."""
+    rng = random.Random(0)
+    for id, rule in sorted(RULES.items()):
+        texts = [rule(rng, TOPICS[rng.randrange(len(TOPICS))]).text for _ in range(100)]
+        missed = [text for text in texts if text and not formatted(text)]
+        assert not missed, f"{id}: {missed[:3]}"
+
+
+def test_prompts_of_composed_chat_are_split_like_all_others(tmp_path):
+    chat = behaviour_prompts(tmp_path, Path("composer:chat"), 0, count=600)
+    usual = behaviour_prompts(tmp_path, Path("composer"), 0, count=600)
+    assert "composer:chat" in chat.source
+    assert len(chat.train) > 300
+    assert min(len(chat.development), len(chat.test)) > 80
+    held = {wording(p) for p in (*usual.development, *usual.test, *chat.development, *chat.test)}
+    assert not held & {wording(p) for p in chat.train}
