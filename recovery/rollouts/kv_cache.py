@@ -6,6 +6,8 @@ a sixth of the decoding time of a small model on a CPU. Here the room for prompt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,6 +45,31 @@ class RoomyLayer(DynamicLayer):
         self._keys, self._values = (_kept(held, indices, self._filled) for held in (self._keys, self._values))
         self._show()
 
+    def shrink(self) -> None:
+        """Give up the room that is not filled; nothing can be appended afterwards."""
+        self._keys, self._values = self.keys.clone(), self.values.clone()
+        self._show()
+
+    @classmethod
+    def joined(cls, layers: Sequence[RoomyLayer], steps: int) -> RoomyLayer:
+        """The rows of several as one that ends at the same position, with room for ``steps`` more positions."""
+        filled = max(layer._filled for layer in layers)
+        rows = sum(len(layer.keys) for layer in layers)
+        made = cls(filled + steps)
+        first = layers[0]
+        made.lazy_initialization(*(held.new_empty((rows, *held.shape[1:])) for held in (first.keys, first.values)))
+        made._filled, start = filled, 0
+        for layer in layers:
+            place = slice(start, start + len(layer.keys)), slice(None), slice(filled - layer._filled, filled)
+            made._keys[place], made._values[place] = layer.keys, layer.values
+            # What stands before a shorter row is masked, but must be finite: zero times infinity is no number.
+            before = place[0], slice(None), slice(0, filled - layer._filled)
+            made._keys[before] = 0
+            made._values[before] = 0
+            start += len(layer.keys)
+        made._show()
+        return made
+
     def _show(self) -> None:
         self.keys, self.values = self._keys[:, :, : self._filled], self._values[:, :, : self._filled]
 
@@ -55,11 +82,39 @@ def _kept(held: torch.Tensor, indices: torch.Tensor, filled: int) -> torch.Tenso
     return held[: len(indices)]
 
 
-def roomy_cache(config: Any, room: int) -> DynamicCache:
-    """A cache for ``config``'s model whose full-attention layers have room for ``room`` positions.
-
-    Layers of other kinds (sliding windows, recurrent states) stay as transformers makes them.
+@dataclass
+class KeysAndValues:
+    """The cache of a batch that is being decoded. Layers of other kinds than full attention stay as transformers makes
+    them; with such a layer a batch cannot be joined with another.
     """
-    cache = DynamicCache(config=config)
-    cache.layers = [RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
+
+    cache: DynamicCache
+
+    @classmethod
+    def empty(cls, config: Any, room: int) -> KeysAndValues:
+        """A cache for the model of a configuration, with room for ``room`` positions."""
+        cache = DynamicCache(config=config)
+        cache.layers = [RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        return cls(cache)
+
+    @classmethod
+    def joined(cls, parts: Sequence[KeysAndValues], steps: int) -> KeysAndValues:
+        """The rows of several caches as one; see :meth:`RoomyLayer.joined`."""
+        cache = DynamicCache()
+        layers = zip(*(part.cache.layers for part in parts), strict=True)
+        cache.layers = [RoomyLayer.joined(alike, steps) for alike in layers]
+        return cls(cache)
+
+    @property
+    def joinable(self) -> bool:
+        """Whether rows of this cache can go on with those of another."""
+        return all(isinstance(layer, RoomyLayer) for layer in self.cache.layers)
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep only these rows, in ascending order."""
+        self.cache.batch_select_indices(rows)
+
+    def shrink(self) -> None:
+        """Hold no more memory than what is filled."""
+        for layer in self.cache.layers:
+            layer.shrink()

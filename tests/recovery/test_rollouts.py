@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,27 @@ def test_a_small_token_budget_changes_no_greedy_answer(tiny_model: Path) -> None
         for budget in (10_000, 20)
     )
     assert [c.ids for c in whole] == [c.ids for c in split]
+
+
+def test_rows_set_aside_go_on_as_if_alone(tiny_family: Path) -> None:
+    """The last rows of a batch are decoded with those of others; every prompt is still answered the same."""
+    loaded = load_model(tiny_family, precision="float32")
+    often = frozenset(range(0, loaded.head.vocabulary, 12))  # answers of very different lengths
+    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
+    prompts = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]
+    reported: list[tuple[int, int]] = []
+    whole, split = (
+        TransformersEngine(loaded, token_budget=budget).generate(
+            prompts, Sampling(30, seed=7), lambda *counts: reported.append(counts)
+        )
+        for budget in (100_000, 500)
+    )
+    assert len({len(c.ids) for c in whole}) > 10
+    assert [(c.ids, c.finished) for c in whole] == [(c.ids, c.finished) for c in split]
+    for one, other in zip(whole, split, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    assert sum(answers for answers, _ in reported) == 2 * len(prompts)
+    assert sum(tokens for _, tokens in reported) == 2 * sum(len(c.ids) for c in whole)
 
 
 def test_draws_follow_the_distribution() -> None:
