@@ -25,7 +25,17 @@ from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
 
 # What decides which items are asked, and how.
-_ASKED = ("limit", "max_new_tokens", "question_tokens", "prompts", "behaviour", "ifeval", "tasks", "template_args")
+_ASKED = (
+    "limit",
+    "max_new_tokens",
+    "question_tokens",
+    "prompts",
+    "behaviour",
+    "ifeval",
+    "ifeval_tokens",
+    "tasks",
+    "template_args",
+)
 
 
 def evaluate(
@@ -108,7 +118,15 @@ def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, asked: Agenda, ba
         total = min(len(asked.ifeval["ifeval"].eval_docs), config.limit or sys.maxsize)
         told = suites.counted(bars.show, "ifeval", total)
         results.append(
-            evaluate_ifeval(loaded, engine, asked.ifeval, limit=config.limit, seed=config.seed, progress=told)
+            evaluate_ifeval(
+                loaded,
+                engine,
+                asked.ifeval,
+                limit=config.limit,
+                max_new_tokens=config.ifeval_tokens,
+                seed=config.seed,
+                progress=told,
+            )
         )
     lm = EngineLM(loaded, engine, seed=config.seed)
     for number, (name, task) in enumerate(asked.tasks.items(), start=1):

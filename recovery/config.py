@@ -472,6 +472,7 @@ class DistillConfig(TrainingConfig):
 class EvalConfig(ModelConfig):
     """What is measured. ``limit`` bounds the items of each suite, the same ones for every checkpoint.
 
+    ``ifeval`` is a file of IFEval's own prompts or "hub"; an answer to one may take ``ifeval_tokens``.
     ``behaviour`` are files of prompts with checks, each a suite of one's own; ``tasks`` are lm-eval's, by name or file,
     or "NAME=PATH" to run one on local data.
     """
@@ -483,13 +484,14 @@ class EvalConfig(ModelConfig):
     prompts: Path | None = None
     behaviour: tuple[Path, ...] = ()
     ifeval: str | None = None
+    ifeval_tokens: int = 1280
     tasks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.limit is not None:
             _at_least("limit", self.limit, 1)
-        for name in ("max_new_tokens", "question_tokens"):
+        for name in ("max_new_tokens", "question_tokens", "ifeval_tokens"):
             _at_least(name, getattr(self, name), 1)
 
 

@@ -28,6 +28,12 @@ from recovery.workspace import Workspace
     "--ifeval", default=None, metavar="PATH", help="Ask IFEval's own prompts too: a file of them, or 'hub' to fetch it."
 )
 @click.option(
+    "--ifeval-tokens",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Tokens an answer to one of IFEval's own prompts may take.  [default: 1280]",
+)
+@click.option(
     "--responses",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
