@@ -18,6 +18,7 @@ from evals.tasks import load_tasks
 from pipelines.corpora import FrozenCorpus, thaw_all
 from pipelines.session import Session
 from recovery.config import EvalConfig
+from recovery.corpus import read_corpus
 from recovery.prompts import behaviour_prompts, load_prompts
 from recovery.types import Probe, Prompt
 from recovery.workspace import Checkpoint
@@ -48,7 +49,8 @@ class Agenda:
     """Everything that is asked.
 
     ``offered`` are further prompts for behaviour suites that ``instruction`` has too few of, ``own`` the user's own
-    suites by name; ``ifeval`` and ``tasks`` are lm-eval's, by name. ``problems`` are lines of files left out.
+    suites by name; ``ifeval`` and ``tasks`` are lm-eval's, by name; ``texts`` are read for bits per byte. ``problems``
+    are lines of files left out.
     """
 
     instruction: Sequence[Prompt]
@@ -58,6 +60,7 @@ class Agenda:
     general: Sequence[Probe]
     ifeval: dict[str, Any]
     tasks: dict[str, Any]
+    texts: Sequence[str] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -108,6 +111,7 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
         general=load_probes(general) if scope.general and general.is_file() else (),
         ifeval=load_ifeval(None if config.ifeval == "hub" else config.ifeval) if config.ifeval else {},
         tasks=load_tasks(config.tasks, include_path=_tasks(base.path)) if config.tasks else {},
+        texts=_texts(config) if scope.general else (),
         problems=tuple(problems),
     )
 
@@ -125,6 +129,7 @@ def plan_evaluate(
     own = {name: suites.sample(prompts, config.limit) for name, prompts in asked.own.items()}
     counts = {name: len(prompts) for name, prompts in (behaviour | own).items()}
     notes = [f"IFEval's own prompts from {config.ifeval}"] if config.ifeval else []
+    notes += [f"bits per byte on {len(asked.texts)} texts from {config.texts}"] if asked.texts else []
     notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in asked.tasks.items()]
     return EvalPlan(
         checkpoint.name,
@@ -176,6 +181,13 @@ def _skills(model: Path) -> list[Prompt]:
     """Further prompts that a model's folder brings under the names of behaviour suites."""
     files = [model / SKILLS / f"{suite.name}.jsonl" for suite in SUITES]
     return [prompt for file in files if file.is_file() for prompt in load_prompts(file)]
+
+
+def _texts(config: EvalConfig) -> list[str]:
+    """The user's texts that nothing is learnt from."""
+    if config.texts is None:
+        return []
+    return [document.text for document in read_corpus(config.texts, held_out=0.0).documents]
 
 
 def _tasks(model: Path) -> Path | None:

@@ -11,6 +11,7 @@ from db import queries, records
 from evals import suites
 from evals.harness import EngineLM
 from evals.ifeval import evaluate_ifeval
+from evals.knowledge import bits_per_byte
 from evals.retention import run_tasks
 from pipelines.agenda import EVERYTHING, Agenda, Scope, gather
 from pipelines.models import asked_once, load_frozen
@@ -24,6 +25,8 @@ from recovery.rollouts import Engine
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
 
+# Bits per byte on texts that nothing is learnt from.
+UNRELATED = "unrelated_text"
 # What decides which items are asked, and how.
 _ASKED = (
     "limit",
@@ -112,7 +115,7 @@ def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, asked: Agenda, 
 
 
 def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, asked: Agenda, bars: _Bars) -> list[SuiteResult]:
-    """IFEval's own prompts and lm-eval's tasks, where they were asked for."""
+    """IFEval's own prompts, the user's texts and lm-eval's tasks, where they were asked for."""
     results = []
     if asked.ifeval:
         total = min(len(asked.ifeval["ifeval"].eval_docs), config.limit or sys.maxsize)
@@ -128,6 +131,9 @@ def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, asked: Agenda, ba
                 progress=told,
             )
         )
+    if asked.texts:
+        bars.show(UNRELATED, 0, len(asked.texts))
+        results.append(bits_per_byte(loaded, asked.texts, suite=UNRELATED))
     lm = EngineLM(loaded, engine, seed=config.seed)
     for number, (name, task) in enumerate(asked.tasks.items(), start=1):
         results += run_tasks(lm, {name: task}, limit=config.limit)

@@ -14,7 +14,7 @@ from recovery.workspace import Checkpoint
 
 # Knowledge of documents that the clean model has never seen is no share of what it knew.
 _LEARNT = ("domain_knowledge", "domain_knowledge_stored")
-_LESS_IS_BETTER = ("bits_per_byte",)
+_LESS_IS_BETTER = ("bits_per_byte", "unrelated_text")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,13 @@ from recovery.workspace import Workspace
     help="Tokens an answer to one of IFEval's own prompts may take.  [default: 1280]",
 )
 @click.option(
+    "--texts",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    metavar="FOLDER",
+    help="Also bits per byte on these texts, which nothing is learnt from: what became of the language.",
+)
+@click.option(
     "--responses",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
