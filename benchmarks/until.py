@@ -143,7 +143,7 @@ def run_ours(setting: Setting, run: Run) -> End:
             student,
             Source(config, student, engine, Pools(setting.train())),
             estimator,
-            settings_of(config, config.steps, "full"),
+            settings_of(config, config.steps, run.rate),
             log=lambda _step, metrics: sampled.append(metrics["tokens_sampled"]),
         )
     return End(sum(sampled), score(setting.student, student.model.parameters(), setting))

@@ -129,7 +129,7 @@ def distill(
         reach_teacher(config)
         reference = _reference(session, stage, config, setting)
         given, spoken = _given(session, stage, config, setting, student)
-        settings = settings_of(config, plan.steps, plan.tuning)
+        settings = settings_of(config, plan.steps, plan.lr)
         with cast(stage, _roles(session, config, setting, student, plan.tuning), settings) as models:
             loaded, memory = models.loaded, {"spent": float(spoken)}
             _same_teacher(stage, models.teachers)
@@ -240,7 +240,7 @@ def _plan(config: DistillConfig, setting: Setting, clean: Checkpoint) -> Distill
         tokens_sampled=round(config.alpha * answer_tokens(config)),
         tuning=tuning.name,
         tuning_reason=tuning.reason,
-        lr=config.rate(tuning.name),
+        lr=config.rate(tuning.name, tuning.parameters),
         parameters=tuning.parameters,
         memory=tuning.needs,
         seconds=work.seconds(tuning.network, tuning.speed),

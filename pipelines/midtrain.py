@@ -126,7 +126,7 @@ def midtrain(
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
         chat_rows = _replay(session, stage, config) if config.replay or config.project else []
         roles = _roles(session, config, student, plan.tuning)
-        settings = settings_of(config, plan.steps, plan.tuning)
+        settings = settings_of(config, plan.steps, plan.lr)
         with cast(stage, roles, settings) as models:
             loaded = models.loaded
             streams = _streams(config, loaded, plan.row_length, sources, chat_rows)
@@ -200,7 +200,7 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources, clean:
         tokens=steps * per_step,
         tuning=tuning.name,
         tuning_reason=tuning.reason,
-        lr=config.rate(tuning.name),
+        lr=config.rate(tuning.name, tuning.parameters),
         parameters=tuning.parameters,
         memory=tuning.needs,
         seconds=midtraining_work(config, tuning.name, steps * per_step).seconds(tuning.network, tuning.speed),

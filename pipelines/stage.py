@@ -247,11 +247,11 @@ def _give_memory_back() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
-def settings_of(config: TrainingConfig, steps: int, tuning: str) -> TrainSettings:
-    """A stage's settings as the training loop takes them."""
+def settings_of(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
+    """A stage's settings as the training loop takes them; ``lr`` is the peak rate."""
     return TrainSettings(
         steps=steps,
-        lr=config.rate(tuning),
+        lr=lr,
         warmup_steps=round(config.warmup * steps),
         schedule=config.schedule,  # type: ignore[arg-type]  # checked by the configuration
         min_lr_ratio=config.min_lr_ratio,

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from recovery.errors import UsageError
 from recovery.methods import method_named
@@ -26,6 +26,9 @@ RECIPE_NAME = "recovery.toml"
 SHARED = "model"
 SELF_TEACHERS = ("self", "start", "ema")
 ENGINES = ("transformers", "vllm")
+# Peak rates of full fine-tuning are those that models of so many parameters are usually trained with; smaller models
+# take higher ones. The power and the bound are from trials on a model of 135 million parameters (docs/log.md).
+RATED_AT, RATE_POWER, LARGEST_RATE_FACTOR = 8e9, 0.6, 12.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig(ModelConfig):
-    """How weights are changed. ``lr`` overrides both ``full_lr`` and ``lora_lr``; ``warmup`` is a share of steps.
+    """How weights are changed. ``lr`` overrides both ``full_lr`` (None: by the model's size) and ``lora_lr``; ``warmup``
+    is a share of steps.
 
     ``shard`` "full" cuts the student's layers over the processes there are, ``offload`` keeps the pieces in the
     CPU's memory; with one process neither does anything.
@@ -106,7 +110,7 @@ class TrainingConfig(ModelConfig):
     offload: bool = False
     optimizer: str = "adamw"
     lr: float | None = None
-    full_lr: float = 2e-5
+    full_lr: float | None = None
     lora_lr: float = 1e-4
     warmup: float = 0.05
     schedule: str = "cosine"
@@ -114,6 +118,7 @@ class TrainingConfig(ModelConfig):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     checkpoint_every: int = 50
+    _usual_lr: ClassVar[float] = 2e-5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,20 +130,26 @@ class TrainingConfig(ModelConfig):
         if self.shard == "full" and self.optimizer == "muon":
             raise UsageError("--optimizer muon needs whole matrices: take --shard none, or adamw")
         _one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
-        for name in ("full_lr", "lora_lr", "max_grad_norm"):
+        for name in ("lora_lr", "max_grad_norm"):
             _above_zero(name, getattr(self, name))
-        if self.lr is not None:
-            _above_zero("lr", self.lr)
+        for name in ("lr", "full_lr"):
+            if getattr(self, name) is not None:
+                _above_zero(name, getattr(self, name))
         _share("warmup", self.warmup)
         _share("min_lr_ratio", self.min_lr_ratio, upper=1.0)
         for name in ("lora_rank", "lora_alpha", "checkpoint_every"):
             _at_least(name, getattr(self, name), 1)
 
-    def rate(self, tuning: str) -> float:
-        """The peak learning rate for ``tuning`` "full" or "lora"."""
+    def rate(self, tuning: str, parameters: float) -> float:
+        """The peak learning rate for ``tuning`` "full" or "lora" of a model with so many parameters."""
         if self.lr is not None:
             return self.lr
-        return self.full_lr if tuning == "full" else self.lora_lr
+        if tuning == "lora":
+            return self.lora_lr
+        if self.full_lr is not None:
+            return self.full_lr
+        factor = (RATED_AT / parameters) ** RATE_POWER
+        return float(f"{self._usual_lr * min(LARGEST_RATE_FACTOR, max(1.0, factor)):.2g}")
 
 
 @dataclass(frozen=True)
@@ -249,7 +260,6 @@ class DistillConfig(TrainingConfig):
     max_new_tokens: int = 256
     temperature: float = 1.0
     steps: int = 200
-    full_lr: float = 5e-6
     method: str = "opd"
     alpha: float = 1.0
     lam: float = 1.0
@@ -285,6 +295,7 @@ class DistillConfig(TrainingConfig):
     plateau: int = 50
     token_views: int = 6
     row_length: int = 2048
+    _usual_lr: ClassVar[float] = 5e-6
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -90,9 +90,15 @@ def test_settings_that_do_not_go_together_name_their_flags(kind: type, values: d
         kind(**values)
 
 
-def test_the_rate_follows_the_tuning_unless_one_is_given() -> None:
-    assert MidtrainConfig().rate("full") < MidtrainConfig().rate("lora")
-    assert MidtrainConfig(lr=0.5).rate("full") == MidtrainConfig(lr=0.5).rate("lora") == 0.5
+def test_the_rate_follows_tuning_and_size_unless_one_is_given() -> None:
+    config = MidtrainConfig()
+    rates = [config.rate("full", size) for size in (70e9, 8e9, 1.7e9, 135e6, 2e6)]
+    assert rates == [2e-5, 2e-5, 5.1e-5, 2.3e-4, 2.4e-4], "higher for smaller models, within bounds"
+    assert DistillConfig().rate("full", 8e9) == 5e-6
+    assert config.rate("lora", 8e9) == config.rate("lora", 135e6) == config.lora_lr
+    given = MidtrainConfig(lr=0.5)
+    assert given.rate("full", 8e9) == given.rate("lora", 135e6) == 0.5
+    assert MidtrainConfig(full_lr=0.25).rate("full", 135e6) == 0.25
 
 
 def test_a_configuration_survives_the_tracker() -> None:
