@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from recovery.corpus.asking import cloze, missing, place_of, title_of, wh_question
 from recovery.corpus.distractors import distractors
+from recovery.corpus.facts import Fact
 from recovery.corpus.gaps import NUMBER_WORDS, Gap, Vocabulary
 from recovery.corpus.passages import Ending
 from recovery.corpus.sentences import Sentence, plain_text
@@ -16,6 +17,8 @@ from recovery.corpus.usage import frame
 from recovery.types import Probe
 
 CHOICES = 8
+NATURAL = "natural"  # the tag of a question as a person would ask it
+GAPS = frozenset({"cloze", "wh", "continuation"})  # those of questions made from a sentence by leaving words out
 FEWEST_CHOICES = 5
 _FEWEST_BEFORE = {"number": 4, "name": 4, "term": 8}
 _DIGITS = dict(zip(NUMBER_WORDS, map(str, (*range(2, 13), 15, 20, 30, 40, 50)), strict=True))
@@ -81,6 +84,20 @@ def title_probe(opening: Sentence, others: Sequence[Sentence], seed: int) -> Pro
         source=opening.document,
         tags=("passage", "title"),
         passage=opening.plain,
+    )
+
+
+def fact_probe(fact: Fact, wording: int = 0) -> Probe:
+    """A fact asked as a person would ask, in one of its wordings; the tags name its relation and "natural"."""
+    question = f"{fact.questions[wording % len(fact.questions)]} {fact.brief}"
+    return Probe(
+        id=probe_id("question", question, fact.value),
+        form="question",
+        question=question,
+        answers=fact.answers,
+        source=fact.document,
+        tags=(fact.relation.split()[0], NATURAL),
+        passage=fact.sentence,
     )
 
 

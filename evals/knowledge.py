@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from evals.asking import Answer, answer
+from evals.forms import GAPS, NATURAL
 from evals.likelihood import Likelihood, Request, likelihoods
 from evals.statistics import ratio_of, score_of
 from recovery.chat import ChatFormat
@@ -47,8 +48,9 @@ def ask(
 
     The headline is whole-answer match after normalisation with any accepted answer; details: "contains" (an
     accepted answer occurs in the response as whole words), "f1" (over words, the best of the accepted
-    answers) and "control" (whole-answer match on control probes, which count nowhere else). Errors are
-    clustered by a probe's source.
+    answers), "natural" and "gap" (whole-answer match on questions as a person would ask them, and on sentences with
+    something left out) and "control" (on control probes, which count nowhere else). Errors are clustered by a probe's
+    source.
     """
     asked = _of_form(probes, "question", suite)
     conversations = [(Message(role="user", content=probe.question),) for probe in asked]
@@ -67,7 +69,16 @@ def ask(
         "contains": _score([float(item.verdicts["contains"]) for item in main], main),
         "f1": _score([float(item.extra["f1"]) for item in main], main),
     }
+    details |= _by_form(main)
     return _result(suite, items, details)
+
+
+def _by_form(items: Sequence[Item]) -> dict[str, Score]:
+    """The score of natural questions and of gaps, each where there are some."""
+    natural = [item for item in items if NATURAL in item.extra.get("tags", ())]
+    gaps = [item for item in items if GAPS & set(item.extra.get("tags", ()))]
+    parts = {"natural": natural, "gap": gaps}
+    return {name: _score([item.score for item in part], part) for name, part in parts.items() if part}
 
 
 def choose(

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evals.forms import choice_probe, continuation_probe, probe_id, question_probe, title_probe
+from evals.forms import choice_probe, continuation_probe, fact_probe, probe_id, question_probe, title_probe
 from recovery.corpus import Corpus
 from recovery.corpus.asking import wh_question
+from recovery.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.corpus.gaps import Vocabulary, pick_gaps
 from recovery.corpus.passages import endings, openings
 from recovery.corpus.records import json_line, read_records
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 PROBES_FILE = "probes.jsonl"
 FEWEST_PROBES = 100
+_WORDINGS = 3  # of one fact at most
+_GAP_SHARE = 2 / 3  # gaps to a natural question, where there are enough of these
 _SPECIAL = 20  # one in so many is a title, and as many are endings
 
 
@@ -135,14 +138,16 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
 def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Sequence[Probe] = ()) -> list[Probe]:
     """Probes of both forms, about half each, made from the documents to be learnt; no model is needed.
 
-    Nine in ten ask for a gap; the others are titles to be matched with their passages and sentences to be ended.
-    ``written`` are questions that a model wrote (evals.writing): they take the place of gaps. Fewer than ``count``
-    where the text does not hold enough names, numbers and terms (see ``too_few``). Every probe names its document in
-    ``source``, its kind of answer and its form in ``tags``, and keeps its ``passage``.
+    Questions come from facts first, worded as a person would ask (tag "natural"), then from gaps in sentences; where
+    there are enough natural ones to measure with, gaps are no more than they are. Choices ask for a gap, or for the
+    passage under a title. ``written`` are questions that a model wrote (evals.writing): they go before gaps. Fewer
+    than ``count`` where the text does not hold enough facts, names, numbers and terms (see ``too_few``). Every probe
+    names its document in ``source``, its kind of answer and its form in ``tags``, and keeps its ``passage``.
     """
     everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
-    mine = probe_side(everything)
+    facts = facts_of(corpus.documents)
+    mine = probe_side(everything, facts)
     gaps = pick_gaps(mine, vocabulary, 2 * count, seed)
     titles = _titles(mine, vocabulary, count // _SPECIAL, seed)
     ended = [continuation_probe(e) for e in endings(mine, vocabulary, count // _SPECIAL, seed)]
@@ -150,14 +155,33 @@ def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Se
     wanted = max(count // 2, count - len(choices))
     # A wh-question reads best and goes first; the order within each sort is the pick's.
     turned = sorted(gaps, key=lambda g: wh_question(g) is None)
-    asked = [*ended, *written, *map(question_probe, turned)][:wanted]
+    natural = _natural(facts, wanted, seed)
+    rest = [*ended, *written, *map(question_probe, turned)][: _gaps_beside(len(natural), wanted)]
+    asked = [*natural, *rest][:wanted]
     probes = {p.id: p for p in [*choices[: count - len(asked)], *asked]}
     return list(probes.values())
 
 
-def probe_side(everything: Sequence[Sentence]) -> list[Sentence]:
-    """The sentences that a probe may be made of; document questions are made of the others."""
-    return [s for s in everything if s.alone and side(s) == "probe"]
+def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Sentence]:
+    """The sentences that a probe may be made of; document questions are made of the others.
+
+    A sentence that states one of the ``facts`` that training may ask for is none of them.
+    """
+    asked = Stated(fact for fact in facts if fact.side == "question")
+    return [s for s in everything if s.alone and side(s) == "probe" and s.plain not in asked]
+
+
+def _natural(facts: Sequence[Fact], wanted: int, seed: int) -> list[Probe]:
+    """Each fact of this side in one wording, then, where there is room, in others."""
+    picked = pick_facts((f for f in facts if f.side == "probe"), wanted, seed)
+    turns = [[fact_probe(f, turn) for f in picked if turn < len(f.questions)] for turn in range(_WORDINGS)]
+    return [probe for turn in turns for probe in turn][:wanted]
+
+
+def _gaps_beside(natural: int, wanted: int) -> int:
+    """How many gaps may stand next to so many natural questions."""
+    left = wanted - natural
+    return min(round(_GAP_SHARE * natural), left) if natural >= FEWEST_PROBES // 2 else left
 
 
 def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:

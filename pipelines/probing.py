@@ -11,8 +11,9 @@ from evals.leakage import leaked
 from evals.probes import PROBES_FILE, build_probes, probe_side, too_few
 from evals.reviewing import counts
 from recovery.corpus import Corpus, read_corpus
+from recovery.corpus.facts import facts_of
 from recovery.corpus.passages import Passage, passages
-from recovery.corpus.sentences import sentences
+from recovery.corpus.sentences import Sentence, sentences
 from recovery.errors import CorpusError, UsageError
 from recovery.types import Probe
 
@@ -81,7 +82,7 @@ def read_sources(docs: Path, control: Path | None, *, seed: int) -> Sources:
 
 def plan_build(sources: Sources, *, count: int, out: Path, writer: str | None = None) -> BuildPlan:
     """The plan; loads no weights and writes nothing."""
-    mine = probe_side(sentences(sources.corpus.documents))
+    mine = _askable(sources.corpus)
     shown = question_passages(sources.corpus, count // 2, 0) if writer else []
     return BuildPlan(
         documents=len(sources.corpus.documents),
@@ -106,7 +107,11 @@ def free_to_write(out: Path, *, force: bool) -> None:
 
 def question_passages(corpus: Corpus, count: int, seed: int) -> list[Passage]:
     """What a writer is shown, for ``count`` questions: only sentences that no training question is made of."""
-    return passages(probe_side(sentences(corpus.documents)), _PASSAGES_PER_QUESTION * count, seed)
+    return passages(_askable(corpus), _PASSAGES_PER_QUESTION * count, seed)
+
+
+def _askable(corpus: Corpus) -> list[Sentence]:
+    return probe_side(sentences(corpus.documents), facts_of(corpus.documents))
 
 
 def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, writer: str = "the writer") -> Made:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from recovery.corpus.asking import BLANK, cloze, missing, title_of, wh_question
 from recovery.corpus.documents import Corpus
+from recovery.corpus.facts import Fact, Stated, facts_of, pick_facts
+from recovery.corpus.facts.record import content
 from recovery.corpus.gaps import Gap, Vocabulary, pick_gaps
 from recovery.corpus.sentences import sentences, side
 from recovery.corpus.text import normalise
@@ -27,6 +29,8 @@ _WH_FORMS = (
     '{Question} The answer is in "{title}".',
     'As stated in "{title}", {question} Reply briefly.',
 )
+_WORDINGS = 2  # of each fact
+_WEAK = frozenset({"experimental", "unstable"})  # part of a name for a time
 _CONTINUE_FORM = 'Continue this sentence from "{title}" with its next few words: "{before} ..."'
 
 
@@ -42,9 +46,10 @@ def document_questions(
     """Prompts of kind "knowledge" about the documents of ``folder``.
 
     They come from its ``questions.jsonl`` where there is one, less those worded as a probe in ``exclude`` is. Else
-    they are made from the sentences of ``corpus`` that may not become probes; then a question that asks for the
-    answer of a probe with all of the probe's words is left out too: whoever writes both files words a fact in two
-    ways on purpose, a sentence of a document may happen to. Broken lines go to ``problems`` or to the log.
+    they are made from the facts and the sentences of ``corpus`` that may not become probes; then a question that asks
+    for the answer of a probe with all of the probe's words is left out too, and a fact that a probe asks for in any
+    words: whoever writes both files words a fact in two ways on purpose, a sentence of a document may happen to.
+    Broken lines go to ``problems`` or to the log.
     """
     path = Path(folder) / QUESTIONS_FILE
     guard = ProbeGuard(exclude)
@@ -60,9 +65,16 @@ class ProbeGuard:
     def __init__(self, probes: Sequence[Probe]) -> None:
         self._wordings = {normalise(p.question) for p in probes}
         self._by_answer: dict[str, list[frozenset[str]]] = {}
+        self._asked_for: dict[str, list[tuple[frozenset[str], frozenset[str]]]] = {}
+        self._reversed: dict[str, list[tuple[frozenset[str], str]]] = {}
         for probe in probes:
-            for answer in probe.answers:
-                self._by_answer.setdefault(normalise(answer), []).append(_content(probe.question))
+            matter, known = _content(probe.question), content(probe.question)
+            for answer in map(normalise, probe.answers):
+                self._by_answer.setdefault(answer, []).append(matter)
+                self._asked_for.setdefault(answer, []).append((matter, known))
+                named = content(answer) - _WEAK
+                for word in named:
+                    self._reversed.setdefault(word, []).append((named, f" {normalise(probe.question)} "))
 
     def has_wording(self, question: str) -> bool:
         """Whether a probe is worded like this."""
@@ -75,6 +87,31 @@ class ProbeGuard:
         asked = _content(question)
         return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))
 
+    def asks_for(self, fact: Fact) -> bool:
+        """Whether a probe asks for this fact, in any wording and in either direction.
+
+        Forward: an accepted answer of both is the same, and the probe names the subject, or shares half of the words
+        of a wording. Reversed: the probe's answer is in the subject, and the probe gives the value.
+        """
+        subject = content(fact.subject)
+        wordings = [_content(q) for q in fact.questions]
+        for answer in map(normalise, fact.answers):
+            for words, known in self._asked_for.get(answer, ()):
+                if subject & known and (subject <= known or any(_alike(words, w) for w in wordings)):
+                    return True
+        values = [f" {value} " for value in map(normalise, fact.answers)]
+        turned = (asked for word in subject for answer, asked in self._reversed.get(word, ()) if answer <= subject)
+        return any(value in asked for asked in turned for value in values)
+
+
+def askable_facts(facts: Sequence[Fact], guard: ProbeGuard) -> list[Fact]:
+    """The facts that training may ask for: on the side of questions, and asked for by no probe in any words."""
+    probes = Stated(fact for fact in facts if fact.side == "probe")
+    mine = [fact for fact in facts if fact.side == "question" and not guard.asks_for(fact)]
+    return [
+        f for f in mine if not any(text in probes for text in (*f.statements, *(f"{q} {f.value}" for q in f.questions)))
+    ]
+
 
 def _content(text: str) -> frozenset[str]:
     """The words that carry a question's matter."""
@@ -82,16 +119,41 @@ def _content(text: str) -> frozenset[str]:
     return frozenset(w for w in re.findall(r"[\w-]+", normalise(text)) if len(w) > 3 and w not in frame)
 
 
+def _alike(a: frozenset[str], b: frozenset[str]) -> bool:
+    """Whether two questions share at least half of the matter of the shorter one."""
+    return bool(a and b) and 2 * len(a & b) >= min(len(a), len(b))
+
+
 def _made(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list[Prompt]:
     everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
-    mine = [s for s in everything if s.alone and side(s) == "question"]
-    prompts: dict[str, Prompt] = {}
-    for gap in pick_gaps(mine, vocabulary, count, seed):
+    facts = facts_of(corpus.documents)
+    measured = Stated(fact for fact in facts if fact.side == "probe")
+    mine = [s for s in everything if s.alone and side(s) == "question" and s.plain not in measured]
+    prompts = _natural(pick_facts(askable_facts(facts, guard), count, seed), guard, count)
+    for gap in pick_gaps(mine, vocabulary, count - len(prompts), seed):
         text = _ask(gap, random.Random(f"{seed}:{gap.key}"))
         if not guard.asks_the_same(text, gap.answer):
             prompts.setdefault(normalise(text), _prompt(text, gap))
     return list(prompts.values())
+
+
+def _natural(facts: Sequence[Fact], guard: ProbeGuard, count: int) -> dict[str, Prompt]:
+    """Each fact in one wording, then in the next, by their normal form; up to ``count``."""
+    prompts: dict[str, Prompt] = {}
+    for turn in range(_WORDINGS):
+        for fact in facts:
+            if turn < len(fact.questions) and len(prompts) < count:
+                question = fact.questions[turn] if turn % 2 else f"{fact.questions[turn]} {fact.brief}"
+                if not guard.asks_the_same(question, fact.value):
+                    prompts.setdefault(normalise(question), _fact_prompt(question, fact))
+    return prompts
+
+
+def _fact_prompt(question: str, fact: Fact) -> Prompt:
+    messages = (Message(role="user", content=question),)
+    tags = (fact.relation.split()[0], f"document:{fact.document}")
+    return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=fact.value, tags=tags)
 
 
 def _ask(gap: Gap, rng: random.Random) -> str:

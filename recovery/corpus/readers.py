@@ -76,18 +76,24 @@ def _plain(name: str, data: bytes) -> Read:
 
 
 def _markdown(name: str, data: bytes) -> Read:
-    """Markdown is trained on as it is written; only a front-matter block is taken off."""
+    """Markdown is trained on as it is written; of a front-matter block only title and description are kept."""
     text, notes = _decoded(data)
     text = tidy(text)
-    title = None
+    title = description = None
     front = re.match(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", text, flags=re.DOTALL)
     if front:
         text = text[front.end() :].strip()
         named = re.search(r"^title:\s*(.+)$", front[1], flags=re.MULTILINE)
         title = named[1].strip().strip("\"'") if named else None
+        described = re.search(r"^description:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
+        description = described[1].strip().strip("\"'") if described else None
     heading = re.search(r"^#\s+(.+?)\s*#*$", text, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
     if title and not heading and text:
         text = f"# {title}\n\n{text}"
+    if description and description not in text:  # it says what the page is for, often better than its first lines
+        head = re.match(r"#\s.+\n*", text)
+        at = head.end() if head else 0
+        text = f"{text[:at].rstrip()}\n\n{description}\n\n{text[at:]}".strip()
     title = title or (re.sub(r"[*`]", "", heading[1]).strip() if heading else None)
     return Read([Piece(title or _stem(name), text)], notes)
 

@@ -26,9 +26,11 @@ _MARKUP = (
     (re.compile(r"``?([^`]+)``?"), r"\1"),
     (re.compile(r"(?<![\w*.\"'“])(\*{1,3}|_(?!_))(?=\S)(.+?)(?<=\S)\1(?![\w*])"), r"\2"),
     (re.compile(r"(?<![\w.\"'“])(_{2,3})(?!\w+\1)(?=\S)(.+?)(?<=\S)\1(?!\w)"), r"\2"),  # __name__ is a name
-    (re.compile(r"</?[a-zA-Z][^<>]*>"), ""),
     (re.compile(r"\[(?:\^[\w-]+|\d+|#)\]_?"), ""),  # footnote mark
 )
+
+
+_TAG = re.compile(r"(``?[^`\n]+``?)|</?[a-zA-Z][^<>]*>")  # a tag between backticks is what the text is about
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def side(sentence: Sentence) -> str:
 
 def plain_text(raw: str) -> str:
     """``raw`` on one line without inline markup."""
+    raw = _TAG.sub(lambda found: found[1] or "", raw)
     for pattern, replacement in _MARKUP:
         raw = pattern.sub(replacement, raw)
     raw = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", raw)  # a compound broken at the end of a line

@@ -12,6 +12,7 @@ from evals.knowledge import contains, exact_match
 from evals.probes import build_probes, probe_side
 from evals.writing import Writer, Written, pairs, reversed_questions, sound
 from recovery.corpus import Corpus, Document, read_corpus
+from recovery.corpus.facts import facts_of
 from recovery.corpus.passages import Passage, passages
 from recovery.corpus.sentences import sentences, side
 from recovery.loading import Loaded, load_model
@@ -33,7 +34,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 def shown(corpus: Corpus) -> list[Passage]:
-    return passages(probe_side(sentences(corpus.documents)), 60, 0)
+    return passages(probe_side(sentences(corpus.documents), facts_of(corpus.documents)), 60, 0)
 
 
 def writer(loaded: Loaded) -> Writer:

@@ -419,3 +419,11 @@ def test_normal_form():
 def test_tidy_and_paragraphs():
     assert tidy("\ufeffa \r\nb\x00\r\n\n\n\nc\f") == "a\nb\n\nc"
     assert paragraphs("a\nb\n  \n\nc\n") == ["a\nb", "c"]
+
+
+def test_a_front_matter_description_stands_below_the_title(tmp_path):
+    text = "---\ntitle: Port rules\ndescription: 'When boats may come in.'\n---\nThe port opens at six.\n"
+    document = read(tmp_path, a__md=text).documents[0]
+    assert document.text == "# Port rules\n\nWhen boats may come in.\n\nThe port opens at six."
+    headed = read(tmp_path, b__md="---\ndescription: When.\n---\n# Rules\n\nSix.\n").documents
+    assert "# Rules\n\nWhen.\n\nSix." in [d.text for d in headed]

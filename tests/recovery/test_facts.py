@@ -1,0 +1,233 @@
+"""Facts from tables, lists and sentences: what is asked, what is accepted, what is left alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from evals.probes import build_probes
+from recovery.corpus import Corpus, Document, ReadReport
+from recovery.corpus.facts import Fact, Stated, facts_of, pick_facts
+from recovery.corpus.facts.blocks import ListItem, Table, blocks, cells, inline
+from recovery.corpus.facts.record import spellings
+from recovery.questions import ProbeGuard, askable_facts, document_questions
+from recovery.types import Probe
+
+HARBOUR = """# mooringMode
+
+The `mooringMode` option controls how a vessel is tied up at the quay during a storm.
+
+{/* `hidden` was introduced in version 9.9.9. */}
+
+| Value | Description |
+| ----- | ----------- |
+| `'slack'` | Lets the ropes follow the tide. This is the default. |
+| `'tight'` | Holds the vessel close to the quay at all times. |
+
+## Options
+
+- **`ropeCount`** (default: `6`): the number of ropes that hold one vessel.
+- **`winchSpeed`** (default `0.4`): controls how fast the winches pull, in metres a second.
+
+To release every rope at once, set `cutLoose` to `true`.
+
+> **Good to know:** Use `harbourctl drain` to empty the dry dock before an inspection.
+
+```
+| Version | Changes |
+| ------- | ------- |
+| `v7.7.7` | `fenced` introduced. |
+```
+
+## Version History
+
+| Version  | Changes |
+| -------- | ------- |
+| `v4.2.0` | The default changed from `tight` to `slack`. |
+| `v3.1.0` | `mooringMode` stabilized. |
+| `v2.0.0` | Beta release for large harbours |
+| `v1.5.0` | `experimental.mooringMode` introduced. |
+"""
+TIDES = """# Tide stations
+
+A station reports every hour.
+
+| Station | Interval | Type | Default | Required |
+| ------- | -------- | ---- | ------- | -------- |
+| Norddeich | 15 minutes | `float` | `7.25` | Yes |
+| Büsum | 10 minutes | `int \\| float` | `3` | No |
+
+In Tideway 2.4, `gauge` was removed. `oldGauge` has been renamed to `pressureGauge`. `sonar` defaults to `off`.
+"""
+
+
+def document(text: str, id: str = "a.md") -> Document:
+    return Document(id, text.split("\n")[0].lstrip("# "), text, id)
+
+
+def made(*texts: str) -> list[Fact]:
+    return facts_of([document(text, f"{n}.md") for n, text in enumerate(texts)])
+
+
+def corpus_of(*documents: Document) -> Corpus:
+    return Corpus(documents, (), ReadReport("here", len(documents), len(documents), 0, 0), "hash")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("In which version was `experimental.mooringMode` introduced?", "1.5.0"),
+        ("In which version was `mooringMode` stabilized?", "3.1.0"),
+        ('In which version did this change to `mooringMode` come: "Beta release for large harbours"?', "2.0.0"),
+        ("What is the default value of `mooringMode`?", "slack"),
+        ("Which value of `mooringMode` holds the vessel close to the quay at all times?", "tight"),
+        ("What is the default value of the `ropeCount` option of `mooringMode`?", "6"),
+        ('Which option of `mooringMode` is described as "the number of ropes that hold one vessel"?', "ropeCount"),
+        ("Which option of `mooringMode` controls how fast the winches pull, in metres a second?", "winchSpeed"),
+        ("Which option controls how a vessel is tied up at the quay during a storm?", "mooringMode"),
+        ("What do you set to `true` to release every rope at once?", "cutLoose"),
+        ("What do you use to empty the dry dock before an inspection?", "harbourctl drain"),
+    ],
+)
+def test_a_page_of_a_reference_gives_the_questions_that_a_reader_would_ask(question: str, answer: str) -> None:
+    assert {f.questions[0]: f.value for f in made(HARBOUR)}[question] == answer
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ('According to the table in "Tide stations", what is the "Interval" of the station Norddeich?', "15 minutes"),
+        ('What is the type of Büsum (see "Tide stations")?', "int | float"),
+        ('What is the default value of Norddeich (see "Tide stations")?', "7.25"),
+        ("In which version was `gauge` removed?", "2.4"),
+        ("What was `oldGauge` renamed to?", "pressureGauge"),
+    ],
+)
+def test_other_tables_and_sentences_give_facts_too(question: str, answer: str) -> None:
+    assert {f.questions[0]: f.value for f in made(TIDES)}[question] == answer
+
+
+def test_fences_comments_and_yes_or_no_give_no_fact() -> None:
+    said = " ".join(q for f in made(HARBOUR, TIDES) for q in f.questions)
+    assert not any(word in said for word in ("fenced", "hidden", "Required", "7.7.7", "9.9.9"))
+
+
+def test_every_fact_has_several_wordings_and_answers_that_are_not_in_the_question() -> None:
+    for fact in made(HARBOUR, TIDES):
+        assert len(set(fact.questions)) >= 2 and len(set(fact.statements)) >= 2
+        assert all(q.endswith("?") and q[0] in q[0].upper() for q in fact.questions)
+        assert fact.answers[0] == fact.value and fact.place and fact.sentence
+        assert f" {fact.value} " not in fact.questions[0]
+        assert any(fact.value in s or fact.value.lstrip("v") in s for s in fact.statements)
+
+
+def test_spellings_of_a_version_a_span_and_a_choice_of_types() -> None:
+    assert set(spellings("v16.3.0", version=True)) >= {"16.3.0", "v16.3.0", "16.3", "version 16.3.0"}
+    assert "Tideway 2.4" in spellings("2.4", version=True, product="Tideway")
+    assert spellings("86400 (1 day)") == ("86400 (1 day)", "86400", "1 day")
+    assert "string or RegExp" in spellings("string | RegExp")
+    assert spellings("2048") == ("2048",)
+
+
+def test_what_has_two_answers_is_left_out() -> None:
+    one = "# berth\n\n| Option | Default |\n|---|---|\n| `depth` | `4` |\n| `length` | `90` |\n"
+    other = one.replace("`4`", "`5`")
+    values = {f.value for f in made(one, other)}
+    assert values == {"90"}
+
+
+def test_values_that_cannot_be_judged_are_left_out() -> None:
+    long = "one of the seven long words that nobody could type again"
+    text = f"# berth\n\n| Option | Default |\n|---|---|\n| `a1B` | `{{}}` |\n| `b1B` | {long} |\n| `c1B` | |\n"
+    assert made(text) == []
+
+
+def test_ragged_rows_bars_in_code_and_nested_lists() -> None:
+    text = "# kiosk\n\n| Option | Type | Default |\n|---|---|---|\n| `open` |\n| `mode` | `a | b` | `a` | more |\n"
+    table = next(b for b in blocks(document(text)) if isinstance(b, Table))
+    assert table.rows == (("`open`", "", ""), ("`mode`", "`a | b`", "`a`"))
+    assert cells(r"| a \| b | c |") == ["a | b", "c"]
+    items = [b for b in blocks(document("# k\n\n- one\n  - two\n  - three\n- four\n")) if isinstance(b, ListItem)]
+    assert [i.below for i in items] == [("two", "three"), (), (), ()]
+    assert inline("**[`x`](#x)** is _so_ <b>bold</b> as `<Link>`") == "`x` is so bold as `<Link>`"
+
+
+def test_odd_documents_do_no_harm() -> None:
+    odd = [
+        "",
+        "|",
+        "|\n|-|",
+        "```",
+        "| a | b |\n|--|--|",
+        "<table><tr><td>1</td></tr></table>",
+        "- `",
+        "# \n\n> > x",
+        "`" * 99,
+    ]
+    for text in odd:
+        facts_of([Document("x", "x", text, "x")])
+
+
+def test_a_table_of_ten_thousand_rows_is_one_document_among_others() -> None:
+    rows = "".join(
+        f"| `gate{n}Height` | `number` | `{n + 3}` | Sets how high gate {n} opens |\n" for n in range(10_000)
+    )
+    large = f"# gateTable\n\n| Option | Type | Default | Description |\n|---|---|---|---|\n{rows}"
+    corpus = corpus_of(document(large, "large.md"), document(HARBOUR, "b.md"), document(TIDES, "c.md"))
+    probes = build_probes(corpus, count=100)
+    natural = Counter(p.source for p in probes if "natural" in p.tags)
+    assert natural["b.md"] >= 3
+    assert natural["large.md"] <= 3 * 20  # three wordings of each fact
+    assert len(facts_of(corpus.documents)) <= 3 * 200
+
+
+def test_documents_take_turns_and_what_anybody_guesses_comes_last() -> None:
+    facts = made(HARBOUR, TIDES)
+    picked = pick_facts(facts, len(facts), 0)
+    assert {f.document for f in picked[:2]} == {"0.md", "1.md"}
+    assert [f.guessed for f in picked] == sorted(f.guessed for f in picked)
+    assert sorted(f.key for f in picked) == sorted(f.key for f in facts)
+
+
+def test_a_text_that_states_a_fact_is_known() -> None:
+    facts = [f for f in made(HARBOUR) if f.relation == "default" and f.value == "6"]
+    stated = Stated(facts)
+    assert "Of mooringMode, ropeCount is 6 unless it is set." in stated
+    assert "Of mooringMode, ropeCount is 7 unless it is set." not in stated
+
+
+def test_no_fact_that_a_probe_asks_is_asked_in_training(tmp_path) -> None:
+    pages = [document(HARBOUR, "a.md"), document(TIDES, "b.md")]
+    for n in range(12):
+        pages.append(document(HARBOUR.replace("mooring", f"gantry{n}").replace("harbourctl", f"crane{n}"), f"g{n}.md"))
+    corpus = corpus_of(*pages)
+    facts = {f.key: f for f in facts_of(corpus.documents)}
+    probes, questions = build_probes(corpus), document_questions(tmp_path, corpus)
+    measured = Stated(f for f in facts.values() if f.side == "probe")
+    asked = Stated(f for f in facts.values() if f.side == "question")
+    wordings = {q for f in facts.values() if f.side == "probe" for q in f.questions}
+    assert sum("natural" in p.tags for p in probes) >= 10
+    assert any(q.tags[0] in ("version", "default", "name") for q in questions)
+    for question in questions:
+        assert not any(question.text.startswith(wording) for wording in wordings)
+        assert f"{question.text} {question.answer}" not in measured
+    for probe in probes:
+        if "natural" not in probe.tags and "title" not in probe.tags:
+            assert probe.passage not in asked
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Since which release is there an experimental.mooringMode?", "v1.5"),
+        ("What came with 1.5.0: which option was introduced?", "experimental.mooringMode"),
+        ("Name the release that brought experimental mooringMode.", "1.5.0"),
+    ],
+)
+def test_a_fact_that_someones_own_probe_asks_is_not_asked(question: str, answer: str) -> None:
+    fact = next(f for f in made(HARBOUR) if f.value == "1.5.0")
+    assert ProbeGuard([Probe("own", "question", question, (answer,))]).asks_for(fact)
+    other = Probe("own", "question", "Since which release is there a tide table?", ("1.5.0",))
+    assert not ProbeGuard([other]).asks_for(fact)
+    assert fact not in askable_facts(made(HARBOUR), ProbeGuard([Probe("own", "question", question, (answer,))]))
