@@ -29,6 +29,9 @@ from recovery.types import Item, Message, Probe, Score, SuiteResult
 # Held-out documents are read in windows of at most this many tokens, whatever the model's own window.
 LONGEST_WINDOW = 4096
 
+# A probe tagged with this and a name belongs to a group that is scored apart as well, under the name.
+GROUP = "group:"
+
 _PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’«»…–—·")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -49,8 +52,9 @@ def ask(
     The headline is whole-answer match after normalisation with any accepted answer; details: "contains" (an
     accepted answer occurs in the response as whole words), "f1" (over words, the best of the accepted
     answers), "natural" and "gap" (whole-answer match on questions as a person would ask them, and on sentences with
-    something left out) and "control" (on control probes, which count nowhere else). Errors are clustered by a probe's
-    source.
+    something left out) and "control" (on control probes, which count nowhere else). The probes of each group (a
+    ``group:`` tag) and the control probes have both matches of their own: NAME and "NAME/contains". Errors are clustered
+    by a probe's source.
     """
     asked = _of_form(probes, "question", suite)
     conversations = [(Message(role="user", content=probe.question),) for probe in asked]
@@ -69,7 +73,7 @@ def ask(
         "contains": _score([float(item.verdicts["contains"]) for item in main], main),
         "f1": _score([float(item.extra["f1"]) for item in main], main),
     }
-    details |= _by_form(main)
+    details |= _by_form(main) | _by_group(items)
     return _result(suite, items, details)
 
 
@@ -79,6 +83,20 @@ def _by_form(items: Sequence[Item]) -> dict[str, Score]:
     gaps = [item for item in items if GAPS & set(item.extra.get("tags", ()))]
     parts = {"natural": natural, "gap": gaps}
     return {name: _score([item.score for item in part], part) for name, part in parts.items() if part}
+
+
+def _by_group(items: Sequence[Item]) -> dict[str, Score]:
+    """Both matches on the probes of each group and on the control probes."""
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        tags = [tag for tag in item.extra.get("tags", ()) if tag.startswith(GROUP)]
+        for name in ["control"] if item.extra.get("control") else [tag.removeprefix(GROUP) for tag in tags]:
+            groups.setdefault(name, []).append(item)
+    details: dict[str, Score] = {}
+    for name, members in groups.items():
+        details[name] = _score([item.score for item in members], members)
+        details[f"{name}/contains"] = _score([float(item.verdicts["contains"]) for item in members], members)
+    return details
 
 
 def choose(

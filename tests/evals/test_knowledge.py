@@ -98,6 +98,26 @@ def test_questions_are_matched_and_controls_kept_apart(loaded: Loaded) -> None:
     assert heard.answers == 4
 
 
+def test_groups_of_questions_are_scored_apart(loaded: Loaded) -> None:
+    probes = [
+        question("1", "Who owns Kell?", "Mara", tags=("group:held-out fact", "which")),
+        question("2", "Who owns Dune?", "Piet", tags=("group:held-out fact",)),
+        question("3", "Who owns Pell?", "Jon", tags=("group:held-out form",)),
+        question("4", "Who owns Hall?", "Jon", tags=("which",)),
+        question("5", "Who owns Never?", "Nobody", control=True, tags=("group:held-out fact",)),
+    ]
+    answers = {"Kell": "Mara", "Dune": "It is Piet.", "Pell": "Ann", "Hall": "Jon", "Never": "It is nobody"}
+    details = ask(loaded.chat, Scripted(loaded, answers), probes).details
+    found = {name: (score.value, score.n) for name, score in details.items()}
+    assert (found["held-out fact"], found["held-out fact/contains"]) == ((0.5, 2), (1.0, 2))
+    assert (found["held-out form"], found["held-out form/contains"]) == ((0.0, 1), (0.0, 1))
+    assert (found["control"], found["control/contains"]) == ((0.0, 1), (1.0, 1))
+    assert set(found) == {
+        *("contains", "f1", "control", "control/contains"),
+        *("held-out fact", "held-out fact/contains", "held-out form", "held-out form/contains"),
+    }
+
+
 def test_only_controls_or_no_answers_are_refused(loaded: Loaded) -> None:
     engine = Scripted(loaded, {})
     with pytest.raises(UsageError, match="no probe of form 'question'"):

@@ -1,0 +1,91 @@
+"""The written questions about Next.js: usable, split by fact, and about what the chosen pages hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from evals.knowledge import normalise
+from pipelines.examples import Question, load_questions, to_probe, to_prompt
+from recovery.questions import ProbeGuard
+
+FOLDER = Path(__file__).resolve().parent.parent / "examples" / "nextjs"
+QUESTIONS = load_questions(FOLDER / "questions.jsonl")
+PAGES = {name: table["pages"] for name, table in tomllib.loads((FOLDER / "corpora.toml").read_text()).items()}
+MOST_QUOTED = 20  # words of a page that a record may quote
+
+
+def of(use: str, *, control: bool = False) -> list[Question]:
+    return [q for q in QUESTIONS if q.use == use and q.control == control]
+
+
+def test_there_are_enough_of_each_sort_in_every_corpus() -> None:
+    assert len(of("train")) >= 100 and len(of("test")) >= 100 and len(of("test-form")) >= 60
+    assert len(of("test", control=True)) >= 40
+    for corpus in PAGES:
+        counts = Counter("control" if q.control else q.use for q in QUESTIONS if q.corpus == corpus)
+        assert min(counts[use] for use in ("train", "test", "test-form")) >= 40 and counts["control"] >= 15
+
+
+def test_ids_and_wordings_are_unique() -> None:
+    assert max(Counter(q.id for q in QUESTIONS).values()) == 1
+    assert max(Counter(normalise(q.question) for q in QUESTIONS).values()) == 1
+
+
+def test_no_fact_is_both_trained_and_held_out_and_forms_differ() -> None:
+    uses: defaultdict[str, set[str]] = defaultdict(set)
+    forms: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for q in QUESTIONS:
+        uses[q.fact].add(q.use)
+        forms[q.fact, q.use].add(q.form)
+    assert all(found == {"test"} or found in ({"train"}, {"train", "test-form"}) for found in uses.values())
+    assert not [fact for fact in uses if forms[fact, "train"] & forms[fact, "test-form"]]
+
+
+def test_every_page_is_one_of_its_corpus_and_a_control_page_is_of_none() -> None:
+    everywhere = {page for pages in PAGES.values() for page in pages}
+    assert not [q.id for q in QUESTIONS if not q.control and q.page not in PAGES[q.corpus]]
+    assert not [q.id for q in QUESTIONS if q.control and (q.page in everywhere or not q.subject)]
+    assert everywhere == {q.page for q in QUESTIONS if not q.control}, "a page is asked nothing about"
+
+
+def test_answers_and_quotes_are_short_and_no_question_holds_its_answer() -> None:
+    assert not [q.id for q in QUESTIONS if any(len(a.split()) > 6 for a in q.answers)]
+    assert not [q.id for q in QUESTIONS if len(q.passage.split()) > MOST_QUOTED or not q.passage]
+    given = [q.id for q in QUESTIONS if any(f" {normalise(a)} " in f" {normalise(q.question)} " for a in q.answers)]
+    assert not given
+
+
+def test_no_training_question_asks_what_a_probe_asks() -> None:
+    guard = ProbeGuard([to_probe(q) for q in QUESTIONS if q.use == "test"])
+    asked = [to_prompt(q) for q in of("train")]
+    assert not [p.id for p in asked if guard.asks_the_same(p.text, p.answer)]
+
+
+@pytest.fixture(scope="module")
+def docs() -> Path:
+    folder = os.environ.get("RECOVER_NEXTJS_DOCS")
+    if not folder:
+        pytest.skip("RECOVER_NEXTJS_DOCS names no folder with the pages")
+    return Path(folder)
+
+
+def words(text: str) -> str:
+    """The words of a text in a row, without the targets of links: "v16.3.0" and "`useOffline()`" are found in it."""
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower()))} "
+
+
+def test_an_answer_stands_in_its_page(docs: Path) -> None:
+    text = {page: words((docs / page).read_text()) for page in {q.page for q in QUESTIONS}}
+    assert not [q.id for q in QUESTIONS if not any(words(answer) in text[q.page] for answer in q.answers)]
+
+
+def test_no_page_of_the_corpora_holds_the_subject_of_a_control_question(docs: Path) -> None:
+    taught = " ".join(words((docs / page).read_text()) for pages in PAGES.values() for page in pages)
+    assert not [q.id for q in QUESTIONS if q.control and words(q.subject) in taught]
