@@ -53,8 +53,8 @@ def ask(
     accepted answer occurs in the response as whole words), "f1" (over words, the best of the accepted
     answers), "natural" and "gap" (whole-answer match on questions as a person would ask them, and on sentences with
     something left out) and "control" (on control probes, which count nowhere else). The probes of each group (a
-    ``group:`` tag) and the control probes have both matches of their own: NAME and "NAME/contains". Errors are clustered
-    by a probe's source.
+    ``group:`` tag) and the control probes have both matches of their own: NAME and "NAME/contains". Errors are
+    clustered by a probe's source.
     """
     asked = _of_form(probes, "question", suite)
     conversations = [(Message(role="user", content=probe.question),) for probe in asked]
