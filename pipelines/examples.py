@@ -8,15 +8,17 @@ make a score mean nothing, so it is refused by its number.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from evals.forms import NATURAL
 from evals.knowledge import GROUP, normalise
-from evals.probes import PROBES_FILE, write_probes
+from evals.probes import PROBES_FILE, build_probes, write_probes
+from recovery.corpus import read_corpus
 from recovery.corpus.records import read_records
-from recovery.errors import UsageError
+from recovery.errors import CorpusError, UsageError
 from recovery.prompts import write_prompts
 from recovery.questions import QUESTIONS_FILE
 from recovery.types import Message, Probe, Prompt
@@ -24,6 +26,7 @@ from recovery.types import Message, Probe, Prompt
 USES = ("train", "test", "test-form")
 GROUPS = {"test": "held-out fact", "test-form": "held-out form"}
 MOST_WORDS = 6  # of an answer: longer ones are never given word by word
+_STORED = 50  # gaps with choices a corpus: each is read once a choice, which costs more than an answer
 _TEXTS = ("id", "fact", "corpus", "page", "use", "form", "question")
 
 
@@ -142,17 +145,20 @@ def from_record(record: Any) -> Question:
     return Question(**{key: record[key] for key in _TEXTS}, answers=tuple(answers), control=control, **optional)
 
 
-def write_corpus_files(questions: Path, corpus: str, folder: Path) -> tuple[int, int]:
-    """Write the probes and the training questions of one corpus beside its documents; how many of each.
+def write_corpus_files(
+    questions: Path, corpus: str, folder: Path, *, pages: Container[str] | None = None
+) -> tuple[int, int]:
+    """Write the probes and the training questions of one corpus next to its documents; how many of each.
 
+    With ``pages`` only those about them, and all controls: where a part of the corpus is learnt.
     Raises UsageError where a line of ``questions`` cannot be used, or where none is about ``corpus``.
     """
     everything = load_questions(questions)
-    mine = [q for q in everything if q.corpus == corpus]
+    mine = [q for q in everything if q.corpus == corpus and (pages is None or q.control or q.page in pages)]
     if not mine:
         known = ", ".join(Counter(q.corpus for q in everything))
         raise UsageError(f"{questions} asks nothing about the corpus {corpus!r}: name one of {known}")
-    probes = [to_probe(q) for q in mine if q.use != "train"]
+    probes = [*map(to_probe, (q for q in mine if q.use != "train")), *_stored(folder)]
     prompts = [to_prompt(q) for q in mine if q.use == "train"]
     try:
         write_probes(folder / PROBES_FILE, probes)
@@ -160,6 +166,15 @@ def write_corpus_files(questions: Path, corpus: str, folder: Path) -> tuple[int,
     except OSError as error:
         raise UsageError(f"cannot write the questions into {folder}: {error.strerror or error}") from error
     return len(probes), len(prompts)
+
+
+def _stored(folder: Path) -> list[Probe]:
+    """Gaps in the folder's own sentences with choices: what is stored is measured next to what can be asked."""
+    try:
+        corpus = read_corpus(folder)
+    except CorpusError:  # the files are written where the documents are not, or not yet
+        return []
+    return [probe for probe in build_probes(corpus, count=_STORED * 2) if probe.form == "choice"][:_STORED]
 
 
 def to_probe(question: Question) -> Probe:

@@ -95,8 +95,8 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig(ModelConfig):
-    """How weights are changed. ``lr`` overrides both ``full_lr`` (None: by the model's size) and ``lora_lr``; ``warmup``
-    is a share of steps.
+    """How weights are changed. ``lr`` overrides ``full_lr`` (None: by the model's size) and ``lora_lr``; ``warmup`` is
+    a share of steps.
 
     ``shard`` "full" cuts the student's layers over the processes there are, ``offload`` keeps the pieces in the
     CPU's memory; with one process neither does anything.

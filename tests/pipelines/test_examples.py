@@ -55,6 +55,31 @@ def test_a_corpus_gets_its_probes_and_questions(tmp_path: Path) -> None:
         write_corpus_files(path, "docks", tmp_path)
 
 
+def test_a_part_of_a_corpus_is_asked_about_its_pages_and_the_controls_alone(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "all.jsonl",
+        line("f1-a"),
+        line("f2-a", "test"),
+        line("f3-a", "test", page="trams.md"),
+        line("f4-a", "test", page="trains.md", control=True),
+    )
+    folder = tmp_path / "part"
+    folder.mkdir()
+    (folder / "ferries.md").write_text(
+        "# Ferries\n\n"
+        + "\n\n".join(
+            f"The old ferry of {name} leaves from pier {pier} of the harbour at dawn, and carries {pier * 7} crates."
+            for pier, name in enumerate(("Marlow", "Tessel", "Ostrava", "Quillan", "Bergen", "Lissa", "Doorn"), 11)
+        )
+    )
+    write_corpus_files(path, "harbour", folder, pages=["ferries.md"])
+    probes = load_probes(folder / "probes.jsonl")
+    assert [probe.id for probe in probes if probe.form == "question"] == ["f2-a", "f4-a"]
+    choices = [probe for probe in probes if probe.form == "choice"]
+    assert choices, "what is stored is measured too, in the documents' own sentences"
+    assert {probe.source for probe in choices} == {"ferries.md"}
+
+
 BROKEN = {
     "not valid JSON": '{"id": ',
     "not an object": "[1]",

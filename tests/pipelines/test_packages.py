@@ -14,7 +14,11 @@ import pytest
 from pipelines.packages import Package, _unpack, fetch, read_packages
 from recovery.errors import UsageError
 
-FILES = {"parcel/model.bin": b"weights", "parcel/__init__.py": b"raise SystemExit('it was run')", "other/notes.txt": b""}
+FILES = {
+    "parcel/model.bin": b"weights",
+    "parcel/__init__.py": b"raise SystemExit('it was run')",
+    "other/notes.txt": b"",
+}
 
 
 @pytest.fixture
