@@ -23,7 +23,7 @@ RUN pip install --no-deps --root /image/recovery . \
     && mkdir -p /image/needs && cp requirements/lock.txt /image/needs/ \
     && python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = project['optional-dependencies']; \
-print(*project['dependencies'], *extras['docs'], *extras['postgres'], sep='\n', file=open('/image/needs/cpu.txt', 'w')); \
+print(*project['dependencies'], *extras['docs'], *extras['gguf'], *extras['postgres'], sep='\n', file=open('/image/needs/cpu.txt', 'w')); \
 print(*extras['vllm'], sep='\n', file=open('/image/needs/cuda.txt', 'w'))"
 
 # What every image says about itself.

@@ -37,6 +37,8 @@ from pipelines.setting import NOBODY
 from pipelines.tracing import Trial
 from recovery.config import SELF_TEACHERS, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import ModelError, RecoveryError
+from recovery.gguf_files import is_gguf
+from recovery.gguf_files.conversion import config_of, tokenizer_of
 from recovery.loading import load_chat, resolve_base
 from recovery.miniature.package import WEIGHTS
 from recovery.rollouts.vllm_engine import WEIGHTS_ALLOWED, WORKSPACE
@@ -184,11 +186,13 @@ class _Asked:
 def model_text(name: str) -> str:
     """The config.json of a model folder, a file, "miniature" or a hub id, whole (defaults filled in).
 
-    Raises ModelError where there is none.
+    A GGUF file has the one it would be converted with. Raises ModelError where there is none.
     """
     path = Path(WEIGHTS if name == MINIATURE and not Path(name).exists() else name).expanduser()
     try:
-        if path.is_file():
+        if is_gguf(path):
+            config = config_of(path)
+        elif path.is_file():
             values = json.loads(path.read_text(encoding="utf-8"))
             config = AutoConfig.for_model(values.pop("model_type"), **values)
         elif path.is_dir():
@@ -214,8 +218,12 @@ def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
     """The tokens of a folder, by the model's own tokenizer where its folder has one."""
     corpus = gather(docs, 1, held_out=config.held_out, seed=config.seed)
     folder = WEIGHTS if model == MINIATURE else Path(model)
-    if folder.is_dir() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+    tokenizer = None
+    if is_gguf(folder):
+        tokenizer = tokenizer_of(folder)
+    elif folder.is_dir() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         tokenizer = load_chat(str(folder)).tokenizer
+    if tokenizer is not None:
         return sum(len(row.ids) for row in rows_of(tokenizer, config.row_length, corpus))
     return round(sum(len(document.text.encode()) for document in corpus.documents) / BYTES_A_TOKEN)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from db import Database, database_url, open_readonly, queries, records
 from db.session import describe
 from recovery.errors import UsageError
+from recovery.gguf_files.header import origin_text
 from recovery.workspace import Checkpoint, Workspace
 
 
@@ -49,6 +50,7 @@ class Registry:
             cycle=row.cycle,
             id=row.id,
             pruned=str(row.details.get("pruned", "")),
+            origin=origin_text(row.details.get("gguf")),
         )
 
 

@@ -14,6 +14,7 @@ from pipelines.measured import newest
 from pipelines.progress import duration
 from pipelines.session import Session
 from recovery.errors import UsageError
+from recovery.gguf_files import origin_text
 from recovery.workspace import Checkpoint
 
 SAMPLES, TYPES = 5, 25
@@ -41,7 +42,7 @@ def cycle_report(session: Session, number: int) -> tuple[str, list[Block]]:
 def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any], title: str) -> Iterator[Block]:
     database = session.tracker.database
     yield Heading(1, title)
-    model = session.workspace.settings().get("model", "")
+    model = _model(session)
     yield Paragraph(
         f"Cycle {row.cycle.number} of the base model {model}, on the documents of "
         f"{row.cycle.documents or 'an unnamed folder'} (hash {row.cycle.corpus_hash[:12] or 'none'}). "
@@ -58,6 +59,13 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield from _samples(database, row)
     yield from _cost(database, session.experiment_id, row)
     yield from _lineage(row)
+
+
+def _model(session: Session) -> str:
+    """The clean model as it was named, and the GGUF file it was converted from, if it was."""
+    model = str(session.workspace.settings().get("model", ""))
+    origin = next((c.origin for c in session.registry.all() if c.name == "base"), "")
+    return f"{model}, converted from {origin}" if origin else model
 
 
 def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
@@ -208,7 +216,10 @@ def _lineage(row: records.CycleRow) -> Iterator[Block]:
     yield Heading(2, "Checkpoints")
     yield Table(
         ("name", "kind", "made from", "hash"),
-        tuple((c.name, c.kind, c.parent or "", c.content_hash[:16]) for c in known.values()),
+        tuple(
+            (c.name, c.kind, c.parent or origin_text(c.details.get("gguf")), c.content_hash[:16])
+            for c in known.values()
+        ),
     )
 
 
@@ -241,8 +252,8 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
     blocks: list[Block] = [
         Heading(1, checkpoint.name),
         Paragraph(
-            f"{model}, {_HOW.get(checkpoint.kind, 'as it is')}, after {len(lived)} folders of documents. Content hash "
-            f"{checkpoint.hash}."
+            f"{_model(session)}, {_HOW.get(checkpoint.kind, 'as it is')}, after {len(lived)} folders of documents. "
+            f"Content hash {checkpoint.hash}."
         ),
         Heading(2, "Scores"),
         Paragraph("With the 95% half-width of their interval, and n. Base is the clean model."),

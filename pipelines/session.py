@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from db import Tracker, queries, records
 from db.schema import LEFT
@@ -22,6 +22,7 @@ from pipelines.registry import Registry, check_tracker, told
 from recovery.checkpoints import content_hash, verify
 from recovery.config import Recipe, model_recipe
 from recovery.errors import CheckpointError, UsageError
+from recovery.gguf_files import is_gguf, origin_of, origin_text
 from recovery.loading import resolve_base
 from recovery.miniature import materialise
 from recovery.workspace import MINIATURE, Checkpoint, Workspace, find, is_hub_id, model_key, unknown_name
@@ -51,11 +52,11 @@ class Session:
     ) -> Session:
         """Open a workspace, or the one in a folder; begin it there if there is none.
 
-        ``model`` names the clean model (hub id, folder, "miniature"). In a new workspace without it, ``fallback``
-        is taken (a teacher given by path or hub id), else the miniature. ``experiment`` is what a new workspace's line
-        of cycles is called in the tracker. With a ``purpose`` the workspace and its line are held for training until
-        the session ends. Raises UsageError where the workspace is about another model or records its work elsewhere,
-        and, as StageBusyError, where another process trains in it, on this machine or another.
+        ``model`` names the clean model (hub id, folder, GGUF file, "miniature"). In a new workspace without it,
+        ``fallback`` is taken (a teacher given by path or hub id), else the miniature. ``experiment`` is what a new
+        workspace's line of cycles is called in the tracker. With a ``purpose`` the workspace and its line are held for
+        training until the session ends. Raises UsageError where the workspace is about another model or records its
+        work elsewhere, and, as StageBusyError, where another process trains in it, on this machine or another.
         """
         workspace = place if isinstance(place, Workspace) else Workspace(place.expanduser())
         with contextlib.ExitStack() as held:
@@ -110,8 +111,8 @@ class Session:
         return model_recipe(self.base.path)
 
     def resolve(self, name: str) -> Checkpoint:
-        """The checkpoint of a name, a folder or a hub id; see :func:`resolve`."""
-        return resolve(self.registry, name)
+        """The checkpoint of a name, a folder, a GGUF file or a hub id; see :func:`resolve`."""
+        return resolve(self.registry, name, self.display)
 
     def registered(self, checkpoint: Checkpoint, *, cycle_id: int | None = None) -> Checkpoint:
         """The same checkpoint with its number in the tracker, entered there if it was not yet."""
@@ -126,7 +127,7 @@ class Session:
             parent_id=self.base.id,
             cycle_id=cycle_id,
             tuning=checkpoint.tuning,
-            details={"weights": self.workspace.stored(checkpoint.weights)},
+            details={"weights": self.workspace.stored(checkpoint.weights), **_origin(checkpoint.weights)},
         )
         return self.resolve(checkpoint.name)
 
@@ -175,13 +176,21 @@ class Session:
             path=path,
             content_hash=content_hash(source),
             tuning="full",
-            details={"weights": path, "model": name},
+            details={"weights": path, "model": name, **_origin(source)},
         )
         base = find("base", self.registry)
         if base is not None and base.id is not None and self.registry.latest() is None:
             self.tracker.set_latest(self.experiment_id, base.id)
         elsewhere = {} if self.workspace.tracker is None else {"experiment": line, "tracker": told(self.workspace)}
-        self.workspace.remember(name, **elsewhere)
+        origin = origin_of(source)
+        content = {"sha256": str(origin["sha256"])} if origin is not None and is_gguf(name) else {}
+        self.workspace.remember(name, **elsewhere, **content)
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    """The GGUF file that a checkpoint's weights were converted from, for its details."""
+    found = origin_of(folder)
+    return {} if found is None else {"gguf": found}
 
 
 def _line(workspace: Workspace, tracker: Tracker, wanted: str | None) -> str:
@@ -205,31 +214,35 @@ def _line(workspace: Workspace, tracker: Tracker, wanted: str | None) -> str:
     return line
 
 
-def resolve(registry: Registry, name: str) -> Checkpoint:
-    """The checkpoint of a name, a folder or a hub id; one from elsewhere is not registered by this.
+def resolve(registry: Registry, name: str, display: Display | None = None) -> Checkpoint:
+    """The checkpoint of a name, a folder, a GGUF file or a hub id; one from elsewhere is not registered by this.
 
-    Raises CheckpointError listing the names there are.
+    A file is converted into the workspace, once, which ``display`` shows. Raises CheckpointError listing the names
+    there are.
     """
     registered = find(name, registry)
     if registered is not None:
         return _standing(registered, registry.workspace)
     folder = Path(name).expanduser()
-    if not folder.is_dir() and not is_hub_id(name):
+    if not folder.is_dir() and not is_hub_id(name) and not is_gguf(name):
         raise unknown_name(name, registry)
-    return external(name)
+    found = external(name, registry.workspace, display)
+    known = find(str(found.path), registry) if is_gguf(name) else None
+    return found if known is None else _standing(known, registry.workspace)
 
 
-def external(name: str) -> Checkpoint:
-    """A model from outside the workspace, by folder or hub id; an adapter keeps the base it names."""
-    weights, adapter = resolve_base(name)
+def external(name: str, workspace: Workspace, display: Display | None = None) -> Checkpoint:
+    """A model from outside the workspace, by folder, GGUF file or hub id; an adapter keeps the base it names."""
+    weights, adapter = resolve_base(name, workspace.models, display or Display())
     path = adapter or Path(weights)
     return Checkpoint(
-        name=f"external/{Path(name).name}",
+        name=f"external/{path.name if is_gguf(name) else Path(name).name}",
         kind="external",
         path=path,
         hash=content_hash(path),
         weights=Path(weights),
         tuning="full" if adapter is None else "lora",
+        origin=origin_text(origin_of(Path(weights))),
     )
 
 
@@ -250,12 +263,12 @@ def _standing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
 def _locate(workspace: Workspace, model: str, display: Display) -> Path:
     """The folder of a clean model; the one that came with the package is unpacked into the workspace."""
     if model != MINIATURE or Path(MINIATURE).is_dir():
-        found = external(model)
+        found = external(model, workspace, display)
         if found.tuning == "lora":
             raise CheckpointError(f"{model} is an adapter: the clean model must be whole weights (merge it first)")
         return found.path
     display.say("No --model given: the clean model is the built-in miniature, a tiny real model of a fictional world.")
-    target = workspace.folder / "models" / MINIATURE
+    target = workspace.models / MINIATURE
     if not target.is_dir():
         writing = target.with_name(f".writing-{os.getpid()}-{MINIATURE}")
         shutil.rmtree(writing, ignore_errors=True)

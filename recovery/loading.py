@@ -25,6 +25,8 @@ from recovery import attention, processes, sharding
 from recovery.batches import Batch
 from recovery.chat import ChatFormat
 from recovery.errors import ModelError, UsageError
+from recovery.gguf_files import is_gguf
+from recovery.gguf_files.conversion import Showing, converted, user_cache
 from recovery.objectives.heads import Head
 
 Tuning = Literal["frozen", "full", "lora"]
@@ -179,7 +181,7 @@ def load_model(
     beside: Loaded | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
-    """Load a model from a folder or a hub id.
+    """Load a model from a folder, a GGUF file or a hub id.
 
     A folder that holds only an adapter is loaded on the base it names. ``tuning`` "lora" puts a new adapter on
     (or goes on with the one found); "full" makes all weights trainable in float32. ``shard`` cuts a trained model's
@@ -300,19 +302,24 @@ def _sharded(loaded: Loaded, offload: bool) -> Loaded:
     return loaded
 
 
-def resolve_base(path: str | Path) -> tuple[str, Path | None]:
-    """Where the weights of ``path`` are: (base folder, adapter folder or None). Hub ids are downloaded.
+def resolve_base(
+    path: str | Path, cache: Path | None = None, showing: Showing | None = None
+) -> tuple[str, Path | None]:
+    """Where the weights of ``path`` are: (base folder, adapter folder or None).
 
-    Raises ModelError where nothing is found.
+    Hub ids are downloaded; a GGUF file is converted into ``cache`` (by default the user's), once. Raises ModelError
+    where nothing is found.
     """
     folder = Path(path).expanduser()
+    if is_gguf(folder):
+        return str(converted(folder, cache or user_cache(), showing)), None
     if not folder.is_dir():
         return _download(str(path)), None
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
-        return resolve_base(base)[0], folder
+        return resolve_base(base, cache, showing)[0], folder
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no model: expected config.json and *.safetensors in it")
     return str(folder), None

@@ -3,7 +3,7 @@
     recovery-workspace/
       workspace.json            which clean model this workspace is about
       tracker.db                every step, score and checkpoint (see db/), unless they are kept elsewhere
-      models/                   a clean model that came with the package, as an ordinary folder
+      models/                   a clean model that came with the package or as a GGUF file, as an ordinary folder
       corpora/cycle-1/          the documents, probes and questions of a cycle, frozen when it began
       checkpoints/cycle-1/      midtrained/, recovered/
       stages/0003-distill/      training states of a stage that is not finished
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from recovery.errors import CheckpointError, UsageError
+from recovery.gguf_files.header import is_gguf, sha256_of
 
 FORMAT = 1
 SETTINGS = "workspace.json"
@@ -38,7 +39,8 @@ class Checkpoint:
 
     ``path`` is its folder. For tuning "lora" that folder holds only an adapter, and ``weights`` is the folder of
     the untouched weights below it; otherwise the two are the same. ``parent`` is a name; ``id`` is the tracker's
-    number, None for one that is not registered; ``pruned`` is the day its weights were removed, if they were.
+    number, None for one that is not registered; ``pruned`` is the day its weights were removed, if they were;
+    ``origin`` is the GGUF file it was converted from, if it was.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Checkpoint:
     cycle: int | None = None
     id: int | None = None
     pruned: str = ""
+    origin: str = ""
 
     @property
     def adapter(self) -> Path | None:
@@ -109,6 +112,11 @@ class Workspace:
         """Where a stage keeps its training states."""
         return self.folder / "stages" / f"{number:04d}-{kind}"
 
+    @property
+    def models(self) -> Path:
+        """Where models are kept that were made into folders here."""
+        return self.folder / "models"
+
     def cache(self, name: str) -> Path:
         """A file of things that can be made again."""
         return self.folder / "cache" / name
@@ -145,8 +153,19 @@ class Workspace:
 
     def check_model(self, model: str | None) -> None:
         """Refuse another clean model than the one this workspace began with."""
-        begun = self.settings().get("model")
-        if model is not None and begun is not None and model_key(model) != begun:
+        settings = self.settings()
+        begun = settings.get("model")
+        if model is None or begun is None:
+            return
+        if settings.get("sha256") and is_gguf(model) and Path(model).expanduser().is_file():
+            if sha256_of(model) == settings["sha256"]:
+                return  # wherever the file is now
+            if model_key(model) == begun:
+                raise UsageError(
+                    f"{model} is not the file any more that this workspace ({self.folder}) began with: "
+                    "leave --model out, or name another --workspace"
+                )
+        if model_key(model) != begun:
             raise UsageError(
                 f"this workspace ({self.folder}) is about the model {begun}, not {model_key(model)}: "
                 f"leave --model out, or name another --workspace"
@@ -176,9 +195,9 @@ class Workspace:
 
 
 def model_key(model: str) -> str:
-    """How a clean model is written down: a folder as its absolute path, anything else as it is."""
-    folder = Path(model).expanduser()
-    return str(folder.resolve()) if folder.is_dir() and model != MINIATURE else model
+    """How a clean model is written down: a folder or a file as its absolute path, anything else as it is."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if (path.is_dir() or is_gguf(path)) and model != MINIATURE else model
 
 
 def find(name: str, index: Index) -> Checkpoint | None:
@@ -202,14 +221,20 @@ def find(name: str, index: Index) -> Checkpoint | None:
 
 def is_hub_id(name: str) -> bool:
     """Whether ``name`` can be a model on the hub: ORG/MODEL, and not of the form of this tool's own names."""
-    return name.count("/") == 1 and all(name.split("/")) and not re.match(r"cycle-\d+/|external/", name)
+    return (
+        not is_gguf(name)
+        and name.count("/") == 1
+        and all(name.split("/"))
+        and not re.match(r"cycle-\d+/|external/", name)
+    )
 
 
 def unknown_name(name: str, index: Index) -> CheckpointError:
     """The error for a name that is nothing: it lists what there is."""
     names = ["latest", *(checkpoint.name for checkpoint in index.all())]
     return CheckpointError(
-        f"there is no checkpoint {name!r}: use {', '.join(names)}, a folder with a model, or a hub id (ORG/MODEL)"
+        f"there is no checkpoint {name!r}: use {', '.join(names)}, a folder with a model, a GGUF file, or a hub id "
+        "(ORG/MODEL)"
     )
 
 

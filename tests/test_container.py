@@ -124,6 +124,7 @@ def test_what_is_installed_is_what_the_project_needs(stages: dict[str, Stage], t
     assert set((tmp_path / "cpu.txt").read_text().split("\n")) - {""} == {
         *project["dependencies"],
         *extras["docs"],
+        *extras["gguf"],
         *extras["postgres"],
     }
     assert (tmp_path / "cuda.txt").read_text().split("\n")[:-1] == extras["vllm"]

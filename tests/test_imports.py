@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "dashboard": {"dashboard", "db"},
 }
 # Installed only with an extra, so imported only where they are used.
-OPTIONAL = {"pypdf", "docx", "vllm", "psycopg"}
+OPTIONAL = {"pypdf", "docx", "gguf", "vllm", "psycopg"}
 LONGEST_FUNCTION = 80
 
 
@@ -181,7 +181,7 @@ def test_a_circle_would_be_found() -> None:
 def test_every_foreign_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["vllm"], *extras["docs"], *extras["postgres"]]
+    declared = [*project["dependencies"], *extras["vllm"], *extras["docs"], *extras["gguf"], *extras["postgres"]]
     names = {re.split(r"[\[<>=!~ ]", line)[0].lower().replace("_", "-") for line in declared}
     owners = importlib.metadata.packages_distributions()
     wrong = []

@@ -23,7 +23,7 @@ def command(workspace: Workspace, as_json: bool) -> None:
     def text() -> str:
         lines = [
             f"{'*' if row['latest'] else ' '} {row['name']:24} {row['kind']:11} {row['tuning']:5} {row['hash'][:12]}  "
-            f"from {row['parent'] or '-':24} {row['path']}"
+            f"from {row['parent'] or row['origin'] or '-':24} {row['path']}"
             for row in rows
         ]
         return "\n".join([*lines, "* latest"])

@@ -19,7 +19,7 @@ from recovery.cli import options
 from recovery.workspace import Workspace
 
 GIB = 1024**3
-EXTRAS = {"vllm": ("vllm",), "docs": ("pypdf", "docx"), "postgres": ("psycopg",)}
+EXTRAS = {"vllm": ("vllm",), "docs": ("pypdf", "docx"), "gguf": ("gguf",), "postgres": ("psycopg",)}
 # Bytes a trained parameter takes: float32 weight and gradient, and Adam's two averages.
 FULL_BYTES = 16
 # Bytes a parameter takes under LoRA: it is only read, in bfloat16 or float32; the adapter is small beside it.

@@ -37,6 +37,15 @@ def _read_template_args(
     return arguments
 
 
+def check_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Say what is wrong with a GGUF file before torch is imported, which takes seconds."""
+    from recovery.gguf_files.header import is_gguf, read_header
+
+    if value is not None and is_gguf(value):
+        read_header(value)
+    return value
+
+
 def _read_seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
     """``"0,1,2"`` -> ``(0, 1, 2)``."""
     try:
@@ -88,7 +97,9 @@ model: Decorator[Any] = click.option(
     "--model",
     metavar="NAME",
     default=None,
-    help="The clean model: a hub id, a folder, or 'miniature'.  [default: the workspace's, else miniature]",
+    callback=check_file,
+    help="The clean model: a hub id, a folder, a GGUF file, or 'miniature'.  [default: the workspace's, else "
+    "miniature]",
 )
 seed: Decorator[Any] = click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of every random choice."

@@ -14,7 +14,8 @@ from recovery.cli import options
     "--model",
     required=True,
     metavar="NAME",
-    help="The model: a folder, a config.json, a hub id, or 'miniature'. Its weights are not read.",
+    callback=options.check_file,
+    help="The model: a folder, a GGUF file, a config.json, a hub id, or 'miniature'. Its weights are not read.",
 )
 @click.option(
     "--gpus",

@@ -203,4 +203,5 @@ def checkpoint_json(checkpoint: Any) -> dict[str, Any]:
         "parent": checkpoint.parent,
         "path": str(checkpoint.path),
         "tuning": checkpoint.tuning,
+        "origin": checkpoint.origin,
     }

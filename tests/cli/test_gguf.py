@@ -1,0 +1,132 @@
+"""A GGUF file where a model is named: it works as a folder does, and costs one line where it cannot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from pipelines.plan import model_text
+from recovery.cli.main import run
+from tests.gguf_writing import TYPES, write_gguf
+
+Run = Callable[..., tuple[int, str, str]]
+NAME = "Tiny-Instruct.F16.gguf"
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``say("plan", ...)``: status, standard output and errors of a command in a folder with documents and a file."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(*arguments: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = run([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return start
+
+
+@pytest.fixture
+def file(tmp_path: Path, tiny_qwen3: Path) -> Path:
+    """A model's file beside a folder of documents."""
+    (tmp_path / "docs").mkdir()
+    for number in range(3):
+        (tmp_path / "docs" / f"ferry-{number}.md").write_text(
+            f"# Ferry {number}\n\nFerry number {number} is kept by Anna Berg and carries {40 + number} people.\n"
+        )
+    return write_gguf(tiny_qwen3, tmp_path / NAME)
+
+
+def found(say: Run, *arguments: str | Path) -> Any:
+    """What a command prints as JSON."""
+    status, out, _ = say(*arguments, "--json")
+    assert status == 0
+    return json.loads(out)
+
+
+def test_a_plan_reads_no_weights(say: Run, file: Path, tiny_qwen3: Path, tmp_path: Path) -> None:
+    planned = found(say, "plan", "--model", file.name, "--gpus", "24")
+    assert planned["parameters"] == sum(
+        weight.numel() for weight in load_file(tiny_qwen3 / "model.safetensors").values()
+    )
+    ours, theirs = (json.loads(model_text(str(model))) for model in (file, tiny_qwen3))
+    for same in ("model_type", "head_dim", "vocab_size", "tie_word_embeddings", "rope_parameters", "hidden_size"):
+        assert ours[same] == theirs[same], same
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(("docs", NAME))
+
+
+def test_a_file_is_the_clean_model_of_a_workspace(say: Run, file: Path, tiny_qwen3: Path) -> None:
+    status, out, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
+    assert status == 0
+    assert "is converted, once, to" in err and "mid-train base" in out
+    (base,) = found(say, "checkpoints")
+    assert base["name"] == "base"
+    assert Path(base["path"]).parent == Path("recovery-workspace/models").resolve()
+    assert base["origin"].startswith(f"{NAME} (sha256 ") and base["origin"].endswith("F32) of Tiny of the tests")
+    status, _, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
+    assert (status, "is converted" in err) == (0, False)
+    file.rename("moved.gguf")
+    assert say("midtrain", "--model", "moved.gguf", "--docs", "docs", "--dry-run")[0] == 0
+    replies = found(say, "ask", "Where?", "--checkpoint", "moved.gguf", "--max-new-tokens", "2")
+    assert [reply["checkpoint"] for reply in replies] == ["base"], "the same file is the same checkpoint"
+    write_gguf(tiny_qwen3, Path("other.gguf"), TYPES.Q8_0)
+    replies = found(say, "ask", "Where?", "--checkpoint", "other.gguf", "--max-new-tokens", "2")
+    assert replies[0]["checkpoint"].startswith("external/other-")
+    status, out, _ = say("distill", "--student", "other.gguf", "--teacher", "base", "--dry-run", "--steps", "1")
+    assert status == 0 and "external/other-" in out
+    write_gguf(tiny_qwen3, Path(NAME), TYPES.Q8_0)
+    status, _, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
+    assert status == 1 and "is not the file any more that this workspace" in err
+    status, _, err = say("ask", "Where?", "--checkpoint", "nowhere.gguf")
+    assert status == 1 and "there is no file nowhere.gguf" in err
+
+
+def test_a_report_says_where_the_model_comes_from(say: Run, file: Path) -> None:
+    assert say("midtrain", "--model", NAME, "--docs", "docs", "--steps", "1")[0] == 0
+    assert say("report", "1", "--out", "reports", "--no-figures")[0] == 0
+    (page,) = Path("reports").glob("*.md")
+    text = page.read_text()
+    assert f"converted from {NAME} (sha256 " in text
+
+
+def test_what_is_wrong_with_a_file_costs_one_line(
+    say: Run, file: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refused(name: str) -> str:
+        lines = set()
+        for command in (("plan",), ("midtrain", "--docs", "docs", "--dry-run"), ("eval",)):
+            status, out, err = say(*command, "--model", name)
+            assert (status, out) == (1, "")
+            (line,) = err.splitlines()
+            lines.add(line)
+        assert not (tmp_path / "recovery-workspace").exists()
+        (line,) = lines
+        return line
+
+    data = file.read_bytes()
+    Path("half.gguf").write_bytes(data[: len(data) // 2])
+    assert "half.gguf is cut short" in refused("half.gguf")
+    Path("page.gguf").write_text("<html>not found</html>")
+    assert "is not a GGUF file" in refused("page.gguf")
+    assert "there is no file nowhere.gguf" in refused("nowhere.gguf")
+    write_gguf(tiny_llama, Path("base.gguf"), without=("template",))
+    assert "brings no chat template" in refused("base.gguf")
+    write_gguf(tiny_llama, Path("mute.gguf"), without=("tokenizer",))
+    assert "brings no tokenizer" in refused("mute.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert "pip install 'recovery[gguf]'" in refused(NAME)
+
+
+def test_an_architecture_that_transformers_cannot_read(say: Run, file: Path, tiny_llama: Path) -> None:
+    write_gguf(tiny_llama, Path("strange.gguf"), architecture="rwkv6")
+    for command in (("plan",), ("eval",)):
+        status, _, err = say(*command, "--model", "strange.gguf")
+        assert status == 1
+        assert "architecture 'rwkv6' is not one that transformers" in err.splitlines()[-1]
