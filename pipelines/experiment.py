@@ -1,0 +1,244 @@
+"""Several arms on the same documents, cycle after cycle, each with several seeds: run, kept, and written up.
+
+An arm and seed live in a workspace of their own and record into one tracker, so that the dashboard shows them next to
+one another. What came of a run is kept as one JSON file, which travels where checkpoints of hundreds of megabytes do
+not: the page is written from these files alone, whichever machine each was made on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from db import queries
+from evals.statistics import is_headline
+from pipelines.arms import Arm, run_arm
+from pipelines.demo import Scenario
+from pipelines.estimates import flops, parameters
+from pipelines.evaluate import evaluate, measured
+from pipelines.measured import newest
+from pipelines.midtrain import open_cycle
+from pipelines.progress import Display
+from pipelines.results import machine
+from pipelines.session import Session
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.errors import UsageError
+from recovery.workspace import Checkpoint, Workspace, write_atomically
+
+# Suites whose items are kept, so that two checkpoints can be compared item by item.
+PAIRED = ("ifeval", "instruction_following", "domain_knowledge")
+ANSWERS = 10  # prompts whose answers are shown
+FILE = "{arm}-seed-{seed}.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A checkpoint's figures. ``suites`` are {suite: {"value", "stderr", "n", "details"}}; ``items`` the verdicts of
+    the paired suites by item, "1" and "0" in the order of its instructions (of questions: correct, contains); ``cost``
+    is what making it took: tokens, floating-point operations, seconds.
+    """
+
+    name: str
+    cycle: int
+    kind: str
+    suites: Mapping[str, Any]
+    items: Mapping[str, Mapping[str, str]]
+    cost: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What came of an arm with a seed, so far: ``cycles`` of ``wanted`` are done."""
+
+    arm: str
+    title: str
+    seed: int
+    wanted: int
+    model: str
+    documents: str
+    machine: str
+    date: str
+    short: bool
+    checkpoints: tuple[Measured, ...] = ()
+    answers: tuple[Mapping[str, str], ...] = field(default=())
+
+    @property
+    def cycles(self) -> int:
+        """Cycles that came to their end."""
+        return max((c.cycle for c in self.checkpoints if c.kind != "base"), default=0)
+
+    def at(self, cycle: int, kind: str) -> Measured | None:
+        """The checkpoint of a cycle: "midtrained", "recovered", or "last" of those two; "base" of cycle 0."""
+        kinds = ("recovered", "midtrained") if kind == "last" else (kind,)
+        found = {c.kind: c for c in self.checkpoints if c.cycle == cycle}
+        return next((found[k] for k in kinds if k in found), None)
+
+
+def run(
+    place: Workspace,
+    arm: Arm,
+    scenario: Scenario,
+    *,
+    seed: int,
+    cycles: int,
+    flags: Mapping[str, Any],
+    kept: Path,
+    short: bool,
+    display: Display,
+) -> Record:
+    """Run an arm with a seed through its cycles, or go on with it; after each cycle its record is kept.
+
+    Stages that are done are not run again. Raises StageInterrupted when asked to stop.
+    """
+    line = f"real/{arm.name}/seed-{seed}"
+    home = Workspace(place.folder / line, str(place.database))
+    _share_answers(place, home)
+    display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
+    with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
+        folders = scenario.write(place.folder / "corpora", 0)[:cycles]
+        configs = _configs(session, scenario, {**flags, "seed": seed})
+        evals = dataclasses.replace(configs[2], seed=0)  # every arm and seed is asked the same
+        made: list[Checkpoint] = []
+        for number, docs in enumerate(folders, 1):
+            mid = dataclasses.replace(configs[0], docs=docs)
+            if number not in session.cycles():
+                open_cycle(session, dataclasses.replace(mid, seed=0), number)
+            _measure(session, session.base, evals, number)
+            made += run_arm(session, arm, docs, number, mid, configs[1])
+            for checkpoint in made:
+                _measure(session, checkpoint, evals, number)
+            record = _record(session, arm, seed, cycles, made, short)
+            write_atomically(kept / FILE.format(arm=arm.name, seed=seed), to_text(record))
+    return record
+
+
+def _share_answers(place: Workspace, home: Workspace) -> None:
+    """One memory of answers for all runs: the clean model's are the same in each."""
+    shared = place.folder / "cache"
+    shared.mkdir(parents=True, exist_ok=True)
+    home.folder.mkdir(parents=True, exist_ok=True)
+    link = home.folder / "cache"
+    if not link.exists():
+        link.symlink_to(shared.resolve(), target_is_directory=True)
+
+
+def _configs(
+    session: Session, scenario: Scenario, flags: Mapping[str, Any]
+) -> tuple[MidtrainConfig, DistillConfig, EvalConfig]:
+    recipes = (scenario.recipe, session.recipe)
+    return (
+        build(MidtrainConfig, flags, *recipes),
+        build(DistillConfig, flags, *recipes),
+        build(EvalConfig, flags, *recipes),
+    )
+
+
+def _measure(session: Session, checkpoint: Checkpoint, config: EvalConfig, cycle: int) -> None:
+    """Evaluate a checkpoint unless that was done; the clean model again for each new corpus."""
+    asked = dataclasses.replace(config, checkpoint=checkpoint.name)
+    corpora = _asked(session, checkpoint)
+    if measured(session, checkpoint, asked) and (checkpoint.name != "base" or cycle in corpora):
+        return
+    evaluate(session, asked, cycle=cycle)
+
+
+def _asked(session: Session, checkpoint: Checkpoint) -> set[int]:
+    if checkpoint.id is None:
+        return set()
+    return {
+        row.corpus for row in queries.evaluations(session.tracker.database, checkpoint.id) if row.corpus is not None
+    }
+
+
+# --- records -------------------------------------------------------------------------------------------------
+
+
+def _record(session: Session, arm: Arm, seed: int, wanted: int, made: Sequence[Checkpoint], short: bool) -> Record:
+    base = session.resolve("base")
+    checkpoints = [_figures(session, base, 0, "base")]
+    checkpoints += [_figures(session, session.resolve(c.name), c.cycle or 0, c.kind) for c in made]
+    return Record(
+        arm.name,
+        arm.title,
+        seed,
+        wanted,
+        session.workspace.settings().get("model", ""),
+        str(session.cycles()[1].documents),
+        machine(),
+        datetime.date.today().isoformat(),
+        short,
+        tuple(checkpoints),
+        tuple(_answers(session, [base, *made])),
+    )
+
+
+def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) -> Measured:
+    database = session.tracker.database
+    assert checkpoint.id is not None
+    rows = newest(database, checkpoint.id)
+    suites = {
+        name: {"value": row.value, "stderr": row.stderr, "n": row.n, "details": _values(row.details)}
+        for name, row in rows.items()
+    }
+    items = {
+        name: {
+            key.split("\x1f")[0]: "".join(str(int(bool(verdict))) for verdict in verdicts.values())
+            for key, _, _, verdicts, extra in queries.judged_items(database, row.id)
+            if verdicts and is_headline(extra)
+        }
+        for name, row in rows.items()
+        if name.partition("/")[0] in PAIRED
+    }
+    return Measured(checkpoint.name, cycle, kind, suites, items, _cost(session, checkpoint))
+
+
+def _values(details: Mapping[str, Any]) -> dict[str, float]:
+    return {name: found["value"] for name, found in details.items() if isinstance(found, Mapping) and "value" in found}
+
+
+def _cost(session: Session, checkpoint: Checkpoint) -> dict[str, float]:
+    """What the stage that made a checkpoint took."""
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
+    rows = queries.checkpoints(session.tracker.database, session.experiment_id)
+    number = next((row.stage_id for row in rows if row.name == checkpoint.name), None)
+    stage = next((s for s in stages if s.id == number), None)
+    if stage is None:
+        return {}
+    tokens = {"sampled": stage.tokens_sampled, "scored": stage.tokens_scored, "trained": stage.tokens_trained}
+    operations = flops(parameters(session.base.weights), **tokens)
+    return {**tokens, "flops": operations, "seconds": stage.wall_seconds}
+
+
+def _answers(session: Session, checkpoints: Sequence[Checkpoint]) -> list[dict[str, str]]:
+    """The answers of all checkpoints to every k-th of our own test prompts in the order of their ids, ten in all."""
+    database = session.tracker.database
+    found: dict[str, dict[str, str]] = {}
+    for checkpoint in checkpoints:
+        row = newest(database, session.resolve(checkpoint.name).id or 0).get("instruction_following")
+        for sample in queries.samples(database, row.id, limit=5000).samples if row is not None else ():
+            found.setdefault(sample.item, {"prompt": sample.prompt})[checkpoint.name] = sample.response
+    ids = sorted(item for item, said in found.items() if len(said) == len(checkpoints) + 1)
+    return [found[item] for item in ids[:: max(1, len(ids) // ANSWERS)][:ANSWERS]]
+
+
+def to_text(record: Record) -> str:
+    """A record as JSON."""
+    return json.dumps(dataclasses.asdict(record), ensure_ascii=False, indent=1) + "\n"
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Every record of a folder. Raises UsageError where one cannot be read."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            checkpoints = tuple(Measured(**one) for one in data.pop("checkpoints"))
+            found.append(Record(**{**data, "checkpoints": checkpoints, "answers": tuple(data["answers"])}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(f"{path} is not a record of a run ({error}): delete it, or write it again") from error
+    return found

@@ -1,0 +1,243 @@
+"""The page of an experiment, from the records of its runs alone."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evals.comparison import Comparison, Judged, compare
+from pipelines.experiment import Measured, Record
+
+IFEVAL, OWN, ASKED, STORED, TEXT = (
+    "ifeval",
+    "instruction_following",
+    "domain_knowledge",
+    "domain_knowledge_stored",
+    "unrelated_text",
+)
+HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
+MISSING = "–"
+Value = Callable[[Record, int, str], float | None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A row of the table of bounds: a value of each cycle, what it must reach, and what it is hoped to reach."""
+
+    name: str
+    value: Callable[[Record, int], float | None]
+    must: float | None
+    goal: float | None = None
+    percent: bool = False
+
+
+def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
+    """A score of the checkpoint of a cycle and kind; of the cycle's own corpus where ``own_corpus``."""
+
+    def value(record: Record, cycle: int, kind: str) -> float | None:
+        found = record.at(0 if kind == "base" else cycle, kind)
+        return None if found is None else of(found, f"{name}/{cycle}" if own_corpus else name, detail)
+
+    return value
+
+
+def of(measured: Measured, name: str, detail: str = "") -> float | None:
+    """A score of a checkpoint by suite, or one of its details."""
+    row = measured.suites.get(name)
+    if row is None:
+        return None
+    found = row["details"].get(detail) if detail else row["value"]
+    return None if found is None else float(found)
+
+
+def relative(value: Value, kind: str, to: str = "base") -> Callable[[Record, int], float | None]:
+    """A score of a cycle as a share of another checkpoint's."""
+
+    def ratio(record: Record, cycle: int) -> float | None:
+        above, below = value(record, cycle, kind), value(record, cycle, to)
+        return above / below if above is not None and below else None
+
+    return ratio
+
+
+def gained(value: Value, kind: str) -> Callable[[Record, int], float | None]:
+    """A score of a cycle less base's."""
+
+    def difference(record: Record, cycle: int) -> float | None:
+        after, before = value(record, cycle, kind), value(record, cycle, "base")
+        return after - before if after is not None and before is not None else None
+
+    return difference
+
+
+INSTRUCTIONS = suite(IFEVAL, "instruction_strict")
+OWN_PROMPTS = suite(OWN)
+FACTS = suite(ASKED, HELD_FACT, own_corpus=True)
+FORMS = suite(ASKED, HELD_FORM, own_corpus=True)
+UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
+
+BOUNDS = (
+    Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True),
+    Bound("mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), None, None, True),
+    Bound("mid-training: own prompts, relative to base", relative(OWN_PROMPTS, "midtrained"), None),
+    Bound("recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0),
+    Bound("recovery: own prompts, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
+    Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
+)
+COLUMNS: tuple[tuple[str, Value], ...] = (
+    ("IFEval, instr. strict", INSTRUCTIONS),
+    ("own prompts", OWN_PROMPTS),
+    ("asked, held-out facts", FACTS),
+    ("asked, held-out forms", FORMS),
+    ("asked, control", UNTAUGHT),
+    ("stored", suite(STORED, own_corpus=True)),
+    ("bits a byte, plain English", suite(TEXT)),
+)
+
+
+def page(records: Sequence[Record], main: str, command: str) -> str:
+    """The whole page; ``main`` is the arm that is held to the bounds.
+
+    Records of a short run are a page of their own: they are not mixed with others.
+    """
+    mine = [record for record in records if record.arm == main]
+    parts = [
+        "# A real instruct model and real documents",
+        "",
+        f"Written by `{command}` on {datetime.date.today().isoformat()} from {len(records)} recorded runs.",
+        "",
+        *_runs(records),
+    ]
+    if mine:
+        parts += ["", "## Against the bounds", "", *_bounds(mine)]
+    parts += ["", "## Every arm", "", *_arms(records)]
+    for record in mine[:1]:
+        parts += ["", "## Paired tests", "", *_paired(record), "", "## Ten prompts, answered", "", *_shown(record)]
+    return "\n".join([*parts, ""])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def _runs(records: Sequence[Record]) -> list[str]:
+    rows = [
+        [r.title, str(r.seed), f"{r.cycles} of {r.wanted}", "a part" if r.short else "whole", r.date, r.machine]
+        for r in records
+    ]
+    return _table(["arm", "seed", "cycles done", "corpora", "date", "where"], rows)
+
+
+def _bounds(records: Sequence[Record]) -> list[str]:
+    cycles = range(1, max(record.cycles for record in records) + 1)
+    rows = []
+    for bound in BOUNDS:
+        cells = [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in cycles]
+        means = [statistics.fmean(cell) for cell in cells if cell]
+        reached = "not measured" if not means else _reached(bound, means)
+        shown = [_number(bound.must, bound.percent), _number(bound.goal, bound.percent)]
+        rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), reached])
+    return _table(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
+
+
+def _reached(bound: Bound, means: Sequence[float]) -> str:
+    if bound.must is None:
+        return "shown"
+    if not all(mean >= bound.must for mean in means):
+        return "**missed**"
+    return "goal" if bound.goal is not None and all(mean >= bound.goal for mean in means) else "must"
+
+
+def _number(value: float | None, percent: bool) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:+.0f} points" if percent else f"≥ {value:.2f}"
+
+
+def _cell(values: Sequence[float], percent: bool = False, digits: int = 3) -> str:
+    """Mean ± spread over seeds; one seed shows its value."""
+    if not values:
+        return MISSING
+    scale, form = (100, "+.1f") if percent else (1, f".{digits}f")
+    spread = f" ± {scale * statistics.stdev(values):.{1 if percent else digits}f}" if len(values) > 1 else ""
+    return f"{scale * statistics.fmean(values):{form}}{spread}"
+
+
+def _arms(records: Sequence[Record]) -> list[str]:
+    head = ["arm", "after", "seeds", *(name for name, _ in COLUMNS), "tokens trained", "sampled", "hours"]
+    rows = []
+    base = [record for record in records if record.at(0, "base")]
+    if base:
+        cells = [_cell([v for r in base[:1] if (v := value(r, 1, "base")) is not None]) for _, value in COLUMNS]
+        rows.append(["base", "", "", *cells, "", "", ""])
+    for arm in dict.fromkeys(record.arm for record in records):
+        mine = [record for record in records if record.arm == arm]
+        for cycle in range(1, max(record.cycles for record in mine) + 1):
+            for kind in ("midtrained", "recovered"):
+                there = [record for record in mine if record.at(cycle, kind)]
+                if there:
+                    rows.append(_row(there, cycle, kind))
+    return _table(head, rows)
+
+
+def _row(records: Sequence[Record], cycle: int, kind: str) -> list[str]:
+    cells = [_cell([v for r in records if (v := value(r, cycle, kind)) is not None]) for _, value in COLUMNS]
+    found = [measured.cost for record in records if (measured := record.at(cycle, kind)) is not None]
+    costs = [_mean(found, "trained"), _mean(found, "sampled"), _mean(found, "seconds")]
+    shown = [f"{value:,.0f}" for value in costs[:2]] + [f"{costs[2] / 3600:.2f}"]
+    return [records[0].title, f"cycle {cycle}, {kind}", str(len(records)), *cells, *shown]
+
+
+def _mean(costs: Sequence[Mapping[str, float]], name: str) -> float:
+    return statistics.fmean([cost.get(name, 0.0) for cost in costs])
+
+
+def _paired(record: Record) -> list[str]:
+    """Each checkpoint against base on the same items of the first seed, one row a suite and level."""
+    base = record.at(0, "base")
+    rows = []
+    for measured in record.checkpoints:
+        for name, level in ((IFEVAL, "instructions"), (IFEVAL, "prompts"), (OWN, "instructions"), (OWN, "prompts")):
+            found = None if base is None or measured is base else _compared(base, measured, name, level)
+            if found is not None:
+                p_value = MISSING if found.p_value is None else f"{found.p_value:.2g}"
+                change = f"{100 * found.difference:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+                rows.append(
+                    [measured.name, f"{name}, {level}", str(found.n), change, f"{found.lost}/{found.won}", p_value]
+                )
+    return _table(["checkpoint", "on", "items", "points against base (95%)", "lost/won", "p"], rows)
+
+
+def _compared(base: Measured, other: Measured, name: str, level: str) -> Comparison | None:
+    """Paired comparison of prompts (all instructions followed) or of instructions, clustered by prompt."""
+    sides = []
+    for measured in (base, other):
+        items: dict[str, Judged] = {}
+        for key, verdicts in measured.items.get(name, {}).items():
+            if level == "prompts":
+                items[key] = Judged(float("0" not in verdicts))
+            else:
+                items |= {f"{key}#{at}": Judged(float(word), key) for at, word in enumerate(verdicts)}
+        sides.append(items)
+    return compare(f"{name}, {level}", *sides)
+
+
+def _shown(record: Record) -> list[str]:
+    """Answers next to one another, as quoted text: nothing in them is read as markup."""
+    lines = [
+        "Every k-th of our own test prompts in the order of their ids, k such that there are ten: drawn by that rule, "
+        "not chosen.",
+    ]
+    for said in record.answers:
+        lines += ["", *_quoted("prompt", said["prompt"])]
+        for name in (key for key in said if key != "prompt"):
+            lines += ["", *_quoted(name, said[name])]
+        lines += ["", "---"]
+    return lines
+
+
+def _quoted(name: str, text: str) -> list[str]:
+    shown = text.strip() or "(nothing)"
+    return [f"**{name}**", "", *(f"    {line}" for line in shown.splitlines())]

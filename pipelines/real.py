@@ -1,0 +1,98 @@
+"""A real instruct model on real documents: an example's folder as the demo's scenario.
+
+The folder names a model and documents in package registries (``packages.toml``), the pages of each corpus
+(``corpora.toml``), questions about them in our own words (``questions.jsonl``), and settings that two cores can afford
+(``recipe.toml``, and ``short.toml`` over it for one cycle on a part). Nothing of model or pages is in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.demo import Scenario
+from pipelines.examples import write_corpus_files
+from pipelines.packages import Say, fetch, read_packages
+from recovery.config import Recipe, read_recipe
+from recovery.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of one corpus, as paths below the documents' folder; ``short`` is the part for a short run."""
+
+    name: str
+    title: str
+    pages: tuple[str, ...]
+    short: tuple[str, ...] = ()
+
+
+def scenario(folder: Path, packages: Path, *, short: bool, say: Say) -> Scenario:
+    """The scenario of an example's ``folder``; ``packages`` is where fetched packages are kept.
+
+    Raises UsageError where a file of the folder is missing or damaged, or a package cannot be had.
+    """
+    corpora = read_pages(folder / "corpora.toml")
+    if short:
+        corpora = [dataclasses.replace(pages, pages=pages.short) for pages in corpora if pages.short]
+    needed = read_packages(folder / "packages.toml")
+    for name in ("model", "documents"):
+        if name not in needed:
+            raise UsageError(f"{folder / 'packages.toml'} has no table [{name}]: it says where to fetch it")
+    recipe = read_recipe(folder / "recipe.toml")
+    if short:
+        recipe = _over(read_recipe(folder / "short.toml"), recipe)
+    model = fetch(needed["model"], packages, say)
+    documents = fetch(needed["documents"], packages, say)
+    questions = folder / "questions.jsonl"
+
+    def write(target: Path, _seed: int) -> list[Path]:
+        return [
+            _write(pages, documents, questions, target / f"{at}-{pages.name}") for at, pages in enumerate(corpora, 1)
+        ]
+
+    return Scenario(str(model), len(corpora), write, f"from {needed['documents'].title}", str(folder), recipe)
+
+
+def read_pages(path: Path) -> list[Pages]:
+    """The corpora of a TOML file, one table each, in its order. Raises UsageError where one is not as it must be."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    found = []
+    for name, values in tables.items():
+        try:
+            given = {key: value if isinstance(value, str) else tuple(value) for key, value in values.items()}
+            found.append(Pages(name, **given))
+        except (TypeError, AttributeError):
+            raise UsageError(f"{path}: [{name}] is not a corpus: it needs a title and a list of pages") from None
+    return found
+
+
+def _write(pages: Pages, documents: Path, questions: Path, target: Path) -> Path:
+    """One corpus as a folder: its pages, and the questions about them."""
+    shutil.rmtree(target, ignore_errors=True)
+    for page in pages.pages:
+        copied = target / page
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(documents / page, copied)
+        except OSError as error:
+            raise UsageError(f"the page {page} of corpus {pages.name} is not in the documents: {error}") from error
+    write_corpus_files(questions, pages.name, target, pages=pages.pages)
+    return target
+
+
+def _over(upper: Recipe, lower: Recipe) -> Recipe:
+    """Two recipes as one; the first wins."""
+    names: Sequence[str] = list(dict.fromkeys([*lower.tables, *upper.tables]))
+    tables: Mapping[str, Mapping[str, Any]] = {
+        name: {**lower.tables.get(name, {}), **upper.tables.get(name, {})} for name in names
+    }
+    return Recipe(f"{upper.origin} over {lower.origin}", tables)

@@ -1,0 +1,78 @@
+"""Records of an experiment's runs, and the page that is written from them alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.experiment import FILE, Measured, Record, read_records, to_text
+from pipelines.experiment_page import page
+from recovery.errors import UsageError
+
+
+def measured(name: str, cycle: int, kind: str, own: float, fact: float, verdicts: str) -> Measured:
+    """A checkpoint with one score on our own prompts, one on held-out facts, and verdicts of three prompts."""
+    return Measured(
+        name,
+        cycle,
+        kind,
+        {
+            "instruction_following": {"value": own, "stderr": 0.01, "n": 100, "details": {"instruction_strict": own}},
+            "ifeval": {"value": own / 2, "stderr": 0.01, "n": 541, "details": {"instruction_strict": own / 2}},
+            "domain_knowledge/1": {"value": 0.0, "stderr": 0.0, "n": 29, "details": {"held-out fact/contains": fact}},
+        },
+        {"instruction_following": {f"p{number}": word for number, word in enumerate(verdicts.split())}},
+        {"trained": 1000.0, "sampled": 0.0, "scored": 0.0, "flops": 1e12, "seconds": 1800.0},
+    )
+
+
+RUN = Record(
+    "two-teachers",
+    "recovery with two teachers",
+    0,
+    3,
+    "model.gguf",
+    "corpora/1-reference",
+    "a machine",
+    "2026-11-21",
+    False,
+    (
+        measured("base", 0, "base", 0.60, 0.02, "11 1 01"),
+        measured("one", 1, "midtrained", 0.30, 0.25, "01 0 00"),
+        measured("two", 1, "recovered", 0.594, 0.24, "11 1 00"),
+    ),
+    ({"prompt": "Say *hi*.", "base": "hi", "one": "<b>no</b>\n# not a heading", "two": ""},),
+)
+
+
+def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
+    other = replace(
+        RUN,
+        seed=1,
+        checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.606, 0.26, "11 1 01")),
+    )
+    text = page([RUN, other, replace(RUN, arm="documents", title="documents alone")], "two-teachers", "the command")
+    assert "| recovery: own prompts, relative to base | ≥ 0.98 | ≥ 0.99 | 1.000 ± 0.014 | goal |" in text
+    assert "| recovery: asked, share of what mid-training reached | ≥ 0.95 | ≥ 1.00 | 1.000 ± 0.057 | goal |" in text
+    assert "| mid-training: asked, held-out facts, gained over base | +15 points |  | +23.0 ± 0.0 | must |" in text
+    assert "| recovery with two teachers | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
+    assert "| one | instruction_following, prompts | 3 | -33.3 (-100.0 to +0.0) | 1/0 | 1 |" in text
+    assert "    # not a heading" in text, "answers are quoted as text"
+    assert "    (nothing)" in text
+    assert "the command" in text and "1 of 3" in text
+
+
+def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
+    worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.5, 0.1, "01 0 00")))
+    text = page([worse], "two-teachers", "the command")
+    assert "| recovery: own prompts, relative to base | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** |" in text
+
+
+def test_records_travel_as_files(tmp_path: Path) -> None:
+    (tmp_path / FILE.format(arm="two-teachers", seed=0)).write_text(to_text(RUN))
+    assert read_records(tmp_path) == [RUN]
+    (tmp_path / "broken.json").write_text('{"arm": 1}')
+    with pytest.raises(UsageError, match=r"broken.json is not a record of a run .*: delete it, or write it again"):
+        read_records(tmp_path)
