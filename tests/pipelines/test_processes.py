@@ -20,15 +20,27 @@ from recovery.states import resume_step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "tests" / "stages_together.py"
-STAGES = ("full", "lora", "cut", "cut-lora")
-LONG = ("--steps", 80, "--batch-tokens", 64, "--row-length", 64, "--lr", "1e-3", "--precision", "float32")
+# Two starts for each group of stages, one process and two: adapters have theirs among the long tests.
+WHOLE, ADAPTED = ("full", "cut"), ("lora", "cut-lora")
+on_both = pytest.mark.parametrize(
+    ("both", "name"),
+    [
+        *((WHOLE, name) for name in WHOLE),
+        *(pytest.param(ADAPTED, name, marks=pytest.mark.slow) for name in ADAPTED),
+    ],
+    indirect=["both"],
+)
+STEPS = 80
+LONG = ("--steps", STEPS, "--batch-tokens", 64, "--row-length", 64, "--lr", "1e-3", "--precision", "float32")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 Launch = Callable[..., list["subprocess.Popen[str]"]]
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file: Path) -> tuple[Path, Path]:
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file: Path
+) -> tuple[Path, Path]:
     """The folders of the same stages on one process and on two."""
     home = tmp_path_factory.mktemp("processes")
     docs = home / "docs"
@@ -36,10 +48,10 @@ def both(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file
     for number in range(4):
         told = "\n\n".join(f"Ferry {number}{k} sails from Cork with {37 * number + k} passengers." for k in range(6))
         (docs / f"ferries-{number}.md").write_text(f"# Ferries {number}\n\n{told}\n")
-    given = [str(part) for part in (tiny_model, docs, prompt_file)]
+    given = [str(part) for part in (tiny_model, docs, prompt_file, *request.param)]
     two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT)]
     for command in ([sys.executable, str(SCRIPT), str(home / "one"), *given], [*two, str(home / "two"), *given]):
-        finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False)
+        finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1000, check=False)
         assert finished.returncode == 0, finished.stderr
     return home / "one", home / "two"
 
@@ -72,7 +84,7 @@ def start(tmp_path: Path) -> Launch:
 
 def ended(running: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     """Status, output and errors of each process; one that hangs fails the test."""
-    outputs = [process.communicate(timeout=200) for process in running]
+    outputs = [process.communicate(timeout=900) for process in running]
     return [(process.returncode, *output) for process, output in zip(running, outputs, strict=True)]
 
 
@@ -110,7 +122,7 @@ def alike(one: Path, two: Path, kind: str) -> None:
     assert float(apart.max()) < 3e-4  # of a few weights whose gradient is near 0: Adam divides by it
 
 
-@pytest.mark.parametrize("name", STAGES)
+@on_both
 def test_two_processes_make_the_weights_of_one(both: tuple[Path, Path], name: str) -> None:
     one, two = (folder / name for folder in both)
     for kind in ("midtrained", "recovered"):
@@ -119,7 +131,7 @@ def test_two_processes_make_the_weights_of_one(both: tuple[Path, Path], name: st
     assert any(not torch.equal(first[key], last[key]) for key in first), "the distillation trained"
 
 
-@pytest.mark.parametrize("name", STAGES)
+@on_both
 def test_every_figure_of_every_step_is_that_of_one_process(both: tuple[Path, Path], name: str) -> None:
     one, two = (curves(folder / name) for folder in both)
     assert one.keys() == two.keys()
@@ -135,7 +147,7 @@ def test_every_figure_of_every_step_is_that_of_one_process(both: tuple[Path, Pat
         assert two[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("name", STAGES)
+@on_both
 def test_the_tracker_holds_each_stage_once_with_the_tokens_of_both(both: tuple[Path, Path], name: str) -> None:
     one, two = (stages(folder / name) for folder in both)
     assert [(s.kind, s.status) for s in two] == [("midtrain", "finished"), ("distill", "finished")]
@@ -145,6 +157,7 @@ def test_the_tracker_holds_each_stage_once_with_the_tokens_of_both(both: tuple[P
     assert two[1].tokens_sampled > 0 and two[1].tokens_scored > 0
 
 
+@pytest.mark.slow
 def test_accelerate_launches_the_usual_command(tmp_path: Path, tiny_model: Path, corpus: Path) -> None:
     launch = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     command = [sys.executable, "-m", "accelerate.commands.launch", *launch, "--dynamo_backend", "no"]
@@ -155,7 +168,7 @@ def test_accelerate_launches_the_usual_command(tmp_path: Path, tiny_model: Path,
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
@@ -166,7 +179,7 @@ def test_accelerate_launches_the_usual_command(tmp_path: Path, tiny_model: Path,
 
 def until_step(workspace: Path, step: int) -> Path:
     """Wait for the state of a step; the folder of the states."""
-    for _ in range(6000):
+    for _ in range(45_000):
         found = next(workspace.glob("stages/*/states"), None)
         if found is not None and resume_step(found) >= step:
             return found
@@ -174,7 +187,8 @@ def until_step(workspace: Path, step: int) -> Path:
     raise AssertionError(f"no state of step {step}")
 
 
-@pytest.mark.parametrize("cut", [pytest.param("none", marks=pytest.mark.slow), "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["none", "full"])
 def test_a_stop_asked_of_one_process_stops_both_and_one_process_goes_on(
     tmp_path: Path,
     tiny_model: Path,
@@ -191,7 +205,7 @@ def test_a_stop_asked_of_one_process_stops_both_and_one_process_goes_on(
     assert (status, other) == (130, 0), said
     assert "interrupted at step" in said and "`recover resume` goes on" in said
     (stage,) = stages(tmp_path / "stopped")
-    assert stage.status == "interrupted" and 2 <= stage.steps_done < 80
+    assert stage.status == "interrupted" and 2 <= stage.steps_done < STEPS
     newest = states / f"step-{stage.steps_done:06d}"
     parts = sorted(path.name for path in newest.glob("*.safetensors"))
     if cut == "none":
@@ -207,6 +221,7 @@ def test_a_stop_asked_of_one_process_stops_both_and_one_process_goes_on(
     assert stages(tmp_path / "stopped")[0].tokens_trained == stages(tmp_path / "straight")[0].tokens_trained
 
 
+@pytest.mark.slow
 def test_what_fails_in_one_process_ends_both_with_one_line(
     tmp_path: Path, tiny_model: Path, corpus: Path, start: Launch
 ) -> None:
@@ -225,6 +240,7 @@ def test_a_killed_process_ends_the_other_with_one_line(
     tmp_path: Path, tiny_model: Path, corpus: Path, start: Launch, cut: str
 ) -> None:
     learn = ["midtrain", "--docs", corpus, "--model", tiny_model, *LONG, "--checkpoint-every", 1, "--workspace", "work"]
+    learn += ["--steps", 100 * STEPS]  # nobody waits for the last one
     running = start([*learn, "--shard", cut])
     until_step(tmp_path / "work", 2)
     running[1].kill()
