@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
