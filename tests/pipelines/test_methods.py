@@ -61,12 +61,8 @@ def divergence_falls(lab: Lab, name: str, metric: str = "reverse_kl") -> bool:
 SHORT: dict[str, Any] = {"steps": 16, "prompts_per_step": 24, "samples_per_prompt": 1, "max_new_tokens": 40, "lr": 1e-3}
 
 
-def after(first: str, *names: str) -> list[Any]:
-    """The methods of a test: the first is tried every day, the others among the long tests."""
-    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in names)]
-
-
-@pytest.mark.parametrize("name", after("opd", "gkd", "off-policy-kd", "opd-sampled", "one-step-opd"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["opd", "gkd", "off-policy-kd", "opd-sampled", "one-step-opd"])
 def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(degraded: Lab, name: str) -> None:
     lab = degraded
     settings = SHORT | ({"batch_epochs": 2} if name == "opd-sampled" else {})
@@ -117,6 +113,11 @@ def test_sft_on_answers_teaches_them(lab: Lab, mends: Path) -> None:
     lab.trained("expert", "base", "sft", data=demonstrations(lab, mends.name), steps=80, lr=2e-3)
     asked = lab.asked(mends.name)[:200]
     assert exact_share(*lab.loaded("expert"), asked) > exact_share(*lab.loaded("base"), asked) + 0.05
+
+
+def after(first: str, *names: str) -> list[Any]:
+    """The methods of a test: the first is tried every day, the others among the long tests."""
+    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in names)]
 
 
 @pytest.mark.parametrize("name", after("grpo", "mixed"))
