@@ -17,19 +17,15 @@ from safetensors.torch import load_file
 
 from db import open_readonly, queries, records
 from recovery.states import resume_step
+from tests import stages_together
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "tests" / "stages_together.py"
-# Two starts for each group of stages, one process and two: adapters have theirs among the long tests.
-WHOLE, ADAPTED = ("full", "cut"), ("lora", "cut-lora")
-on_both = pytest.mark.parametrize(
-    ("both", "name"),
-    [
-        *((WHOLE, name) for name in WHOLE),
-        *(pytest.param(ADAPTED, name, marks=pytest.mark.slow) for name in ADAPTED),
-    ],
-    indirect=["both"],
-)
+# The stages of one start of two processes; those with adapters are among the long tests.
+GROUPS = [
+    pytest.param(("full", "cut"), id="whole"),
+    pytest.param(("lora", "cut-lora"), id="adapted", marks=pytest.mark.slow),
+]
 STEPS = 80
 LONG = ("--steps", STEPS, "--batch-tokens", 64, "--row-length", 64, "--lr", "1e-3", "--precision", "float32")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -37,23 +33,26 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 Launch = Callable[..., list["subprocess.Popen[str]"]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=GROUPS)
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file: Path
-) -> tuple[Path, Path]:
-    """The folders of the same stages on one process and on two."""
+) -> list[tuple[Path, Path]]:
+    """For each stage the workspaces of one process, which is this one, and of two."""
     home = tmp_path_factory.mktemp("processes")
     docs = home / "docs"
     docs.mkdir()
     for number in range(4):
         told = "\n\n".join(f"Ferry {number}{k} sails from Cork with {37 * number + k} passengers." for k in range(6))
         (docs / f"ferries-{number}.md").write_text(f"# Ferries {number}\n\n{told}\n")
-    given = [str(part) for part in (tiny_model, docs, prompt_file, *request.param)]
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT)]
-    for command in ([sys.executable, str(SCRIPT), str(home / "one"), *given], [*two, str(home / "two"), *given]):
-        finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=1000, check=False)
-        assert finished.returncode == 0, finished.stderr
-    return home / "one", home / "two"
+    names = list(request.param)
+    stages_together.main(home / "one", str(tiny_model), docs, prompt_file, names)
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    given = [SCRIPT, home / "two", tiny_model, docs, prompt_file, *names]
+    finished = subprocess.run(
+        [*two, *map(str, given)], env=ENVIRONMENT, capture_output=True, text=True, timeout=1000, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    return [(home / "one" / name, home / "two" / name) for name in names]
 
 
 @pytest.fixture
@@ -122,39 +121,36 @@ def alike(one: Path, two: Path, kind: str) -> None:
     assert float(apart.max()) < 3e-4  # of a few weights whose gradient is near 0: Adam divides by it
 
 
-@on_both
-def test_two_processes_make_the_weights_of_one(both: tuple[Path, Path], name: str) -> None:
-    one, two = (folder / name for folder in both)
-    for kind in ("midtrained", "recovered"):
-        alike(one, two, kind)
-    first, last = weights(one, "midtrained"), weights(one, "recovered")
-    assert any(not torch.equal(first[key], last[key]) for key in first), "the distillation trained"
+def test_two_processes_make_the_weights_of_one(both: list[tuple[Path, Path]]) -> None:
+    for one, two in both:
+        for kind in ("midtrained", "recovered"):
+            alike(one, two, kind)
+        first, last = weights(one, "midtrained"), weights(one, "recovered")
+        assert any(not torch.equal(first[key], last[key]) for key in first), "the distillation trained"
 
 
-@on_both
-def test_every_figure_of_every_step_is_that_of_one_process(both: tuple[Path, Path], name: str) -> None:
-    one, two = (curves(folder / name) for folder in both)
-    assert one.keys() == two.keys()
-    assert {key[1] for key in one} >= {
-        "loss",
-        "gradient_norm",
-        "lr",
-        "tokens_trained",
-        "reverse_kl",
-        "geometry/density",
-    }
-    for key, value in one.items():
-        assert two[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
+def test_every_figure_of_every_step_is_that_of_one_process(both: list[tuple[Path, Path]]) -> None:
+    for one, two in ((curves(alone), curves(together)) for alone, together in both):
+        assert one.keys() == two.keys()
+        assert {key[1] for key in one} >= {
+            "loss",
+            "gradient_norm",
+            "lr",
+            "tokens_trained",
+            "reverse_kl",
+            "geometry/density",
+        }
+        for key, value in one.items():
+            assert two[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
 
 
-@on_both
-def test_the_tracker_holds_each_stage_once_with_the_tokens_of_both(both: tuple[Path, Path], name: str) -> None:
-    one, two = (stages(folder / name) for folder in both)
-    assert [(s.kind, s.status) for s in two] == [("midtrain", "finished"), ("distill", "finished")]
-    for ours, theirs in zip(one, two, strict=True):
-        assert (ours.tokens_sampled, ours.tokens_scored) == (theirs.tokens_sampled, theirs.tokens_scored)
-        assert ours.tokens_trained == theirs.tokens_trained > 0
-    assert two[1].tokens_sampled > 0 and two[1].tokens_scored > 0
+def test_the_tracker_holds_each_stage_once_with_the_tokens_of_both(both: list[tuple[Path, Path]]) -> None:
+    for one, two in ((stages(alone), stages(together)) for alone, together in both):
+        assert [(s.kind, s.status) for s in two] == [("midtrain", "finished"), ("distill", "finished")]
+        for ours, theirs in zip(one, two, strict=True):
+            assert (ours.tokens_sampled, ours.tokens_scored) == (theirs.tokens_sampled, theirs.tokens_scored)
+            assert ours.tokens_trained == theirs.tokens_trained > 0
+        assert two[1].tokens_sampled > 0 and two[1].tokens_scored > 0
 
 
 @pytest.mark.slow
