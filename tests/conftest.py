@@ -23,9 +23,25 @@ for _place in ("RECOVER_WORKSPACE", "RECOVER_DATABASE"):
     os.environ.pop(_place, None)
 
 import pytest  # noqa: E402  (the environment comes first)
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+# Examples take as long as the machine needs for them.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = "RECOVER_REQUIRE_COMPONENTS"
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs on both databases is slow on the second one, but for tests in which the two may differ."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is None or callspec.params.get("new_address") != "postgresql":
+            continue
+        if item.get_closest_marker("differs") is None:
+            item.add_marker(pytest.mark.slow)
 
 
 def _models() -> ModuleType:
@@ -199,7 +215,7 @@ def recover(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         cwd: Path = tmp_path,
         check: bool = True,
         env: dict[str, str] | None = None,
-        timeout: float = 300,
+        timeout: float = 1000,
     ) -> subprocess.CompletedProcess[str]:
         finished = subprocess.run(
             [sys.executable, "-m", "recovery", *map(str, arguments)],

@@ -1,7 +1,7 @@
 """Runs several small stages one after another in one start, for the tests of several processes.
 
-`python tests/stages_together.py FOLDER MODEL DOCS PROMPTS` on one process, the same under torchrun on two: each stage
-has a workspace of its own in FOLDER, so that what either made can be laid side by side.
+`python tests/stages_together.py FOLDER MODEL DOCS PROMPTS NAME...` on one process, the same under torchrun on two: each
+named stage has a workspace of its own in FOLDER, so that what either made can be laid side by side.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
 }
 
 
-def main(folder: Path, model: str, docs: Path, prompts: Path) -> int:
-    """Run every stage; with several processes this is the main one's part."""
-    for name, (learn, restore) in STAGES.items():
+def main(folder: Path, model: str, docs: Path, prompts: Path, names: list[str]) -> int:
+    """Run the named stages; with several processes this is the main one's part."""
+    for name in names:
+        learn, restore = STAGES[name]
         workspace = folder / name
         shutil.rmtree(workspace, ignore_errors=True)
         with Session.open(workspace, model=model, display=Display(quiet=True)) as session:
@@ -68,6 +69,6 @@ def main(folder: Path, model: str, docs: Path, prompts: Path) -> int:
 
 
 if __name__ == "__main__":
-    given = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+    given = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:]
     several = os.environ.get("WORLD_SIZE", "1") != "1"
     sys.exit(processes.run(lambda: main(*given)) if several else main(*given))

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
@@ -36,16 +35,18 @@ def every_command() -> list[list[str]]:
     return paths
 
 
-def test_every_command_explains_itself(recover: Recover) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        answers = list(pool.map(lambda path: recover(*path, "--help"), every_command()))
-    for path, answer in zip(every_command(), answers, strict=True):
-        assert answer.stdout.startswith(f"Usage: recover {' '.join(path)} "), path
-        assert answer.stderr == "", path
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for path in every_command():
+        assert main.run([*path, "--help"]) == 0, path
+        printed = capsys.readouterr()
+        assert printed.out.startswith(f"Usage: recover {' '.join(path)} "), path
+        assert printed.err == "", path
 
 
 def test_help_lists_every_command_with_its_line(recover: Recover) -> None:
-    words = " ".join(recover("--help").stdout.split())
+    finished = recover("--help")
+    assert finished.stderr == ""
+    words = " ".join(finished.stdout.split())
     for name, (_, line) in main.COMMANDS.items():
         assert f"{name} {line}" in words
 
@@ -60,7 +61,7 @@ def test_no_help_imports_anything_heavy() -> None:
     )
     paths = json.dumps([[], *every_command()])
     finished = subprocess.run(
-        [sys.executable, "-c", code, paths], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, paths], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
     assert finished.returncode == 0, finished.stderr
 
@@ -117,13 +118,13 @@ def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
 
 def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
     code = (
-        "import signal, sys, click, time\n"
+        "import signal, sys, click\n"
         "from recovery.cli import main\n"
         # Tests that a shell started in the background inherit an ignored SIGINT.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "@click.command()\n"
         "def waiting():\n"
-        "    print('waiting', flush=True); time.sleep(60)\n"
+        "    print('waiting', flush=True); sys.stdin.read()\n"
         "main.LazyGroup.get_command = lambda *_: waiting\n"
         "sys.exit(main.run(['status']))\n"
     )
@@ -131,6 +132,7 @@ def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
         [sys.executable, "-c", code],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -138,7 +140,7 @@ def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "Traceback" not in errors
 
@@ -169,13 +171,14 @@ def test_emit_writes_json_that_any_reader_takes(capsys: pytest.CaptureFixture[st
     assert json.loads(capsys.readouterr().out) == {"path": "a/b", "nan": None, "1": [1.5, True, None]}
 
 
+@pytest.mark.slow  # what a machine at rest needs: a busy one counts more
 def test_help_stays_within_its_limit_of_cpu_time() -> None:
     finished = subprocess.run(
         [sys.executable, "benchmarks/startup.py", "--runs", "5"],
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

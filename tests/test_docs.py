@@ -181,7 +181,7 @@ def test_the_option_tables_are_what_the_commands_say() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

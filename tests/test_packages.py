@@ -54,7 +54,7 @@ def start(launcher: list[str], *arguments: str, cwd: Path, path: list[Path]) -> 
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
 

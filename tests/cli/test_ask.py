@@ -152,6 +152,7 @@ def test_pruned_weights_are_not_asked_unless_named_and_changed_ones_never(
     assert "its weights were pruned on 2026-01-01" in refused(capsys, PROMPT, *home, "--checkpoint", "midtrained")
 
 
+@pytest.mark.slow
 def test_as_a_process_only_json_is_on_standard_output(recover: Callable[..., Any], place: Path) -> None:
     finished = recover("ask", PROMPT, "--checkpoint", "base", "--max-new-tokens", "2", "--json", env=dict(os.environ))
     assert [reply["checkpoint"] for reply in json.loads(finished.stdout)] == ["base"]

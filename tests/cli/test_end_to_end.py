@@ -74,7 +74,13 @@ def in_process(*arguments: str | Path) -> None:
     assert run([str(argument) for argument in arguments]) == 0
 
 
-def test_the_line_of_the_readme_as_processes(recover: Recover, place: Path, tiny_qwen3: Path) -> None:
+def test_the_line_of_the_readme_as_processes(
+    recover: Recover,
+    place: Path,
+    tiny_qwen3: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     small = recipe(place, "full")
     recover("midtrain", "--docs", "./corpus", "--model", tiny_qwen3, "--recipe", small, cwd=place)
     recover("distill", "--teacher", "base", "--recipe", small, cwd=place)
@@ -86,11 +92,14 @@ def test_the_line_of_the_readme_as_processes(recover: Recover, place: Path, tiny
     assert cycle["recovered"]["instruction_following"] == said["scores"]["instruction_following"]
     assert set(cycle["recovered"]["instruction_following"]) == {"value", "stderr", "n"}
     assert set(cycle["recovered"]["domain_knowledge_by_corpus"]) == {"1"}
-    listed = json.loads(recover("checkpoints", "--json", cwd=place).stdout)
+    monkeypatch.chdir(place)
+    in_process("checkpoints", "--json")
+    listed = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in listed] == ["base", "cycle-1/midtrained", "cycle-1/recovered"]
     assert [row["parent"] for row in listed] == [None, "base", "cycle-1/midtrained"]
     assert all({"name", "kind", "hash", "parent", "path"} <= set(row) for row in listed)
-    assert "cycle-1/recovered" in recover("status", cwd=place).stdout
+    in_process("status")
+    assert "cycle-1/recovered" in capsys.readouterr().out
     wrong = recover("resume", cwd=place, check=False)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
     assert "nothing to resume" in wrong.stderr
@@ -163,7 +172,9 @@ def test_cycles_in_one_command(place: Path, tiny_qwen3: Path, capsys: pytest.Cap
     assert set(status["cycles"][1]["recovered"]["domain_knowledge_by_corpus"]) == {"1", "2"}
 
 
-def test_ctrl_c_stops_at_a_step_and_resume_goes_on(recover: Recover, place: Path, tiny_qwen3: Path) -> None:
+def test_ctrl_c_stops_at_a_step_and_resume_goes_on(
+    place: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = place / "home"
     command = ["midtrain", "--docs", "corpus", "--model", tiny_qwen3, "--recipe", recipe(place, "full")]
     command += ["--steps", "4000", "--workspace", home]
@@ -175,16 +186,17 @@ def test_ctrl_c_stops_at_a_step_and_resume_goes_on(recover: Recover, place: Path
         text=True,
     )
     states = home / "stages" / "0001-midtrain" / "states"
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while not list(states.glob("step-*")) and time.monotonic() < until and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130
     assert "`recover resume` goes on" in said.splitlines()[-1]
     assert "Traceback" not in said
-    shown = recover("resume", "--workspace", home, "--dry-run", "--json", cwd=place)
-    stage = json.loads(shown.stdout)["stage"]
+    in_process("resume", "--workspace", home, "--dry-run", "--json")
+    stage = json.loads(capsys.readouterr().out)["stage"]
     assert stage["kind"] == "midtrain"
     assert 0 < stage["step"] < 4000
-    assert "interrupted: midtrain" in recover("status", "--workspace", home, cwd=place).stdout
+    in_process("status", "--workspace", home)
+    assert "interrupted: midtrain" in capsys.readouterr().out

@@ -15,7 +15,7 @@ import pytest
 from dashboard.access import Access
 from dashboard.figures import Figure
 
-SOON = 60_000  # milliseconds: a busy machine is slow, a wrong page stays wrong
+SOON = 300_000  # milliseconds: a busy machine is slow, a wrong page stays wrong
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 
 

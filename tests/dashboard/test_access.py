@@ -101,6 +101,7 @@ def test_without_the_password_nothing_is_shown(seeded: Any) -> None:
         assert client.get("/", headers=basic("ada", "correct horse")).status_code == 200
 
 
+@pytest.mark.differs
 def test_downloads_hold_every_point_and_no_formula(seeded: Any, client: TestClient, tmp_path: Path) -> None:
     answer = client.get(f"/download/stage/{seeded.distill[0]}.csv")
     rows = list(csv.DictReader(io.StringIO(answer.text)))

@@ -124,6 +124,7 @@ def test_hostile_text_is_shown_as_text(
     assert one.elsewhere(address) == []
 
 
+@pytest.mark.slow
 def test_an_empty_workspace_fills_by_itself(
     tmp_path: Path, seeding: ModuleType, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
@@ -136,6 +137,7 @@ def test_an_empty_workspace_fills_by_itself(
     assert one.errors == []
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_every_page(
     seeded: Any, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:

@@ -12,14 +12,14 @@ from dashboard.access import Access
 from tests.dashboard.conftest import Visit
 
 pytestmark = pytest.mark.browser
-LATER = 400_000  # milliseconds: a process has to load torch and models
+LATER = 900_000  # milliseconds: a process has to load torch and models
 HOSTILE = "Write two words about <img src=x onerror=window.hit=1> ${window.hit=2}'\" --json"
 
 
 def test_a_prompt_is_put_to_two_checkpoints_and_stays_text(
     small_workspace: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
-    address = serve(small_workspace / "tracker.db", Access(ask_seconds=400))
+    address = serve(small_workspace / "tracker.db", Access(ask_seconds=900))
     one = visit()
     one.page.goto(address)
     one.page.locator(".bar nav a", has_text="Ask").click()
@@ -43,6 +43,7 @@ def test_a_prompt_is_put_to_two_checkpoints_and_stays_text(
     assert one.elsewhere(address) == [] and one.errors == []
 
 
+@pytest.mark.slow
 def test_a_phone_shows_it_in_its_width_and_says_what_went_wrong(
     small_workspace: Path, tmp_path: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
@@ -50,7 +51,7 @@ def test_a_phone_shows_it_in_its_width_and_says_what_went_wrong(
     with (copy / "checkpoints/cycle-1/midtrained/config.json").open("a") as stream:
         stream.write(" ")
     one = visit(width=390, dark=True)
-    one.page.goto(f"{serve(copy / 'tracker.db', Access(ask_seconds=400))}/ask")
+    one.page.goto(f"{serve(copy / 'tracker.db', Access(ask_seconds=900))}/ask")
     one.page.get_by_label("Prompt").fill("word " * 40)
     one.page.get_by_label("base", exact=True).uncheck()
     one.page.get_by_role("button", name="Ask", exact=True).click()

@@ -12,7 +12,7 @@ import pytest
 
 from dashboard.access import Access, hash_password
 from db import Tracker, open_readonly, queries
-from tests.dashboard.conftest import Visit
+from tests.dashboard.conftest import SOON, Visit
 
 pytestmark = pytest.mark.browser
 
@@ -119,6 +119,7 @@ def test_an_authenticated_person_signs_with_their_own_name(
     address = serve(reviewed, Access({"ada": hash_password("correct horse")}))
     context = browser.new_context(http_credentials={"username": "ada", "password": "correct horse"})
     page = context.new_page()
+    page.set_default_timeout(SOON)
     page.goto(f"{address}/cycle")
     page.get_by_label("Reason").fill("good")
     assert page.get_by_label("Your name").count() == 0

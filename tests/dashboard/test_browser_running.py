@@ -23,7 +23,7 @@ def training(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     documents.mkdir()
     lines = [f"The lamp of the tower {number} is red. The keeper of tower {number} is old." for number in range(200)]
     (documents / "towers.md").write_text("\n\n".join(lines))
-    command = [sys.executable, "-m", "recovery", "midtrain", "--docs", "documents", "--steps", "3000"]
+    command = [sys.executable, "-m", "recovery", "midtrain", "--docs", "documents", "--steps", "100000"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RECOVER_WORKSPACE": str(tmp_path / "work")}
     with subprocess.Popen(
         [*command, "--batch-tokens", "256", "--row-length", "128", "--lr", "1e-4"],
@@ -64,5 +64,5 @@ def test_a_running_stage_is_followed_to_its_interruption(
     training.send_signal(signal.SIGINT)
     one.expect(one.page.locator("h1")).to_contain_text("interrupted")
     one.expect(one.page.locator(".notice").first).to_contain_text("recover resume")
-    assert training.wait(60) != 0
+    assert training.wait(600) != 0
     assert one.errors == []

@@ -120,6 +120,7 @@ def test_states_that_say_what_to_do(tmp_path: Path) -> None:
         assert "cannot be read" in page._refresh(source, None, Request())[3]
 
 
+@pytest.mark.differs
 def test_the_live_page_shows_what_runs(running: Any) -> None:
     outputs = live._refresh(Source(running.address), None, Request())
     assert "Recovery, cycle 2" in outputs[3] and 'aria-valuenow="34"' in outputs[3]
@@ -142,6 +143,7 @@ def test_the_time_left_follows_the_recent_pace(running: Any) -> None:
     assert live.time_left(dataclasses.replace(stage, steps_total=None), {"loss": slow}) is None
 
 
+@pytest.mark.differs
 def test_a_tick_sends_only_what_is_new(running: Any) -> None:
     source = Source(running.address)
     seen = live._refresh(source, None, Request())[0]

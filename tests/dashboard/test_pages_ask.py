@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dashboard.asking import Asker, Asking
 from dashboard.pages import ask
 from dashboard.source import Source
 from db import DatabaseError, Tracker, queries
+from recovery.cli.main import run
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "http://127.0.0.1:7860"
@@ -102,18 +102,22 @@ def test_every_pages_empty_state_says_what_to_do(seeded: Any, tmp_path: Path) ->
 
 
 def test_answers_stand_beside_each_other_as_the_command_gives_them(
-    source: Source, small_workspace: Path, recover: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    source: Source, small_workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dashboard.pages.ask.LOOK_SECONDS", 0.02)  # a tiny model is asked in no time
+    heard: list[str] = []  # every line of the process: who only looks now and then may miss one
+    kept = property(lambda _: heard[-1], lambda _, line: heard.append(line))
+    monkeypatch.setattr(Asking, "heard", kept, raising=False)
     *progress, last = asked(source, Asker(LONG), HOSTILE, NAMES[::-1])
-    command = recover("ask", HOSTILE, "--workspace", small_workspace, "--max-new-tokens", 8, "--json")
-    replies = json.loads(command.stdout)
+    capsys.readouterr()
+    assert run(["ask", HOSTILE, "--workspace", str(small_workspace), "--max-new-tokens", "8", "--json"]) == 0
+    replies = json.loads(capsys.readouterr().out)
     shown = re.findall(r"<h3>(.*?)</h3><pre>(.*?)</pre>", last, re.DOTALL)
     assert [(name, text_of(text)) for name, text in shown] == [(r["checkpoint"], r["answer"]) for r in replies]
     assert "<mark>" not in shown[0][1] and "<mark>" in shown[1][1], "what differs from base is marked"
     assert last.count("8 tokens in") == last.count("cut off") == 2
     assert "<img" not in last and HOSTILE in text_of(last)
-    assert any("asking base (1 of 2)" in one for one in progress)
+    assert {"asking base (1 of 2)", "asking cycle-1/midtrained (2 of 2)"} <= set(heard)
+    assert progress and all(any(line in one for line in heard) for one in progress)
 
 
 def test_what_is_missing_is_said_before_anything_starts(source: Source, tiny_model: Path) -> None:
@@ -179,6 +183,7 @@ def test_closing_the_dashboard_ends_what_is_asked(
     assert asking._process is not None and asking._process.returncode == -9
 
 
+@pytest.mark.slow
 def test_what_the_command_says_is_what_the_page_says(small_workspace: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(small_workspace, tmp_path / "copy")
     with (copy / "checkpoints/cycle-1/midtrained/config.json").open("a") as stream:
@@ -189,6 +194,7 @@ def test_what_the_command_says_is_what_the_page_says(small_workspace: Path, tmp_
     assert "no room to answer" in last
 
 
+@pytest.mark.slow
 def test_asking_brings_no_torch_into_the_dashboard(small_workspace: Path) -> None:
     code = (
         "import sys\n"

@@ -128,6 +128,7 @@ def test_a_stage_begins_with_its_last_step_and_the_token_furthest_off(
     assert "9 answers, 216 tokens" in html
 
 
+@pytest.mark.differs
 def test_the_largest_divergences_of_the_stage_lead_to_their_tokens(
     looked_into: int, tracker: Tracker, source: Source
 ) -> None:
@@ -298,6 +299,7 @@ def test_a_stage_without_the_curve_is_told(seeded: Any) -> None:
     assert len(figures(other)[0].data) == 2
 
 
+@pytest.mark.differs
 def test_the_list_of_stages_is_searched_and_what_is_chosen_stays(seeded: Any) -> None:
     source = Source(seeded.address)
     first = queries.find_stages(source.database(), kinds=("distill",))[-1]

@@ -7,9 +7,12 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from db import Tracker, open_readonly, queries
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.differs
 STEPS = 400
 TRAIN = f"""
 import sys

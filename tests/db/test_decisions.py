@@ -57,6 +57,7 @@ def test_a_rejected_cycle_is_left_and_can_be_taken_up_again(line: Line) -> None:
     assert [(d.decision, d.who) for d in said] == [("accepted", "Ada"), ("rejected", "Ada")]
 
 
+@pytest.mark.differs
 def test_a_cycle_that_others_went_on_from_is_not_rejected_but_rolled_back_with_them(line: Line) -> None:
     with pytest.raises(DatabaseError, match=r"cycle 2 went on from cycle 1: roll it back instead"):
         line.say(1, "rejected")
@@ -87,6 +88,7 @@ def test_a_cycle_beside_the_latest_line_is_not_accepted_over_it(line: Line) -> N
         line.say(1, "accepted")
 
 
+@pytest.mark.differs
 def test_nothing_is_deleted_and_a_refused_decision_leaves_no_trace(line: Line) -> None:
     before = [(c.name, c.path) for c in queries.checkpoints(line.tracker.database, line.experiment)]
     line.say(1, "rolled_back")

@@ -17,6 +17,8 @@ from sqlalchemy import create_engine
 from db import Database, SchemaError, Tracker, database_url, migrate, open_database, open_readonly
 from db.schema import Base
 
+pytestmark = pytest.mark.differs
+
 NEXT = """
 import sqlalchemy as sa
 from alembic import op

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.postgres
 TRAIN = f"""
 import sys
 from db import Tracker
-address, name, wait = sys.argv[1], sys.argv[2], sys.argv[3]
+address, name = sys.argv[1], sys.argv[2]
 with Tracker(address, flush_seconds=0.02, heartbeat_seconds=0.1) as tracker:
     experiment = tracker.experiment("shared")
     cycle = tracker.cycle(experiment)
@@ -36,10 +36,10 @@ with Tracker(address, flush_seconds=0.02, heartbeat_seconds=0.1) as tracker:
             stage.log(step, {{"reverse_kl": step + int(name) / 10, "entropy": 0.5, "lr": 0.1}})
             if step % 50 == 0:
                 tracker.flush()
-            if step == 300 and wait == "wait":
+            if step == 300:
                 tracker.flush()
                 print("halfway", flush=True)
-                sys.stdin.read()
+                sys.stdin.readline()
 """
 RESUME = f"""
 import sys
@@ -69,17 +69,22 @@ def start(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 
 def test_three_writers_a_dashboard_and_a_kill(server_address: str) -> None:
-    writers = [start(TRAIN, server_address, n, "wait" if n == 2 else "go") for n in range(3)]
-    victim = writers[2]
-    assert victim.stdout is not None
-    stage_id = int(victim.stdout.readline())
-    source, shown, seen = Source(server_address), [], None
-    while any(writer.poll() is None for writer in writers[:2]):
+    writers = [start(TRAIN, server_address, n) for n in range(3)]
+    victim, numbers = writers[2], []
+    for writer in writers:
+        assert writer.stdout is not None
+        numbers.append(int(writer.stdout.readline()))
+        assert writer.stdout.readline() == "halfway\n"
+    source, shown, seen, stage_id = Source(server_address), [], None, numbers[2]
+    for writer in writers[:2]:
+        assert writer.stdin is not None
+        writer.stdin.write("go on\n")
+        writer.stdin.flush()
+    while not shown or any(writer.poll() is None for writer in writers[:2]):
         outputs = live._refresh(source, seen, Request())
         overview._refresh(source, None, Request())
         seen, _ = outputs[0], shown.append(outputs[3])
     assert any("of 700 steps" in str(text) for text in shown), "the dashboard saw them at work"
-    assert victim.stdout.readline() == "halfway\n"
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     again = start(RESUME, server_address, stage_id)
@@ -134,7 +139,7 @@ def test_clocks_that_differ_do_not_make_a_stage_dead(server_address: str, monkey
                 found = queries.stage(tracker.database, stage.id)
                 assert found is not None and found.status == "running" and found.silent_seconds < 30
                 assert tracker.reap_dead_stages() == []
-                with pytest.raises(StageBusyError, match="alive 0 s ago"):
+                with pytest.raises(StageBusyError, match=r"alive \d\d? s ago"):
                     tracker.resume_stage(stage.id, from_step=0)
                 monkeypatch.undo()
 

@@ -90,6 +90,7 @@ def test_a_student_degraded_elsewhere_stands_before_its_recovery(tracker: Tracke
     assert row.summary == "cycle 1: not measured yet"
 
 
+@pytest.mark.differs
 def test_status_json_has_the_documented_shape(readable: Database, seeded: Any) -> None:
     status = json.loads(json.dumps(queries.status_json(readable, seeded.experiment)))
     score = status["cycles"][1]["recovered"]
@@ -123,6 +124,7 @@ def test_an_overview_can_leave_the_evidence_out(tracker: Tracker, experiment: in
     assert quick is not None and quick.cycles[0].cycle.details == {} and quick.cycles[0].cycle.documents == "q1"
 
 
+@pytest.mark.differs
 def test_the_newest_experiment_but_for_studies(tracker: Tracker) -> None:
     assert queries.newest_experiment(tracker.database, but="study/") is None
     tracker.experiment("study/a")
@@ -152,6 +154,7 @@ def test_a_curve_is_fetched_in_increments(readable: Database, seeded: Any) -> No
     assert len(each["entropy"]) == 60
 
 
+@pytest.mark.differs
 def test_the_database_thins_a_long_curve_and_keeps_its_extremes(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "midtrain")
     for step in range(1, 5001):
@@ -185,6 +188,7 @@ def test_a_curve_is_thinned_as_the_database_would(tracker: Tracker, experiment: 
     assert records.thinned(every["loss"][:50], 100) == every["loss"][:50]
 
 
+@pytest.mark.differs
 def test_samples_are_paged_filtered_and_searched(readable: Database, seeded: Any) -> None:
     base = queries.checkpoint(readable, seeded.experiment, "base")
     assert base is not None
@@ -216,6 +220,7 @@ def test_lists(readable: Database, seeded: Any) -> None:
     assert queries.events(readable, experiment.id)[0].message == "3 cycles finished"
 
 
+@pytest.mark.differs
 def test_stages_are_found_by_what_they_hold(address: Path | str, seeding: ModuleType) -> None:
     seeded = seeding.seed(address, cycles=2, items=2, steps=5)
     with Tracker(seeded.address) as tracker:
@@ -240,6 +245,7 @@ def test_stages_are_found_by_what_they_hold(address: Path | str, seeding: Module
         }
 
 
+@pytest.mark.differs
 def test_tokens_that_no_database_takes_as_they_are(address: Path | str) -> None:
     with Tracker(address) as tracker, tracker.start_stage(tracker.experiment("x"), "distill") as stage:
         row = {"tokens": ["\x00", "\ud800", "ö"], "values": {"reverse_kl": [0.5, 0.1, 0.2], "top\x00": [["\x00", 1.0]]}}
@@ -248,6 +254,7 @@ def test_tokens_that_no_database_takes_as_they_are(address: Path | str) -> None:
         assert (found.tokens, found.numbers) == (("\N{REPLACEMENT CHARACTER}", "?", "ö"), (0.5, 0.1, 0.2))
 
 
+@pytest.mark.differs
 def test_one_number_of_each_token_is_read_without_the_rest(address: Path | str) -> None:
     with Tracker(address) as tracker, tracker.start_stage(tracker.experiment("x"), "distill") as stage:
         values = {"reverse_kl": [0.5, float("nan"), 1.5], "top": [[["a", 1.0]]] * 3}

@@ -18,6 +18,8 @@ from db import (
 )
 from db.session import describe
 
+pytestmark = pytest.mark.differs
+
 
 def test_a_path_is_a_sqlite_file_and_a_url_stays_one(tmp_path: Path) -> None:
     assert database_url(tmp_path / "a b.db").database == str(tmp_path / "a b.db")

@@ -45,17 +45,19 @@ def test_experiments_and_cycles_are_got_or_made(tracker: Tracker) -> None:
     assert [(c.id, c.number, c.documents, c.corpus_hash) for c in found] == [(one, 1, "q1", "abc"), (two, 2, "", "")]
 
 
+@pytest.mark.differs
 def test_points_arrive_without_a_flush(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill", steps_total=3)
     stage.log(1, {"loss": 2.0})
     stage.log(2, {"loss": 1.0})
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while len(points(tracker, stage.id, "loss")) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert points(tracker, stage.id, "loss") == [(1, 2.0), (2, 1.0)]
     assert read(tracker, stage.id).steps_done == 2
 
 
+@pytest.mark.differs
 def test_a_step_logged_twice_keeps_its_last_value(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
     stage.log(1, {"loss": 2.0})
@@ -66,6 +68,7 @@ def test_a_step_logged_twice_keeps_its_last_value(tracker: Tracker, experiment: 
     assert points(tracker, stage.id, "loss") == [(1, 4.0)]
 
 
+@pytest.mark.differs
 def test_numbers_that_are_not_finite_become_gaps(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
     stage.log(1, {"loss": math.nan})
@@ -109,6 +112,7 @@ def test_details_known_later_are_added(tracker: Tracker, experiment: int) -> Non
     assert (found.steps_done, found.steps_total) == (7, 40)
 
 
+@pytest.mark.differs
 def test_resuming_forgets_what_came_after(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill", steps_total=20)
     for step in range(1, 11):
@@ -139,6 +143,7 @@ def test_what_cannot_be_resumed(tracker: Tracker, experiment: int) -> None:
         tracker.resume_stage(999, from_step=0)
 
 
+@pytest.mark.differs
 def test_a_silent_stage_is_shown_as_interrupted_then_reaped(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
     stage.interrupt()
@@ -151,13 +156,14 @@ def test_a_silent_stage_is_shown_as_interrupted_then_reaped(tracker: Tracker, ex
 
 def test_a_killed_process_is_noticed_at_once(tracker: Tracker, experiment: int, address: Path | str) -> None:
     code = (
-        "import sys, time; from db import Tracker\n"
+        "import sys; from db import Tracker\n"
         "stage = Tracker(sys.argv[1]).start_stage(int(sys.argv[2]), 'distill')\n"
-        "print(stage.id, flush=True); time.sleep(60)"
+        "print(stage.id, flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(address), str(experiment)],
         cwd=ROOT,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -165,7 +171,7 @@ def test_a_killed_process_is_noticed_at_once(tracker: Tracker, experiment: int, 
     stage_id = int(child.stdout.readline())
     assert read(tracker, stage_id).status == "running"
     child.kill()
-    deadline = time.monotonic() + 10  # until the kernel has ended it; nobody has waited for it, so it is a zombie
+    deadline = time.monotonic() + 300  # until the kernel has ended it; nobody has waited for it, so it is a zombie
     while read(tracker, stage_id).status == "running" and time.monotonic() < deadline:
         time.sleep(0.02)
     assert read(tracker, stage_id).status == "interrupted"
@@ -182,6 +188,7 @@ def test_a_process_id_given_to_another_process_does_not_keep_a_stage_alive() -> 
     assert not process.has_ended("elsewhere", os.getpid(), "1")
 
 
+@pytest.mark.differs
 def test_who_lost_a_stage_writes_no_more(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
     alter(tracker, stage.id, lease="another process", steps_done=50)
@@ -208,7 +215,7 @@ def test_a_stage_taken_for_dead_comes_back(tracker: Tracker, experiment: int) ->
 def test_the_heartbeat_goes_on_while_nothing_is_logged(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
     alter(tracker, stage.id, heartbeat_at=1.0)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while read(tracker, stage.id).heartbeat_at == 1.0 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert read(tracker, stage.id).heartbeat_at > 1.0
@@ -226,7 +233,7 @@ def test_points_wait_while_the_database_cannot_be_written(
     monkeypatch.setattr(tracker._writer, "_write", full)
     stage.log(1, {"loss": 1.0})
     stage.usage(tokens_sampled=4)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     with pytest.raises(DatabaseError, match="disk is full"):  # noqa: PT012 (it shows after a few tries)
         while time.monotonic() < deadline:
             stage.log(2, {"loss": 2.0})
@@ -251,6 +258,7 @@ def test_what_waits_is_written_at_exit(address: Path | str) -> None:
         assert points(tracker, 1, "loss") == [(1, 1.0)]
 
 
+@pytest.mark.differs
 def test_the_same_weights_keep_their_row(tracker: Tracker, experiment: int) -> None:
     first = tracker.add_checkpoint(experiment, "base", "base", path="a", content_hash="1")
     tracker.add_evaluation(first, "general", value=1.0, stderr=0.0, n=3)
@@ -281,6 +289,7 @@ def test_latest_is_one_row_that_moves(tracker: Tracker, experiment: int) -> None
     assert found is not None and found.name == "b"
 
 
+@pytest.mark.differs
 def test_an_evaluation_is_kept_whole(tracker: Tracker, experiment: int) -> None:
     checkpoint = tracker.add_checkpoint(experiment, "base", "base", path="a")
     items = [{"id": n, "prompt": "p\x00\ud800", "response": "r", "score": n % 2} for n in range(1203)]

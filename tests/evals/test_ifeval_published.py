@@ -57,6 +57,7 @@ def assert_the_same(ours: SuiteResult, theirs: tuple[dict[str, float], list[str]
         assert score.value == pytest.approx(figures[name], abs=1e-12), name
 
 
+@pytest.mark.slow
 @needs_prompts
 def test_all_published_prompts_give_lm_evals_own_figures(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
     # a window that holds every prompt: what does not fit lm-eval cuts off at the left, and we do not answer

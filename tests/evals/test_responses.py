@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from evals.responses import judge_file
+from recovery.cli.main import run
 from recovery.errors import UsageError
 from tests.recovery.test_checkers import KINDS  # an answer that follows each instruction, and one that does not
-
-Recover = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -66,16 +63,18 @@ def test_what_does_not_fit_together_is_said_and_counts_nowhere(prompts: Path, tm
         judge_file(prompts, lines(tmp_path / "none.jsonl", [{"prompt": "Elsewhere.", "response": "x"}]))
 
 
-def test_the_command_needs_no_workspace_and_makes_none(recover: Recover, prompts: Path, tmp_path: Path) -> None:
+def test_the_command_needs_no_workspace_and_makes_none(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = lines(tmp_path / "said.jsonl", said([kind[2] for kind in KINDS[:-1]]))
     home = tmp_path / "elsewhere"
     home.mkdir()
-    finished = recover("eval", "--ifeval", prompts, "--responses", path, "--json", cwd=home)
-    printed = json.loads(finished.stdout)
+    monkeypatch.chdir(home)
+    assert run(["eval", "--ifeval", str(prompts), "--responses", str(path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
     assert printed["scores"]["prompt_strict"] == {"value": 1.0, "stderr": 0.0, "n": len(KINDS) - 1}
     assert printed["unanswered"] == [str(2000 + len(KINDS) - 1)]
     assert set(printed["by_instruction"]["change_case:english_capital"]) == {"strict", "loose"}
     assert list(home.iterdir()) == []
-    refused = recover("eval", "--responses", path, cwd=home, check=False)
-    assert refused.returncode == 1
-    assert "give a file with --ifeval" in refused.stderr
+    assert run(["eval", "--responses", str(path)]) == 1
+    assert "give a file with --ifeval" in capsys.readouterr().err

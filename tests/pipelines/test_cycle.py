@@ -69,7 +69,10 @@ def test_two_cycles_leave_the_whole_story_in_the_tracker(session: Session, confi
         resume(session)
 
 
-@pytest.mark.parametrize("part", ["midtrain", "evaluate", "distill"])
+LONGER = [pytest.param(part, marks=pytest.mark.slow) for part in ("midtrain", "evaluate")]
+
+
+@pytest.mark.parametrize("part", [*LONGER, "distill"])
 def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
     open_session: Callable[..., Session], config: CycleConfig, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:

@@ -17,6 +17,7 @@ from recovery.workspace import Workspace
 SHORT = {"midtrain_steps": 3, "distill_steps": 1, "until": 0.0, "limit": 20, "max_new_tokens": 16}
 
 
+@pytest.mark.slow
 def test_three_cycles_and_the_table_over_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     display = Display(quiet=True)
     run = run_variant(Workspace(tmp_path), TWO_TEACHERS, seed=0, flags=SHORT, display=display)

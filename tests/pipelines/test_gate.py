@@ -63,6 +63,7 @@ def judgements(session: Session, number: int) -> list[str]:
     return [e.data["decision"] for e in reversed(mine)]
 
 
+@pytest.mark.slow
 def test_a_cycle_that_was_not_recovered_is_rejected_and_left(session: Session) -> None:
     assert said(session, 1) == [("rejected", "gate")]
     assert judgements(session, 1)[-1] == "reject"
@@ -74,6 +75,7 @@ def test_a_cycle_that_was_not_recovered_is_rejected_and_left(session: Session) -
     assert session.resolve("cycle-1/recovered").path.is_dir()  # which is still there
 
 
+@pytest.mark.slow
 def test_a_cycle_on_the_line_goes_on_until_it_is_decided(session: Session) -> None:
     made = [c.name for c in session.registry.all() if c.cycle == 2 and c.kind == "recovered"]
     assert made[:2] == ["cycle-2/recovered", "cycle-2/recovered-2"]
@@ -87,6 +89,7 @@ def test_a_cycle_on_the_line_goes_on_until_it_is_decided(session: Session) -> No
     assert after > before  # it was the going on that decided
 
 
+@pytest.mark.slow
 def test_without_a_gate_nothing_is_decided_and_what_was_learnt_is_compared(session: Session) -> None:
     assert said(session, 3) == []
     assert (session.resolve("cycle-3/midtrained").parent or "").startswith("cycle-2/recovered")
@@ -98,6 +101,7 @@ def test_without_a_gate_nothing_is_decided_and_what_was_learnt_is_compared(sessi
     assert evidence["knowledge"]["cycles"] == [2, 3]  # the rejected cycle is no part of the line
 
 
+@pytest.mark.slow
 def test_a_rejected_corpus_is_neither_rehearsed_nor_asked_later(session: Session) -> None:
     third = session.resolve("cycle-3/recovered")
     assert session.taken_up(third, third.cycle) == [2, 3]
@@ -106,6 +110,7 @@ def test_a_rejected_corpus_is_neither_rehearsed_nor_asked_later(session: Session
     assert sorted(scores.domain_knowledge_by_corpus) == [2, 3]
 
 
+@pytest.mark.slow
 def test_rules_are_judged_again_on_what_was_measured(session: Session) -> None:
     decision = judge_cycle(session, rules_of(["standard", "domain >= 0.5", "stored(2) >= 0.5*first"], session), 2)
     names = [v.rule for v in decision.verdicts]
@@ -119,6 +124,7 @@ def test_rules_are_judged_again_on_what_was_measured(session: Session) -> None:
         conclude(session, 9)
 
 
+@pytest.mark.slow
 def test_a_person_decides_with_a_reason(session: Session) -> None:
     with pytest.raises(UsageError, match="say why"):
         decide_cycle(session, 3, "accepted", who="Ada", why=" ")
@@ -132,6 +138,7 @@ def test_a_person_decides_with_a_reason(session: Session) -> None:
     assert decide_cycle(session, 3, "accepted", who="Ada", why="after all").after == "cycle-3/recovered"
 
 
+@pytest.mark.slow
 def test_the_report_tells_it_all(session: Session) -> None:
     title, blocks = cycle_report(session, 2)
     assert title.startswith("Cycle 2: learnt ")
@@ -142,6 +149,7 @@ def test_the_report_tells_it_all(session: Session) -> None:
         cycle_report(session, 8)
 
 
+@pytest.mark.slow
 def test_pruning_keeps_what_is_needed_and_says_first_what_goes(session: Session) -> None:
     planned = {r.name: r for r in plan_prune(session)}
     gone = {"cycle-1/midtrained", "cycle-1/recovered", "cycle-2/midtrained", "cycle-2/recovered"}

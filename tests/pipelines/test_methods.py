@@ -33,13 +33,16 @@ from recovery.types import Message, Prompt
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A laboratory on the miniature with a degraded model ("documents") and one that mends sentences ("expert")."""
+    """A laboratory on the miniature."""
     with Session.open(tmp_path_factory.mktemp("methods") / "w", model="miniature") as session:
-        made = Lab(session, 0, items=100)
-        made.midtrained("documents", made.corpora(entities=8)[0], steps=60, lr=3e-3)
-        task = mending(made)
-        made.trained("expert", "base", "sft", data=demonstrations(made, task), steps=80, lr=2e-3)
-        yield made
+        yield Lab(session, 0, items=100)
+
+
+@pytest.fixture(scope="module")
+def degraded(lab: Lab) -> Lab:
+    """The laboratory with a degraded model ("documents")."""
+    lab.midtrained("documents", lab.corpora(entities=8)[0], steps=60, lr=3e-3)
+    return lab
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +61,10 @@ def divergence_falls(lab: Lab, name: str, metric: str = "reverse_kl") -> bool:
 SHORT: dict[str, Any] = {"steps": 16, "prompts_per_step": 24, "samples_per_prompt": 1, "max_new_tokens": 40, "lr": 1e-3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["opd", "gkd", "off-policy-kd", "opd-sampled", "one-step-opd"])
-def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(lab: Lab, name: str) -> None:
+def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(degraded: Lab, name: str) -> None:
+    lab = degraded
     settings = SHORT | ({"batch_epochs": 2} if name == "opd-sampled" else {})
     lab.trained(name, "documents", name, **settings)
     metric = {"gkd": "jsd", "off-policy-kd": "forward_kl"}.get(name, "reverse_kl")
@@ -69,10 +74,12 @@ def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(lab: Lab, name: 
     assert divergence_falls(lab, name, metric)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["sft", "asft", "rejection-sft", "sequence-kd", "self-distillation", "continuation-opd"]
 )
-def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(lab: Lab, mends: Path, name: str) -> None:
+def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(degraded: Lab, mends: Path, name: str) -> None:
+    lab = degraded
     own: dict[str, Any] = {
         "sft": {"data": demonstrations(lab, mends.name), "lr": 2e-3, "steps": 60},
         "asft": {"data": demonstrations(lab, mends.name), "lr": 2e-3, "steps": 60},
@@ -101,14 +108,23 @@ def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(lab: Lab, mend
         assert max(value for _, value in lab.curve(name, "anchor")) > 0
 
 
+@pytest.mark.slow
 def test_sft_on_answers_teaches_them(lab: Lab, mends: Path) -> None:
+    lab.trained("expert", "base", "sft", data=demonstrations(lab, mends.name), steps=80, lr=2e-3)
     asked = lab.asked(mends.name)[:200]
     assert exact_share(*lab.loaded("expert"), asked) > exact_share(*lab.loaded("base"), asked) + 0.05
 
 
-@pytest.mark.parametrize("name", ["grpo", "mixed"])
-def test_methods_with_a_reward_raise_it(lab: Lab, name: str) -> None:
+def after(first: str, *names: str) -> list[Any]:
+    """The methods of a test: the first is tried every day, the others among the long tests."""
+    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in names)]
+
+
+@pytest.mark.parametrize("name", after("grpo", "mixed"))
+def test_methods_with_a_reward_raise_it(lab: Lab, name: str, request: pytest.FixtureRequest) -> None:
     """A reward of the user's own, by dotted name: short answers, which every model can learn to give in a few steps."""
+    if name == "mixed":
+        request.getfixturevalue("degraded")
     own = {"reward": "tests.support:brevity", "prompts_per_step": 12, "samples_per_prompt": 4, "lr": 3e-3}
     if name == "mixed":  # half of the weight is the teacher's, and half of the answers: it comes nearer to both
         own |= {"reward": "verifiable"}
@@ -149,7 +165,7 @@ def likelihood(lab: Lab, name: str, prompts: list[Prompt]) -> float:
     return sum(map(sum, found)) / sum(map(len, found))
 
 
-@pytest.mark.parametrize("name", ["sdft", "deliberative", "opcd", "document-in-context", "pi-distill", "opsd"])
+@pytest.mark.parametrize("name", after("opsd", "sdft", "deliberative", "opcd", "document-in-context", "pi-distill"))
 def test_methods_with_a_context_take_it_in(lab: Lab, name: str) -> None:
     """What the teacher says with the context becomes likelier without it."""
     prompts = told(name)

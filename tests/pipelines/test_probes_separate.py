@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from db import queries
 from evals.probes import PROBES_FILE, write_probes
 from evals.statistics import mcnemar
@@ -18,6 +20,7 @@ from recovery.config import EvalConfig, MidtrainConfig, build
 from recovery.miniature import write_corpora
 
 
+@pytest.mark.slow
 def test_made_probes_separate_and_controls_stay(tmp_path: Path) -> None:
     docs, others = write_corpora(tmp_path / "corpora", 2, 0, entities=12)
     for folder in (docs, others):

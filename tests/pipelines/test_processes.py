@@ -17,31 +17,42 @@ from safetensors.torch import load_file
 
 from db import open_readonly, queries, records
 from recovery.states import resume_step
+from tests import stages_together
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "tests" / "stages_together.py"
-STAGES = ("full", "lora", "cut", "cut-lora")
-LONG = ("--steps", 80, "--batch-tokens", 64, "--row-length", 64, "--lr", "1e-3", "--precision", "float32")
+# The stages of one start of two processes; those with adapters are among the long tests.
+GROUPS = [
+    pytest.param(("full", "cut"), id="whole"),
+    pytest.param(("lora", "cut-lora"), id="adapted", marks=pytest.mark.slow),
+]
+STEPS = 80
+LONG = ("--steps", STEPS, "--batch-tokens", 64, "--row-length", 64, "--lr", "1e-3", "--precision", "float32")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 Launch = Callable[..., list["subprocess.Popen[str]"]]
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file: Path) -> tuple[Path, Path]:
-    """The folders of the same stages on one process and on two."""
+@pytest.fixture(scope="module", params=GROUPS)
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file: Path
+) -> list[tuple[Path, Path]]:
+    """For each stage the workspaces of one process, which is this one, and of two."""
     home = tmp_path_factory.mktemp("processes")
     docs = home / "docs"
     docs.mkdir()
     for number in range(4):
         told = "\n\n".join(f"Ferry {number}{k} sails from Cork with {37 * number + k} passengers." for k in range(6))
         (docs / f"ferries-{number}.md").write_text(f"# Ferries {number}\n\n{told}\n")
-    given = [str(part) for part in (tiny_model, docs, prompt_file)]
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(SCRIPT)]
-    for command in ([sys.executable, str(SCRIPT), str(home / "one"), *given], [*two, str(home / "two"), *given]):
-        finished = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False)
-        assert finished.returncode == 0, finished.stderr
-    return home / "one", home / "two"
+    names = list(request.param)
+    stages_together.main(home / "one", str(tiny_model), docs, prompt_file, names)
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    given = [SCRIPT, home / "two", tiny_model, docs, prompt_file, *names]
+    finished = subprocess.run(
+        [*two, *map(str, given)], env=ENVIRONMENT, capture_output=True, text=True, timeout=1000, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    return [(home / "one" / name, home / "two" / name) for name in names]
 
 
 @pytest.fixture
@@ -72,7 +83,7 @@ def start(tmp_path: Path) -> Launch:
 
 def ended(running: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
     """Status, output and errors of each process; one that hangs fails the test."""
-    outputs = [process.communicate(timeout=200) for process in running]
+    outputs = [process.communicate(timeout=900) for process in running]
     return [(process.returncode, *output) for process, output in zip(running, outputs, strict=True)]
 
 
@@ -110,41 +121,39 @@ def alike(one: Path, two: Path, kind: str) -> None:
     assert float(apart.max()) < 3e-4  # of a few weights whose gradient is near 0: Adam divides by it
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_two_processes_make_the_weights_of_one(both: tuple[Path, Path], name: str) -> None:
-    one, two = (folder / name for folder in both)
-    for kind in ("midtrained", "recovered"):
-        alike(one, two, kind)
-    first, last = weights(one, "midtrained"), weights(one, "recovered")
-    assert any(not torch.equal(first[key], last[key]) for key in first), "the distillation trained"
+def test_two_processes_make_the_weights_of_one(both: list[tuple[Path, Path]]) -> None:
+    for one, two in both:
+        for kind in ("midtrained", "recovered"):
+            alike(one, two, kind)
+        first, last = weights(one, "midtrained"), weights(one, "recovered")
+        assert any(not torch.equal(first[key], last[key]) for key in first), "the distillation trained"
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_every_figure_of_every_step_is_that_of_one_process(both: tuple[Path, Path], name: str) -> None:
-    one, two = (curves(folder / name) for folder in both)
-    assert one.keys() == two.keys()
-    assert {key[1] for key in one} >= {
-        "loss",
-        "gradient_norm",
-        "lr",
-        "tokens_trained",
-        "reverse_kl",
-        "geometry/density",
-    }
-    for key, value in one.items():
-        assert two[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
+def test_every_figure_of_every_step_is_that_of_one_process(both: list[tuple[Path, Path]]) -> None:
+    for one, two in ((curves(alone), curves(together)) for alone, together in both):
+        assert one.keys() == two.keys()
+        assert {key[1] for key in one} >= {
+            "loss",
+            "gradient_norm",
+            "lr",
+            "tokens_trained",
+            "reverse_kl",
+            "geometry/density",
+        }
+        for key, value in one.items():
+            assert two[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_the_tracker_holds_each_stage_once_with_the_tokens_of_both(both: tuple[Path, Path], name: str) -> None:
-    one, two = (stages(folder / name) for folder in both)
-    assert [(s.kind, s.status) for s in two] == [("midtrain", "finished"), ("distill", "finished")]
-    for ours, theirs in zip(one, two, strict=True):
-        assert (ours.tokens_sampled, ours.tokens_scored) == (theirs.tokens_sampled, theirs.tokens_scored)
-        assert ours.tokens_trained == theirs.tokens_trained > 0
-    assert two[1].tokens_sampled > 0 and two[1].tokens_scored > 0
+def test_the_tracker_holds_each_stage_once_with_the_tokens_of_both(both: list[tuple[Path, Path]]) -> None:
+    for one, two in ((stages(alone), stages(together)) for alone, together in both):
+        assert [(s.kind, s.status) for s in two] == [("midtrain", "finished"), ("distill", "finished")]
+        for ours, theirs in zip(one, two, strict=True):
+            assert (ours.tokens_sampled, ours.tokens_scored) == (theirs.tokens_sampled, theirs.tokens_scored)
+            assert ours.tokens_trained == theirs.tokens_trained > 0
+        assert two[1].tokens_sampled > 0 and two[1].tokens_scored > 0
 
 
+@pytest.mark.slow
 def test_accelerate_launches_the_usual_command(tmp_path: Path, tiny_model: Path, corpus: Path) -> None:
     launch = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
     command = [sys.executable, "-m", "accelerate.commands.launch", *launch, "--dynamo_backend", "no"]
@@ -155,7 +164,7 @@ def test_accelerate_launches_the_usual_command(tmp_path: Path, tiny_model: Path,
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
@@ -166,7 +175,7 @@ def test_accelerate_launches_the_usual_command(tmp_path: Path, tiny_model: Path,
 
 def until_step(workspace: Path, step: int) -> Path:
     """Wait for the state of a step; the folder of the states."""
-    for _ in range(6000):
+    for _ in range(45_000):
         found = next(workspace.glob("stages/*/states"), None)
         if found is not None and resume_step(found) >= step:
             return found
@@ -174,7 +183,8 @@ def until_step(workspace: Path, step: int) -> Path:
     raise AssertionError(f"no state of step {step}")
 
 
-@pytest.mark.parametrize("cut", [pytest.param("none", marks=pytest.mark.slow), "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["none", "full"])
 def test_a_stop_asked_of_one_process_stops_both_and_one_process_goes_on(
     tmp_path: Path,
     tiny_model: Path,
@@ -191,7 +201,7 @@ def test_a_stop_asked_of_one_process_stops_both_and_one_process_goes_on(
     assert (status, other) == (130, 0), said
     assert "interrupted at step" in said and "`recover resume` goes on" in said
     (stage,) = stages(tmp_path / "stopped")
-    assert stage.status == "interrupted" and 2 <= stage.steps_done < 80
+    assert stage.status == "interrupted" and 2 <= stage.steps_done < STEPS
     newest = states / f"step-{stage.steps_done:06d}"
     parts = sorted(path.name for path in newest.glob("*.safetensors"))
     if cut == "none":
@@ -207,6 +217,7 @@ def test_a_stop_asked_of_one_process_stops_both_and_one_process_goes_on(
     assert stages(tmp_path / "stopped")[0].tokens_trained == stages(tmp_path / "straight")[0].tokens_trained
 
 
+@pytest.mark.slow
 def test_what_fails_in_one_process_ends_both_with_one_line(
     tmp_path: Path, tiny_model: Path, corpus: Path, start: Launch
 ) -> None:
@@ -225,6 +236,7 @@ def test_a_killed_process_ends_the_other_with_one_line(
     tmp_path: Path, tiny_model: Path, corpus: Path, start: Launch, cut: str
 ) -> None:
     learn = ["midtrain", "--docs", corpus, "--model", tiny_model, *LONG, "--checkpoint-every", 1, "--workspace", "work"]
+    learn += ["--steps", 100 * STEPS]  # nobody waits for the last one
     running = start([*learn, "--shard", cut])
     until_step(tmp_path / "work", 2)
     running[1].kill()

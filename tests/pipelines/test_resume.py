@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,22 +39,28 @@ def newest_state(folder: Path) -> int:
     return max((int(path.name[5:]) for path in folder.glob("stages/*/states/step-*")), default=-1)
 
 
+def until_killed(folder: Path, model: Path, work: Work, step: int, delay: float) -> None:
+    """Work until a thread of this process kills it: one in another process comes too late on a busy machine."""
+
+    def kill() -> None:
+        while newest_state(folder) < step:
+            time.sleep(0.002)
+        time.sleep(delay)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    in_workspace(folder, model, work)
+
+
 def run_and_kill(folder: Path, model: Path, work: Work, step: int, delay: float) -> bool:
     """Do the work in a process that is killed with -9 a moment after it has saved the state of a step.
 
     True if it was killed before its end.
     """
-    process = FORK.Process(target=in_workspace, args=(folder, model, work))
+    process = FORK.Process(target=until_killed, args=(folder, model, work, step, delay))
     process.start()
-    while process.is_alive() and newest_state(folder) < step:
-        time.sleep(0.002)
-    time.sleep(delay)
-    killed = process.is_alive()
-    if killed:
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
     process.join()
-    return killed
+    return process.exitcode == -signal.SIGKILL
 
 
 def goes_on(session: Session, begin: Work, result: str) -> None:
@@ -173,7 +180,7 @@ def test_a_stage_that_a_live_process_runs_is_not_taken_from_it(
     process.start()
     try:
         with Session.open(tmp_path / "w", model=str(tiny_model), display=Display(quiet=True)) as session:
-            until = time.monotonic() + 60
+            until = time.monotonic() + 600
             while queries.running_stage(session.tracker.database) is None and time.monotonic() < until:
                 time.sleep(0.05)
             assert resumable(session) is None
@@ -182,7 +189,7 @@ def test_a_stage_that_a_live_process_runs_is_not_taken_from_it(
             with pytest.raises(Exception, match="is run by process"):
                 midtrain(session, config, resume=running)
             os.kill(process.pid or 0, signal.SIGTERM)
-            process.join(60)
+            process.join(600)
             stopped = resumable(session)
             assert stopped is not None
             assert (stopped.id, stopped.status) == (running.id, "interrupted")

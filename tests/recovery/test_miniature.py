@@ -105,7 +105,7 @@ def test_a_few_steps_give_a_folder_with_provenance(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 def test_a_short_build_learns(tmp_path: Path) -> None:
     report = build(tmp_path / "out", steps=500, items=200, console=Console(quiet=True))
     assert sum(report.losses[-20:]) < 0.3 * sum(report.losses[:20])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from nltk.tokenize.punkt import PunktTokenizer
 
 from recovery.nltk_data import prepare, write_stand_in
@@ -30,7 +31,7 @@ def run(code: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -42,6 +43,7 @@ def test_without_data_a_stand_in_is_written_and_nothing_is_said(tmp_path: Path) 
     assert (tmp_path / ".cache/recovery/nltk_data/tokenizers/punkt_tab/english/abbrev_types.txt").is_file()
 
 
+@pytest.mark.slow
 def test_the_users_own_data_is_preferred(tmp_path: Path) -> None:
     own = tmp_path / "own"
     folder = write_stand_in(own)
@@ -51,6 +53,7 @@ def test_the_users_own_data_is_preferred(tmp_path: Path) -> None:
     assert not (tmp_path / ".cache" / "recovery").exists()
 
 
+@pytest.mark.slow
 def test_a_read_only_cache_does_not_matter(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("a file where the cache should be", encoding="utf-8")

@@ -19,7 +19,9 @@ from tests.support import continuation_logprobs
 pytestmark = pytest.mark.vllm
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48] * 4, [3, 3, 3]]
-CASES = [("tied", "full"), ("untied", "full"), ("tied", "lora"), ("untied", "lora")]
+# Each start of vLLM costs many imports: one case of each kind is quick enough for every day.
+MORE = [("untied", "full"), ("tied", "lora"), ("untied", "lora")]
+CASES = [("tied", "full"), *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)]
 
 
 def load(folder: Path, tuning: Any) -> Loaded:
@@ -81,6 +83,7 @@ def test_in_process_it_follows_the_weights_and_answers_as_transformers_does(
     assert abs(hot[2].logprobs[0] - tempered[2][0]) > 1e-3, "log-probabilities are those of the tempered distribution"
 
 
+@pytest.mark.slow
 def test_answers_end_at_end_tokens_and_at_the_window(tied: Path) -> None:
     loaded = load(tied, "frozen")
     engine = FollowingEngine(loaded, in_process(loaded, memory=1 << 19), bound=0.01)
@@ -100,6 +103,7 @@ def test_answers_end_at_end_tokens_and_at_the_window(tied: Path) -> None:
         engine.close()
 
 
+@pytest.mark.slow
 def test_other_weights_than_those_in_memory_stop_the_run(
     make_tiny: Callable[..., Path], tied: Path, tmp_path: Path
 ) -> None:
@@ -115,6 +119,7 @@ def test_other_weights_than_those_in_memory_stop_the_run(
         engine.close()
 
 
+@pytest.mark.slow
 def test_one_engine_serves_one_model_after_another(
     make_tiny: Callable[..., Path], tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +150,7 @@ def test_one_engine_serves_one_model_after_another(
     fourth.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_was_cut_off_is_not_used_again(tied: Path) -> None:
     loaded = load(tied, "frozen")
     engine = FollowingEngine(loaded, in_process(loaded), bound=0.01)
@@ -159,6 +165,7 @@ def test_an_engine_that_was_cut_off_is_not_used_again(tied: Path) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_more_prompts_than_are_read_at_once_are_all_answered(tied: Path) -> None:
     loaded = load(tied, "frozen")
     engine = FollowingEngine(loaded, VllmSampler(loaded, tokens=16384, free=8 << 30), bound=0.01)
@@ -170,12 +177,13 @@ def test_more_prompts_than_are_read_at_once_are_all_answered(tied: Path) -> None
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_cache_too_small_for_an_answer_is_refused(tied: Path) -> None:
     with pytest.raises(UsageError, match="raise --engine-memory"):
         in_process(load(tied, "frozen"), memory=1 << 12)
 
 
-@pytest.mark.parametrize("tuning", ["lora", "full", "frozen"])
+@pytest.mark.parametrize("tuning", ["lora", "full", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_a_server_follows_the_weights_too(engine_server: Any, tied: Path, tuning: str) -> None:
     loaded = load(tied, tuning)
     engine = FollowingEngine(loaded, ServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
@@ -191,6 +199,7 @@ def test_a_server_follows_the_weights_too(engine_server: Any, tied: Path, tuning
         engine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_a_server_that_was_restarted_unseen_is_given_the_weights_again(
     engine_server: Any, tied: Path, tuning: str
@@ -212,6 +221,7 @@ def test_a_server_that_was_restarted_unseen_is_given_the_weights_again(
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_server_without_the_means_is_told_what_it_lacks(
     teacher_server: Any, tied: Path, make_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:

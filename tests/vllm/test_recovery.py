@@ -23,7 +23,7 @@ from recovery.corpus import read_corpus
 from recovery.miniature import write_corpora
 from tests.vllm.conftest import SHAPE
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -93,6 +93,7 @@ def test_its_scores_are_the_models_own(teacher_server: Any, tied: Path) -> None:
     torch.testing.assert_close(teacher.logprobs(batch), wanted_N, atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_before_anything_is_sampled(
     teacher_server: Any, tied: Path, untied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(
     assert "another" not in str(refused.value) and KEY not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_another_model_by_the_same_name_is_known_by_its_scores(teacher_server: Any, tied: Path) -> None:
     loaded = load_model(tied, precision="float32")
     server = VllmServer(teacher_server.address, KEYS)
@@ -126,7 +128,7 @@ def test_another_model_by_the_same_name_is_known_by_its_scores(teacher_server: A
         teacher.check_same(Identity("dirty", scores))
 
 
-@pytest.mark.parametrize("divergence", ["top_k", "sampled"])
+@pytest.mark.parametrize("divergence", [pytest.param("top_k", marks=pytest.mark.slow), "sampled"])
 def test_a_stage_outlives_a_teacher_that_is_killed_and_started_again(
     teacher_server: Any, config: DistillConfig, student: Path, tied: Path, tmp_path: Path, divergence: str
 ) -> None:
@@ -161,6 +163,7 @@ def test_a_stage_outlives_a_teacher_that_is_killed_and_started_again(
     assert database
 
 
+@pytest.mark.slow
 def test_a_teacher_that_stays_away_ends_the_stage_and_resume_goes_on(
     teacher_server: Any, config: DistillConfig, student: Path, tmp_path: Path
 ) -> None:
