@@ -43,6 +43,7 @@ STAGE_WORDS = {
     "register": "Registering",
     "midtrain": "Mid-training",
     "distill": "Recovery",
+    "interpolate": "Interpolation",
     "evaluate": "Evaluation",
 }
 

@@ -24,8 +24,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-STAGE_KINDS = ("register", "midtrain", "distill", "evaluate")
-TRAINING = ("midtrain", "distill")
+STAGE_KINDS = ("register", "midtrain", "distill", "interpolate", "evaluate")
+TRAINING = ("midtrain", "distill", "interpolate")
 """Stages that make weights, and move what the next one goes on from."""
 STAGE_STATUSES = ("running", "finished", "interrupted", "failed")
 CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")

@@ -12,10 +12,10 @@ from typing import Any
 
 from evals.asking import tokens_only
 from evals.ifeval import evaluate_instructions
-from pipelines.models import engine_of
+from pipelines.models import engine_of, load_frozen
 from pipelines.stage import Stage
 from recovery.chat import ChatFormat
-from recovery.config import ModelConfig
+from recovery.config import DistillConfig, InterpolateConfig, ModelConfig
 from recovery.loading import Loaded
 from recovery.prompts import prompts_hash
 from recovery.rollouts import CachedEngine, Completion, Engine, Progress, Sampling
@@ -168,7 +168,13 @@ def count_spoken(stage: Stage, loaded: Loaded, answered: Sequence[Answered]) -> 
 
 
 def development_result(
-    loaded: Loaded, engine: Engine, prompts: Sequence[Prompt], *, max_new_tokens: int, seed: int
+    loaded: Loaded,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    seed: int,
+    progress: Progress | None = None,
 ) -> SuiteResult:
     """Instruction following on the prompts that recovery is stopped by."""
     return evaluate_instructions(
@@ -179,7 +185,27 @@ def development_result(
         window=loaded.max_length,
         seed=seed,
         suite=DEVELOPMENT,
+        progress=progress,
     )
+
+
+def reference_result(
+    stage: Stage, clean: Checkpoint, prompts: Sequence[Prompt], config: DistillConfig | InterpolateConfig
+) -> SuiteResult:
+    """The clean model's own result on the development prompts: measured once, then kept by its content hash."""
+    session = stage.session
+    path = development_file(session.workspace.folder / "cache", clean.hash, prompts, config)
+    known = read_result(path)
+    if known is not None:
+        return known
+    loaded = load_frozen(session.verified(clean), config)
+    bar = session.display.bar(f"{clean.name} on development prompts", len(prompts))
+    with bar, engine_of(loaded, config) as engine:
+        tokens, seed = config.max_new_tokens, config.seed
+        result = development_result(loaded, engine, prompts, max_new_tokens=tokens, seed=seed)
+    stage.interrupts.check()
+    write_result(path, result)
+    return result
 
 
 def development_file(cache: Path, base_hash: str, prompts: Sequence[Prompt], config: Any) -> Path:

@@ -20,9 +20,18 @@ from pipelines.corpora import ABOUT, thaw
 from pipelines.distill import distill
 from pipelines.evaluate import corpora_measured, evaluate, measured
 from pipelines.gate import LEFT_TO_A_PERSON, check_rules, conclude, enter, judge_cycle, references, rules_of
+from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.session import Session
-from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, from_json, to_json
+from recovery.config import (
+    CycleConfig,
+    DistillConfig,
+    EvalConfig,
+    InterpolateConfig,
+    MidtrainConfig,
+    from_json,
+    to_json,
+)
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint, write_atomically
 
@@ -227,6 +236,8 @@ def resume_stage(session: Session, stage: records.Stage) -> str:
         made = midtrain(session, from_json(MidtrainConfig, stage.config), resume=stage)
     elif stage.kind == "distill":
         made = distill(session, from_json(DistillConfig, stage.config), resume=stage)
+    elif stage.kind == "interpolate":
+        made = interpolate(session, from_json(InterpolateConfig, stage.config), resume=stage)
     elif stage.kind == "evaluate":
         config = from_json(EvalConfig, stage.config)
         results = evaluate(session, config, cycle=stage.cycle, resume=stage)

@@ -18,17 +18,14 @@ from pipelines.ahead import Ahead
 from pipelines.answers import (
     asked_beforehand,
     count_spoken,
-    development_file,
-    development_result,
     fitting,
-    read_result,
-    write_result,
+    reference_result,
 )
 from pipelines.estimates import Work
 from pipelines.glimpses import Glimpses
 from pipelines.memory import USUAL_PROMPT, Beside, Needs, Rollouts, distilling
 from pipelines.midtrain import row_length, rows_of
-from pipelines.models import choose_tuning, engine_of, load_frozen, reach_teacher
+from pipelines.models import choose_tuning, load_frozen, reach_teacher
 from pipelines.progress import duration
 from pipelines.roles import Roles, cast
 from pipelines.session import Session
@@ -44,7 +41,7 @@ from recovery.methods import method_named
 from recovery.rewards import judged
 from recovery.rollouts import Engine, Sampling, TransformersEngine
 from recovery.teachers import Frozen, Identity, RemoteTeacher
-from recovery.types import Message, Prompt, SuiteResult
+from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint, write_atomically
 
 # Tokens a response takes on average, as a share of the most it may take: for the estimates of a dry run.
@@ -127,7 +124,8 @@ def distill(
         contextlib.ExitStack() as held,
     ):
         reach_teacher(config)
-        reference = _reference(session, stage, config, setting)
+        teacher = setting.teacher or session.base
+        reference = reference_result(stage, teacher, setting.development, config) if setting.development else None
         given, spoken = _given(session, stage, config, setting, student)
         settings = settings_of(config, plan.steps, plan.lr)
         with cast(stage, _roles(session, config, setting, student, plan.tuning), settings) as models:
@@ -283,30 +281,6 @@ def _prompt_tokens(setting: Setting, config: DistillConfig) -> int:
     step = max(1, len(setting.train) // _LOOKED_AT)
     lengths = sorted(len(chat.prompt_ids(prompt.messages)) for prompt in setting.train[::step])
     return lengths[int(0.9 * (len(lengths) - 1))]
-
-
-def _reference(session: Session, stage: Stage, config: DistillConfig, setting: Setting) -> SuiteResult | None:
-    """The clean model's own result on the development prompts: measured once, then kept by its content hash."""
-    if not setting.development:
-        return None
-    teacher = setting.teacher or session.base
-    path = development_file(session.workspace.folder / "cache", teacher.hash, setting.development, config)
-    known = read_result(path)
-    if known is not None:
-        return known
-    loaded = load_frozen(session.verified(teacher), config)
-    bar = session.display.bar(f"{teacher.name} on development prompts", len(setting.development))
-    with bar, engine_of(loaded, config) as engine:
-        result = development_result(
-            loaded,
-            engine,
-            setting.development,
-            max_new_tokens=config.max_new_tokens,
-            seed=config.seed,
-        )
-    stage.interrupts.check()
-    write_result(path, result)
-    return result
 
 
 def _roles(session: Session, config: DistillConfig, setting: Setting, student: Checkpoint, tuning: str) -> Roles:

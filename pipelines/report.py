@@ -21,7 +21,7 @@ SAMPLES, TYPES = 5, 25
 _HOW = {
     "base": "the clean model, unchanged",
     "midtrained": "mid-trained on documents, its behaviour not yet given back",
-    "recovered": "given back its behaviour by on-policy distillation",
+    "recovered": "given back its behaviour",
 }
 _SUITES = ("instruction_following", "ifeval")
 _SAID = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
@@ -192,7 +192,7 @@ def _cost(database: Database, experiment: int, row: records.CycleRow) -> Iterato
     yield Heading(2, "Cost")
     columns = ("stage", "status", "steps", "tokens sampled", "scored", "trained", "time", "peak memory")
     yield Table(columns, tuple(map(_spent, stages)))
-    trained = [s for s in stages if s.kind in ("midtrain", "distill")]
+    trained = [s for s in stages if s.kind in ("midtrain", "distill", "interpolate")]
     for stage in trained:
         yield Heading(3, f"Settings of {stage.kind} ({stage.id}), seed {stage.seed}")
         yield Table(

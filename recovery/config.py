@@ -1,8 +1,8 @@
 """Settings of the stages: frozen dataclasses, checked once, built from flags, a recipe, the model's own and defaults.
 
 Precedence, highest first: flags, the recipe (``--recipe FILE``), the model folder's ``recovery.toml``, the
-defaults below. A recipe is TOML with one table a stage ([midtrain], [distill], [eval], [cycle]) and one for what
-all stages share ([model]). A table or key that means nothing is refused by name.
+defaults below. A recipe is TOML with one table a stage ([midtrain], [distill], [interpolate], [eval],
+[cycle]) and one for what all stages share ([model]). A table or key that means nothing is refused by name.
 """
 
 from __future__ import annotations
@@ -480,6 +480,38 @@ class DistillConfig(TrainingConfig):
 
 
 @dataclass(frozen=True)
+class InterpolateConfig(ModelConfig):
+    """Weights between two checkpoints: (1 - alpha) ``origin`` + alpha ``student`` (WiSE-FT, arXiv 2109.01903).
+
+    ``origin`` is a checkpoint, or "start": the one the student was trained from. Of ``alphas`` the one is taken that
+    answers most training questions about the documents (``questions`` of them, 0: none, and the largest is taken) among
+    those whose score on ``development`` prompts reaches the share ``keep`` of base's; where none does, the one with the
+    highest such score. No test prompt is asked.
+    """
+
+    student: str = "latest"
+    origin: str = "base"
+    alphas: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    keep: float = 0.98
+    development: int = 300
+    questions: int = 200
+    prompts: Path | None = None
+    max_new_tokens: int = 256
+    question_tokens: int = 48
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.alphas:
+            raise UsageError("--alpha names no place between the two: give one, or several to choose from")
+        for alpha in self.alphas:
+            _share("alpha", alpha, upper=1.0)
+        _share("keep", self.keep, upper=1.0)
+        _at_least("questions", self.questions, 0)
+        for name in ("development", "max_new_tokens", "question_tokens"):
+            _at_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
 class EvalConfig(ModelConfig):
     """What is measured. ``limit`` bounds the items of each suite, the same ones for every checkpoint.
 
@@ -543,13 +575,14 @@ class CycleConfig:
 SECTIONS: dict[str, type[Any]] = {
     "midtrain": MidtrainConfig,
     "distill": DistillConfig,
+    "interpolate": InterpolateConfig,
     "eval": EvalConfig,
     "cycle": CycleConfig,
 }
 # What a run is about is said on the command line; a recipe says how it is done.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
 
-Config = TypeVar("Config", MidtrainConfig, DistillConfig, EvalConfig, CycleConfig)
+Config = TypeVar("Config", MidtrainConfig, DistillConfig, InterpolateConfig, EvalConfig, CycleConfig)
 
 
 @dataclass(frozen=True)

@@ -403,7 +403,7 @@ def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequenc
         queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
     )
     rows = []
-    for kind in ("midtrain", "distill"):
+    for kind in ("midtrain", "distill", "interpolate"):
         now = next((s for s in stages if s.kind == kind), None)
         then = next((s for s in earlier if s.kind == kind), None)
         if now is None:

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "midtrain": ("recovery.cli.midtrain", "Teach the model a folder of documents."),
     "distill": ("recovery.cli.distill", "Recover a student's behaviour by on-policy distillation."),
     "train": ("recovery.cli.train", "Train by any method: a preset and its dials."),
+    "interpolate": ("recovery.cli.interpolate", "Take weights between two checkpoints instead of a recovery."),
     "methods": ("recovery.cli.methods", "List the methods, and explain each."),
     "eval": ("recovery.cli.eval", "Measure behaviour and knowledge of a checkpoint."),
     "ask": ("recovery.cli.ask", "Put one prompt to several checkpoints."),

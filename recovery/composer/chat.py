@@ -27,11 +27,12 @@ _FORMAT = re.compile(
     r"""
     \b(?:
         sentences? | words? | keywords? | phrases? | paragraphs? | lines? | letters? | characters? | commas? |
-        punctuat\w* | quot\w* | bullets? | bulleted | numbered | points | parts | lists? | sections? | headings? | titles? |
-        names? | highlight\w* | bold | italics? | asterisks? | markdown | json | xml | html | yaml | tables? |
-        format\w* | style | placeholders? | postscript | p\.?\s?s | brackets? | upper-?case | lower-?case |
-        capitals | capital\ letters | capitali\w+ | language | english | repeat\w* | include | mention | avoid |
-        brief(?:ly)? | concise(?:ly)? | length | long(?:er|est)? | at\ (?:least|most) | more\ than | less\ than |
+        punctuat\w* | quot\w* | bullets? | bulleted | numbered | points | parts | lists? | sections? |
+        headings? | titles? | names? | highlight\w* | bold | italics? | asterisks? | markdown | json | xml | html |
+        yaml | tables? | format\w* | style | placeholders? | postscript | p\.?\s?s | brackets? | upper-?case |
+        lower-?case | capitals | capital\ letters | capitali\w+ | language | english | repeat\w* | include |
+        mention | avoid | brief(?:ly)? | concise(?:ly)? | length | long(?:er|est)? |
+        at\ (?:least|most) | more\ than | less\ than |
         fewer | exactly | only | nothing\ but | just\ the | without | (?:begin|start|end|finish|wrap|close)\w*\ with |
         end\ (?:it|your) | finish\ (?:it|your) | answer\ (?:in|with) | reply\ (?:in|with) | respond\w* | response |
         separate\w* | two | three | four | five | six | seven | eight | nine | ten | eleven | twelve | twice | times |

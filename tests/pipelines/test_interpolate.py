@@ -1,0 +1,155 @@
+"""Weights between two checkpoints: the ends, the choice, what is asked for it, an interruption."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from db import queries
+from pipelines import interpolate as module
+from pipelines.cycle import resume
+from pipelines.interpolate import Point, choose, interpolate
+from pipelines.interrupts import StageInterrupted
+from pipelines.midtrain import midtrain
+from pipelines.session import Session
+from recovery.checkpoints import read_checkpoint
+from recovery.config import InterpolateConfig, MidtrainConfig
+from recovery.errors import UsageError
+from recovery.workspace import Checkpoint
+
+
+@pytest.fixture
+def config(prompt_file: Path) -> InterpolateConfig:
+    """Few prompts, short answers."""
+    return InterpolateConfig(
+        alphas=(0.5,), development=3, questions=3, max_new_tokens=8, question_tokens=4, prompts=prompt_file,
+        precision="float32",
+    )  # fmt: skip
+
+
+def tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    name = "adapter_model.safetensors" if checkpoint.tuning == "lora" else "model.safetensors"
+    return load_file(checkpoint.path / name)
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
+    session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig
+) -> None:
+    trained = midtrain(session, midtrain_config)
+    made = {
+        alpha: interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=trained.name))
+        for alpha in (0.0, 0.5, 1.0)
+    }
+    assert same(tensors(made[0.0]), tensors(session.base))
+    assert same(tensors(made[1.0]), tensors(trained))
+    for name, middle in tensors(made[0.5]).items():
+        torch.testing.assert_close(middle, (tensors(session.base)[name] + tensors(trained)[name]) / 2)
+    last = made[1.0]
+    assert (made[0.0].name, made[0.0].kind, last.parent) == ("cycle-1/recovered", "recovered", trained.name)
+    assert session.resolve("latest").name == last.name
+    extra = read_checkpoint(last.path).extra
+    assert extra["parents"] == ["base", trained.name]
+    assert extra["parent_hashes"] == [session.base.hash, trained.hash]
+    stage = queries.stages(session.tracker.database, session.experiment_id, kind="interpolate")[0]
+    assert (stage.status, stage.details["alpha"], stage.tokens_trained) == ("finished", 1.0, 0)
+    assert stage.tokens_sampled == stage.details["points"][0]["tokens"] > 0
+
+
+def test_a_lora_student_is_scaled(session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig) -> None:
+    trained = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora", lora_rank=4))
+    whole, half, none = (
+        interpolate(session, dataclasses.replace(config, alphas=(alpha,), student=trained.name, origin="start"))
+        for alpha in (1.0, 0.5, 0.0)
+    )
+    assert whole.tuning == "lora"
+    assert same(tensors(whole), tensors(trained))
+    for name, b in tensors(trained).items():
+        scale = 0.5 if "lora_B" in name else 1.0
+        assert torch.equal(tensors(half)[name], scale * b)
+        assert "lora_B" not in name or not tensors(none)[name].any()
+    with pytest.raises(UsageError, match="merge adapters first"):
+        interpolate(session, dataclasses.replace(config, student="base", origin=trained.name))
+
+
+def test_the_place_that_knows_most_is_chosen_among_those_that_behave() -> None:
+    points = [Point(0.2, 0.9, 0.1, 1), Point(0.4, 0.8, 0.5, 1), Point(0.6, 0.8, 0.4, 1), Point(0.8, 0.3, 0.9, 1)]
+    assert choose(points, 0.8).alpha == 0.4
+    assert choose(points, 0.85).alpha == 0.2
+    assert choose(points, 0.0).alpha == 0.8
+    assert choose(points, 0.95).alpha == 0.2, "none behaves well enough: the one that does best"
+    unasked = [dataclasses.replace(point, knowledge=None) for point in points]
+    assert choose(unasked, 0.8).alpha == 0.6
+
+
+def test_only_development_prompts_and_training_questions_are_asked(
+    session: Session, midtrain_config: MidtrainConfig, config: InterpolateConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = midtrain(session, midtrain_config)
+    asked: list[Any] = []
+    real = module._asked
+
+    def noted(*given: Any) -> Any:
+        asked.append(given[3:5])
+        return real(*given)
+
+    monkeypatch.setattr(module, "_asked", noted)
+    interpolate(session, dataclasses.replace(config, development=100, questions=100, student=trained.name))
+    ((development, questions),) = asked
+    assert len(development) == 6
+    assert all("development" in prompt.text for prompt in development)
+    corpus = module.thaw_all(session.workspace, [1])[1]
+    assert questions
+    assert {probe.question for probe in questions} <= {question.text for question in corpus.questions}
+    assert not {probe.question for probe in questions} & {probe.question for probe in corpus.probes}
+
+
+def test_a_search_that_was_stopped_goes_on_where_it_was(
+    open_session: Callable[..., Session],
+    midtrain_config: MidtrainConfig,
+    config: InterpolateConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = dataclasses.replace(config, alphas=(0.3, 0.6, 0.9), keep=0.0)
+    ends = []
+    real = module._asked
+    for stopped in (False, True):
+        with open_session(name=f"stopped-{stopped}") as session:
+            midtrain(session, midtrain_config)
+            calls: list[Any] = []
+
+            def counted(*given: Any, calls: list[Any] = calls, stopped: bool = stopped) -> Any:
+                calls.append(given)
+                if stopped and len(calls) == 2:
+                    raise StageInterrupted("interrupted")
+                return real(*given)
+
+            monkeypatch.setattr(module, "_asked", counted)
+            if stopped:
+                with pytest.raises(StageInterrupted):
+                    interpolate(session, config)
+                assert "made cycle-1/recovered" in resume(session)
+                assert len(calls) == 4, "the first place is not asked again"
+            else:
+                interpolate(session, config)
+            stage = queries.stages(session.tracker.database, session.experiment_id, kind="interpolate")[0]
+            ends.append((session.resolve("latest").hash, stage.tokens_sampled, stage.details["points"]))
+    assert ends[0] == ends[1]
+
+
+def test_what_cannot_be_interpolated_is_said(session: Session, config: InterpolateConfig) -> None:
+    with pytest.raises(UsageError, match="nothing between them"):
+        interpolate(session, dataclasses.replace(config, student="base"))
+    with pytest.raises(UsageError, match="--alpha"):
+        InterpolateConfig(alphas=())
+    with pytest.raises(UsageError, match="between 0 and 1"):
+        InterpolateConfig(alphas=(1.5,))
