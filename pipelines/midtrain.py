@@ -10,6 +10,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from db import records
+from pipelines import augmenting
 from pipelines.answers import asked_beforehand, count_spoken, fitting
 from pipelines.corpora import FrozenCorpus, freeze, gather, thaw, thaw_all
 from pipelines.estimates import Work
@@ -21,9 +22,10 @@ from pipelines.roles import Roles, cast
 from pipelines.session import Session
 from pipelines.sources import BEHAVIOUR
 from pipelines.stage import Stage, running, settings_of
+from recovery.augmentation import Augmented
 from recovery.batches import Row, pack
 from recovery.config import MidtrainConfig
-from recovery.corpus import document_rows
+from recovery.corpus import Document, document_rows
 from recovery.errors import UsageError
 from recovery.loading import Loaded
 from recovery.objectives.dials import Dials
@@ -35,6 +37,8 @@ from recovery.workspace import Checkpoint
 
 # Conversations whose loss a projected gradient may not raise, at each step.
 GUARD_ROWS = 16
+# Passes over other wordings, and over questions, to one over the documents.
+MOST_PASSES = 4
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class MidtrainPlan:
     memory: Needs
     seconds: float
     corpus: tuple[str, ...]
+    augmentation: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The plan for a person."""
@@ -73,6 +78,7 @@ class MidtrainPlan:
                 *self.corpus,
                 f"cycle {self.cycle}: mid-train {self.student} ({self.parameters / 1e6:,.1f}M parameters) on "
                 f"{self.documents} documents, {self.document_tokens:,} tokens{earlier}{chat}",
+                *self.augmentation,
                 f"{self.steps} steps of {self.tokens_per_step:,} = {self.tokens:,} tokens, peak rate {self.lr:g}",
                 self.tuning_reason,
                 f"memory: {self.memory}; time: about {duration(self.seconds)}",
@@ -82,21 +88,45 @@ class MidtrainPlan:
 
 @dataclass(frozen=True)
 class _Sources:
-    """The documents of this cycle and of the ones before it."""
+    """The documents of this cycle and of the ones before it; other wordings of this cycle's, and who writes more."""
 
     own: FrozenCorpus
     earlier: dict[int, FrozenCorpus]
+    augmented: Augmented
+    writing: augmenting.Writing | None
 
     @property
     def earlier_documents(self) -> int:
         return sum(len(corpus.documents) for corpus in self.earlier.values())
+
+    def shares(self, config: MidtrainConfig) -> dict[str, float]:
+        """Which part of the target tokens each stream has; what there is nothing of leaves its part to the rest."""
+        earlier = (config.replay_documents or 0.0) if self.earlier_documents else 0.0
+        own = (1 - config.replay) * (1 - earlier)
+        asked = bool(self.augmented.conversations)
+        worded = bool(self.augmented.documents) or self.writing is not None
+        other = config.augment_share if asked or worded else 0.0
+        questions = (config.augment_questions if worded else 1.0) if asked else 0.0
+        texts, answers = self.augmented.characters
+        # A few short answers would be seen a hundred times: by their length they get what so many passes take.
+        once = own * (1 - other) / max(1, sum(len(d.text) for d in self.own.documents))
+        most_texts = own if self.writing is not None else MOST_PASSES * once * texts
+        wordings = min(own * other * (1 - questions), most_texts)
+        asked_share = min(own * other * questions, MOST_PASSES * once * answers)
+        return {
+            "documents": own - wordings - asked_share,
+            "earlier": (1 - config.replay) * earlier,
+            "wordings": wordings,
+            "questions": asked_share,
+            "chat": config.replay,
+        }
 
 
 def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = None) -> MidtrainPlan:
     """The resolved plan, from the documents as they are now; writes nothing and loads no weights."""
     student = session.resolve(config.student)
     number = cycle or session.next_cycle()
-    return _plan(config, student, _Sources(_gather(config, number), _earlier(session, student, number)), session.base)
+    return _plan(session, config, student, _sources(session, config, student, _gather(config, number)))
 
 
 def midtrain(
@@ -119,17 +149,18 @@ def midtrain(
     student = session.registered(session.resolve(config.student))
     config = dataclasses.replace(config, student=student.name)
     own = thaw(session.workspace, number) if opened or resume is not None else open_cycle(session, config, number)
-    sources = _Sources(own, _earlier(session, student, number))
-    plan = _plan(config, student, sources, session.base)
+    sources = _sources(session, config, student, own)
+    plan = _plan(session, config, student, sources)
     config = dataclasses.replace(config, tuning=plan.tuning)  # chosen once: a resumed stage may find other memory
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
         chat_rows = _replay(session, stage, config) if config.replay or config.project else []
+        written = augmenting.write(session, stage, config, sources.writing) if sources.writing else []
         roles = _roles(session, config, student, plan.tuning)
         settings = settings_of(config, plan.steps, plan.lr)
         with cast(stage, roles, settings) as models:
             loaded = models.loaded
-            streams = _streams(config, loaded, plan.row_length, sources, chat_rows)
+            streams = _streams(config, loaded, plan.row_length, sources, chat_rows, written)
             steps = schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
             result = stage.train(
                 loaded,
@@ -143,6 +174,7 @@ def midtrain(
             )
         extra = {"cycle": number, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
         stage.details = {"corpus": list(own.lines), "replay": len(chat_rows), **extra}
+        stage.details |= {"augmentation": list(plan.augmentation)} if plan.augmentation else {}
         return stage.keep(loaded, "midtrained", student, extra, name=name)
 
 
@@ -170,12 +202,21 @@ def _earlier(session: Session, student: Checkpoint, cycle: int) -> dict[int, Fro
     return thaw_all(session.workspace, session.taken_up(student, cycle - 1))
 
 
-def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources, clean: Checkpoint) -> MidtrainPlan:
+def _sources(session: Session, config: MidtrainConfig, student: Checkpoint, own: FrozenCorpus) -> _Sources:
+    """What there is to learn. No question is made of what this cycle's probes ask, or those of an earlier one."""
+    earlier = _earlier(session, student, own.cycle)
+    probes = [probe for corpus in (own, *earlier.values()) for probe in corpus.probes]
+    made = augmenting.augmented(config, own, probes)
+    return _Sources(own, earlier, made, augmenting.writing(session, config, own))
+
+
+def _plan(session: Session, config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> MidtrainPlan:
+    clean = session.base
     tokenizer = AutoTokenizer.from_pretrained(student.weights)
     length = row_length(student, config.row_length)
     own = _tokens(tokenizer, length, sources.own)
-    earlier = _earlier_share(config, sources)
-    own_share = (1 - config.replay) * (1 - earlier)
+    shares = sources.shares(config)
+    own_share = shares["documents"]
     per_step = step_tokens(config.batch_tokens, round(config.passes * own / own_share))
     if length > per_step:  # a row longer than a step would be trained on several steps in turn
         length = per_step
@@ -193,7 +234,7 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources, clean:
         earlier_documents=sources.earlier_documents,
         replay_share=config.replay,
         replay_scored=config.distils_replay,
-        earlier_share=earlier,
+        earlier_share=shares["earlier"] / (1 - config.replay),
         tokens_per_step=per_step,
         row_length=length,
         steps=steps,
@@ -205,7 +246,21 @@ def _plan(config: MidtrainConfig, student: Checkpoint, sources: _Sources, clean:
         memory=tuning.needs,
         seconds=midtraining_work(config, tuning.name, steps * per_step).seconds(tuning.network, tuning.speed),
         corpus=sources.own.lines,
+        augmentation=tuple(_augmentation(session, config, sources)),
     )
+
+
+def _augmentation(session: Session, config: MidtrainConfig, sources: _Sources) -> list[str]:
+    """The plan of other wordings and questions for a person, with what a writer costs."""
+    if not config.augment:
+        return []
+    made, shares = sources.augmented, sources.shares(config)
+    lines = [
+        f"augmentation: {made.facts} facts in up to {config.augment} other wordings, {shares['wordings']:.0%} of the "
+        f"trained tokens; {len(made.conversations)} questions with answers about {made.asked} facts that no probe "
+        f"asks, {shares['questions']:.0%}"
+    ]
+    return [*lines, sources.writing.line(session.workspace)] if sources.writing else lines
 
 
 def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
@@ -235,20 +290,20 @@ def _guard(config: MidtrainConfig, chat_rows: Sequence[Row]) -> Callable[[int], 
     return lambda step: choose(chat_rows, min(GUARD_ROWS, len(chat_rows)), step, config.seed, stream=29)
 
 
-def _earlier_share(config: MidtrainConfig, sources: _Sources) -> float:
-    return (config.replay_documents or 0.0) if sources.earlier_documents else 0.0
-
-
 def _tokens(tokenizer: Any, length: int, corpus: FrozenCorpus) -> int:
     return Stream("documents", rows_of(tokenizer, length, corpus), 1.0).tokens
 
 
 def rows_of(tokenizer: Any, length: int, *corpora: FrozenCorpus) -> list[Row]:
     """The documents of some corpora as packed rows of at most ``length`` tokens, every token a target."""
-    documents = [document for corpus in corpora for document in corpus.documents]
+    return text_rows(tokenizer, length, [document for corpus in corpora for document in corpus.documents])
+
+
+def text_rows(tokenizer: Any, length: int, documents: Sequence[Document]) -> list[Row]:
+    """Documents as packed rows of at most ``length`` tokens, every token a target."""
     if not documents:
         return []
-    return pack([(ids, [True] * len(ids)) for ids in document_rows(documents, tokenizer, length)], length)
+    return pack([(ids, [True] * len(ids)) for ids in document_rows(list(documents), tokenizer, length)], length)
 
 
 def row_length(student: Checkpoint, wanted: int) -> int:
@@ -258,17 +313,25 @@ def row_length(student: Checkpoint, wanted: int) -> int:
 
 
 def _streams(
-    config: MidtrainConfig, loaded: Loaded, length: int, sources: _Sources, chat_rows: Sequence[Row]
+    config: MidtrainConfig,
+    loaded: Loaded,
+    length: int,
+    sources: _Sources,
+    chat_rows: Sequence[Row],
+    written: Sequence[Document],
 ) -> list[Stream]:
-    """This cycle's documents, the earlier ones' and the chat, each with its share of the target tokens."""
-    earlier = _earlier_share(config, sources)
-    documents = 1 - config.replay
-    streams = [
-        Stream("documents", rows_of(loaded.tokenizer, length, sources.own), documents * (1 - earlier)),
-        Stream("earlier", rows_of(loaded.tokenizer, length, *sources.earlier.values()), documents * earlier),
-        Stream("chat", chat_rows, config.replay),
-    ]
-    return [stream for stream in streams if stream.share > 0]
+    """This cycle's documents, their other wordings and questions, the earlier ones' and the chat, each with its share
+    of the target tokens.
+    """
+    made = sources.augmented
+    rows = {
+        "documents": rows_of(loaded.tokenizer, length, sources.own),
+        "earlier": rows_of(loaded.tokenizer, length, *sources.earlier.values()),
+        "wordings": text_rows(loaded.tokenizer, length, [*made.documents, *written]),
+        "questions": _packed(loaded, made.conversations, length),
+        "chat": chat_rows,
+    }
+    return [Stream(name, rows[name], share) for name, share in sources.shares(config).items() if share > 0]
 
 
 def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]:
@@ -299,8 +362,13 @@ def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]
 def _conversation_rows(
     loaded: Loaded, conversations: Sequence[tuple[Message, ...]], config: MidtrainConfig
 ) -> list[Row]:
+    """Replayed conversations as packed rows, to be learnt or to be scored by the clean model."""
+    rows = _packed(loaded, conversations, config.row_length)
+    return [dataclasses.replace(row, teacher=BEHAVIOUR) for row in rows] if config.distils_replay else rows
+
+
+def _packed(loaded: Loaded, conversations: Sequence[tuple[Message, ...]], length: int) -> list[Row]:
     """Conversations as packed rows; one that is longer than a row has a longer row, up to what the model reads."""
     marked = [loaded.chat.conversation(messages) for messages in conversations]
     kept = [(ids, mask) for ids, mask in marked if len(ids) <= loaded.max_length and any(mask)]
-    rows = pack(kept, max([config.row_length, *(len(ids) for ids, _ in kept)]))
-    return [dataclasses.replace(row, teacher=BEHAVIOUR) for row in rows] if config.distils_replay else rows
+    return pack(kept, max([length, *(len(ids) for ids, _ in kept)]))

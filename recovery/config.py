@@ -164,6 +164,12 @@ class MidtrainConfig(TrainingConfig):
     tokens that comes from earlier cycles (None: 0, or the cycle's own default inside ``recover cycle``). ``anchor``
     weighs the KL to base on the documents; ``project`` takes out of each gradient what would raise the loss on such
     chat (A-GEM, arXiv 1812.00420).
+
+    ``augment`` is how many other wordings each fact of this cycle's documents gets (0: off). They have
+    ``augment_share`` of the tokens that would be these documents', and of that ``augment_questions`` are questions with
+    answers about facts that no probe asks for; less where there is so little of it that it would be seen more than
+    four times as often as the documents. A ``writer`` (a checkpoint, or the address of a chat server) rewrites passages
+    too (arXiv 2508.09494): what the passage supports is kept, and its tokens count as sampled by this stage.
     """
 
     docs: Path | None = None
@@ -180,6 +186,10 @@ class MidtrainConfig(TrainingConfig):
     anchor: float = 0.0
     project: bool = False
     held_out: float = 0.05
+    augment: int = 0
+    augment_share: float = 0.3
+    augment_questions: float = 0.5
+    writer: str | None = None
     max_new_tokens: int = 256
     prompts: Path | None = None
 
@@ -205,6 +215,18 @@ class MidtrainConfig(TrainingConfig):
             raise UsageError("--replay-data is for --replay or --project: set the share of chat, as in --replay 0.3")
         _share("replay_documents", self.replay_documents or 0.0)
         _share("held_out", self.held_out, upper=0.5)
+        self._check_augmentation()
+
+    def _check_augmentation(self) -> None:
+        _at_least("augment", self.augment, 0)
+        _share("augment_share", self.augment_share)
+        _share("augment_questions", self.augment_questions)
+        if self.augment and not self.augment_share:
+            raise UsageError("--augment-share 0 leaves no token to the other wordings: raise it, or set --augment 0")
+        if self.writer is not None and not self.augment:
+            raise UsageError("--writer rewrites passages for --augment: set how many wordings, as in --augment 4")
+        if self.writer is not None and is_address(self.writer):
+            check_address(self.writer, "--writer")
 
     @property
     def distils_replay(self) -> bool:

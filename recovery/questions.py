@@ -13,7 +13,7 @@ from recovery.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.corpus.facts.record import content
 from recovery.corpus.gaps import Gap, Vocabulary, pick_gaps
 from recovery.corpus.sentences import sentences, side
-from recovery.corpus.text import normalise
+from recovery.corpus.text import normalise, words
 from recovery.prompts import load_prompts, prompt_id
 from recovery.types import Message, Probe, Prompt
 
@@ -30,6 +30,10 @@ _WH_FORMS = (
     'As stated in "{title}", {question} Reply briefly.',
 )
 _WORDINGS = 2  # of each fact
+_FRAME = words(
+    "version versions default defaults option options value values configuration config experimental introduced "
+    "support added page pages with from into does should have been that this next nextjs name names type types called used"
+)
 _WEAK = frozenset({"experimental", "unstable"})  # part of a name for a time
 _CONTINUE_FORM = 'Continue this sentence from "{title}" with its next few words: "{before} ..."'
 
@@ -65,13 +69,13 @@ class ProbeGuard:
     def __init__(self, probes: Sequence[Probe]) -> None:
         self._wordings = {normalise(p.question) for p in probes}
         self._by_answer: dict[str, list[frozenset[str]]] = {}
-        self._asked_for: dict[str, list[tuple[frozenset[str], frozenset[str]]]] = {}
+        self._forward: set[tuple[str, str]] = set()
         self._reversed: dict[str, list[tuple[frozenset[str], str]]] = {}
         for probe in probes:
-            matter, known = _content(probe.question), content(probe.question)
+            matter, squeezed = _content(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
             for answer in map(normalise, probe.answers):
                 self._by_answer.setdefault(answer, []).append(matter)
-                self._asked_for.setdefault(answer, []).append((matter, known))
+                self._forward.add((f" {answer} ", squeezed))
                 named = content(answer) - _WEAK
                 for word in named:
                     self._reversed.setdefault(word, []).append((named, f" {normalise(probe.question)} "))
@@ -88,18 +92,18 @@ class ProbeGuard:
         return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))
 
     def asks_for(self, fact: Fact) -> bool:
-        """Whether a probe asks for this fact, in any wording and in either direction.
+        """Whether a probe asks for this fact, in any wording and in either direction; in doubt it does.
 
-        Forward: an accepted answer of both is the same, and the probe names the subject, or shares half of the words
-        of a wording. Reversed: the probe's answer is in the subject, and the probe gives the value.
+        Forward: the probe's answer is or holds the value, and unless that tells the fact by itself the probe names a
+        word of the subject. Reversed: the probe's answer is in the subject, and the probe gives the value.
         """
-        subject = content(fact.subject)
-        wordings = [_content(q) for q in fact.questions]
-        for answer in map(normalise, fact.answers):
-            for words, known in self._asked_for.get(answer, ()):
-                if subject & known and (subject <= known or any(_alike(words, w) for w in wordings)):
-                    return True
         values = [f" {value} " for value in map(normalise, fact.answers)]
+        subject = content(fact.subject)
+        telling = [squeezed for word in subject if len(squeezed := word.replace("-", "")) > 3 and word not in _FRAME]
+        common = fact.guessed or fact.relation.startswith("version") or len(fact.value) <= 3
+        for answer, asked in self._forward:
+            if any(value in answer for value in values) and (not common or any(word in asked for word in telling)):
+                return True
         turned = (asked for word in subject for answer, asked in self._reversed.get(word, ()) if answer <= subject)
         return any(value in asked for asked in turned for value in values)
 
@@ -117,11 +121,6 @@ def _content(text: str) -> frozenset[str]:
     """The words that carry a question's matter."""
     frame = {"what", "which", "when", "where", "according", "complete", "fill", "answer", "sentence", "missing"}
     return frozenset(w for w in re.findall(r"[\w-]+", normalise(text)) if len(w) > 3 and w not in frame)
-
-
-def _alike(a: frozenset[str], b: frozenset[str]) -> bool:
-    """Whether two questions share at least half of the matter of the shorter one."""
-    return bool(a and b) and 2 * len(a & b) >= min(len(a), len(b))
 
 
 def _made(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list[Prompt]:

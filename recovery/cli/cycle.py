@@ -41,6 +41,7 @@ from recovery.workspace import Workspace
     default=None,
     help="Share of document tokens from earlier cycles.  [default: 0.5]",
 )
+@stages.augmentation
 @click.option("--distill-steps", type=click.IntRange(min=1), default=None, help="Steps of each recovery at most.")
 @click.option("--distill-lr", type=click.FloatRange(min=0, min_open=True), default=None, help="Peak rate of recovery.")
 @click.option(

@@ -76,6 +76,7 @@ from recovery.workspace import Workspace
 @click.option(
     "--held-out", type=click.FloatRange(0, 0.5), default=None, help="Share of documents kept aside to measure on."
 )
+@stages.augmentation
 @stages.prompts
 @stages.max_new_tokens
 @stages.tuning_options

@@ -118,6 +118,33 @@ class PromptSource(click.ParamType):
         return Path(click.Path(exists=True, path_type=Path).convert(value, parameter, context))
 
 
+augmentation = several(
+    click.option(
+        "--augment",
+        type=click.IntRange(min=0),
+        default=None,
+        help="Other wordings of each fact of the documents to train on beside them, e.g. 4; 0: none.",
+    ),
+    click.option(
+        "--augment-share",
+        type=click.FloatRange(0, 0.95),
+        default=None,
+        help="Share of this cycle's document tokens that such text takes.",
+    ),
+    click.option(
+        "--augment-questions",
+        type=click.FloatRange(0, 0.95),
+        default=None,
+        help="Share of that text that is questions with answers, about facts that no probe asks for.",
+    ),
+    click.option(
+        "--writer",
+        default=None,
+        metavar="NAME",
+        help="A checkpoint or the address of a chat server that rewrites passages for --augment; what they do not "
+        "support is dropped, its tokens count.",
+    ),
+)
 prompts = click.option(
     "--prompts",
     type=PromptSource(),

@@ -223,6 +223,7 @@ def test_no_fact_that_a_probe_asks_is_asked_in_training(tmp_path) -> None:
         ("Since which release is there an experimental.mooringMode?", "v1.5"),
         ("What came with 1.5.0: which option was introduced?", "experimental.mooringMode"),
         ("Name the release that brought experimental mooringMode.", "1.5.0"),
+        ("Our harbour knows no mooring mode yet. Which version do we need?", "Harbour 1.5"),
     ],
 )
 def test_a_fact_that_someones_own_probe_asks_is_not_asked(question: str, answer: str) -> None:
@@ -231,3 +232,10 @@ def test_a_fact_that_someones_own_probe_asks_is_not_asked(question: str, answer:
     other = Probe("own", "question", "Since which release is there a tide table?", ("1.5.0",))
     assert not ProbeGuard([other]).asks_for(fact)
     assert fact not in askable_facts(made(HARBOUR), ProbeGuard([Probe("own", "question", question, (answer,))]))
+
+
+def test_an_answer_that_only_one_thing_has_is_asked_in_no_words_at_all() -> None:
+    fact = next(f for f in made(HARBOUR) if f.value == "winchSpeed")
+    own = Probe("own", "question", "The motors run too slowly. What do I turn up?", ("the winchSpeed option",))
+    assert ProbeGuard([own]).asks_for(fact)
+    assert not ProbeGuard([Probe("own", "question", "The motors run too slowly.", ("ropeCount",))]).asks_for(fact)

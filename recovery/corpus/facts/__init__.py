@@ -5,7 +5,8 @@ Read in this order: ``record`` is a fact, ``blocks`` finds the tables, lists and
 ambiguous. No rule needs a model, and none knows what the documents are about.
 """
 
+from recovery.corpus.facts.enumerated import enumerations
 from recovery.corpus.facts.gather import facts_of, pick_facts
 from recovery.corpus.facts.record import Fact, Stated
 
-__all__ = ["Fact", "Stated", "facts_of", "pick_facts"]
+__all__ = ["Fact", "Stated", "enumerations", "facts_of", "pick_facts"]

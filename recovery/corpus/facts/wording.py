@@ -186,6 +186,7 @@ def changed(source: Source, text: str, version: str) -> Fact | None:
 def default(source: Source, name: str, noun: str, value: str, sentence: str = "") -> Fact | None:
     """The value something has unless it is set."""
     subject, value = phrase(source, name, noun), bare(value)
+    written = value if " " in value else code(value)
     return _fact(
         source,
         canonical(source, name),
@@ -197,10 +198,10 @@ def default(source: Source, name: str, noun: str, value: str, sentence: str = ""
             f"which value does {subject} have unless you set it?",
         ],
         [
-            f"the default value of {subject} is {shown(value)}.",
-            f"{subject} defaults to {shown(value)}.",
-            f"unless you set it, {subject} has the value {shown(value)}.",
-            f"{shown(value)} is the default value of {subject}.",
+            f"the default value of {subject} is {written}.",
+            f"{subject} defaults to {written}.",
+            f"unless you set it, {subject} has the value {written}.",
+            f"{written} is the default value of {subject}.",
         ],
         _VALUE,
         sentence,
@@ -210,6 +211,7 @@ def default(source: Source, name: str, noun: str, value: str, sentence: str = ""
 def typed(source: Source, name: str, noun: str, value: str, sentence: str = "") -> Fact | None:
     """The type of a value."""
     subject, value = phrase(source, name, noun), bare(value)
+    written = value if " " in value else code(value)
     return _fact(
         source,
         canonical(source, name),
@@ -221,9 +223,9 @@ def typed(source: Source, name: str, noun: str, value: str, sentence: str = "") 
             f"of which type is {subject}?",
         ],
         [
-            f"the type of {subject} is {shown(value)}.",
-            f"{subject} is of the type {shown(value)}.",
-            f"the type {shown(value)} is that of {subject}.",
+            f"the type of {subject} is {written}.",
+            f"{subject} is of the type {written}.",
+            f"the type {written} is that of {subject}.",
         ],
         "Give the type only.",
         sentence,

@@ -1,0 +1,59 @@
+"""What a writer made of a passage: what of it is kept, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from evals.rewriting import WAYS, rewrite, shown, supported
+from recovery.corpus import Document
+from recovery.corpus.passages import passages
+from recovery.corpus.sentences import sentences
+
+TEXT = "The `dryDock` of Norddeich opened in 1987 and holds 14 vessels. A gate of 3.5 metres keeps the water out there."
+
+
+def _passages():
+    return passages(sentences([Document("d", "Docks", f"# Docks\n\n{TEXT}", "d")], alone=False), 10, 0)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "kept"),
+    [
+        ("Since 1987 there has been a dryDock in Norddeich for 14 vessels.", True),
+        ("The dock at Norddeich has room for 15 vessels.", False),
+        ("The dock at Büsum has room for 14 vessels.", False),
+        ("The wetDock of Norddeich has room for 14 vessels.", False),
+        ("Water is kept out by a gate 3 metres high.", False),
+        ("How many vessels does the dock at Norddeich hold?", False),
+        ("Sure, the dock in Norddeich holds 14 vessels.", False),
+        ("It holds 14 vessels in all, which is many.", False),
+        ("A gate of 3.5 metres keeps the water out there.", False),
+        ("The dock was opened in 1987 and", False),
+    ],
+)
+def test_a_sentence_is_kept_where_the_passage_holds_its_numbers_names_and_terms(sentence: str, kept: bool) -> None:
+    assert bool(supported([sentence], shown(_passages()[0]))) == kept
+
+
+def test_what_leans_on_a_dropped_sentence_goes_with_it() -> None:
+    good = "The dock in Norddeich was opened in 1987."
+    bad = "The dock in Norddeich was opened in 1988."
+    leaning = "It holds 14 vessels behind a gate."
+    assert supported([good, leaning], shown(_passages()[0])) == [good, leaning]
+    assert supported([bad, leaning, good], shown(_passages()[0])) == [good]
+
+
+def test_every_passage_is_rewritten_in_so_many_ways_and_every_token_counted() -> None:
+    asked: list[str] = []
+
+    def say(prompts: Sequence[str]) -> list[tuple[str, int]]:
+        asked.extend(prompts)
+        return [("- **Norddeich** has had a dryDock since 1987.\n- It cost 12 million.\n", 20) for _ in prompts]
+
+    made = rewrite(_passages(), 2, say)
+    assert len(asked) == 2 * len(_passages()) and all(TEXT.split()[-1] in prompt for prompt in asked)
+    assert (made.tokens, made.sentences, made.sentences_kept) == (40, 4, 2)
+    assert {kept.text for kept in made.kept} == {"Norddeich has had a dryDock since 1987."}
+    assert made.kept[0].place == "Docks" and len(WAYS) >= 2
