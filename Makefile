@@ -78,7 +78,7 @@ docs: $(READY)  ## Write the option tables of docs/commands.md and the pages of 
 # The local label of a CPU build of torch (2.13.0+cpu) is cut off, so that the lock holds for every build.
 lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile pyproject.toml \
-		--extra docs --extra postgres --extra dev --output-file $(LOCK) \
+		--extra docs --extra gguf --extra postgres --extra dev --output-file $(LOCK) \
 		--strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 		--unsafe-package pip --unsafe-package setuptools --unsafe-package wheel \
 		$(if $(UPGRADE),--upgrade) --quiet
