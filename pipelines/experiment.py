@@ -1,8 +1,9 @@
 """Several arms on the same documents, cycle after cycle, each with several seeds: run, kept, and written up.
 
-An arm and seed live in a workspace of their own and record into one tracker, so that the dashboard shows them next to
-one another. What came of a run is kept as one JSON file, which travels where checkpoints of hundreds of megabytes do
-not: the page is written from these files alone, whichever machine each was made on.
+A seed lives in a workspace of its own, in which arms share what they have in common (a mid-training on documents alone,
+say), and all seeds record into one tracker. What came of a run is kept as one JSON file, which travels where
+checkpoints of hundreds of megabytes do not: the page is written from these files alone, whichever machine each was
+made on.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from db import queries
 from evals.statistics import is_headline
 from pipelines.arms import Arm, run_arm
 from pipelines.demo import Scenario
-from pipelines.estimates import flops, parameters
 from pipelines.evaluate import evaluate, measured
 from pipelines.measured import newest
 from pipelines.midtrain import open_cycle
 from pipelines.progress import Display
 from pipelines.results import machine
 from pipelines.session import Session
+from pipelines.spending import spent
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint, Workspace, write_atomically
@@ -95,23 +96,23 @@ def run(
 
     Stages that are done are not run again. Raises StageInterrupted when asked to stop.
     """
-    line = f"real/{arm.name}/seed-{seed}"
+    line = f"real/seed-{seed}"
     home = Workspace(place.folder / line, str(place.database))
     _share_answers(place, home)
     display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
     with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
         folders = scenario.write(place.folder / "corpora", 0)[:cycles]
-        configs = _configs(session, scenario, {**flags, "seed": seed})
-        evals = dataclasses.replace(configs[2], seed=0)  # every arm and seed is asked the same
+        mid, distill, asked = _configs(session, scenario, {**flags, "seed": seed})
+        asked = dataclasses.replace(asked, seed=0)  # every arm and seed is asked the same
         made: list[Checkpoint] = []
         for number, docs in enumerate(folders, 1):
-            mid = dataclasses.replace(configs[0], docs=docs)
             if number not in session.cycles():
-                open_cycle(session, dataclasses.replace(mid, seed=0), number)
-            _measure(session, session.base, evals, number)
-            made += run_arm(session, arm, docs, number, mid, configs[1])
-            for checkpoint in made:
-                _measure(session, checkpoint, evals, number)
+                open_cycle(session, dataclasses.replace(mid, docs=docs, seed=0), number)
+            _measure(session, session.base, asked, number)
+            start = made[-1].name if made else None
+            for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start):
+                _measure(session, checkpoint, asked, number)
+                made.append(checkpoint)
             record = _record(session, arm, seed, cycles, made, short)
             write_atomically(kept / FILE.format(arm=arm.name, seed=seed), to_text(record))
     return record
@@ -202,16 +203,8 @@ def _values(details: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _cost(session: Session, checkpoint: Checkpoint) -> dict[str, float]:
-    """What the stage that made a checkpoint took."""
-    stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
-    rows = queries.checkpoints(session.tracker.database, session.experiment_id)
-    number = next((row.stage_id for row in rows if row.name == checkpoint.name), None)
-    stage = next((s for s in stages if s.id == number), None)
-    if stage is None:
-        return {}
-    tokens = {"sampled": stage.tokens_sampled, "scored": stage.tokens_scored, "trained": stage.tokens_trained}
-    operations = flops(parameters(session.base.weights), **tokens)
-    return {**tokens, "flops": operations, "seconds": stage.wall_seconds}
+    """What the stage that made a checkpoint took; nothing for the clean model."""
+    return {} if checkpoint.name == "base" else dataclasses.asdict(spent(session, checkpoint.name))
 
 
 def _answers(session: Session, checkpoints: Sequence[Checkpoint]) -> list[dict[str, str]]:

@@ -32,7 +32,8 @@ _WH_FORMS = (
 _WORDINGS = 2  # of each fact
 _FRAME = words(
     "version versions default defaults option options value values configuration config experimental introduced "
-    "support added page pages with from into does should have been that this next nextjs name names type types called used"
+    "support added page pages with from into does should have been that this next nextjs name names type types called "
+    "used"
 )
 _WEAK = frozenset({"experimental", "unstable"})  # part of a name for a time
 _CONTINUE_FORM = 'Continue this sentence from "{title}" with its next few words: "{before} ..."'

@@ -13,6 +13,9 @@ import click
 from recovery.cli import options, stages
 from recovery.workspace import Workspace
 
+# The arm that the page of an experiment holds to its bounds.
+_MAIN_ARM = "recovery"
+
 
 @click.command()
 @options.workspace
@@ -192,7 +195,7 @@ def _experiment(
     as_json: bool,
 ) -> None:
     """Every arm with every seed, seed by seed, and the page over all that is kept."""
-    from pipelines.arms import MAIN, arms
+    from pipelines.arms import arms
 
     from pipelines.experiment import read_records, run
     from pipelines.experiment_page import page
@@ -222,7 +225,7 @@ def _experiment(
     found = [record for record in read_records(kept) if record.short == short]
     if not found:
         raise UsageError(f"no run is kept in {kept} yet: name arms to run with --arms, {', '.join(known)}")
-    text = page(found, MAIN, f"recover demo --example {played.name} --arms {names}")
+    text = page(found, _MAIN_ARM, f"recover demo --example {played.name} --arms {names}")
     stages.write_page(docs, text)
     options.emit([record.arm for record in found], as_json, text)
 

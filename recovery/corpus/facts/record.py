@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from recovery.corpus.text import normalise, share, words
 
 MOST_WORDS, MOST_CHARACTERS = 6, 60  # of a value that can be judged
-_GUESSED = words("true false yes no required optional recommended string number boolean object function array null none undefined")
+_GUESSED = words(
+    "true false yes no required optional recommended string number boolean object function array null none undefined"
+)
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)")
 
 
