@@ -9,6 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from recovery.arms import DISTILL, INTERPOLATE, NONE, arms
 from recovery.cli.methods import objective
 from recovery.config import DistillConfig, build, flag
 from recovery.methods import METHODS, Method
@@ -87,7 +88,26 @@ def sheet() -> str:
             f"| [{method.name}](methods/{method.name}.md) | {_when(method.use)} | {config.alpha:g} | {config.lam:g} | "
             f"{config.teacher}{told} | {objective(config)} |"
         )
-    return "\n".join([*lines, "", *_situations()])
+    return "\n".join([*lines, "", *_situations(), *_arms()])
+
+
+def _arms() -> list[str]:
+    """The ways through a whole cycle."""
+    lines = [
+        "## Arms: a recovery and its rivals",
+        "",
+        "A whole way through a cycle is an arm: settings of mid-training and of what follows. All are run on the same",
+        "documents and the same tokens of mid-training (`recover methods arms`).",
+        "",
+        "| arm | | mid-training | then | source |",
+        "|---|---|---|---|---|",
+    ]
+    for arm in arms().values():
+        trained = ", ".join(f"`{flag(name)} {value}`" for name, value in arm.midtrain.items() if value is not None)
+        then = ", ".join(f"`{flag(name)} {value}`" for name, value in arm.settings.items() if value is not None)
+        command = {NONE: "", DISTILL: "`recover train` ", INTERPOLATE: "`recover interpolate` "}[arm.follow]
+        lines.append(f"| {arm.name} | {arm.title} | {trained} | {command}{then} | {arm.source} |")
+    return [*lines, ""]
 
 
 def _situations() -> list[str]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED, Lab, Spent
+from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED, Lab
 from pipelines.progress import Display
 from pipelines.session import Session
+from pipelines.spending import Spent
 from pipelines.studies.study import spread
 from recovery.config import DistillConfig, build
 from recovery.methods import METHODS, method_named

@@ -111,7 +111,7 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
     _evaluate(session, plan, trained, number)
     restored = _made(session, plan, number, "recovered")
     if restored is None:
-        restored = _distilled(session, plan, _distill_config(config, trained, number), number)
+        restored = _distilled(session, plan, recovery_config(config, trained, number), number)
     _evaluate(session, plan, restored, number)
     if config.gate and not _is_settled(session, number):
         _settle(session, plan, trained, number)
@@ -183,7 +183,7 @@ def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     """The same distillation again from where it ended, on prompts in another order."""
     last = _made(session, plan, number, "recovered")
     assert last is not None  # the gate judges what is recovered
-    again = _distill_config(plan.config, trained, number)
+    again = recovery_config(plan.config, trained, number)
     seed = again.seed + 1000 * (1 + _extensions(session, number))
     restored = _distilled(session, plan, dataclasses.replace(again, student=last.name, seed=seed), number)
     _evaluate(session, plan, restored, number)
@@ -258,7 +258,8 @@ def _midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
     )
 
 
-def _distill_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
+def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
+    """The settings of a cycle's recovery once its mid-training is done: the teachers by their names."""
     method = config.distill
     scored = method.alpha > 0 and method.lam > 0 and not method.continuation  # else nobody scores own answers
     teacher = config.knowledge_teacher if scored else None

@@ -21,11 +21,11 @@ from pipelines.agenda import GENERAL
 from pipelines.answers import conversations
 from pipelines.corpora import thaw_all
 from pipelines.distill import distill
-from pipelines.estimates import flops, parameters
 from pipelines.evaluate import record
 from pipelines.midtrain import midtrain
 from pipelines.models import load_frozen
 from pipelines.session import Session
+from pipelines.spending import Spent, spent
 from pipelines.stage import running
 from pipelines.watch import Observer
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
@@ -38,17 +38,6 @@ from recovery.workspace import Checkpoint, write_atomically
 
 INSTRUCTIONS, KNOWLEDGE, STORED = "instruction_following", "domain_knowledge", "domain_knowledge_stored"
 RETAINED = "general"
-
-
-@dataclass(frozen=True)
-class Spent:
-    """What a run took: tokens sampled, scored and trained; floating-point operations; seconds."""
-
-    sampled: int
-    scored: int
-    trained: int
-    flops: float
-    seconds: float
 
 
 @dataclass
@@ -156,10 +145,7 @@ class Lab:
 
     def spent(self, name: str) -> Spent:
         """What the run of that name took by itself (not the runs it started from)."""
-        stage = self._stage(name)
-        count = parameters(self.session.base.weights)
-        tokens = {"sampled": stage.tokens_sampled, "scored": stage.tokens_scored, "trained": stage.tokens_trained}
-        return Spent(**tokens, flops=flops(count, **tokens), seconds=stage.wall_seconds)
+        return spent(self.session, name)
 
     def curve(self, name: str, metric: str) -> list[tuple[int, float]]:
         """A metric of a run, step by step."""

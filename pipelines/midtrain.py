@@ -87,6 +87,16 @@ class MidtrainPlan:
 
 
 @dataclass(frozen=True)
+class Length:
+    """How long mid-training is: target tokens of the documents and a step, steps, the longest row."""
+
+    documents: int
+    per_step: int
+    steps: int
+    row: int
+
+
+@dataclass(frozen=True)
 class _Sources:
     """The documents of this cycle and of the ones before it; other wordings of this cycle's, and who writes more."""
 
@@ -127,6 +137,12 @@ def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = 
     student = session.resolve(config.student)
     number = cycle or session.next_cycle()
     return _plan(session, config, student, _sources(session, config, student, _gather(config, number)))
+
+
+def length_of(session: Session, config: MidtrainConfig, cycle: int) -> Length:
+    """How long mid-training on a cycle's frozen documents is; counts no memory and loads no weights."""
+    student = session.resolve(config.student)
+    return _length(config, student, _sources(session, config, student, thaw(session.workspace, cycle)))
 
 
 def midtrain(
@@ -211,40 +227,32 @@ def _sources(session: Session, config: MidtrainConfig, student: Checkpoint, own:
 
 
 def _plan(session: Session, config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> MidtrainPlan:
-    clean = session.base
-    tokenizer = AutoTokenizer.from_pretrained(student.weights)
-    length = row_length(student, config.row_length)
-    own = _tokens(tokenizer, length, sources.own)
-    shares = sources.shares(config)
-    own_share = shares["documents"]
-    per_step = step_tokens(config.batch_tokens, round(config.passes * own / own_share))
-    if length > per_step:  # a row longer than a step would be trained on several steps in turn
-        length = per_step
-        own = _tokens(tokenizer, length, sources.own)
-    steps = config.steps or steps_for(config.passes, own, own_share, per_step)
+    clean, length = session.base, _length(config, student, sources)
     taught = beside(student, [clean] * ((config.anchor > 0) + config.distils_replay))
     tuning: Tuning = choose_tuning(
-        config, student, lambda *given: midtraining(config, *given, beside=taught, row_length=length)
+        config, student, lambda *given: midtraining(config, *given, beside=taught, row_length=length.row)
     )
     return MidtrainPlan(
         cycle=sources.own.cycle,
         student=student.name,
         documents=len(sources.own.documents),
-        document_tokens=own,
+        document_tokens=length.documents,
         earlier_documents=sources.earlier_documents,
         replay_share=config.replay,
         replay_scored=config.distils_replay,
-        earlier_share=shares["earlier"] / (1 - config.replay),
-        tokens_per_step=per_step,
-        row_length=length,
-        steps=steps,
-        tokens=steps * per_step,
+        earlier_share=sources.shares(config)["earlier"] / (1 - config.replay),
+        tokens_per_step=length.per_step,
+        row_length=length.row,
+        steps=length.steps,
+        tokens=length.steps * length.per_step,
         tuning=tuning.name,
         tuning_reason=tuning.reason,
         lr=config.rate(tuning.name, tuning.parameters),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=midtraining_work(config, tuning.name, steps * per_step).seconds(tuning.network, tuning.speed),
+        seconds=midtraining_work(config, tuning.name, length.steps * length.per_step).seconds(
+            tuning.network, tuning.speed
+        ),
         corpus=sources.own.lines,
         augmentation=tuple(_augmentation(session, config, sources)),
     )
@@ -261,6 +269,18 @@ def _augmentation(session: Session, config: MidtrainConfig, sources: _Sources) -
         f"asks, {shares['questions']:.0%}"
     ]
     return [*lines, sources.writing.line(session.workspace)] if sources.writing else lines
+
+
+def _length(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> Length:
+    tokenizer = AutoTokenizer.from_pretrained(student.weights)
+    length = row_length(student, config.row_length)
+    own = _tokens(tokenizer, length, sources.own)
+    own_share = sources.shares(config)["documents"]
+    per_step = step_tokens(config.batch_tokens, round(config.passes * own / own_share))
+    if length > per_step:  # a row longer than a step would be trained on several steps in turn
+        length = per_step
+        own = _tokens(tokenizer, length, sources.own)
+    return Length(own, per_step, config.steps or steps_for(config.passes, own, own_share, per_step), length)
 
 
 def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:

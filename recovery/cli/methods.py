@@ -9,6 +9,7 @@ import click
 from recovery.cli import options
 
 if TYPE_CHECKING:
+    from recovery.arms import Arm
     from recovery.config import DistillConfig
     from recovery.methods import Method
 
@@ -43,6 +44,21 @@ def show(name: str, as_json: bool) -> None:
     method = method_named(name)
     config = build(DistillConfig, {"method": name})
     options.emit(_row(method, config) | {"settings": dict(method.settings)}, as_json, lambda: _page(method, config))
+
+
+@command.command(name="arms")
+@options.as_json
+def list_arms(as_json: bool) -> None:
+    """List the arms: whole ways through a cycle, a recovery and its rivals, with their settings."""
+    from recovery.arms import arms
+
+    options.emit(list(arms().values()), as_json, lambda: "\n".join(_arm(arm) for arm in arms().values()))
+
+
+def _arm(arm: Arm) -> str:
+    trained = " ".join(f"{name}={value}" for name, value in arm.midtrain.items()) or "the defaults"
+    then = " ".join([arm.follow, *(f"{name}={value}" for name, value in arm.settings.items())])
+    return f"{arm.name:<18} {arm.title}\n    midtrain {trained}; then {then} ({arm.source})"
 
 
 def _row(method: Method, config: DistillConfig) -> dict[str, Any]:
