@@ -50,7 +50,8 @@ def run_arm(
     config = _midtraining(session, arm, dataclasses.replace(midtrain_config, docs=docs), cycle, start, tokens)
     made, stopped = _found(session, "midtrain", config, cycle, start)
     if made is None:
-        made = midtrain(session, config, cycle=cycle, opened=True, resume=stopped)
+        name = _name(arm, cycle, "midtrained")
+        made = midtrain(session, config, cycle=cycle, opened=True, resume=stopped, name=name)
     if arm.follow == NONE:
         return [made]
     return [made, _followed(session, arm, made, cycle, distill_config)]
@@ -99,14 +100,20 @@ def _open(session: Session, config: MidtrainConfig, cycle: int) -> None:
 
 def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given: DistillConfig) -> Checkpoint:
     """What comes after mid-training."""
+    name = _name(arm, cycle, "recovered")
     if arm.follow == INTERPOLATE:
         between = _interpolating(arm, given, trained)
         made, stopped = _found(session, INTERPOLATE, between, cycle, trained)
-        return made or interpolate(session, between, cycle=cycle, resume=stopped)
+        return made or interpolate(session, between, cycle=cycle, resume=stopped, name=name)
     asked = thaw_all(session.workspace, session.taken_up(trained, cycle)).values()
     config = _distilling(arm, given, trained, cycle, questions=any(corpus.questions for corpus in asked))
     made, stopped = _found(session, DISTILL, config, cycle, trained)
-    return made or distill(session, config, cycle=cycle, resume=stopped)
+    return made or distill(session, config, cycle=cycle, resume=stopped, name=name)
+
+
+def _name(arm: Arm, cycle: int, kind: str) -> str:
+    """What a checkpoint is called after the arm that made it; others may share it."""
+    return f"{arm.name}/cycle-{cycle}/{kind}"
 
 
 def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int, *, questions: bool) -> DistillConfig:

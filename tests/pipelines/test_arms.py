@@ -72,7 +72,7 @@ def test_arms_share_their_mid_training_and_each_has_its_own_end(session: Session
     ends = [found[1] for found in made.values() if len(found) > 1]
     assert len({end.hash for end in ends}) == len(ends) == 3
     by_teacher = [s.config["knowledge_teacher"] for s in reversed(stages(session, "distill"))]
-    assert by_teacher == [None, "cycle-1/midtrained", None]
+    assert by_teacher == [None, "documents/cycle-1/midtrained", None]
     own = stages(session, "distill")[0].config
     assert (own["method"], own["prompts_per_step"], own["samples_per_prompt"]) == ("sequence-kd", 8, 1)
     assert run(session, "one-teacher")[1].hash == made["one-teacher"][1].hash
