@@ -76,8 +76,17 @@ def as_headline(item: Item, **changes: Any) -> Item:
 
 
 def details_of(items: Sequence[Item]) -> dict[str, Score]:
-    """Further scores of judged items, those with checks and those judged by simple rules each apart."""
-    return {**_check_details([item for item in items if item.extra["rule"] == "checks"]), **_rule_details(items)}
+    """Further scores of judged items, those with checks and those judged by simple rules each apart.
+
+    "ended" is the share of answers that the model ended by itself: a checker of instructions does not notice an answer
+    that never stops, a person does.
+    """
+    ended = [float(item.extra["finished"]) for item in items if item.extra.get("tokens")]  # none were counted elsewhere
+    return {
+        **_check_details([item for item in items if item.extra["rule"] == "checks"]),
+        **_rule_details(items),
+        **({"ended": score_of(ended)} if ended else {}),
+    }
 
 
 def _item(prompt: Prompt, said: Answer) -> Item | None:

@@ -68,7 +68,7 @@ def read_pages(path: Path) -> list[Pages]:
     found = []
     for name, values in tables.items():
         try:
-            given = {key: value if isinstance(value, str) else tuple(value) for key, value in values.items()}
+            given: dict[str, Any] = {k: v if isinstance(v, str) else tuple(v) for k, v in values.items()}
             found.append(Pages(name, **given))
         except (TypeError, AttributeError):
             raise UsageError(f"{path}: [{name}] is not a corpus: it needs a title and a list of pages") from None
