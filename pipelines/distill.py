@@ -173,8 +173,7 @@ def distill(
         stage.details = {
             **extra,
             "development": memory.get("checks", []),
-            "observed": memory.get("observed", []),
-            "geometry": memory.get("geometry", []),
+            **{name: memory.get(name, []) for name in ("observed", "geometry")},
             "parameters": plan.parameters,
         }
         if result.stopped.startswith("collapse"):

@@ -18,7 +18,10 @@ from recovery.errors import RecoveryError
 
 # name -> (module that defines `command`, or module:name, and the one line of help), in the order of the help.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("recovery.cli.demo", "Watch three cycles on the built-in miniature, start to finish."),
+    "demo": (
+        "recovery.cli.demo",
+        "Watch three cycles, start to finish: on the built-in miniature, or on a real model with --example.",
+    ),
     "plan": ("recovery.cli.plan", "Say what a cycle would take of which GPUs: memory, time, flags."),
     "midtrain": ("recovery.cli.midtrain", "Teach the model a folder of documents."),
     "distill": ("recovery.cli.distill", "Recover a student's behaviour by on-policy distillation."),

@@ -58,7 +58,7 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
     assert "| recovery: asked, share of what mid-training reached | ≥ 0.95 | ≥ 1.00 | 1.000 ± 0.057 | goal |" in text
     assert "| mid-training: asked, held-out facts, gained over base | +15 points |  | +23.0 ± 0.0 | must |" in text
     assert "| recovery with two teachers | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
-    assert "| one | instruction_following, prompts | 3 | -33.3 (-100.0 to +0.0) | 1/0 | 1 |" in text
+    assert "| one | instruction_following, prompts | 3 | -66.7 (-100.0 to +0.0) | 2/0 | 0.5 |" in text
     assert "    # not a heading" in text, "answers are quoted as text"
     assert "    (nothing)" in text
     assert "the command" in text and "1 of 3" in text
