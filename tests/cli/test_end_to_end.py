@@ -85,7 +85,7 @@ def test_the_line_of_the_readme(
     monkeypatch: pytest.MonkeyPatch,
     starts: str,
 ) -> None:
-    """A process spends most of its time on imports: every day the first command has one, the others share the test's."""
+    """Imports are most of what a process costs: every day the first command has one, the others share the test's."""
     monkeypatch.chdir(place)
 
     def command(*arguments: str | Path, status: int = 0) -> tuple[str, str]:
