@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from recovery.cli.main import run
 from recovery.loading import load_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,40 +70,52 @@ def recipe(place: Path, tuning: str) -> Path:
 
 def in_process(*arguments: str | Path) -> None:
     """A command without the cost of a process of its own; the process tests hold that both are the same."""
-    from recovery.cli.main import run
-
     assert run([str(argument) for argument in arguments]) == 0
 
 
-def test_the_line_of_the_readme_as_processes(
+@pytest.mark.parametrize(
+    "starts",
+    [pytest.param("one", id="first-as-a-process"), pytest.param("all", id="processes", marks=pytest.mark.slow)],
+)
+def test_the_line_of_the_readme(
     recover: Recover,
     place: Path,
     tiny_qwen3: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    starts: str,
 ) -> None:
+    """Imports are most of what a process costs: every day the first command has one, the others share the test's."""
+    monkeypatch.chdir(place)
+
+    def command(*arguments: str | Path, status: int = 0) -> tuple[str, str]:
+        if starts == "all":
+            finished = recover(*arguments, cwd=place, check=False)
+            assert finished.returncode == status, finished.stderr
+            return finished.stdout, finished.stderr
+        capsys.readouterr()
+        assert run([str(argument) for argument in arguments]) == status
+        return tuple(capsys.readouterr())
+
     small = recipe(place, "full")
     recover("midtrain", "--docs", "./corpus", "--model", tiny_qwen3, "--recipe", small, cwd=place)
-    recover("distill", "--teacher", "base", "--recipe", small, cwd=place)
-    said = json.loads(recover("eval", "--recipe", small, "--json", cwd=place).stdout)
+    command("distill", "--teacher", "base", "--recipe", small)
+    said = json.loads(command("eval", "--recipe", small, "--json")[0])
     assert said["checkpoint"] == "cycle-1/recovered"
-    status = json.loads(recover("status", "--json", cwd=place).stdout)
+    status = json.loads(command("status", "--json")[0])
     (cycle,) = status["cycles"]
     assert (cycle["cycle"], cycle["decision"]) == (1, None)
     assert cycle["recovered"]["instruction_following"] == said["scores"]["instruction_following"]
     assert set(cycle["recovered"]["instruction_following"]) == {"value", "stderr", "n"}
     assert set(cycle["recovered"]["domain_knowledge_by_corpus"]) == {"1"}
-    monkeypatch.chdir(place)
-    in_process("checkpoints", "--json")
-    listed = json.loads(capsys.readouterr().out)
+    listed = json.loads(command("checkpoints", "--json")[0])
     assert [row["name"] for row in listed] == ["base", "cycle-1/midtrained", "cycle-1/recovered"]
     assert [row["parent"] for row in listed] == [None, "base", "cycle-1/midtrained"]
     assert all({"name", "kind", "hash", "parent", "path"} <= set(row) for row in listed)
-    in_process("status")
-    assert "cycle-1/recovered" in capsys.readouterr().out
-    wrong = recover("resume", cwd=place, check=False)
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
-    assert "nothing to resume" in wrong.stderr
+    assert "cycle-1/recovered" in command("status")[0]
+    _, wrong = command("resume", status=1)
+    assert wrong.count("\n") == 1
+    assert "nothing to resume" in wrong
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
