@@ -191,8 +191,13 @@ def development_result(
 
 def reference_result(
     stage: Stage, clean: Checkpoint, prompts: Sequence[Prompt], config: DistillConfig | InterpolateConfig
-) -> SuiteResult:
-    """The clean model's own result on the development prompts: measured once, then kept by its content hash."""
+) -> SuiteResult | None:
+    """The clean model's own result on the development prompts: measured once, then kept by its content hash.
+
+    None where there are no prompts.
+    """
+    if not prompts:
+        return None
     session = stage.session
     path = development_file(session.workspace.folder / "cache", clean.hash, prompts, config)
     known = read_result(path)

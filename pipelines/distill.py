@@ -124,8 +124,7 @@ def distill(
         contextlib.ExitStack() as held,
     ):
         reach_teacher(config)
-        teacher = setting.teacher or session.base
-        reference = reference_result(stage, teacher, setting.development, config) if setting.development else None
+        reference = reference_result(stage, setting.teacher or session.base, setting.development, config)
         given, spoken = _given(session, stage, config, setting, student)
         settings = settings_of(config, plan.steps, plan.lr)
         with cast(stage, _roles(session, config, setting, student, plan.tuning), settings) as models:

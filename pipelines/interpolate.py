@@ -78,6 +78,7 @@ def interpolate(
     _say(session, config, len(development), len(questions))
     with running(session, "interpolate", config, cycle=number, student=student, resume=resume) as stage:
         reference = reference_result(stage, session.base, development, config)
+        assert reference is not None  # there are prompts, or it was refused
         loaded, line = _line(session, config, student, origin)
         points = _measured(stage, config, loaded, line, development, questions)
         chosen = choose(points, config.keep * reference.score.value)
