@@ -113,9 +113,31 @@ def run(
             for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start):
                 _measure(session, checkpoint, asked, number)
                 made.append(checkpoint)
-            record = _record(session, arm, seed, cycles, made, short)
-            write_atomically(kept / FILE.format(arm=arm.name, seed=seed), to_text(record))
+            record = keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=short)
     return record
+
+
+def keep(
+    session: Session,
+    arm: Arm,
+    scenario: Scenario,
+    made: Sequence[Checkpoint],
+    *,
+    seed: int,
+    cycles: int,
+    kept: Path,
+    short: bool,
+) -> Record:
+    """Keep what came of an arm so far: ``made`` are its checkpoints, ``cycles`` how many it is to live through."""
+    record = _record(session, arm, scenario, made, seed=seed, cycles=cycles, short=short)
+    write_atomically(kept / FILE.format(arm=arm.name, seed=seed), to_text(record))
+    return record
+
+
+def of_cycles(session: Session) -> list[Checkpoint]:
+    """What a session's cycles have made, in order: of each the newest of a kind."""
+    made = {(c.cycle or 0, c.kind): c for c in session.registry.all() if c.kind in ("midtrained", "recovered")}
+    return [made[key] for key in sorted(made)]
 
 
 def _share_answers(place: Workspace, home: Workspace) -> None:
@@ -159,7 +181,16 @@ def _asked(session: Session, checkpoint: Checkpoint) -> set[int]:
 # --- records -------------------------------------------------------------------------------------------------
 
 
-def _record(session: Session, arm: Arm, seed: int, wanted: int, made: Sequence[Checkpoint], short: bool) -> Record:
+def _record(
+    session: Session,
+    arm: Arm,
+    scenario: Scenario,
+    made: Sequence[Checkpoint],
+    *,
+    seed: int,
+    cycles: int,
+    short: bool,
+) -> Record:
     base = session.resolve("base")
     checkpoints = [_figures(session, base, 0, "base")]
     checkpoints += [_figures(session, session.resolve(c.name), c.cycle or 0, c.kind) for c in made]
@@ -167,9 +198,9 @@ def _record(session: Session, arm: Arm, seed: int, wanted: int, made: Sequence[C
         arm.name,
         arm.title,
         seed,
-        wanted,
-        session.workspace.settings().get("model", ""),
-        str(session.cycles()[1].documents),
+        cycles,
+        Path(scenario.model).name,
+        scenario.about,
         machine(),
         datetime.date.today().isoformat(),
         short,

@@ -19,6 +19,10 @@ IFEVAL, OWN, ASKED, STORED, TEXT = (
 )
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
 MISSING = "–"
+_SHORT = (
+    "**One cycle on a part of the documents, with few items in each suite.** It shows that the whole thing runs on a "
+    "real model; its figures are too coarse to be held to the bounds, which are shown all the same."
+)
 Value = Callable[[Record, int, str], float | None]
 
 
@@ -89,6 +93,7 @@ BOUNDS = (
 COLUMNS: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),
     ("own prompts", OWN_PROMPTS),
+    ("answers ended", suite(OWN, "ended")),
     ("asked, held-out facts", FACTS),
     ("asked, held-out forms", FORMS),
     ("asked, control", UNTAUGHT),
@@ -102,12 +107,14 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
 
     Records of a short run are a page of their own: they are not mixed with others.
     """
+    short = any(record.short for record in records)
     mine = [record for record in records if record.arm == main]
     parts = [
         "# A real instruct model and real documents",
         "",
         f"Written by `{command}` on {datetime.date.today().isoformat()} from {len(records)} recorded runs.",
         "",
+        *([_SHORT, ""] if short else []),
         *_runs(records),
     ]
     if mine:
@@ -123,11 +130,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _runs(records: Sequence[Record]) -> list[str]:
+    made_of = sorted({f"{r.model}, {r.documents.removeprefix('from ')}" for r in records})
     rows = [
         [r.title, str(r.seed), f"{r.cycles} of {r.wanted}", "a part" if r.short else "whole", r.date, r.machine]
         for r in records
     ]
-    return _table(["arm", "seed", "cycles done", "corpora", "date", "where"], rows)
+    return [*made_of, "", *_table(["arm", "seed", "cycles done", "corpora", "date", "where"], rows)]
 
 
 def _bounds(records: Sequence[Record]) -> list[str]:

@@ -15,6 +15,8 @@ from recovery.workspace import Workspace
 
 # The arm that the page of an experiment holds to its bounds.
 _MAIN_ARM = "recovery"
+# Where IFEval's own prompts are, which are no part of this project: a whole run of an example asks them too.
+_IFEVAL_PROMPTS = "RECOVER_IFEVAL_PROMPTS"
 
 
 @click.command()
@@ -85,11 +87,13 @@ def command(
     known = ("limit", "precision", "device", "template_args", "token_budget", "rollout_tokens")
     flags = {key: value for key, value in options.given(context).items() if key in known}
     played = _scenario(workspace, example, short)
+    if example is not None:
+        flags |= _asked_too(example, short)
     if arms is not None:
         kept = records or workspace.folder / "records"
         _experiment(workspace, played, arms, seeds or (seed,), cycles, flags, kept, short, write_docs, as_json)
         return
-    if seeds or replay or one_teacher or write_docs:
+    if seeds or replay or one_teacher or (write_docs and example is None):
         _study(workspace, played, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
         return
     dashboard = None
@@ -100,6 +104,8 @@ def command(
             dashboard = _dashboard(workspace)
         try:
             demo(session, seed=seed, flags=flags, scenario=played)
+            if example is not None:
+                _keep(session, played, seed, records or workspace.folder / "records", short, write_docs)
         except BaseException:
             if dashboard is not None:
                 dashboard.terminate()
@@ -122,6 +128,30 @@ def _scenario(workspace: Workspace, example: Path | None, short: bool) -> Any:
     from pipelines.real import scenario
 
     return scenario(example, workspace.folder / "packages", short=short, say=options.note)
+
+
+def _asked_too(example: Path, short: bool) -> dict[str, Any]:
+    """What an example's checkpoints are asked besides: its texts, and IFEval's own prompts where they are given."""
+    found: dict[str, Any] = {}
+    if (example / "english").is_dir():
+        found["texts"] = example / "english"
+    prompts = os.environ.get(_IFEVAL_PROMPTS)
+    if prompts and not short:
+        found["ifeval"] = prompts
+    return found
+
+
+def _keep(session: Any, played: Any, seed: int, kept: Path, short: bool, docs: Path | None) -> None:
+    """What came of an example's cycles, as a record of the main arm; and the page, where it was asked for."""
+    from pipelines.arms import arm_named
+    from pipelines.experiment import keep, of_cycles, read_records
+    from pipelines.experiment_page import page
+
+    made = of_cycles(session)
+    keep(session, arm_named(_MAIN_ARM), played, made, seed=seed, cycles=played.cycles, kept=kept, short=short)
+    found = [record for record in read_records(kept) if record.short == short]
+    part = " --short" if short else ""
+    stages.write_page(docs, page(found, _MAIN_ARM, f"recover demo --example {played.name}{part}"))
 
 
 def _tell(workspace: Workspace, as_json: bool) -> None:
@@ -196,7 +226,6 @@ def _experiment(
 ) -> None:
     """Every arm with every seed, seed by seed, and the page over all that is kept."""
     from pipelines.arms import arms
-
     from pipelines.experiment import read_records, run
     from pipelines.experiment_page import page
     from pipelines.progress import Display
