@@ -77,7 +77,7 @@ def gained(value: Value, kind: str) -> Callable[[Record, int], float | None]:
 
 
 INSTRUCTIONS = suite(IFEVAL, "instruction_strict")
-OWN_PROMPTS = suite(OWN)
+OWN_PROMPTS = suite(OWN, "instruction_strict")
 FACTS = suite(ASKED, HELD_FACT, own_corpus=True)
 FORMS = suite(ASKED, HELD_FORM, own_corpus=True)
 UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
@@ -85,14 +85,16 @@ UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
 BOUNDS = (
     Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True),
     Bound("mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), None, None, True),
-    Bound("mid-training: own prompts, relative to base", relative(OWN_PROMPTS, "midtrained"), None),
+    Bound(
+        "mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained"), None
+    ),
     Bound("recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0),
-    Bound("recovery: own prompts, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
+    Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
     Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
 )
 COLUMNS: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),
-    ("own prompts", OWN_PROMPTS),
+    ("own prompts, instr. strict", OWN_PROMPTS),
     ("answers ended", suite(OWN, "ended")),
     ("asked, held-out facts", FACTS),
     ("asked, held-out forms", FORMS),

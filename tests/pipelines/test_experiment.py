@@ -54,7 +54,10 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
         checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.606, 0.26, "11 1 01")),
     )
     text = page([RUN, other, replace(RUN, arm="documents", title="documents alone")], "two-teachers", "the command")
-    assert "| recovery: own prompts, relative to base | ≥ 0.98 | ≥ 0.99 | 1.000 ± 0.014 | goal |" in text
+    assert (
+        "| recovery: own prompts, instructions strict, relative to base | ≥ 0.98 | ≥ 0.99 | 1.000 ± 0.014 | goal |"
+        in text
+    )
     assert "| recovery: asked, share of what mid-training reached | ≥ 0.95 | ≥ 1.00 | 1.000 ± 0.057 | goal |" in text
     assert "| mid-training: asked, held-out facts, gained over base | +15 points |  | +23.0 ± 0.0 | must |" in text
     assert "| recovery with two teachers | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
@@ -67,7 +70,10 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
 def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
     worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.5, 0.1, "01 0 00")))
     text = page([worse], "two-teachers", "the command")
-    assert "| recovery: own prompts, relative to base | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** |" in text
+    assert (
+        "| recovery: own prompts, instructions strict, relative to base | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** |"
+        in text
+    )
 
 
 def test_records_travel_as_files(tmp_path: Path) -> None:
