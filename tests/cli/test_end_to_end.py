@@ -118,7 +118,9 @@ def test_the_line_of_the_readme(
     assert "nothing to resume" in wrong
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "family", ["gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma2"))]
+)
 def test_every_family_with_an_adapter(
     place: Path, family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_model_degraded_elsewhere_in_an_empty_folder(
     assert (base["name"], base["path"]) == ("base", str(tiny_qwen3)), "the teacher is what this workspace is about"
 
 
+@pytest.mark.slow
 def test_cycles_in_one_command(place: Path, tiny_qwen3: Path, capsys: pytest.CaptureFixture[str]) -> None:
     second = place / "second"
     second.mkdir()
