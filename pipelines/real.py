@@ -17,7 +17,7 @@ from typing import Any
 
 from pipelines.demo import Scenario
 from pipelines.examples import write_corpus_files
-from pipelines.packages import Say, fetch, read_packages
+from pipelines.packages import Say, check_clients, fetch, read_packages
 from recovery.config import Recipe, read_recipe
 from recovery.errors import UsageError
 
@@ -47,6 +47,7 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say) -> Scenario
     recipe = read_recipe(folder / "recipe.toml")
     if short:
         recipe = _over(read_recipe(folder / "short.toml"), recipe)
+    check_clients(needed.values())
     model = fetch(needed["model"], packages, say)
     documents = fetch(needed["documents"], packages, say)
     questions = folder / "questions.jsonl"
@@ -56,7 +57,12 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say) -> Scenario
             _write(pages, documents, questions, target / f"{at}-{pages.name}") for at, pages in enumerate(corpora, 1)
         ]
 
-    return Scenario(str(model), len(corpora), write, f"from {needed['documents'].title}", str(folder), recipe)
+    return Scenario(str(model), len(corpora), write, f"from {needed['documents'].title}", part_of(short), recipe)
+
+
+def part_of(short: bool) -> str:
+    """The folder of a whole run's corpora, or of a short one's: the two are never mixed."""
+    return "corpora-short" if short else "corpora"
 
 
 def read_pages(path: Path) -> list[Pages]:

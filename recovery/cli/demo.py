@@ -10,13 +10,8 @@ from typing import Any
 
 import click
 
-from recovery.cli import options, stages
+from recovery.cli import examples, options, stages
 from recovery.workspace import Workspace
-
-# The arm that the page of an experiment holds to its bounds.
-_MAIN_ARM = "recovery"
-# Where IFEval's own prompts are, which are no part of this project: a whole run of an example asks them too.
-_IFEVAL_PROMPTS = "RECOVER_IFEVAL_PROMPTS"
 
 
 @click.command()
@@ -48,7 +43,7 @@ _IFEVAL_PROMPTS = "RECOVER_IFEVAL_PROMPTS"
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
     metavar="FOLDER",
-    help="With --arms: where what came of each run is kept, as JSON.  [default: records/ in the workspace]",
+    help="With --example: where what came of each run is kept, as JSON.  [default: records/ in the workspace]",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the dashboard beside it, and keep it open afterwards.")
 @options.seeds
@@ -82,17 +77,18 @@ def command(
     It writes three small corpora of a fictional world as Markdown, mid-trains on the documents alone, so that the
     loss of behaviour is plain to see, and takes the behaviour back, three times over. Minutes on a laptop.
     `--example examples/nextjs` (or `make real`) does the same with SmolLM2-135M-Instruct and the documentation of
-    Next.js 16: hours on two cores, some fifteen minutes with --short. Interrupt it; the same command goes on.
+    Next.js 16: hours on two cores, less than one with --short. Interrupt it; the same command goes on.
     """
     known = ("limit", "precision", "device", "template_args", "token_budget", "rollout_tokens")
     flags = {key: value for key, value in options.given(context).items() if key in known}
-    played = _scenario(workspace, example, short)
+    asked = examples.Asked(example, short, arms, cycles, records, write_docs)
+    asked.check()
     if example is not None:
-        flags |= _asked_too(example, short)
+        flags |= examples.flags_of(example, short)
     if arms is not None:
-        kept = records or workspace.folder / "records"
-        _experiment(workspace, played, arms, seeds or (seed,), cycles, flags, kept, short, write_docs, as_json)
+        examples.experiment(workspace, asked, seeds or (seed,), flags, as_json)
         return
+    played = _scenario(workspace, asked)
     if seeds or replay or one_teacher or (write_docs and example is None):
         _study(workspace, played, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
         return
@@ -105,7 +101,7 @@ def command(
         try:
             demo(session, seed=seed, flags=flags, scenario=played)
             if example is not None:
-                _keep(session, played, seed, records or workspace.folder / "records", short, write_docs)
+                examples.keep(session, played, seed, workspace, asked)
         except BaseException:
             if dashboard is not None:
                 dashboard.terminate()
@@ -116,42 +112,13 @@ def command(
         _wait(dashboard)
 
 
-def _scenario(workspace: Workspace, example: Path | None, short: bool) -> Any:
-    """What is run: the miniature's world, or an example whose packages are kept in the workspace."""
+def _scenario(workspace: Workspace, asked: examples.Asked) -> Any:
+    """What is run: the miniature's world, or an example."""
+    if asked.example is not None:
+        return examples.scenario_of(workspace, asked)
     from pipelines.demo import MINIATURE_SCENARIO
-    from recovery.errors import UsageError
 
-    if example is None:
-        if short:
-            raise UsageError("--short shortens an --example, such as examples/nextjs: the miniature's demo is short")
-        return MINIATURE_SCENARIO
-    from pipelines.real import scenario
-
-    return scenario(example, workspace.folder / "packages", short=short, say=options.note)
-
-
-def _asked_too(example: Path, short: bool) -> dict[str, Any]:
-    """What an example's checkpoints are asked besides: its texts, and IFEval's own prompts where they are given."""
-    found: dict[str, Any] = {}
-    if (example / "english").is_dir():
-        found["texts"] = example / "english"
-    prompts = os.environ.get(_IFEVAL_PROMPTS)
-    if prompts and not short:
-        found["ifeval"] = prompts
-    return found
-
-
-def _keep(session: Any, played: Any, seed: int, kept: Path, short: bool, docs: Path | None) -> None:
-    """What came of an example's cycles, as a record of the main arm; and the page, where it was asked for."""
-    from pipelines.arms import arm_named
-    from pipelines.experiment import keep, of_cycles, read_records
-    from pipelines.experiment_page import page
-
-    made = of_cycles(session)
-    keep(session, arm_named(_MAIN_ARM), played, made, seed=seed, cycles=played.cycles, kept=kept, short=short)
-    found = [record for record in read_records(kept) if record.short == short]
-    part = " --short" if short else ""
-    stages.write_page(docs, page(found, _MAIN_ARM, f"recover demo --example {played.name}{part}"))
+    return MINIATURE_SCENARIO
 
 
 def _tell(workspace: Workspace, as_json: bool) -> None:
@@ -210,53 +177,6 @@ def _study(
         for v in table
     ]
     options.emit(value, as_json, text)
-
-
-def _experiment(
-    workspace: Workspace,
-    played: Any,
-    names: str,
-    seeds: tuple[int, ...],
-    cycles: int | None,
-    flags: dict[str, Any],
-    kept: Path,
-    short: bool,
-    docs: Path | None,
-    as_json: bool,
-) -> None:
-    """Every arm with every seed, seed by seed, and the page over all that is kept."""
-    from pipelines.arms import arms
-    from pipelines.experiment import read_records, run
-    from pipelines.experiment_page import page
-    from pipelines.progress import Display
-    from recovery.errors import UsageError
-
-    known = arms()
-    chosen = {"all": list(known), "none": []}.get(names, [name.strip() for name in names.split(",")])
-    for name in chosen:
-        if name not in known:
-            raise UsageError(f"--arms {name!r} is not known: use {', '.join(known)}, all or none")
-    display, wanted = Display(), cycles or played.cycles
-    with stages.resumable():
-        for seed in seeds:
-            for name in chosen:
-                run(
-                    workspace,
-                    known[name],
-                    played,
-                    seed=seed,
-                    cycles=wanted,
-                    flags=flags,
-                    kept=kept,
-                    short=short,
-                    display=display,
-                )
-    found = [record for record in read_records(kept) if record.short == short]
-    if not found:
-        raise UsageError(f"no run is kept in {kept} yet: name arms to run with --arms, {', '.join(known)}")
-    text = page(found, _MAIN_ARM, f"recover demo --example {played.name} --arms {names}")
-    stages.write_page(docs, text)
-    options.emit([record.arm for record in found], as_json, text)
 
 
 def _dashboard(workspace: Workspace) -> subprocess.Popen[bytes]:

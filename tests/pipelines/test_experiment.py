@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.experiment import FILE, Measured, Record, read_records, to_text
+from pipelines.arms import arm_named
+from pipelines.demo import Scenario
+from pipelines.experiment import FILE, Measured, Record, read_records, run, to_text
 from pipelines.experiment_page import page
+from pipelines.progress import Display
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 
 def measured(name: str, cycle: int, kind: str, own: float, fact: float, verdicts: str) -> Measured:
@@ -54,30 +58,68 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
         checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.606, 0.26, "11 1 01")),
     )
     text = page([RUN, other, replace(RUN, arm="documents", title="documents alone")], "two-teachers", "the command")
-    assert (
-        "| recovery: own prompts, instructions strict, relative to base | ≥ 0.98 | ≥ 0.99 | 1.000 ± 0.014 | goal |"
-        in text
-    )
-    assert "| recovery: asked, share of what mid-training reached | ≥ 0.95 | ≥ 1.00 | 1.000 ± 0.057 | goal |" in text
-    assert "| mid-training: asked, held-out facts, gained over base | +15 points |  | +23.0 ± 0.0 | must |" in text
+    rows = text.splitlines()
+    own, asked = "recovery: own prompts, instructions strict, relative to base", "recovery: asked, share of what"
+    assert f"| {own} | ≥ 0.98 | ≥ 0.99 | 1.000 ± 0.014 | goal in 1 of 3 |" in rows
+    assert f"| {asked} mid-training reached | ≥ 0.95 | ≥ 1.00 | 1.000 ± 0.057 | goal in 1 of 3 |" in rows
+    gained = "mid-training: asked, held-out facts, gained over base"
+    assert f"| {gained} | +15 points |  | +23.0 ± 0.0 | must in 1 of 3 |" in rows
     assert "| recovery with two teachers | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
-    assert "| one | instruction_following, prompts | 3 | -66.7 (-100.0 to +0.0) | 2/0 | 0.5 |" in text
-    assert "    # not a heading" in text, "answers are quoted as text"
-    assert "    (nothing)" in text
+    assert "| one | instruction_following, prompts | 3 | -66.7 (-100.0 to +0.0) | 2/0 | 0.5 |" in rows
+    assert "    # not a heading" in rows, "answers are quoted as text"
+    assert "    (nothing)" in rows
     assert "the command" in text and "1 of 3" in text
 
 
 def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
     worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.5, 0.1, "01 0 00")))
+    own = "recovery: own prompts, instructions strict, relative to base"
     text = page([worse], "two-teachers", "the command")
-    assert (
-        "| recovery: own prompts, instructions strict, relative to base | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** |"
-        in text
-    )
+    assert f"| {own} | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** in 1 of 3 |" in text
+
+
+def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Path) -> None:
+    """Gone through again nothing is done again, and a short run touches nothing of a whole one."""
+
+    def write(target: Path, _seed: int) -> list[Path]:
+        for number, subject in enumerate(("ferry", "tug"), 1):
+            folder = target / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            text = "\n\n".join(f"The {subject} {name} takes {len(name)} cars." for name in ("Ada", "Bo", "Cy"))
+            (folder / "page.md").write_text(f"# The {subject}\n\n{text}\n")
+        return [target / "1", target / "2"]
+
+    scenario = Scenario(str(tiny_model), 2, write, "about boats")
+    flags = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
+
+    def go(cycles: int, short: bool = False) -> Record:
+        return run(
+            Workspace(tmp_path / "w"),
+            arm_named("documents"),
+            scenario,
+            seed=0,
+            cycles=cycles,
+            flags=flags,
+            kept=tmp_path / "kept",
+            short=short,
+            display=Display(quiet=True),
+        )
+
+    made = go(2)
+    assert [(c.cycle, c.kind) for c in made.checkpoints] == [(0, "base"), (1, "midtrained"), (2, "midtrained")]
+    assert all(c.cost["trained"] > 0 for c in made.checkpoints[1:])
+    path = tmp_path / "kept" / "documents-seed-0.json"
+    text = path.read_text()
+    assert str(tmp_path) not in text, "a record travels: it names no place"
+    assert go(2) == made
+    assert go(1) == made, "fewer cycles take nothing out of a record"
+    go(1, short=True)
+    assert path.read_text() == text
+    assert [record.short for record in read_records(tmp_path / "kept")] == [True, False]
 
 
 def test_records_travel_as_files(tmp_path: Path) -> None:
-    (tmp_path / FILE.format(arm="two-teachers", seed=0)).write_text(to_text(RUN))
+    (tmp_path / FILE.format(arm="two-teachers", seed=0, part="")).write_text(to_text(RUN))
     assert read_records(tmp_path) == [RUN]
     (tmp_path / "broken.json").write_text('{"arm": 1}')
     with pytest.raises(UsageError, match=r"broken.json is not a record of a run .*: delete it, or write it again"):
