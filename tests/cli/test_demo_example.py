@@ -25,7 +25,7 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "nextjs")
 def test_what_does_not_go_together_is_refused_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], message: str
 ) -> None:
-    assert recover(["demo", "--workspace", str(tmp_path / "w"), *given]) == 2
+    assert recover(["demo", "--workspace", str(tmp_path / "w"), *given]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not (tmp_path / "w").exists(), "nothing is fetched or begun"
