@@ -3,7 +3,9 @@
 The model is built from its configuration alone, with torch's fake tensors: they have a shape, a type and a lifetime,
 and no memory. The student's forward pass, the teachers', the loss and the backward pass then run as they do in
 training, and every storage that is made is added up until it is let go. So nothing has to be known about a family's
-layers, about what autograd keeps, or about what gradient checkpointing spares.
+layers, about what autograd keeps, or about what gradient checkpointing spares. Layers repeat and rows are alike: a few
+rows are run through the first layers, what a middle layer leaves behind counts for all that were left out, and a batch
+takes as many times more as it has rows.
 
 A GPU is imitated: the same products, with the attention kernels that torch takes there.
 """
@@ -37,12 +39,14 @@ from recovery.rollouts import Sampling
 from recovery.rollouts.transformers_engine import draw
 from recovery.teachers import AdapterOff, Frozen, Live, Teacher
 
+SLICES = "recovery.objectives.fused.slices"
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
 MASKING = "transformers.masking_utils.find_packed_sequence_indices"
-# Chunks of tokens that the loss is run on: each takes the same buffers, so that more of them change nothing.
-_CHUNKS = 2
-# Rows of the two batches that larger ones are reckoned from.
-_FEW_ROWS, _MORE_ROWS = 2, 4
+# Chunks of tokens that the loss is run on, and blocks of each: all take the same buffers, so that more of them change
+# nothing.
+_CHUNKS = _BLOCKS = 2
+# Rows of the batch that all others are scaled from.
+_ROWS = 16
 TEACHER = "teacher"
 
 
@@ -82,10 +86,9 @@ class Taken:
         """All of it."""
         return self.activations + self.logits + self.passing + self.cache
 
-    def towards(self, other: Taken, times: float) -> Taken:
-        """On the line through this and another: ``times`` 0 is here, 1 is there."""
-        ends = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Taken(*(max(0.0, here + times * (there - here)) for here, there in ends))
+    def of_rows(self, times: float, logits: float) -> Taken:
+        """With so many ``times`` as many rows, and ``logits`` times as many tokens whose logits are held at once."""
+        return Taken(self.activations * times, self.logits * logits, self.passing, self.cache * times)
 
 
 @dataclass(frozen=True)
@@ -141,55 +144,73 @@ def model_config(text: str, layers: int | None = None) -> Any:
 @functools.lru_cache(maxsize=256)
 def training_memory(trial: Trial, rows: Rows) -> Taken:
     """What one micro-batch takes, from the teachers' forward pass to the end of the student's backward pass."""
-    return _of_many(trial, rows.count, lambda count: _deep(trial, dataclasses.replace(rows, count=count)))
+    trial = dataclasses.replace(trial, teachers=min(trial.teachers, 1))  # they score one after the other
+    run = _rows_to_run(trial, rows.count, rows.length)
+    phases = _deep(trial, dataclasses.replace(rows, count=run))
+    config = model_config(trial.config).get_text_config()
+    chunk = fused.chunk_size(config.vocab_size, getattr(torch, trial.precision))
+    logits = min(chunk, rows.count * rows.targets) / min(chunk, run * rows.targets)
+    return _largest([phase.of_rows(rows.count / run, logits) for phase in phases])
 
 
 @functools.lru_cache(maxsize=256)
 def rollout_memory(trial: Trial, answers: int, prompt: int, new: int) -> Taken:
     """What sampling ``answers`` answers at once takes: reading the prompts, or saying the last of ``new`` tokens."""
-    return _of_many(trial, answers, lambda count: _deep_rollout(trial.alone, count, prompt, new))
+    run = _rows_to_run(trial, answers, prompt)
+    phases = _deep_rollout(trial.alone, run, prompt, new)
+    return _largest([phase.of_rows(answers / run, answers / run) for phase in phases])
 
 
-def _of_many(trial: Trial, count: int, run: Callable[[int], tuple[Taken, ...]]) -> Taken:
-    """The peak of ``count`` rows. On a GPU each takes the same: no other kernel is chosen for larger batches."""
-    if not trial.gpu or count <= _MORE_ROWS:
-        return _largest(run(count))
-    return _largest(_line(run(_FEW_ROWS), run(_MORE_ROWS), (count - _FEW_ROWS) / (_MORE_ROWS - _FEW_ROWS)))
+def _rows_to_run(trial: Trial, count: int, length: int) -> int:
+    """How many rows stand for ``count``: each takes the same, unless a CPU takes another attention for so many."""
+    heads = model_config(trial.config).get_text_config().num_attention_heads
+
+    def plain(rows: int) -> bool:
+        return rows * heads * length**2 <= attention.PLAIN_SCORES
+
+    return _ROWS if trial.gpu or plain(count) == plain(_ROWS) else count
 
 
 @functools.lru_cache(maxsize=256)
-def _deep_rollout(trial: Trial, answers: int, prompt: int, new: int) -> tuple[Taken, ...]:
-    return _phases(trial, lambda layers: _sample(trial, answers, prompt, new, layers))
+def _deep_rollout(trial: Trial, answers: int, prompt: int, new: int) -> list[Taken]:
+    return _sample(trial, answers, prompt, new, _depth(trial))
 
 
 @functools.lru_cache(maxsize=256)
-def _deep(trial: Trial, rows: Rows) -> tuple[Taken, ...]:
-    return _phases(trial, lambda layers: _train(trial, rows, layers))
+def _deep(trial: Trial, rows: Rows) -> list[Taken]:
+    return _train(trial, rows, _depth(trial))
 
 
-def _phases(trial: Trial, run: Callable[[int], list[Taken]]) -> tuple[Taken, ...]:
-    """The peaks of the deep model. Layers repeat, so that each lies on a line through those of two shallow models."""
+@dataclass(frozen=True)
+class Depth:
+    """Layers that are run: those from ``start`` up to ``stop`` stand for ``more`` times as many others."""
+
+    layers: int
+    start: int = 0
+    stop: int = 0
+    more: int = 0
+
+
+def _depth(trial: Trial) -> Depth:
+    """The first layer, a period of layers that is repeated (their kinds may alternate), one more until what that period
+    only handed on is gone, and the last period; a few more where that makes the repetitions come out even.
+    """
     config = model_config(trial.config).get_text_config()
     depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or [])
     period = next((p for p in range(1, len(kinds)) if all(a == b for a, b in zip(kinds, kinds[p:], strict=False))), 1)
-    few, more = 2 * period, 3 * period
-    if depth <= more:
-        return tuple(run(depth))
-    return _line(run(few), run(more), (depth - few) / (more - few))
-
-
-def _line(here: Sequence[Taken], there: Sequence[Taken], times: float) -> tuple[Taken, ...]:
-    return tuple(a.towards(b, times) for a, b in zip(here, there, strict=True))
+    run = 2 * period + 2
+    run += (depth - run) % period
+    return Depth(depth) if depth <= run else Depth(run, 1, 1 + period, (depth - run) // period)
 
 
 def _largest(phases: Sequence[Taken]) -> Taken:
     return max(phases, key=lambda taken: taken.total)
 
 
-def _train(trial: Trial, rows: Rows, layers: int) -> list[Taken]:
-    """The peaks of the forward pass with the loss, of the backward pass, and of its end at the embedding."""
-    student = trial.student(layers)
-    frozen = trial.frozen(layers) if trial.teachers else None
+def _train(trial: Trial, rows: Rows, depth: Depth) -> list[Taken]:
+    """The peaks of each forward pass, of the loss, of the backward pass, and of its end at the embedding."""
+    student = trial.student(depth.layers)
+    frozen = trial.frozen(depth.layers) if trial.teachers else None
     taught = trial.own_teacher or frozen is not None
     batch, unseen = _batch(rows, student, TEACHER if taught else LABEL)
     with _without_data(trial.gpu, rows.packed) as (mode, counter):
@@ -201,25 +222,28 @@ def _train(trial: Trial, rows: Rows, layers: int) -> list[Taken]:
         for p in student.trainable().values():
             p.grad = torch.empty_like(p)
         student.core.get_input_embeddings().register_forward_hook(counter.next_when_its_gradient_comes)
+        for one in (student, *([] if frozen is None else [frozen])):
+            _watch_passes(counter, one, depth)
         estimator = Estimator({TEACHER: teacher}, Dials())
         student.model.train()
         batch = _shapes_of(mode, batch)
         counter.begin(*(one for one in (student, frozen) if one is not None))
         loss = estimator(student, batch).loss / rows.tokens
         counter.next()
+        counter.forward = False
         loss.backward()
     # The states of targets that the loss was not run on: the teacher's, the student's, their gradient twice.
     width = (4 if taught else 3) * student.head.width * student.precision.itemsize
-    phases = [dataclasses.replace(phase, activations=phase.activations + unseen * width) for phase in counter.phases]
-    return [*phases, Taken()][:3]
+    return [dataclasses.replace(phase, activations=phase.activations + unseen * width) for phase in counter.phases]
 
 
-def _sample(trial: Trial, answers: int, prompt: int, new: int, layers: int) -> list[Taken]:
-    """The peaks of reading the prompts, and of the last of ``new`` tokens."""
-    loaded = trial.frozen(layers) if trial.tuning == "full" else trial.student(layers)
+def _sample(trial: Trial, answers: int, prompt: int, new: int, depth: Depth) -> list[Taken]:
+    """The peaks of reading the prompts and of the last of ``new`` tokens: in the layers, and where it is drawn."""
+    loaded = trial.frozen(depth.layers) if trial.tuning == "full" else trial.student(depth.layers)
     with _without_data(trial.gpu, packed=True) as (mode, counter), torch.no_grad(), loaded.autocast():
         _give_shapes(mode, loaded)
         loaded.model.eval()
+        _watch_passes(counter, loaded, depth)
         counter.begin(loaded)
         cache = DynamicCache(config=loaded.core.config)
         mask_BT = torch.ones(answers, prompt, dtype=torch.long)
@@ -228,13 +252,28 @@ def _sample(trial: Trial, answers: int, prompt: int, new: int, layers: int) -> l
         counter.next()
         mask_BT = torch.ones(answers, prompt + new, dtype=torch.long)
         _say(loaded, mask_BT[:, :1], mask_BT, mask_BT[:, -1:], cache)
-        kept = sum(_size(tensor) for layer in cache.layers for tensor in (layer.keys, layer.values))
-    reading, saying = counter.phases
+        sizes = [_size(layer.keys) + _size(layer.values) for layer in cache.layers]
+        kept = sum(sizes) + depth.more * sum(sizes[depth.start : depth.stop])
     read = round(kept * prompt / (prompt + new))
     return [
-        dataclasses.replace(reading, activations=reading.activations - read, cache=read),
-        dataclasses.replace(saying, activations=saying.activations - kept, cache=kept),
+        dataclasses.replace(phase, activations=phase.activations - cache, cache=cache)
+        for phase, cache in zip(counter.phases, (read, read, kept, kept), strict=True)
     ]
+
+
+def _watch_passes(counter: Counter, loaded: Loaded, depth: Depth) -> None:
+    """A new phase begins where a model's layers end; and what its middle layers leave behind counts ``more`` times."""
+    counter.more = depth.more
+    loaded.decoder.register_forward_hook(lambda *_: counter.next())
+    if depth.more:
+        layers = next(
+            found
+            for found in loaded.decoder.modules()
+            if isinstance(found, torch.nn.ModuleList) and len(found) == depth.layers
+        )
+        layers[depth.start].register_forward_pre_hook(lambda *_: counter.enter())
+        layers[depth.stop - 1].register_forward_hook(lambda *_: counter.leave())
+        layers[depth.stop].register_forward_hook(lambda *_: counter.repeat())
 
 
 def _say(loaded: Loaded, ids_BT: Any, mask_BT: Any, positions_BT: Any, cache: DynamicCache) -> None:
@@ -268,12 +307,18 @@ def _without_data(gpu: bool, packed: bool) -> Iterator[tuple[FakeTensorMode, Cou
         if gpu:  # what is decided by the kind of device: no scores formed whole, no blocks within a chunk
             stack.enter_context(mock.patch.object(attention, "PLAIN_SCORES", 0))
             stack.enter_context(mock.patch.object(fused, "_BLOCK_BYTES", 1 << 62))
+        stack.enter_context(mock.patch(SLICES, _few_slices))
         stack.enter_context(mock.patch(SDPA, functools.partial(_kernel, gpu)))
         if not packed:  # whether a row holds several documents cannot be read off positions without data
             stack.enter_context(mock.patch(MASKING, return_value=None))
         stack.enter_context(mode)
         stack.enter_context(counter)
         yield mode, counter
+
+
+def _few_slices(total: int, size: int) -> Iterator[slice]:
+    """The first of the loss's chunks, of a chunk's blocks or of the head's tiles."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size)[:_BLOCKS])
 
 
 def _kernel(
@@ -304,7 +349,11 @@ def _kernel(
 
 
 class Counter(TorchDispatchMode):
-    """Adds up the storages that operations make, until they are let go. The peak is kept for each phase."""
+    """Adds up the storages that operations make, until they are let go. The peak is kept for each phase.
+
+    What was made between :meth:`enter` and :meth:`leave` and is left at :meth:`repeat` counts ``more`` times once more:
+    it stands for layers that are not there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -314,6 +363,11 @@ class Counter(TorchDispatchMode):
         self.done: list[Taken] = []
         self.vocabulary = 0
         self.weights: set[tuple[int, ...]] = set()
+        self.more = 0
+        self.forward = True  # gradient checkpointing runs layers again in the backward pass: nothing outlives that
+        self.inside = False
+        self.entered: set[int] = set()
+        self.repeated: set[int] = set()
 
     def begin(self, *models: Loaded) -> None:
         """Count from here on; what is there already is not counted, and neither are the weights of ``models``."""
@@ -328,6 +382,23 @@ class Counter(TorchDispatchMode):
                     self.weights |= {tuple(tensor.shape), tuple(tensor.shape)[::-1]}
         self.now = dict.fromkeys(self.now, 0)
         self.peak = dict(self.now)
+
+    def enter(self) -> None:
+        """The layers begin that stand for others."""
+        self.inside = self.forward
+
+    def leave(self) -> None:
+        """They end."""
+        self.inside = False
+
+    def repeat(self) -> None:
+        """What is left of them is there once more for each of the others."""
+        for key in self.entered:
+            self.repeated.add(key)
+            kind, size = self.live[key]
+            self.now[kind] += self.more * size
+        self.entered = set()
+        self._look()
 
     def next(self) -> None:
         """A new phase begins."""
@@ -347,10 +418,15 @@ class Counter(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if function is torch.ops.prim.device.default:  # more than half of all calls, and each would go through the mode
+            return args[0].device
         made = function(*args, **(kwargs or {}))
-        for tensor in tree_iter(made):
-            if isinstance(tensor, torch.Tensor):
-                self._add(tensor)
+        if isinstance(made, torch.Tensor):
+            self._add(made)
+        else:
+            for tensor in tree_iter(made):
+                if isinstance(tensor, torch.Tensor):
+                    self._add(tensor)
         return made
 
     def _add(self, tensor: torch.Tensor) -> None:
@@ -362,13 +438,22 @@ class Counter(TorchDispatchMode):
         kind = "passing" if shape in self.weights else "logits" if self.vocabulary in shape else "activations"
         self.live[key] = kind, storage.nbytes()
         self.now[kind] += storage.nbytes()
+        if self.inside:
+            self.entered.add(key)
         weakref.finalize(storage, self._let_go, key)
+        self._look()
+
+    def _look(self) -> None:
         if sum(self.now.values()) > sum(self.peak.values()):
             self.peak = dict(self.now)
 
     def _let_go(self, key: int) -> None:
         kind, size = self.live.pop(key, ("activations", 0))
         self.now[kind] -= size
+        if key in self.repeated:
+            self.repeated.remove(key)
+            self.now[kind] -= self.more * size
+        self.entered.discard(key)
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -406,7 +491,7 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 def _batch(rows: Rows, student: Loaded, teacher: str) -> tuple[Batch, int]:
     """The micro-batch, with targets for a few chunks of the loss, and how many targets were left out."""
     wanted = rows.count * rows.targets
-    kept = min(wanted, _CHUNKS * fused._chunk_size(student.head.vocabulary, student.precision))
+    kept = min(wanted, _CHUNKS * fused.chunk_size(student.head.vocabulary, student.precision))
     each = math.ceil(kept / rows.count)
     mask = [False] * (rows.length - each) + [True] * each
     halves = (rows.length // 2, rows.length - rows.length // 2) if rows.packed else ()

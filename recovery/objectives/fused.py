@@ -179,7 +179,7 @@ def fused_loss(
     plan = _Plan(
         tuple(terms), tuple(_teacher(term, head, dtype) for term in terms), temperature, head.scale, head.softcap,
         None if weights_N is None else weights_N.detach().to(wide), behaviour, dtype, wide,
-        chunk_tokens or _chunk_size(head.vocabulary, dtype),
+        chunk_tokens or chunk_size(head.vocabulary, dtype),
     )  # fmt: skip
     loss, values_TN, *others = _Fused.apply(hidden_ND, head.weight_VD, head.bias_V, plan)
     return FusedOutput(loss, plan.per_token(values_TN), values_TN, *others)
@@ -197,7 +197,7 @@ class _Fused(torch.autograd.Function):
             student = _side(hidden_ND, Head(weight_VD, bias_V, plan.scale, plan.softcap), plan.dtype)
             totals = _Totals(student, plan, hidden_ND.dtype, weight_VD if needs_weight else None,
                              bias_V if needs_bias else None)  # fmt: skip
-            for rows in _slices(hidden_ND.shape[0], plan.chunk):
+            for rows in slices(hidden_ND.shape[0], plan.chunk):
                 _chunk(student, plan, totals, rows)
             per_token_N = plan.per_token(totals.value_TN)
             weights_N = totals.weights_N
@@ -285,7 +285,7 @@ def _chunk(student: _Side, plan: _Plan, totals: _Totals, rows: slice) -> None:
     teachers_NV = {
         at: side.project(rows, totals.teachers_NV[at][:count]) for at, side in enumerate(plan.sides) if side is not None
     }
-    for part in _slices(count, totals.block):
+    for part in slices(count, totals.block):
         _block(student, plan, totals, logits_NV[part], {at: whole[part] for at, whole in teachers_NV.items()},
                slice(rows.start + part.start, rows.start + part.stop))  # fmt: skip
     grad_ND = linear(logits_NV, student.weight_VD.t(), None).to(plan.wide).mul_(plan.factor)
@@ -397,7 +397,7 @@ def _sparse(term: Term, totals: _Totals, p_NV: Tensor, log_p_NV: Tensor, rows: s
 
 def _accumulate(total_VD: Tensor, grad_NV: Tensor, hidden_ND: Tensor) -> None:
     """Add grad^T hidden to a head's gradient, some rows at a time: the product is never held whole."""
-    for rows in _slices(total_VD.shape[0], _HEAD_TILE):
+    for rows in slices(total_VD.shape[0], _HEAD_TILE):
         total_VD[rows] += linear(grad_NV[:, rows].t(), hidden_ND.t(), None)
 
 
@@ -414,7 +414,8 @@ def _side(hidden_ND: Tensor, head: Head, dtype: torch.dtype) -> _Side:
     return _Side(hidden_ND.detach().to(dtype).contiguous(), weight_VD, bias_V, head.scale, head.softcap)
 
 
-def _slices(total: int, size: int) -> Iterator[slice]:
+def slices(total: int, size: int) -> Iterator[slice]:
+    """``total`` items in pieces of ``size``."""
     return (slice(start, min(start + size, total)) for start in range(0, total, size))
 
 
@@ -429,7 +430,7 @@ def _working_dtype(hidden_ND: Tensor, head: Head) -> torch.dtype:
     return dtype
 
 
-def _chunk_size(vocabulary: int, dtype: torch.dtype) -> int:
+def chunk_size(vocabulary: int, dtype: torch.dtype) -> int:
     """Tokens a chunk: multiples of the smallest efficient chunk, one buffer of logits within its budget."""
     smallest = _MIN_CHUNK * 4 // min(dtype.itemsize, 4)
     return max(1, _CHUNK_BYTES // (vocabulary * dtype.itemsize * smallest)) * smallest

@@ -401,9 +401,9 @@ def test_the_float32_product_of_onednn_equals_the_ordinary_one(bias: bool, monke
 
 
 def test_chunks_are_small_for_large_vocabularies_and_large_for_small_ones() -> None:
-    assert fused._chunk_size(151_936, torch.float32) == 128
-    assert fused._chunk_size(151_936, torch.bfloat16) == 256
-    assert fused._chunk_size(1_536, torch.float32) == 1280
+    assert fused.chunk_size(151_936, torch.float32) == 128
+    assert fused.chunk_size(151_936, torch.bfloat16) == 256
+    assert fused.chunk_size(1_536, torch.float32) == 1280
 
 
 def test_what_does_not_fit_together_is_refused_in_one_line() -> None:

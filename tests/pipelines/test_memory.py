@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,16 +106,43 @@ def test_a_rollout_holds_its_keys_and_values(deeper: Path) -> None:
 def test_layers_and_rows_lie_on_a_line(deeper: Path) -> None:
     trial = Trial(model_text(str(deeper)), "lora", "bfloat16", True, lora_rank=RANK, own_teacher=True)
     rows = Rows(8, 96, 64)
-    whole = max(taken.total for taken in tracing._train(trial, rows, 6))
+    whole = max(taken.total for taken in tracing._train(trial, rows, tracing.Depth(6)))
     assert training_memory(trial, rows).total == pytest.approx(whole, rel=0.01)
 
 
 def test_layers_of_two_kinds(tmp_path: Path) -> None:
-    """Local and global layers of Gemma 3: the shallow models hold whole periods of them."""
-    folder = make_tiny("gemma3", tmp_path / "model", num_hidden_layers=18)
+    """Local and global layers of Gemma 3: whole periods of them stand for the others."""
+    folder = make_tiny("gemma3", tmp_path / "model", num_hidden_layers=22)
     trial = Trial(model_text(str(folder)), "full", "float32", False)
-    whole = max(taken.total for taken in tracing._train(trial, Rows(2, 128, 128), 18))
-    assert training_memory(trial, Rows(2, 128, 128)).total == pytest.approx(whole, rel=0.02)
+    assert tracing._depth(trial) == tracing.Depth(16, 1, 7, more=1)
+    whole = max(taken.total for taken in tracing._train(trial, Rows(8, 128, 128), tracing.Depth(22)))
+    assert training_memory(trial, Rows(8, 128, 128)).total == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.parametrize(("tuning", "checkpointing"), [("full", True), ("lora", False)])
+def test_a_deep_model_is_counted_on_four_layers(
+    tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, tuning: str, checkpointing: bool
+) -> None:
+    """Copies of weights that autocast keeps through a pass, what one layer hands to the next: all in proportion."""
+    values = json.loads(model_text(str(tiny_qwen3))) | {"num_hidden_layers": 6}
+    values["layer_types"] = ["full_attention"] * 6
+    trial = Trial(json.dumps(values), tuning, "bfloat16", False, checkpointing, RANK, own_teacher=tuning == "lora")
+    rows = Rows(16, 64, 48)
+    whole = max(taken.total for taken in tracing._train(trial, rows, tracing.Depth(6)))
+    sampled = max(taken.total for taken in tracing._sample(trial.alone, 3, 16, 32, tracing.Depth(6)))
+    tracing._deep_rollout.cache_clear()
+    built: list[int] = []
+    outline = tracing.outline
+
+    def noting(config: Any, **settings: Any) -> Loaded:
+        built.append(config.get_text_config().num_hidden_layers)
+        return outline(config, **settings)
+
+    monkeypatch.setattr(tracing, "outline", noting)
+    assert training_memory(trial, rows).total == pytest.approx(whole, rel=0.01)
+    assert rollout_memory(trial, 3, 16, 32).total == pytest.approx(sampled, rel=0.01)
+    training_memory(trial, dataclasses.replace(rows, count=5))
+    assert built == [4, 4], "one run of each, from which every number of rows follows"
 
 
 def test_the_parts_add_up_and_the_peak_is_the_larger_phase() -> None:
@@ -221,7 +250,7 @@ def test_some_of_what_is_free_is_left_alone() -> None:
 
 def test_tracing_leaves_nothing_behind(deeper: Path) -> None:
     trial = Trial(model_text(str(deeper)), "full", "float32", gpu=True)
-    tracing._train(trial, Rows(2, 64, 64), 2)
+    tracing._train(trial, Rows(2, 64, 64), tracing.Depth(2))
     query = torch.randn(1, 2, 4, 8)
     attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
     assert attended.shape == query.shape
