@@ -33,7 +33,7 @@ help:  ## List the targets
 demo: $(READY)  ## Set everything up and watch three cycles on the built-in miniature
 	$(BIN)/recover demo $(ARGS)
 
-real: $(READY)  ## Three cycles of a real instruct model on real documents: hours on two cores; ARGS=--short: minutes
+real: $(READY)  ## Three cycles of a real instruct model on real documents: hours on two cores; ARGS=--short: less than one
 	$(BIN)/recover demo --example examples/nextjs --workspace $(REAL) $(ARGS)
 
 test: $(READY)  ## The fast suite
