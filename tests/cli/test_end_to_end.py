@@ -118,9 +118,8 @@ def test_the_line_of_the_readme(
     assert "nothing to resume" in wrong
 
 
-@pytest.mark.parametrize(
-    "family", ["gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama", "gemma2"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
 def test_every_family_with_an_adapter(
     place: Path, family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

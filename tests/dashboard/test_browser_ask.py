@@ -60,6 +60,7 @@ def test_a_phone_shows_it_in_its_width_and_says_what_went_wrong(
     assert one.width() == 390
 
 
+@pytest.mark.slow
 def test_without_asking_for_it_the_page_is_not_there(
     small_workspace: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:

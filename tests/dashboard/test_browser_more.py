@@ -56,6 +56,7 @@ def test_a_token_tells_its_figures_to_keyboard_and_mouse(
     assert one.elsewhere(address) == [] and one.errors == []
 
 
+@pytest.mark.slow
 def test_from_the_largest_divergence_to_its_token_and_back(
     database: Path, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
@@ -90,6 +91,7 @@ def test_stages_are_compared_through_the_form(
     assert one.errors == []
 
 
+@pytest.mark.slow
 def test_geometry_grows_by_a_stage_for_each_link(
     database: Path, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
@@ -105,6 +107,7 @@ def test_geometry_grows_by_a_stage_for_each_link(
     assert one.errors == []
 
 
+@pytest.mark.slow
 def test_from_the_verdicts_to_the_runs_of_a_study(
     database: Path, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
@@ -119,7 +122,7 @@ def test_from_the_verdicts_to_the_runs_of_a_study(
     assert one.errors == []
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_phone_shows_every_page_in_its_width(
     tmp_path: Path, seeding: ModuleType, serve: Callable[[Path], str], visit: Callable[..., Visit], dark: bool
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_phone_shows_every_page_in_its_width(
     assert one.width() == 390
 
 
+@pytest.mark.slow
 def test_hostile_text_is_shown_as_text(
     tmp_path: Path, seeding: ModuleType, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:

@@ -84,6 +84,7 @@ def test_five_clicks_from_the_overview_to_a_rejected_cycle(
     assert one.errors == []
 
 
+@pytest.mark.slow
 def test_a_decision_needs_a_name_and_a_reason_and_what_contradicts_is_told(
     reviewed: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_decision_needs_a_name_and_a_reason_and_what_contradicts_is_told(
     assert [d[0] for d in decisions(reviewed, 2)] == ["rolled_back"]
 
 
+@pytest.mark.slow
 def test_read_only_shows_no_way_to_decide(
     reviewed: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
@@ -152,6 +154,7 @@ def test_answers_are_filtered_by_address_and_stepped_through_by_keys(
     assert one.errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["cycle", "samples"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_phone_shows_these_pages_in_its_width(
@@ -164,6 +167,7 @@ def test_a_phone_shows_these_pages_in_its_width(
     assert one.width() == 390
 
 
+@pytest.mark.slow
 def test_hostile_answers_are_shown_as_text(
     tmp_path: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:

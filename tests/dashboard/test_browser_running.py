@@ -39,6 +39,7 @@ def training(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_running_stage_is_followed_to_its_interruption(
     training: subprocess.Popen[str], tmp_path: Path, serve: Callable[..., str], visit: Callable[..., Any]
 ) -> None:

@@ -80,11 +80,10 @@ def session(open_session: Callable[..., Session]) -> Iterator[Session]:
         yield opened
 
 
-@pytest.fixture
-def midtrain_config(corpus: Path, prompt_file: Path) -> MidtrainConfig:
-    """Six small steps."""
+def six_steps(docs: Path, prompts: Path | None) -> MidtrainConfig:
+    """Six small steps on a folder of documents."""
     return MidtrainConfig(
-        docs=corpus,
+        docs=docs,
         steps=6,
         batch_tokens=128,
         row_length=64,
@@ -92,9 +91,15 @@ def midtrain_config(corpus: Path, prompt_file: Path) -> MidtrainConfig:
         precision="float32",
         tuning="full",
         checkpoint_every=2,
-        prompts=prompt_file,
+        prompts=prompts,
         max_new_tokens=8,
     )
+
+
+@pytest.fixture
+def midtrain_config(corpus: Path, prompt_file: Path) -> MidtrainConfig:
+    """Six small steps."""
+    return six_steps(corpus, prompt_file)
 
 
 @pytest.fixture

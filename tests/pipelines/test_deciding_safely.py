@@ -140,6 +140,7 @@ def test_abandoned_work_is_not_taken_for_the_new_cycles(
     assert [Path(stage.config["docs"]) for stage in done] == [second] and done[0].attempts == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
     session: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from pipelines.corpora import thaw
 from pipelines.drift import DriftReport, measure_drift
 from pipelines.midtrain import midtrain
 from pipelines.models import load_frozen
+from pipelines.progress import Display
 from pipelines.session import Session
-from recovery.config import EvalConfig, MidtrainConfig
+from recovery.config import EvalConfig
 from recovery.errors import UsageError
 from recovery.miniature import materialise
 from recovery.rollouts import Completion, TransformersEngine
-from tests.pipelines.conftest import write_corpus
+from tests.pipelines.conftest import six_steps, write_corpus
 
 
 @pytest.fixture
@@ -30,15 +31,15 @@ def config() -> EvalConfig:
     return EvalConfig(limit=12, max_new_tokens=24, precision="float32")
 
 
-@pytest.fixture
-def moved(
-    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tmp_path: Path
-) -> tuple[Session, DriftReport]:
+@pytest.fixture(scope="module")
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Session, DriftReport]]:
     """A workspace on the miniature with a checkpoint trained on enough documents to hold some out."""
-    session = open_session(materialise(tmp_path / "miniature"))
-    docs = write_corpus(tmp_path / "many", "Harbour", documents=40)
-    midtrain(session, dataclasses.replace(midtrain_config, docs=docs, held_out=0.1, prompts=None))
-    return session, measure_drift(session, EvalConfig(limit=12, max_new_tokens=24, precision="float32"))
+    folder = tmp_path_factory.mktemp("drift")
+    docs = write_corpus(folder / "many", "Harbour", documents=40)
+    model = materialise(folder / "miniature")
+    with Session.open(folder / "workspace", model=str(model), display=Display(quiet=True)) as session:
+        midtrain(session, dataclasses.replace(six_steps(docs, None), held_out=0.1))
+        yield session, measure_drift(session, EvalConfig(limit=12, max_new_tokens=24, precision="float32"))
 
 
 def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, DriftReport], config: EvalConfig) -> None:

@@ -115,12 +115,7 @@ def test_sft_on_answers_teaches_them(lab: Lab, mends: Path) -> None:
     assert exact_share(*lab.loaded("expert"), asked) > exact_share(*lab.loaded("base"), asked) + 0.05
 
 
-def after(first: str, *names: str) -> list[Any]:
-    """The methods of a test: the first is tried every day, the others among the long tests."""
-    return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in names)]
-
-
-@pytest.mark.parametrize("name", after("grpo", "mixed"))
+@pytest.mark.parametrize("name", ["grpo", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_methods_with_a_reward_raise_it(lab: Lab, name: str, request: pytest.FixtureRequest) -> None:
     """A reward of the user's own, by dotted name: short answers, which every model can learn to give in a few steps."""
     if name == "mixed":
@@ -165,7 +160,8 @@ def likelihood(lab: Lab, name: str, prompts: list[Prompt]) -> float:
     return sum(map(sum, found)) / sum(map(len, found))
 
 
-@pytest.mark.parametrize("name", after("opsd", "sdft", "deliberative", "opcd", "document-in-context", "pi-distill"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sdft", "deliberative", "opcd", "document-in-context", "pi-distill", "opsd"])
 def test_methods_with_a_context_take_it_in(lab: Lab, name: str) -> None:
     """What the teacher says with the context becomes likelier without it."""
     prompts = told(name)

@@ -231,7 +231,8 @@ def test_what_fails_in_one_process_ends_both_with_one_line(
     assert stages(tmp_path / "work")[0].status == "failed"
 
 
-@pytest.mark.parametrize("cut", ["none", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", ["none", "full"])
 def test_a_killed_process_ends_the_other_with_one_line(
     tmp_path: Path, tiny_model: Path, corpus: Path, start: Launch, cut: str
 ) -> None:

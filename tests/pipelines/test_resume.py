@@ -102,7 +102,7 @@ def distilling(distill_config: DistillConfig) -> DistillConfig:
     return dataclasses.replace(distill_config, steps=24, max_new_tokens=16, prompts_per_step=4, plateau=0)
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("tuning", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_mid_training_killed_at_random(
     tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, tuning: str
 ) -> None:
@@ -151,6 +151,7 @@ def distill_killed(
     return whole, killed, hits
 
 
+@pytest.mark.slow
 def test_distillation_killed_at_random(
     tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, distilling: DistillConfig
 ) -> None:

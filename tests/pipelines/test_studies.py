@@ -108,6 +108,7 @@ def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
         chosen("pivto")
 
 
+@pytest.mark.slow
 def test_methods_are_compared_from_the_same_start_at_the_same_cost(
     tiny_qwen3: Path, corpus: Path, tmp_path: Path
 ) -> None:
