@@ -16,7 +16,7 @@ from pipelines.models import engine_of, load_frozen
 from pipelines.progress import Bar
 from pipelines.session import Session
 from pipelines.stage import Stage
-from recovery.augmentation import Augmented, augment
+from recovery.augmentation import Augmented, Conversation, augment
 from recovery.config import MidtrainConfig
 from recovery.corpus import Document
 from recovery.corpus.passages import Passage, passages
@@ -58,11 +58,19 @@ class Writing:
 
 
 def augmented(config: MidtrainConfig, own: FrozenCorpus, probes: Sequence[Probe]) -> Augmented:
-    """Wordings and questions by rules; nothing where the dial is off. ``probes`` are all that any cycle is asked."""
+    """Wordings and questions by rules, and the questions that came with the documents where these have an answer;
+    nothing where the dial is off. ``probes`` are all that any cycle is asked.
+    """
     if not config.augment:
         return Augmented()
     made = augment(own.documents, probes, wordings=config.augment, seed=config.seed)
-    return made if config.augment_questions else dataclasses.replace(made, conversations=())
+    asked = (*given_questions(own), *made.conversations) if config.augment_questions else ()
+    return dataclasses.replace(made, conversations=asked)
+
+
+def given_questions(own: FrozenCorpus) -> tuple[Conversation, ...]:
+    """The questions that came with the documents, each with its answer; none is worded as a probe."""
+    return tuple((*p.messages, Message(role="assistant", content=p.answer)) for p in own.questions if p.answer)
 
 
 def writing(session: Session, config: MidtrainConfig, own: FrozenCorpus) -> Writing | None:

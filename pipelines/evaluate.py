@@ -36,6 +36,7 @@ _ASKED = (
     "behaviour",
     "ifeval",
     "ifeval_tokens",
+    "complete_loops",
     "texts",
     "tasks",
     "template_args",

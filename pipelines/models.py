@@ -14,7 +14,7 @@ from pipelines.memory import Beside, Needs, Plan, memory_of, network_of
 from pipelines.session import Session
 from recovery import processes
 from recovery.checkpoints import content_hash
-from recovery.config import DistillConfig, ModelConfig, TrainingConfig
+from recovery.config import DistillConfig, EvalConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, LoraSettings, load_model, only_lora, pick_device, pick_precision
 from recovery.rollouts import (
@@ -113,7 +113,8 @@ def load_frozen(checkpoint: Checkpoint, config: ModelConfig, beside: Loaded | No
 def engine_of(loaded: Loaded, config: ModelConfig) -> Iterator[TransformersEngine | FollowingEngine]:
     """The engine that samples from a model; what it holds beside the model is given back at the end of the block."""
     if config.engine == "transformers":
-        yield TransformersEngine(loaded, token_budget=config.rollout_tokens)
+        loops = isinstance(config, EvalConfig) and config.complete_loops
+        yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=loops)
         return
     if processes.size() > 1:
         raise UsageError(f"--engine {config.engine} samples for one process: leave it out, or start one process")

@@ -37,6 +37,12 @@ _OPD = "Thinking Machines, On-Policy Distillation (2025)"
 _ALL = (
     Arm("documents", "documents alone", "continued pre-training"),
     Arm(
+        "unaugmented",
+        "documents alone, without other wordings and questions",
+        "what augmentation adds, arXiv 2508.09494",
+        {"augment": 0, "writer": None},
+    ),
+    Arm(
         "replay",
         "30% replay of the clean model's answers",
         "chat among the documents: Thinking Machines, On-Policy Distillation (2025)",

@@ -538,6 +538,7 @@ class EvalConfig(ModelConfig):
     """What is measured. ``limit`` bounds the items of each suite, the same ones for every checkpoint.
 
     ``ifeval`` is a file of IFEval's own prompts or "hub"; an answer to one may take ``ifeval_tokens``.
+    ``complete_loops`` ends answers that repeat themselves and takes the repetition as the rest of them.
     ``texts`` is a folder of texts that nothing is learnt from: bits per byte on them say what became of the language.
     ``behaviour`` are files of prompts with checks, each a suite of one's own; ``tasks`` are lm-eval's, by name or file,
     or "NAME=PATH" to run one on local data.
@@ -551,6 +552,7 @@ class EvalConfig(ModelConfig):
     behaviour: tuple[Path, ...] = ()
     ifeval: str | None = None
     ifeval_tokens: int = 1280
+    complete_loops: bool = False
     texts: Path | None = None
     tasks: tuple[str, ...] = ()
 

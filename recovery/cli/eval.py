@@ -34,6 +34,12 @@ from recovery.workspace import Workspace
     help="Tokens an answer to one of IFEval's own prompts may take.  [default: 1280]",
 )
 @click.option(
+    "--complete-loops/--no-complete-loops",
+    default=None,
+    help="End an answer that repeats itself, and take the repetition as the rest of it: half the time where a small "
+    "model finds no end.",
+)
+@click.option(
     "--texts",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=None,

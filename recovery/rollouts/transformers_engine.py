@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from recovery.loading import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.kv_cache import KeysAndValues
+from recovery.rollouts.loops import period_of
 from recovery.training import derive_seed
 
 # The batch is compacted once this share of its rows is done: each time costs a copy of the cache.
@@ -97,6 +98,20 @@ class _Said:
         self.finished += int((alive_B & over_B).sum())
         live.done_B |= over_B
 
+    def complete_loops(self, live: _Live) -> None:
+        """Rows that repeat themselves are done: the rest of their answer is the repetition, up to its limit."""
+        for b, (owner, length, done) in enumerate(
+            zip(live.owners_B.tolist(), live.said_B.tolist(), live.done_B.tolist(), strict=True)
+        ):
+            period = 0 if done else period_of(self.tokens_NT[owner, :length].tolist())
+            if period:
+                rest = torch.arange(length, int(self.most_N[owner]), device=self.tokens_NT.device)
+                same = length - period + (rest - length) % period
+                for said_NT in (self.tokens_NT, self.logprobs_NT):
+                    said_NT[owner, rest] = said_NT[owner, same]
+                live.done_B[b] = True
+                self.finished += 1
+
     def report(self) -> None:
         """Report what came since the last time."""
         if self.progress is not None:
@@ -117,13 +132,17 @@ class TransformersEngine:
 
     Weights trained in float32 under a lower precision are sampled from a copy in that precision, brought up to
     date at each call: casting them at every decoded token costs more than the products themselves.
+
+    With ``complete_loops`` greedy answers that repeat themselves are not decoded to their limit, see
+    :mod:`recovery.rollouts.loops`.
     """
 
-    def __init__(self, loaded: Loaded, token_budget: int = 32768) -> None:
+    def __init__(self, loaded: Loaded, token_budget: int = 32768, *, complete_loops: bool = False) -> None:
         self.source = loaded
         wide = loaded.tuning == "full" and loaded.precision != torch.float32 and not loaded.sharded
         self.loaded = _lower_copy(loaded) if wide else loaded
         self.token_budget = token_budget
+        self.complete_loops = complete_loops
 
     def sync(self) -> None:
         """Bring the copy that is sampled from up to date with the weights in training."""
@@ -185,6 +204,8 @@ class TransformersEngine:
             said.add(live, *draw(logits_BV, sampling, number_B))
             steps += 1
             if steps % REPORT_EVERY == 0:
+                if self.complete_loops and sampling.temperature == 0:
+                    said.complete_loops(live)
                 said.report()
             rows, done = len(live.done_B), int(live.done_B.sum())
             if done == rows:

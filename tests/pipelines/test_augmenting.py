@@ -15,7 +15,7 @@ import pytest
 
 from db import queries
 from pipelines import midtrain as module
-from pipelines.midtrain import midtrain, plan_midtrain
+from pipelines.midtrain import midtrain, open_cycle, plan_midtrain
 from pipelines.mixing import schedule
 from pipelines.session import Session
 from recovery.batches import Row
@@ -55,6 +55,22 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     assert all(stream.rows for stream in seen[0])
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
+
+
+def test_questions_that_came_with_the_documents_are_learnt_too(
+    session: Session, midtrain_config: MidtrainConfig, tables: Path
+) -> None:
+    lines = [{"prompt": f"How long is rope {n}?", "answer": f"{n} metres"} for n in range(5)]
+    lines.append({"prompt": "Who holds the rope?"})  # nobody said the answer
+    (tables / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = dataclasses.replace(midtrain_config, docs=tables, augment=3)
+    frozen = open_cycle(session, config, 1)
+    learnt = module.augmenting.augmented(config, frozen, frozen.probes).conversations
+    said = [(question["content"], answer["content"]) for question, answer in learnt]
+    assert said[:5] == [(f"How long is rope {n}?", f"{n} metres") for n in range(5)]
+    assert ("Who holds the rope?", None) not in said and len(said) > 5
+    none = dataclasses.replace(config, augment_questions=0.0)
+    assert not module.augmenting.augmented(none, frozen, frozen.probes).conversations
 
 
 def test_documents_without_facts_keep_their_whole_share(session: Session, midtrain_config: MidtrainConfig) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from recovery.errors import UsageError
 from recovery.loading import load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts import Completion, Sampling, TransformersEngine
+from recovery.rollouts.loops import period_of
 from recovery.rollouts.transformers_engine import draw
 from tests.support import continuation_logprobs
 
@@ -139,3 +140,45 @@ def test_a_part_of_a_request_is_answered_as_within_the_whole(tiny_model: Path) -
     assert len({tuple(said.ids) for said in whole}) > len(PROMPTS), "the same prompt is answered anew each time"
     small = TransformersEngine(loaded, token_budget=40).generate(prompts, Sampling(10, seed=3))
     assert [said.ids for said in whole] == [said.ids for said in small], "whatever its company in the batch"
+
+
+def test_a_repetition_counts_when_it_was_said_four_times_over_64_tokens() -> None:
+    start = list(range(100, 120))
+    assert period_of(start + [1, 2, 3] * 21) == 0  # 63 tokens
+    assert period_of(start + [1, 2, 3] * 22) == 3
+    assert period_of(start + [7] * 64) == 1
+    assert period_of([*start, *[1, 2, 3] * 30, 9]) == 0
+    long = list(range(1, 41))
+    assert period_of(long * 3) == 0 and period_of(long * 4) == 40
+    assert period_of([]) == 0
+
+
+def test_a_greedy_answer_that_repeats_itself_is_completed_as_it_would_go_on(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=frozenset({loaded.chat.pad_id})))
+    prompts, greedy = [[3 + number, 5, 9] for number in range(24)], Sampling(160, temperature=0)
+    sampled = [0, 0]
+
+    def answers(loops: bool) -> list[Completion]:
+        def hear(_answers: int, tokens: int) -> None:
+            sampled[loops] += tokens
+
+        return TransformersEngine(loaded, complete_loops=loops).generate(prompts, greedy, hear)
+
+    whole, completed = answers(False), answers(True)
+    repeating = [one for one in whole if period_of(one.ids[:120])]
+    assert len(repeating) > 4, "a model with random weights repeats itself soon"
+    assert sampled[True] < sampled[False] - 30 * len(repeating)
+    alike = [one.ids == other.ids for one, other in zip(whole, completed, strict=True)]
+    assert sum(alike) > 0.8 * len(alike)
+    for one, other in zip(whole, completed, strict=True):
+        assert len(other.ids) == len(other.logprobs) == len(one.ids) and other.finished == one.finished
+
+
+def test_drawn_answers_are_never_completed(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    drawn = Sampling(100, temperature=0.05, seed=1)
+    plain, completing = (
+        TransformersEngine(loaded, complete_loops=loops).generate(PROMPTS, drawn) for loops in (False, True)
+    )
+    assert plain == completing
