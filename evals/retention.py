@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from scipy import optimize
-
 from evals.gate import Measurement
 from evals.harness import EngineLM, run_lm_eval
 from evals.statistics import paired_contrast, score_of
+from recovery.lazily import lazily
 from recovery.types import Item, Score, SuiteResult
+
+optimize = lazily("scipy.optimize")
 
 _ALPHA = 0.025  # on each side
 _MOST = 100.0  # a ratio beyond this says only that the reference knew next to nothing

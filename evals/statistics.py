@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import optimize, stats
 
 from recovery.errors import RecoveryError
+from recovery.lazily import lazily
 from recovery.types import Score, SuiteResult
+
+optimize, stats = lazily("scipy.optimize"), lazily("scipy.stats")
 
 Floats = NDArray[np.float64]
 

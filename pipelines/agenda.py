@@ -10,8 +10,8 @@ from typing import Any
 from db import queries
 from evals import suites
 from evals.behaviour import PREFIX, SUITES, own_suites
-from evals.ifeval import load_ifeval
 from evals.judging import can_be_judged
+from evals.packaged_ifeval import load_ifeval
 from evals.probes import load_probes
 from evals.statistics import told_effect
 from evals.tasks import load_tasks

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from db import queries, records
 from evals import suites
 from evals.harness import EngineLM
-from evals.ifeval import evaluate_ifeval
 from evals.knowledge import bits_per_byte
+from evals.packaged_ifeval import evaluate_ifeval
 from evals.retention import run_tasks
 from pipelines.agenda import EVERYTHING, Agenda, Scope, gather
 from pipelines.models import asked_once, load_frozen

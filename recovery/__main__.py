@@ -6,6 +6,7 @@ import os
 import sys
 
 from recovery._packages import claim_packages, leave_current_folder
+from recovery._startup import arrange
 from recovery.cli.main import run
 from recovery.errors import RecoveryError
 
@@ -23,6 +24,7 @@ def main() -> int:
         os.environ.setdefault(name, value)
     try:
         claim_packages()
+        arrange()
     except RecoveryError as error:
         print(f"recover: error: {error}", file=sys.stderr)
         return 1

@@ -16,8 +16,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import nltk
-from nltk.tokenize.punkt import PunktTokenizer
+from recovery.lazily import lazily
+
+nltk, punkt = lazily("nltk"), lazily("nltk.tokenize.punkt")
 
 _LANGUAGE = "english"
 _FOLDER = Path("tokenizers", "punkt_tab", _LANGUAGE)
@@ -67,7 +68,7 @@ def write_stand_in(root: Path) -> Path:
 
 def _loadable() -> bool:
     try:
-        PunktTokenizer(_LANGUAGE)
+        punkt.PunktTokenizer(_LANGUAGE)
     except (LookupError, OSError):
         return False
     return True

@@ -116,7 +116,7 @@ def test_the_command_line_imports_little_before_a_command_runs() -> None:
     for module in filter(is_cli, sources()):
         for found in imports(module):
             project = f"{found.module}.{found.name}" if found.module == "recovery" else found.module
-            known = re.match(r"recovery(\.(cli|errors|workspace|__version__|_packages)\b|$)", project)
+            known = re.match(r"recovery(\.(cli|errors|workspace|__version__|_packages|_startup)\b|$)", project)
             if not (found.nested or found.typing_only) and (
                 found.module.partition(".")[0] not in light or (project.startswith("recovery") and not known)
             ):

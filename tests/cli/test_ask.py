@@ -156,4 +156,4 @@ def test_pruned_weights_are_not_asked_unless_named_and_changed_ones_never(
 def test_as_a_process_only_json_is_on_standard_output(recover: Callable[..., Any], place: Path) -> None:
     finished = recover("ask", PROMPT, "--checkpoint", "base", "--max-new-tokens", "2", "--json", env=dict(os.environ))
     assert [reply["checkpoint"] for reply in json.loads(finished.stdout)] == ["base"]
-    assert finished.stderr == "asking base (1 of 1)\n"
+    assert finished.stderr == "loading torch and transformers\nasking base (1 of 1)\n"

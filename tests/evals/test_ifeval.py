@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from evals.ifeval import evaluate_ifeval, evaluate_instructions, load_ifeval, read_ifeval
+from evals.ifeval import evaluate_instructions, read_ifeval
 from evals.judging import judge_responses, refuses
+from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
 from recovery.loading import Loaded, load_model
 from recovery.rollouts import TransformersEngine

@@ -11,7 +11,8 @@ import pytest
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
-from evals.ifeval import evaluate_ifeval, load_ifeval, read_ifeval
+from evals.ifeval import read_ifeval
+from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from evals.tasks import quiet
 from recovery.loading import load_model
 from recovery.miniature import materialise

@@ -1,0 +1,49 @@
+"""What is imported before a command does its work, and that the person waiting hears of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recovery._startup import StartupFinder, without
+from recovery.lazily import lazily
+
+ROOT = Path(__file__).resolve().parent.parent
+SELDOM_NEEDED = ("sklearn", "scipy", "pandas", "pyarrow", "datasets", "lm_eval", "nltk", "plotly", "gradio")
+
+
+def test_stages_load_no_library_that_they_do_not_use_and_say_when_they_load_any() -> None:
+    code = (
+        "import sys; from recovery._startup import arrange; arrange(); arrange();"
+        "import pipelines.plan, pipelines.midtrain, pipelines.distill;"
+        f"print([name for name in {SELDOM_NEEDED!r} if name in sys.modules])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert finished.stdout == "[]\n"
+    assert finished.stderr == "loading torch and transformers\n"
+
+
+def test_a_package_is_kept_away_only_where_it_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with without("colorsys", "json"):
+        import json  # noqa: F401
+
+        with pytest.raises(ModuleNotFoundError):
+            import colorsys
+    import colorsys  # noqa: F401
+
+
+def test_the_finder_leaves_all_other_modules_to_others(capsys: pytest.CaptureFixture[str]) -> None:
+    finder = StartupFinder()
+    assert finder.find_spec("json") is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_lazy_module_is_imported_at_its_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    module = lazily("colorsys")
+    assert "colorsys" not in sys.modules
+    assert module.rgb_to_hls(0, 0, 0) == (0.0, 0.0, 0.0)
