@@ -204,10 +204,14 @@ def reference_result(
     if known is not None:
         return known
     loaded = load_frozen(session.verified(clean), config)
-    bar = session.display.bar(f"{clean.name} on development prompts", len(prompts))
-    with bar, engine_of(loaded, config) as engine:
-        tokens, seed = config.max_new_tokens, config.seed
-        result = development_result(loaded, engine, prompts, max_new_tokens=tokens, seed=seed)
+    title, tokens, seed = f"{clean.name} on development prompts", config.max_new_tokens, config.seed
+    with session.display.bar(title, len(prompts)) as bar, engine_of(loaded, config) as engine:
+
+        def heard(answers: int, sampled: int) -> None:
+            bar.heard(answers, sampled)
+            stage.interrupts.check()
+
+        result = development_result(loaded, engine, prompts, max_new_tokens=tokens, seed=seed, progress=heard)
     stage.interrupts.check()
     write_result(path, result)
     return result

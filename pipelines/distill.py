@@ -142,6 +142,7 @@ def distill(
                 _speaker(models.timed, config),
                 memory,
                 held.enter_context(contextlib.closing(Ahead())) if config.overlap else None,
+                stage.sampled,
             )
             glimpses = Glimpses(stage, source, loaded, models.teachers, plan.steps, config.token_views)
             watch = Watch(

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from recovery.errors import RecoveryError
+from recovery.errors import Interrupted
 
 
-class StageInterrupted(RecoveryError):  # noqa: N818  (no error: it was asked for)
+class StageInterrupted(Interrupted):
     """A stage was asked to stop and did, at a step; ``recover resume`` goes on with it."""
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-_SECONDS_BETWEEN_LINES = 10.0
+# Where there is no terminal: seconds to a bar's first line, and between two.
+_SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0
 
 
 @dataclass
@@ -26,8 +27,9 @@ class Bar:
     done: int = 0
     task: TaskID | None = None
     tokens: int = 0
+    begun: tuple[int, int] = (0, 0)
     started: float = field(default_factory=time.monotonic)
-    said: float = field(default_factory=time.monotonic)
+    next_line: float = field(default_factory=lambda: time.monotonic() + _SECONDS_TO_FIRST_LINE)
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count units as done; ``note`` is a short figure shown beside the bar."""
@@ -43,17 +45,25 @@ class Bar:
         rate = tokens / max(1e-3, time.monotonic() - self.started)
         self.update(done, f"{tokens:,} tokens, {rate:,.0f}/s" if tokens else "")
 
+    def within(self, answers: int, tokens: int) -> None:
+        """Show what comes in the unit that was begun: answers and tokens, counted from its start."""
+        self.begun = self.begun[0] + answers, self.begun[1] + tokens
+        self._show(f"sampling: {self.begun[0]:,} answers, {self.begun[1]:,} tokens")
+
     def update(self, done: int, note: str = "") -> None:
         """Set how many units are done."""
-        self.done = done
+        self.done, self.begun = done, (0, 0)
+        self._show(note)
+
+    def _show(self, note: str) -> None:
+        now = time.monotonic()
         if self.display.progress is not None and self.task is not None:
-            self.display.progress.update(self.task, completed=done, note=note)
-        elif time.monotonic() - self.said > _SECONDS_BETWEEN_LINES:
-            self.said = time.monotonic()
-            left = (self.said - self.started) / max(1, done) * (self.total - done)
-            self.display.say(
-                f"{self.name}: {done}/{self.total} {note} (about {duration(left)} left)".replace("  ", " ")
-            )
+            self.display.progress.update(self.task, completed=self.done, note=note)
+        elif now > self.next_line:
+            self.next_line = now + _SECONDS_BETWEEN_LINES
+            left = (now - self.started) / max(1, self.done) * (self.total - self.done)
+            words = f"(about {duration(left)} left)" if self.done else ""
+            self.display.say(" ".join(part for part in (f"{self.name}: {self.done}/{self.total}", note, words) if part))
 
 
 class Display:
@@ -72,7 +82,10 @@ class Display:
     def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
         """A bar while the block runs; several may be open at once."""
         if self.quiet or not self.console.is_terminal:
-            yield Bar(self, name, total, done, said=float("inf") if self.quiet else time.monotonic())
+            bar = Bar(self, name, total, done)
+            if self.quiet:
+                bar.next_line = float("inf")
+            yield bar
             return
         owner = self.progress is None
         if self.progress is None:

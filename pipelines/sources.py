@@ -23,7 +23,7 @@ from recovery.contexts import Context
 from recovery.loading import Loaded
 from recovery.objectives.estimator import LABEL, REWARD
 from recovery.rewards import Reward, group_advantages, judged
-from recovery.rollouts import Completion, Engine, FollowingEngine, Sampling
+from recovery.rollouts import Completion, Engine, FollowingEngine, Progress, Sampling
 from recovery.teachers import Scorer, Teacher, Weighted
 from recovery.training import StepBatch, derive_seed
 from recovery.types import Message, Prompt
@@ -50,7 +50,7 @@ class Source:
     ``memory`` is stored with the training states, so that a run stopped between two updates on one batch of answers
     goes on with the same answers. ``logprobs`` is what a teacher, by name, gives the targets of rows. With ``ahead``
     the answers of a batch are sampled while the one before it trains, from the weights that one started with; those of
-    the first batch, also of a resumed run, from its own.
+    the first batch, also of a resumed run, from its own. ``progress`` hears of answers as they come, but for those.
     """
 
     config: DistillConfig
@@ -64,6 +64,7 @@ class Source:
     speaker: Engine | None = None
     memory: dict[str, Any] = field(default_factory=dict)
     ahead: Ahead[list[Spoken]] | None = None
+    progress: Progress | None = None
 
     def __call__(self, step: int) -> StepBatch:
         config = self.config
@@ -97,7 +98,7 @@ class Source:
         if self.ahead is not None:
             metrics["staleness"] = 0.0 if spoken is None else 1.0
         if spoken is None:
-            spoken = self._rollouts(batch, count, self.engine)
+            spoken = self._rollouts(batch, count, self.engine, self.progress)
         if self.config.focus:
             Focus(self.config.focus, self.memory).look(spoken)
         if self.ahead is not None and batch < self.config.steps:
@@ -128,10 +129,10 @@ class Source:
         config = self.config
         return Sampling(config.max_new_tokens, config.temperature, seed=derive_seed(config.seed, batch, 23))
 
-    def _rollouts(self, batch: int, count: int, engine: Engine) -> list[Spoken]:
+    def _rollouts(self, batch: int, count: int, engine: Engine, progress: Progress | None = None) -> list[Spoken]:
         """The student's answers to its prompts of this batch, a group to each."""
         grouped = [p for p in self._asked(batch, count) for _ in range(self.config.samples_per_prompt)]
-        spoken = speak(self.student.chat, engine, grouped, self._sampling(batch))
+        spoken = speak(self.student.chat, engine, grouped, self._sampling(batch), progress)
         return [turn for turn in spoken if turn.completion.ids]
 
     # --- rows of the student's own answers -----------------------------------------------------------------
@@ -237,7 +238,7 @@ class Source:
             [*turn.context, *turn.completion.ids[: draw.randrange(len(turn.completion.ids))]] for turn in spoken
         ]
         sampling = Sampling(config.continuation, seed=derive_seed(config.seed, batch, 28))
-        said = engine.generate(prefixes, sampling)
+        said = engine.generate(prefixes, sampling, self.progress)
         metrics["tokens_sampled"] += float(sum(len(completion.ids) for completion in said))
         return [
             Row([*prefix, *completion.ids], [False] * len(prefix) + [True] * len(completion.ids), teacher=LABEL)

@@ -19,6 +19,7 @@ from pipelines.estimates import GIB, peak_memory
 from pipelines.interrupts import Interrupts, StageInterrupted
 from pipelines.progress import Bar
 from pipelines.session import Session
+from recovery import processes
 from recovery.checkpoints import save_checkpoint
 from recovery.config import TrainingConfig, to_json
 from recovery.errors import RecoveryError
@@ -64,6 +65,7 @@ class Stage:
     resumed: bool = False
     stopped: str = "finished"
     details: dict[str, Any] = field(default_factory=dict)
+    bar: Bar | None = field(default=None, repr=False)
 
     @property
     def interrupts(self) -> Interrupts:
@@ -96,6 +98,7 @@ class Stage:
         """
         self.recorder.describe(steps_total=settings.steps)
         with self.session.display.bar(self.recorder.kind, settings.steps, resume_step(self.states)) as bar:
+            self.bar = bar
             result = train(
                 loaded,
                 source,
@@ -113,6 +116,13 @@ class Stage:
             )
         self.stopped = result.stopped
         return result
+
+    def sampled(self, answers: int, tokens: int) -> None:
+        """Show the answers of a step beside the bar as they come, and hear a stop meanwhile (in one process)."""
+        if self.bar is not None:
+            self.bar.within(answers, tokens)
+        if processes.size() == 1:
+            self.interrupts.check()
 
     def keep(
         self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any], name: str | None = None

@@ -209,7 +209,13 @@ class Watch:
         assert self.reference is not None
         config = self.config
         result = development_result(
-            self.loaded, self.engine, self.development, max_new_tokens=config.max_new_tokens, seed=config.seed
+            self.loaded,
+            self.engine,
+            self.development,
+            max_new_tokens=config.max_new_tokens,
+            seed=config.seed,
+            # Not heard by a stop: the step is done, and what is decided about it belongs to its state.
+            progress=None if self.stage.bar is None else self.stage.bar.within,
         )
         test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
         self.stage.recorder.log(step, {"development/instruction_following": result.score.value})

@@ -11,6 +11,10 @@ class RecoveryError(Exception):
     """
 
 
+class Interrupted(RecoveryError):  # noqa: N818  (no error: it was asked for)
+    """Work was asked to stop and did, at a place where nothing is lost by it."""
+
+
 class UsageError(RecoveryError):
     """A setting, flag or file the user gave cannot be used as it is."""
 

@@ -11,6 +11,7 @@ share of the rows, and the gradients are added up. The weights are those of one 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ import torch
 
 from recovery import processes
 from recovery.batches import Batch, Row, micro_batches
-from recovery.errors import RecoveryError, UsageError
+from recovery.errors import Interrupted, RecoveryError, UsageError
 from recovery.loading import Loaded
 from recovery.objectives.estimator import LossOutput
 from recovery.sharding import apart, dot, local, total_norm
@@ -139,6 +140,8 @@ def train(
 ) -> TrainResult:
     """Train until ``settings.steps``, until ``should_stop``, or until ``after_step`` gives a reason.
 
+    In one process a stop is heard between micro-batches too, and wherever ``source`` raises Interrupted: the step that
+    was begun is given up, the state before it is saved, and a resumed run takes it again from its start.
     Steps are numbered from 1 in ``log`` and ``after_step``. ``memory`` is a JSON-like dictionary of the
     caller's that is stored with each state and restored on resume. While ``sound`` says no, no state is saved on the
     way; a run that ``after_step`` ends for a reason that begins with "collapse" goes back to the newest state.
@@ -154,7 +157,7 @@ def train(
     state = _State(memory={} if memory is None else memory)
     saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, shadow)
     saved.restore(state)
-    run = _Run(loaded, objective, settings, params, optimizers, gauge)
+    run = _Run(loaded, objective, settings, params, optimizers, gauge, should_stop)
 
     def alone(work: Callable[[], T]) -> T:
         """What only the main process does; where the others help it, each has the whole model for it."""
@@ -165,17 +168,28 @@ def train(
         log(step, metrics)
         return after_step(step), sound()
 
+    def interrupted() -> TrainResult:
+        if processes.lead(sound):
+            saved.write(state)
+        return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
+
     while state.step < settings.steps and state.stopped is None:
         if processes.anywhere(should_stop()):
-            if processes.lead(sound):
-                saved.write(state)
-            return TrainResult(state.step, INTERRUPTED, state.trained_tokens)
+            return interrupted()
         step = state.step + 1
         torch.manual_seed(derive_seed(settings.seed, step))
-        made_at = time.perf_counter()
-        made, guard = alone(lambda: (source(step), reference(step) if reference else None))  # noqa: B023
-        seconds = time.perf_counter() - made_at
-        metrics = {"seconds/source": seconds, **made.metrics, **run.step(step, made.rows, guard)}
+        made_at, remembered = time.perf_counter(), copy.deepcopy(state.memory)
+        try:
+            made, guard = alone(lambda: (source(step), reference(step) if reference else None))  # noqa: B023
+            seconds = time.perf_counter() - made_at
+            metrics = {"seconds/source": seconds, **made.metrics, **run.step(step, made.rows, guard)}
+        except Interrupted:
+            if processes.size() > 1:  # the others are told by it
+                raise
+            run.give_up()
+            state.memory.clear()
+            state.memory.update(remembered)
+            return interrupted()
         state.trained_tokens += int(metrics["tokens/trained"])
         metrics["tokens_per_second"] = metrics["tokens/trained"] / (time.perf_counter() - made_at)
         if shadow is not None:
@@ -232,6 +246,13 @@ class _Run:
     params: dict[str, torch.nn.Parameter]
     optimizers: list[torch.optim.Optimizer]
     gauge: Gauge | None
+    should_stop: Callable[[], bool]
+
+    def give_up(self) -> None:
+        """Leave the weights as they were before the step that was begun."""
+        self.loaded.model.eval()
+        for p in self.params.values():
+            p.grad = None
 
     def step(self, step: int, rows: list[Row], guard: list[Row] | None) -> dict[str, float]:
         """One update on the rows of all processes; its metrics."""
@@ -292,6 +313,8 @@ class _Run:
         )
         with processes.in_step() if loaded.sharded else contextlib.nullcontext():
             for batch in batches:
+                if processes.size() == 1 and self.should_stop():
+                    raise Interrupted("asked to stop within a step")
                 if batch.tokens == 0 and not loaded.sharded:
                     continue
                 output = self.objective(loaded, batch)

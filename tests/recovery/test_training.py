@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from recovery.batches import Row
-from recovery.errors import RecoveryError, UsageError
+from recovery.errors import Interrupted, RecoveryError, UsageError
 from recovery.loading import Loaded, load_model
 from recovery.objectives.estimator import Estimator
 from recovery.states import resume_step
 from recovery.teachers import AdapterOff, Frozen
-from recovery.training import StepBatch, TrainSettings, derive_seed, learning_rate, train
+from recovery.training import StepBatch, TrainResult, TrainSettings, derive_seed, learning_rate, train
 
 
 def random_rows(step: int, teacher: str = "label", count: int = 6) -> StepBatch:
@@ -98,6 +98,56 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
     assert resume_step(tmp_path / "stopped") == 3
     resumed, stopped = go(tmp_path / "stopped", None)
     assert stopped == "finished"
+    for name, value in weights(straight).items():
+        assert torch.equal(value, weights(resumed)[name]), name
+
+
+@pytest.mark.parametrize("place", ["between micro-batches", "while rows are made"])
+def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights(
+    tiny_model: Path, tmp_path: Path, place: str
+) -> None:
+    """The third step is begun and not finished: the second's state is saved, its memory without what the third did."""
+    scored: list[int] = []
+
+    def go(state_dir: Path, *, stop: bool) -> tuple[Loaded, TrainResult, dict[str, Any], list[int]]:
+        torch.manual_seed(0)
+        loaded = load_model(tiny_model, tuning="full", precision="float32")
+        memory: dict[str, Any] = {}
+        done: list[int] = []
+        scored.clear()
+        objective = Estimator()
+
+        def source(step: int) -> StepBatch:
+            memory["made"] = [*memory.get("made", []), step]
+            if stop and place == "while rows are made" and step == 3:
+                raise Interrupted("a stop, heard by an engine's progress")
+            return random_rows(step)
+
+        def counted(student: Loaded, batch: Any) -> Any:
+            scored.append(len(done) + 1)
+            return objective(student, batch)
+
+        result = train(
+            loaded,
+            source,
+            counted,
+            TrainSettings(steps=5, lr=1e-3, checkpoint_every=10, token_budget=30),
+            log=lambda step, _: done.append(step),
+            state_dir=state_dir,
+            should_stop=lambda: stop and scored.count(3) == 2,
+            memory=memory,
+        )
+        return loaded, result, memory, done
+
+    straight, _, remembered, _ = go(tmp_path / "straight", stop=False)
+    assert scored.count(3) > 2, "a step has more micro-batches than are scored before the stop"
+    stopped, result, memory, done = go(tmp_path / "stopped", stop=True)
+    assert (result.stopped, result.step, done, memory["made"]) == ("interrupted", 2, [1, 2], [1, 2])
+    assert scored.count(3) == (2 if place == "between micro-batches" else 0)
+    assert resume_step(tmp_path / "stopped") == 2
+    assert all(p.grad is None for p in stopped.trainable().values())
+    resumed, result, memory, _ = go(tmp_path / "stopped", stop=False)
+    assert (result.stopped, memory) == ("finished", remembered)
     for name, value in weights(straight).items():
         assert torch.equal(value, weights(resumed)[name]), name
 
