@@ -120,6 +120,11 @@ class _State:
     stopped: str | None = None
     memory: dict[str, Any] = field(default_factory=dict)
 
+    def forget(self, remembered: dict[str, Any]) -> None:
+        """Go back to what the caller's memory held; it stays the caller's own dictionary."""
+        self.memory.clear()
+        self.memory.update(remembered)
+
 
 def train(
     loaded: Loaded,
@@ -140,8 +145,8 @@ def train(
 ) -> TrainResult:
     """Train until ``settings.steps``, until ``should_stop``, or until ``after_step`` gives a reason.
 
-    In one process a stop is heard between micro-batches too, and wherever ``source`` raises Interrupted: the step that
-    was begun is given up, the state before it is saved, and a resumed run takes it again from its start.
+    In one process a stop is heard between micro-batches too, and where ``source`` raises Interrupted: the step is given
+    up and the state before it saved.
     Steps are numbered from 1 in ``log`` and ``after_step``. ``memory`` is a JSON-like dictionary of the
     caller's that is stored with each state and restored on resume. While ``sound`` says no, no state is saved on the
     way; a run that ``after_step`` ends for a reason that begins with "collapse" goes back to the newest state.
@@ -187,8 +192,7 @@ def train(
             if processes.size() > 1:  # the others are told by it
                 raise
             run.give_up()
-            state.memory.clear()
-            state.memory.update(remembered)
+            state.forget(remembered)
             return interrupted()
         state.trained_tokens += int(metrics["tokens/trained"])
         metrics["tokens_per_second"] = metrics["tokens/trained"] / (time.perf_counter() - made_at)
