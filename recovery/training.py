@@ -201,22 +201,21 @@ def train(
         state.step = step
         state.stopped, good = alone(lambda: ended(step, metrics))  # noqa: B023
         if state.stopped is not None and state.stopped.startswith(COLLAPSE):
-            result = _gone_back(saved, state)
-            loaded.put_together()
-            return result
+            return _gone_back(saved, state, loaded)
         if state.stopped or step == settings.steps or (step % settings.checkpoint_every == 0 and good):
             saved.write(state)
     loaded.put_together()
     return TrainResult(state.step, state.stopped or FINISHED, state.trained_tokens)
 
 
-def _gone_back(saved: _Saved, state: _State) -> TrainResult:
+def _gone_back(saved: _Saved, state: _State, loaded: Loaded) -> TrainResult:
     """The weights of the newest state, and the reason for which the run ended after it."""
     reason, tokens = str(state.stopped), state.trained_tokens
     if not saved.restore(state):
         raise RecoveryError(
             f"{reason}; no state was saved before, so the student stays as it was: lower --lr, or --checkpoint-every"
         )
+    loaded.put_together()
     return TrainResult(state.step, reason, tokens)
 
 
