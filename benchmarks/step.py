@@ -1,6 +1,6 @@
 """A whole distillation step against TRL's DistillationTrainer: same model, teacher and prompts, by turns in one run.
 
-Run: python -m benchmarks.step [--write]
+Run: python -m benchmarks.step [--model FOLDER_OR_GGUF --name step-NAME] [--write]
 
 Each side runs in a process of its own, with its own training loop, and waits for its turn: one step of ours, one of
 TRL's, and so on, after a warm-up of each. A step is everything from the prompts to the updated weights: sampling one
@@ -27,6 +27,7 @@ import torch
 from benchmarks import _peer, _report
 from benchmarks._sides import Side, Turn, take_turns
 from recovery.batches import Row
+from recovery.gguf_files.conversion import converted, user_cache
 from recovery.loading import Loaded, LoraSettings, load_model, pick_precision
 from recovery.miniature import materialise
 from recovery.objectives.estimator import Estimator
@@ -134,7 +135,7 @@ SIDES: dict[str, Callable[[Job], None]] = {"ours": run_ours, "TRL": run_trl}
 
 def prepare(options: argparse.Namespace, folder: Path) -> Job:
     """Write what both sides read: the prompts of all steps, and the student."""
-    teacher = Path(options.model) if options.model else materialise(folder / "miniature")
+    teacher = _model(options.model, folder)
     steps = options.steps + 1
     prompts = folder / "prompts.jsonl"
     # Where a model brings no prompts of its own, more are made than needed: some are kept for the other splits.
@@ -147,6 +148,13 @@ def prepare(options: argparse.Namespace, folder: Path) -> Job:
     paths = (str(student), str(teacher), str(prompts))
     numbers = (options.prompts, options.new_tokens, steps, options.threads, options.seed, options.peer_batch)
     return Job(*paths, *numbers)
+
+
+def _model(given: str | None, folder: Path) -> Path:
+    """The folder of the clean model: a GGUF file is converted, nothing is the miniature."""
+    if given is None:
+        return materialise(folder / "miniature")
+    return converted(given, user_cache()) if given.endswith(".gguf") else Path(given)
 
 
 def shake(model: Path, out: Path, seed: int) -> None:
@@ -203,14 +211,15 @@ def ratios(sides: Sequence[Side]) -> dict[str, float]:
 def main() -> int:
     """Measure, print, write where asked; status 1 where the goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model folder; the built-in miniature where left out")
+    parser.add_argument("--model", help="a model folder or a GGUF file; the built-in miniature where left out")
+    parser.add_argument("--name", default="step", help="what the page of --write is called")
     parser.add_argument("--prompts", type=int, default=128, help="prompts a step")
     parser.add_argument("--new-tokens", type=int, default=80)
     parser.add_argument("--steps", type=int, default=10, help="steps that count, after one that does not")
     parser.add_argument("--peer-batch", type=int, default=PEER_BATCH, help="prompts TRL trains on at once")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/step.md and .json")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
     parser.add_argument("--side", choices=sorted(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -231,10 +240,11 @@ def main() -> int:
     body = markdown(sides)
     print(body)
     if options.write:
-        size = f"{options.prompts} prompts a step, at most {options.new_tokens} new tokens, {options.steps} steps."
+        model = Path(options.model).stem if options.model else "the built-in miniature"
+        size = f"{model}: {options.prompts} prompts a step, at most {options.new_tokens} new tokens, {options.steps} steps."
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides)}
         note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write("step", "A distillation step", f"{note}\n{size}\n\n{body}", facts, data))
+        print(_report.write(options.name, "A distillation step", f"{note}\n{size}\n\n{body}", facts, data))
     return int("MISSED" in body)
 
 

@@ -22,6 +22,7 @@ from recovery.corpus import Document
 from recovery.corpus.passages import Passage, passages
 from recovery.corpus.sentences import sentences
 from recovery.errors import ServerError
+from recovery.questions import ProbeGuard
 from recovery.rollouts import CachedEngine
 from recovery.rollouts.server_engine import KEYS
 from recovery.server import VllmServer, ask_all, check_address, is_address, served_model
@@ -58,19 +59,28 @@ class Writing:
 
 
 def augmented(config: MidtrainConfig, own: FrozenCorpus, probes: Sequence[Probe]) -> Augmented:
-    """Wordings and questions by rules, and the questions that came with the documents where these have an answer;
-    nothing where the dial is off. ``probes`` are all that any cycle is asked.
+    """Wordings and questions by rules, and the knowledge teacher's questions; nothing where the dial is off. ``probes``
+    are all that any cycle is asked.
     """
     if not config.augment:
         return Augmented()
     made = augment(own.documents, probes, wordings=config.augment, seed=config.seed)
-    asked = (*given_questions(own), *made.conversations) if config.augment_questions else ()
-    return dataclasses.replace(made, conversations=asked)
+    if not config.augment_questions:
+        return dataclasses.replace(made, conversations=())
+    theirs = taught_questions(own, probes)
+    asked = {chat[-2]["content"] for chat in theirs}
+    others = tuple(chat for chat in made.conversations if chat[-2]["content"] not in asked)
+    return dataclasses.replace(made, conversations=(*theirs, *others))
 
 
-def given_questions(own: FrozenCorpus) -> tuple[Conversation, ...]:
-    """The questions that came with the documents, each with its answer; none is worded as a probe."""
-    return tuple((*p.messages, Message(role="assistant", content=p.answer)) for p in own.questions if p.answer)
+def taught_questions(own: FrozenCorpus, probes: Sequence[Probe]) -> tuple[Conversation, ...]:
+    """The questions that a knowledge teacher is asked, where their answer is known; none is worded as a probe."""
+    guard = ProbeGuard(probes)
+    return tuple(
+        (*p.messages, Message(role="assistant", content=p.answer))
+        for p in own.questions
+        if p.answer and not guard.has_wording(p.text)
+    )
 
 
 def writing(session: Session, config: MidtrainConfig, own: FrozenCorpus) -> Writing | None:

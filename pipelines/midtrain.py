@@ -263,12 +263,10 @@ def _augmentation(session: Session, config: MidtrainConfig, sources: _Sources) -
     if not config.augment:
         return []
     made, shares = sources.augmented, sources.shares(config)
-    given = len(augmenting.given_questions(sources.own)) if made.conversations else 0
     lines = [
         f"augmentation: {made.facts} facts in up to {config.augment} other wordings, {shares['wordings']:.0%} of the "
-        f"trained tokens; {len(made.conversations)} questions with answers, {shares['questions']:.0%}: "
-        f"{given} that came with the documents, {len(made.conversations) - given} about {made.asked} facts that no "
-        f"probe asks"
+        f"trained tokens; {len(made.conversations)} questions with answers, the knowledge teacher's and those about "
+        f"{made.asked} facts that no probe asks, {shares['questions']:.0%}"
     ]
     return [*lines, sources.writing.line(session.workspace)] if sources.writing else lines
 

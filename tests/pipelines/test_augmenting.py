@@ -21,6 +21,7 @@ from pipelines.session import Session
 from recovery.batches import Row
 from recovery.config import MidtrainConfig
 from recovery.errors import RecoveryError, UsageError
+from recovery.types import Probe
 
 
 @pytest.fixture
@@ -45,19 +46,19 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
 
     monkeypatch.setattr(module, "schedule", noted)
     plain = dataclasses.replace(midtrain_config, docs=tables, row_length=32)
-    config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.4)
+    config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
     plan = plan_midtrain(session, config)
     assert plan.tokens == plan_midtrain(session, plain).tokens, "the steps set the tokens trained"
-    assert "24 facts in up to 3 other wordings, 30% of the trained tokens" in plan.text()
+    assert "24 facts in up to 3 other wordings, 35% of the trained tokens" in plan.text()
     midtrain(session, config)
     shares = {stream.name: stream.share for stream in seen[0]}
-    assert shares == pytest.approx({"documents": 0.5, "wordings": 0.3, "questions": 0.2})
+    assert shares == pytest.approx({"documents": 0.5, "wordings": 0.35, "questions": 0.15})
     assert all(stream.rows for stream in seen[0])
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
 
 
-def test_questions_that_came_with_the_documents_are_learnt_too(
+def test_the_questions_for_the_knowledge_teacher_are_learnt_too(
     session: Session, midtrain_config: MidtrainConfig, tables: Path
 ) -> None:
     lines = [{"prompt": f"How long is rope {n}?", "answer": f"{n} metres"} for n in range(5)]
@@ -69,6 +70,10 @@ def test_questions_that_came_with_the_documents_are_learnt_too(
     said = [(question["content"], answer["content"]) for question, answer in learnt]
     assert said[:5] == [(f"How long is rope {n}?", f"{n} metres") for n in range(5)]
     assert ("Who holds the rope?", None) not in said and len(said) > 5
+    assert len({question for question, _ in said}) == len(said)
+    worded = Probe("earlier", "question", "How long is rope 3?", ("3 metres",))
+    later = module.augmenting.augmented(config, frozen, [*frozen.probes, worded]).conversations
+    assert [question["content"] for question, _ in later[:4]] == [f"How long is rope {n}?" for n in (0, 1, 2, 4)]
     none = dataclasses.replace(config, augment_questions=0.0)
     assert not module.augmenting.augmented(none, frozen, frozen.probes).conversations
 
