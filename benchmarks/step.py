@@ -241,10 +241,10 @@ def main() -> int:
     print(body)
     if options.write:
         model = Path(options.model).stem if options.model else "the built-in miniature"
-        size = f"{model}: {options.prompts} prompts a step, at most {options.new_tokens} new tokens, {options.steps} steps."
+        size = f"{model}: {options.prompts} prompts a step, at most {options.new_tokens} new tokens"
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides)}
         note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write(options.name, "A distillation step", f"{note}\n{size}\n\n{body}", facts, data))
+        print(_report.write(options.name, "A distillation step", f"{note}\n{size}, {options.steps} steps.\n\n{body}", facts, data))
     return int("MISSED" in body)
 
 
