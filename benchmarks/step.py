@@ -244,7 +244,8 @@ def main() -> int:
         size = f"{model}: {options.prompts} prompts a step, at most {options.new_tokens} new tokens"
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides)}
         note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write(options.name, "A distillation step", f"{note}\n{size}, {options.steps} steps.\n\n{body}", facts, data))
+        text = f"{note}\n{size}, {options.steps} steps.\n\n{body}"
+        print(_report.write(options.name, "A distillation step", text, facts, data))
     return int("MISSED" in body)
 
 
