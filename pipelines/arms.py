@@ -145,7 +145,8 @@ def _found(
     """The checkpoint of a stage with these settings that came to its end; else the newest that was stopped."""
     database, experiment = session.tracker.database, session.experiment_id
     stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
-    mine = [s for s in stages if s.student_id == student.id and _alike(s.config, to_json(config))]
+    usual = to_json(type(config)())
+    mine = [s for s in stages if s.student_id == student.id and _alike(usual | s.config, to_json(config))]
     for stage in mine:
         made = session.registry.of_stage(stage.id)
         if stage.status == "finished" and made is not None:
@@ -154,6 +155,8 @@ def _found(
 
 
 def _alike(ran: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a stage ran with these settings; the tuning may be what it chose for itself."""
+    """Whether a stage ran with these settings; the tuning may be what it chose for itself, and what was no setting
+    then counts as its default.
+    """
     chosen = {"tuning": ran.get("tuning")} if wanted.get("tuning") == "auto" else {}
     return dict(ran) == {**wanted, **chosen}

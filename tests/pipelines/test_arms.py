@@ -114,3 +114,21 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
     with open_session(name="stopped") as session:
         assert [c.hash for c in run(session, "recovery")] == expected
         assert [s.attempts for s in (*stages(session, "midtrain"), *stages(session, "distill"))] == [2, 2]
+
+
+def test_a_setting_that_came_later_runs_no_finished_arm_again(
+    session: Session, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made,) = run(session, "documents")
+    found = queries.stages
+
+    def older(*given: Any, **more: Any) -> list[Any]:
+        rows = found(*given, **more)
+        return [
+            dataclasses.replace(s, config={k: v for k, v in s.config.items() if not k.startswith("augment")})
+            for s in rows
+        ]
+
+    monkeypatch.setattr(queries, "stages", older)
+    (again,) = run(session, "documents")
+    assert again.name == made.name and len(stages(session, "midtrain")) == 1
