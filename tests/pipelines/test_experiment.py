@@ -10,7 +10,7 @@ import pytest
 from pipelines.arms import arm_named
 from pipelines.demo import Scenario
 from pipelines.experiment import FILE, Measured, Record, read_records, run, to_text
-from pipelines.experiment_page import page
+from pipelines.experiment_page import of_earlier, page
 from pipelines.progress import Display
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
@@ -76,6 +76,44 @@ def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
     own = "recovery: own prompts, instructions strict, relative to base"
     text = page([worse], "two-teachers", "the command")
     assert f"| {own} | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** in 1 of 3 |" in text
+
+
+def test_the_clean_model_stands_beside_what_its_card_says() -> None:
+    levels = {"prompt_loose": 0.22, "instruction_strict": 0.32, "instruction_loose": 0.34}
+    base = replace(RUN.checkpoints[0], suites={"ifeval": {"value": 0.2, "stderr": 0.02, "n": 541, "details": levels}})
+    record = replace(RUN, model="SmolLM2-135M-Instruct.Q4_1.gguf", checkpoints=(base, *RUN.checkpoints[1:]))
+    text = page([record], "two-teachers", "the command")
+    assert "541 prompts: prompts strict 20.0, prompts loose 22.0, instructions strict 32.0" in text
+    assert "mean 27.0. Its card says 29.9: within 4 points." in text
+    assert "card says" not in page([RUN], "two-teachers", "the command")
+
+
+def test_what_is_left_of_earlier_corpora_is_told_for_each_cycle() -> None:
+    def asked(name: str, cycle: int, kind: str, *facts: float) -> Measured:
+        suites = {
+            f"domain_knowledge/{number}": {
+                "value": 0.0,
+                "stderr": 0.0,
+                "n": 9,
+                "details": {"held-out fact/contains": f},
+            }
+            for number, f in enumerate(facts, 1)
+        }
+        return Measured(name, cycle, kind, suites, {}, {})
+
+    more = (
+        asked("m1", 1, "midtrained", 0.4),
+        asked("r1", 1, "recovered", 0.4),
+        asked("m2", 2, "midtrained", 0.3, 0.5),
+        asked("r2", 2, "recovered", 0.36, 0.5),
+        asked("m3", 3, "midtrained", 0.3, 0.4, 0.5),
+        asked("r3", 3, "recovered", 0.32, 0.45, 0.5),
+    )
+    assert of_earlier(replace(RUN, checkpoints=more), 1) is None
+    assert of_earlier(replace(RUN, checkpoints=more), 2) == pytest.approx(0.9)
+    assert of_earlier(replace(RUN, checkpoints=more), 3) == pytest.approx(0.85)
+    text = page([replace(RUN, checkpoints=(*RUN.checkpoints[:1], *more))], "two-teachers", "the command")
+    assert "share of what was first reached | ≥ 0.90 | ≥ 0.95 | – | 0.900 | 0.850 | **missed**" in text
 
 
 def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Path) -> None:
