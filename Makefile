@@ -69,10 +69,11 @@ format: $(READY)  ## Put the code into its standard form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## Write the option tables of docs/commands.md and the pages of the methods
+docs: $(READY)  ## Write the option tables of docs/commands.md, the pages of the methods, the tables of measurements
 	$(BIN)/python docs/write_options.py
 	$(BIN)/python docs/write_methods.py
 	$(BIN)/python docs/write_plan.py
+	$(BIN)/python docs/write_real.py
 
 # Resolve pyproject.toml into pinned versions, keeping what is pinned already; UPGRADE=1 takes the newest.
 # The local label of a CPU build of torch (2.13.0+cpu) is cut off, so that the lock holds for every build.

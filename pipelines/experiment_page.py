@@ -115,15 +115,16 @@ BOUNDS = (
     Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
     Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95),
 )
+_CONTROL_COLUMN, _TEXT_COLUMN = "asked, control", "bits a byte, plain English"
 COLUMNS: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),
     ("own prompts, instr. strict", OWN_PROMPTS),
     ("answers ended", suite(OWN, "ended")),
     ("asked, held-out facts", FACTS),
     ("asked, held-out forms", FORMS),
-    ("asked, control", UNTAUGHT),
+    (_CONTROL_COLUMN, UNTAUGHT),
     ("stored", suite(STORED, own_corpus=True)),
-    ("bits a byte, plain English", suite(TEXT)),
+    (_TEXT_COLUMN, suite(TEXT)),
 )
 
 
@@ -137,7 +138,8 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
     parts = [
         "# A real instruct model and real documents",
         "",
-        f"Written by `{command}` on {datetime.date.today().isoformat()} from {len(records)} recorded runs.",
+        f"Written by `{command}` on {datetime.date.today().isoformat()} from {len(records)} recorded "
+        f"{'run' if len(records) == 1 else 'runs'}.",
         "",
         *([_SHORT, ""] if short else []),
         *_runs(records),
@@ -148,6 +150,25 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
     for record in mine[:1]:
         parts += ["", "## Paired tests", "", *_paired(record), "", "## Ten prompts, answered", "", *_shown(record)]
     return "\n".join([*parts, ""])
+
+
+def summary(records: Sequence[Record], main: str) -> str:
+    """A short table of the arm ``main``: base, and each checkpoint of its cycles; where and when it was measured."""
+    mine = [record for record in records if record.arm == main]
+    columns = [column for column in COLUMNS if column[0] not in (_TEXT_COLUMN, _CONTROL_COLUMN)]
+    rows = []
+    for cycle in range(1, max((record.cycles for record in mine), default=0) + 1):
+        for kind in ("base", "midtrained", "recovered"):
+            there = [record for record in mine if record.at(0 if kind == "base" else cycle, kind)]
+            cells = [[v for r in there if (v := value(r, cycle, kind)) is not None] for _, value in columns]
+            name = f"base, asked about corpus {cycle}" if kind == "base" else f"cycle {cycle}, {kind}"
+            rows.append([name, *(_cell(cell[:1] if kind == "base" else cell) for cell in cells)])
+    seeds, dates = {record.seed for record in mine}, sorted({record.date for record in mine})
+    machines = sorted({record.machine.removeprefix("Machine: ").rstrip(".") for record in mine})
+    count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± spread"
+    part = ", **on a part of the documents**" if any(record.short for record in mine) else ""
+    told = f"{mine[0].model.split('.')[0]}, {mine[0].title}{part}: {count}; {', '.join(dates)}; {'; '.join(machines)}."
+    return "\n".join([*_table(["after", *(name for name, _ in columns)], rows), "", told])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
