@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -351,7 +351,19 @@ def _streams(
         "questions": _packed(loaded, made.conversations, length),
         "chat": chat_rows,
     }
-    return [Stream(name, rows[name], share) for name, share in sources.shares(config).items() if share > 0]
+    shares = _seldom_enough(sources.shares(config), rows)
+    return [Stream(name, rows[name], share) for name, share in shares.items() if share > 0]
+
+
+def _seldom_enough(shares: Mapping[str, float], rows: Mapping[str, Sequence[Row]]) -> dict[str, float]:
+    """Shares under which the other wordings, a writer's included, are seen no more than :data:`MOST_PASSES` times as
+    often as the documents, which get what is left over.
+    """
+    words, documents = (sum(row.targets for row in rows[name]) for name in ("wordings", "documents"))
+    both = shares["wordings"] + shares["documents"]
+    most = both * MOST_PASSES * words / max(1, MOST_PASSES * words + documents)
+    wordings = min(shares["wordings"], most)
+    return {**shares, "wordings": wordings, "documents": both - wordings}
 
 
 def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]:

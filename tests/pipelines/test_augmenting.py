@@ -100,14 +100,22 @@ def test_a_writer_is_counted_kept_and_told_before(
 
 
 def test_a_writer_may_be_a_chat_server(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    make_corpus: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     docs = make_corpus("Ash")
+    seen: list[Any] = []
+    monkeypatch.setattr(module, "schedule", lambda *given: seen.append(given[0]) or schedule(*given))
     with chat_server(lambda prompt: ("The Ash ferry is kept in a town of the coast all week.", 12)) as address:
-        config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=address, steps=2)
+        config = dataclasses.replace(midtrain_config, docs=docs, augment=1, augment_share=0.9, writer=address, steps=2)
         midtrain(session, config)
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert stage.tokens_sampled % 12 == 0 and stage.tokens_sampled > 0
+    streams = {stream.name: stream for stream in seen[0]}
+    passes = {name: stream.share / stream.tokens for name, stream in streams.items()}
+    assert passes["wordings"] == pytest.approx(module.MOST_PASSES * passes["documents"]), "a sentence is not drilled"
 
 
 @contextlib.contextmanager
