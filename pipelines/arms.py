@@ -146,7 +146,7 @@ def _found(
     database, experiment = session.tracker.database, session.experiment_id
     stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
     usual = to_json(type(config)())
-    mine = [s for s in stages if s.student_id == student.id and _alike(usual | s.config, to_json(config))]
+    mine = [s for s in stages if s.student_id == student.id and _alike({**usual, **s.config}, to_json(config))]
     for stage in mine:
         made = session.registry.of_stage(stage.id)
         if stage.status == "finished" and made is not None:

@@ -92,7 +92,9 @@ def of_earlier(record: Record, cycle: int) -> float | None:
     now, shares = record.at(cycle, "last"), []
     for earlier in range(1, cycle):
         first = record.at(earlier, "midtrained")
-        above, below = (m and of(m, f"{ASKED}/{earlier}", HELD_FACT) for m in (now, first))
+        if now is None or first is None:
+            continue
+        above, below = (of(one, f"{ASKED}/{earlier}", HELD_FACT) for one in (now, first))
         if above is not None and below:
             shares.append(above / below)
     return statistics.fmean(shares) if shares else None
