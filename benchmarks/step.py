@@ -240,7 +240,7 @@ def main() -> int:
     body = markdown(sides)
     print(body)
     if options.write:
-        model = Path(options.model).stem if options.model else "the built-in miniature"
+        model = Path(options.model).name.removesuffix(".gguf") if options.model else "the built-in miniature"
         size = f"{model}: {options.prompts} prompts a step, at most {options.new_tokens} new tokens"
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides)}
         note = (__doc__ or "").split("\n\n", 2)[2]

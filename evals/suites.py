@@ -131,6 +131,7 @@ def recorded(
         "seed": seed,
         "engine": getattr(asked, "name", type(asked).__name__),
         "token_budget": getattr(asked, "token_budget", None),
+        "complete_loops": getattr(asked, "complete_loops", False),
         "sentence_data": "nltk" if prepare().real else "stand-in",
         "lm_eval": version("lm_eval"),
         "nltk": version("nltk"),

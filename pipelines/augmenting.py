@@ -59,27 +59,26 @@ class Writing:
 
 
 def augmented(config: MidtrainConfig, own: FrozenCorpus, probes: Sequence[Probe]) -> Augmented:
-    """Wordings and questions by rules, and the knowledge teacher's questions; nothing where the dial is off. ``probes``
-    are all that any cycle is asked.
+    """Wordings and questions by rules, and the questions that came with the documents; nothing where the dial is off.
+    ``probes`` are all that any cycle is asked.
     """
     if not config.augment:
         return Augmented()
     made = augment(own.documents, probes, wordings=config.augment, seed=config.seed)
     if not config.augment_questions:
         return dataclasses.replace(made, conversations=())
-    theirs = taught_questions(own, probes)
+    theirs = _given(own, ProbeGuard(probes)) if own.given else ()
     asked = {chat[-2]["content"] for chat in theirs}
     others = tuple(chat for chat in made.conversations if chat[-2]["content"] not in asked)
     return dataclasses.replace(made, conversations=(*theirs, *others))
 
 
-def taught_questions(own: FrozenCorpus, probes: Sequence[Probe]) -> tuple[Conversation, ...]:
-    """The questions that a knowledge teacher is asked, where their answer is known; none is worded as a probe."""
-    guard = ProbeGuard(probes)
+def _given(own: FrozenCorpus, guard: ProbeGuard) -> tuple[Conversation, ...]:
+    """The questions that came with the documents, where their answer is known; none holds a whole probe."""
     return tuple(
         (*p.messages, Message(role="assistant", content=p.answer))
         for p in own.questions
-        if p.answer and not guard.has_wording(p.text)
+        if p.answer and not guard.asks_the_same(p.text, p.answer)
     )
 
 

@@ -27,7 +27,9 @@ ABOUT = "corpus.json"
 
 @dataclass(frozen=True)
 class FrozenCorpus:
-    """What one cycle learns and is asked. ``lines`` say what was read, skipped and why."""
+    """What one cycle learns and is asked. ``lines`` say what was read, skipped and why; ``given`` that the questions
+    came with the documents, and were not made from them.
+    """
 
     cycle: int
     folder: str
@@ -38,6 +40,7 @@ class FrozenCorpus:
     held_out: tuple[Document, ...]
     probes: tuple[Probe, ...]
     questions: tuple[Prompt, ...]
+    given: bool = False
 
 
 def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> FrozenCorpus:
@@ -62,6 +65,7 @@ def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> FrozenCor
         corpus.held_out,
         tuple(probes),
         tuple(questions),
+        (folder / QUESTIONS_FILE).is_file(),
     )
 
 
@@ -97,7 +101,8 @@ def freeze(workspace: Workspace, corpus: FrozenCorpus) -> None:
     write_probes(writing / PROBES_FILE, corpus.probes)
     write_prompts(writing / QUESTIONS_FILE, corpus.questions)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
-    text = json.dumps(about | {"probes_hash": corpus.probes_hash}, indent=2, ensure_ascii=False)
+    about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.given}
+    text = json.dumps(about, indent=2, ensure_ascii=False)
     (writing / ABOUT).write_text(text + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     writing.rename(folder)
@@ -118,6 +123,7 @@ def thaw(workspace: Workspace, cycle: int) -> FrozenCorpus:
             _read_documents(folder / "held_out.jsonl"),
             tuple(load_probes(folder / PROBES_FILE)) if _holds(folder / PROBES_FILE) else (),
             tuple(load_prompts(folder / QUESTIONS_FILE)) if _holds(folder / QUESTIONS_FILE) else (),
+            about.get("questions_given", False),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorpusError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from evals.comparison import Comparison, Judged, compare
 from pipelines.experiment import Measured, Record
+from recovery.errors import UsageError
 
 IFEVAL, OWN, ASKED, STORED, TEXT = (
     "ifeval",
@@ -32,13 +33,14 @@ Value = Callable[[Record, int, str], float | None]
 
 @dataclass(frozen=True)
 class Bound:
-    """A row of the table of bounds: a value of each cycle, what it must reach, and what it is hoped to reach."""
+    """A row of the table of bounds: a value of each cycle from ``first``, what it must reach, what it is hoped to."""
 
     name: str
     value: Callable[[Record, int], float | None]
     must: float | None
     goal: float | None = None
     percent: bool = False
+    first: int = 1
 
 
 def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
@@ -88,7 +90,7 @@ UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
 
 
 def of_earlier(record: Record, cycle: int) -> float | None:
-    """Held-out facts of the corpora before this cycle's: the mean share of what each was first answered to."""
+    """Held-out facts of the corpora before this cycle's: the least share of what each was first answered to."""
     now, shares = record.at(cycle, "last"), []
     for earlier in range(1, cycle):
         first = record.at(earlier, "midtrained")
@@ -97,7 +99,7 @@ def of_earlier(record: Record, cycle: int) -> float | None:
         above, below = (of(one, f"{ASKED}/{earlier}", HELD_FACT) for one in (now, first))
         if above is not None and below:
             shares.append(above / below)
-    return statistics.fmean(shares) if shares else None
+    return min(shares, default=None)
 
 
 LEVELS = {
@@ -115,7 +117,7 @@ BOUNDS = (
     Bound("recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0),
     Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
     Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
-    Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95),
+    Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95, first=2),
 )
 _CONTROL_COLUMN, _TEXT_COLUMN = "asked, control", "bits a byte, plain English"
 COLUMNS: tuple[tuple[str, Value], ...] = (
@@ -155,8 +157,13 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
 
 
 def summary(records: Sequence[Record], main: str) -> str:
-    """A short table of the arm ``main``: base, and each checkpoint of its cycles; where and when it was measured."""
+    """A short table of the arm ``main``: base, and each checkpoint of its cycles; where and when it was measured.
+
+    Raises UsageError where it has no record.
+    """
     mine = [record for record in records if record.arm == main]
+    if not mine:
+        raise UsageError(f"there is no record of the arm {main}: run it with --arms {main}")
     columns = [column for column in COLUMNS if column[0] not in (_TEXT_COLUMN, _CONTROL_COLUMN)]
     rows = []
     for cycle in range(1, max((record.cycles for record in mine), default=0) + 1):
@@ -169,7 +176,10 @@ def summary(records: Sequence[Record], main: str) -> str:
     machines = sorted({record.machine.removeprefix("Machine: ").rstrip(".") for record in mine})
     count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± spread"
     part = ", **on a part of the documents**" if any(record.short for record in mine) else ""
-    told = f"{mine[0].model.split('.')[0]}, {mine[0].title}{part}: {count}; {', '.join(dates)}; {'; '.join(machines)}."
+    model = mine[0].model.removesuffix(".gguf")
+    done, wanted = (max(getattr(record, name) for record in mine) for name in ("cycles", "wanted"))
+    about = f"{model}, {mine[0].title}{part}: {count}, {done} of {wanted} cycles"
+    told = f"{about}; {', '.join(dates)}; {'; '.join(machines)}."
     return "\n".join([*_table(["after", *(name for name, _ in columns)], rows), "", told])
 
 
@@ -189,12 +199,13 @@ def _runs(records: Sequence[Record]) -> list[str]:
 def _bounds(records: Sequence[Record]) -> list[str]:
     cycles = range(1, max(record.cycles for record in records) + 1)
     rows = []
-    for bound in BOUNDS:
+    wanted = records[0].wanted
+    for bound in (bound for bound in BOUNDS if bound.first <= wanted):
         cells = [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in cycles]
         means = [statistics.fmean(cell) for cell in cells if cell]
         reached = "not measured" if not means else _reached(bound, means)
-        if means and len(means) < records[0].wanted:
-            reached += f" in {len(means)} of {records[0].wanted}"
+        if means and len(means) < wanted - bound.first + 1:
+            reached += f" in {len(means)} of {wanted - bound.first + 1}"
         shown = [_number(bound.must, bound.percent), _number(bound.goal, bound.percent)]
         rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), reached])
     return _table(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
@@ -213,7 +224,10 @@ def _base(record: Record) -> list[str]:
     said = f"The clean model on IFEval's {base.suites[IFEVAL]['n']:,} prompts: {parts}; mean {100 * mean:.1f}."
     if published is not None:
         word = "within" if abs(mean - published) <= NEAR else "**more than**"
-        said += f" Its card says {100 * published:.1f}: {word} {100 * NEAR:.0f} points."
+        said += (
+            f" Its card says {100 * published:.1f}, of full weights and answers of any length: {word} "
+            f"{100 * NEAR:.0f} points of that with {record.model}."
+        )
     return ["", said]
 
 

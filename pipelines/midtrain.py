@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
@@ -98,12 +97,15 @@ class Length:
 
 @dataclass(frozen=True)
 class _Sources:
-    """The documents of this cycle and of the ones before it; other wordings of this cycle's, and who writes more."""
+    """The documents of this cycle and of the ones before it; other wordings of this cycle's, who writes more, and what
+    has come of that (None: not yet, and it is planned for as if there were enough).
+    """
 
     own: FrozenCorpus
     earlier: dict[int, FrozenCorpus]
     augmented: Augmented
     writing: augmenting.Writing | None
+    written: tuple[Document, ...] | None = None
 
     @property
     def earlier_documents(self) -> int:
@@ -118,9 +120,11 @@ class _Sources:
         other = config.augment_share if asked or worded else 0.0
         questions = (config.augment_questions if worded else 1.0) if asked else 0.0
         texts, answers = self.augmented.characters
+        texts += sum(len(document.text) for document in self.written or ())
         # A few short answers would be seen a hundred times: by their length they get what so many passes take.
         once = own * (1 - other) / max(1, sum(len(d.text) for d in self.own.documents))
-        most_texts = own if self.writing is not None else MOST_PASSES * once * texts
+        unknown = self.writing is not None and self.written is None
+        most_texts = own if unknown else MOST_PASSES * once * texts
         wordings = min(own * other * (1 - questions), most_texts)
         asked_share = min(own * other * questions, MOST_PASSES * once * answers)
         return {
@@ -163,20 +167,22 @@ def midtrain(
     """
     number = (resume.cycle if resume is not None else cycle) or session.next_cycle()
     student = session.registered(session.resolve(config.student))
-    config = dataclasses.replace(config, student=student.name)
+    config = replace(config, student=student.name)
     own = thaw(session.workspace, number) if opened or resume is not None else open_cycle(session, config, number)
     sources = _sources(session, config, student, own)
     plan = _plan(session, config, student, sources)
-    config = dataclasses.replace(config, tuning=plan.tuning)  # chosen once: a resumed stage may find other memory
+    config = replace(config, tuning=plan.tuning)  # chosen once: a resumed stage may find other memory
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
         chat_rows = _replay(session, stage, config) if config.replay or config.project else []
-        written = augmenting.write(session, stage, config, sources.writing) if sources.writing else []
+        if sources.writing:
+            sources = replace(sources, written=tuple(augmenting.write(session, stage, config, sources.writing)))
+            plan = _with_written(session, config, student, sources, plan)
         roles = _roles(session, config, student, plan.tuning)
         settings = settings_of(config, plan.steps, plan.lr)
         with cast(stage, roles, settings) as models:
             loaded = models.loaded
-            streams = _streams(config, loaded, plan.row_length, sources, chat_rows, written)
+            streams = _streams(config, loaded, plan.row_length, sources, chat_rows)
             steps = schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
             result = stage.train(
                 loaded,
@@ -258,6 +264,19 @@ def _plan(session: Session, config: MidtrainConfig, student: Checkpoint, sources
     )
 
 
+def _with_written(
+    session: Session, config: MidtrainConfig, student: Checkpoint, sources: _Sources, plan: MidtrainPlan
+) -> MidtrainPlan:
+    """The plan once it is known how much a writer wrote: its text is seen no more often than that of rules."""
+    length = _length(config, student, sources)
+    return replace(
+        plan,
+        steps=length.steps,
+        tokens=length.steps * length.per_step,
+        augmentation=tuple(_augmentation(session, config, sources)),
+    )
+
+
 def _augmentation(session: Session, config: MidtrainConfig, sources: _Sources) -> list[str]:
     """The plan of other wordings and questions for a person, with what a writer costs."""
     if not config.augment:
@@ -265,8 +284,8 @@ def _augmentation(session: Session, config: MidtrainConfig, sources: _Sources) -
     made, shares = sources.augmented, sources.shares(config)
     lines = [
         f"augmentation: {made.facts} facts in up to {config.augment} other wordings, {shares['wordings']:.0%} of the "
-        f"trained tokens; {len(made.conversations)} questions with answers, the knowledge teacher's and those about "
-        f"{made.asked} facts that no probe asks, {shares['questions']:.0%}"
+        f"trained tokens; {len(made.conversations)} questions with answers, those that came with the documents and "
+        f"those about {made.asked} facts that no probe asks, {shares['questions']:.0%}"
     ]
     return [*lines, sources.writing.line(session.workspace)] if sources.writing else lines
 
@@ -338,7 +357,6 @@ def _streams(
     length: int,
     sources: _Sources,
     chat_rows: Sequence[Row],
-    written: Sequence[Document],
 ) -> list[Stream]:
     """This cycle's documents, their other wordings and questions, the earlier ones' and the chat, each with its share
     of the target tokens.
@@ -347,23 +365,11 @@ def _streams(
     rows = {
         "documents": rows_of(loaded.tokenizer, length, sources.own),
         "earlier": rows_of(loaded.tokenizer, length, *sources.earlier.values()),
-        "wordings": text_rows(loaded.tokenizer, length, [*made.documents, *written]),
+        "wordings": text_rows(loaded.tokenizer, length, [*made.documents, *(sources.written or ())]),
         "questions": _packed(loaded, made.conversations, length),
         "chat": chat_rows,
     }
-    shares = _seldom_enough(sources.shares(config), rows)
-    return [Stream(name, rows[name], share) for name, share in shares.items() if share > 0]
-
-
-def _seldom_enough(shares: Mapping[str, float], rows: Mapping[str, Sequence[Row]]) -> dict[str, float]:
-    """Shares under which the other wordings, a writer's included, are seen no more than :data:`MOST_PASSES` times as
-    often as the documents, which get what is left over.
-    """
-    words, documents = (sum(row.targets for row in rows[name]) for name in ("wordings", "documents"))
-    both = shares["wordings"] + shares["documents"]
-    most = both * MOST_PASSES * words / max(1, MOST_PASSES * words + documents)
-    wordings = min(shares["wordings"], most)
-    return {**shares, "wordings": wordings, "documents": both - wordings}
+    return [Stream(name, rows[name], share) for name, share in sources.shares(config).items() if share > 0]
 
 
 def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]:
@@ -396,7 +402,7 @@ def _conversation_rows(
 ) -> list[Row]:
     """Replayed conversations as packed rows, to be learnt or to be scored by the clean model."""
     rows = _packed(loaded, conversations, config.row_length)
-    return [dataclasses.replace(row, teacher=BEHAVIOUR) for row in rows] if config.distils_replay else rows
+    return [replace(row, teacher=BEHAVIOUR) for row in rows] if config.distils_replay else rows
 
 
 def _packed(loaded: Loaded, conversations: Sequence[tuple[Message, ...]], length: int) -> list[Row]:

@@ -217,6 +217,8 @@ class Watch:
             # Not heard by a stop: the step is done, and what is decided about it belongs to its state.
             progress=None if self.stage.bar is None else self.stage.bar.within,
         )
+        if self.stage.bar is not None:
+            self.stage.bar.begun = (0, 0)  # the next step counts from its own start
         test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
         self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
         self.memory.setdefault("checks", []).append({"step": step, "value": result.score.value, "ratio": test.ratio})

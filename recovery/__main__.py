@@ -24,7 +24,8 @@ def main() -> int:
         os.environ.setdefault(name, value)
     try:
         claim_packages()
-        arrange()
+        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+            arrange()
     except RecoveryError as error:
         print(f"recover: error: {error}", file=sys.stderr)
         return 1

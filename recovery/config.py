@@ -167,9 +167,10 @@ class MidtrainConfig(TrainingConfig):
 
     ``augment`` is how many other wordings each fact of this cycle's documents gets (0: off). They have
     ``augment_share`` of the tokens that would be these documents', and of that ``augment_questions`` are questions with
-    answers about facts that no probe asks for; less where there is so little of it that it would be seen more than
-    four times as often as the documents. A ``writer`` (a checkpoint, or the address of a chat server) rewrites passages
-    too (arXiv 2508.09494): what the passage supports is kept, and its tokens count as sampled by this stage.
+    answers: those that came with the documents, and some about facts that no probe asks for; less where there is so
+    little of it that it would be seen more than four times as often as the documents. A ``writer`` (a checkpoint, or
+    the address of a chat server) rewrites passages too (arXiv 2508.09494): what the passage supports is kept, and its
+    tokens count as sampled by this stage.
     """
 
     docs: Path | None = None
@@ -562,6 +563,10 @@ class EvalConfig(ModelConfig):
             _at_least("limit", self.limit, 1)
         for name in ("max_new_tokens", "question_tokens", "ifeval_tokens"):
             _at_least(name, getattr(self, name), 1)
+        if self.complete_loops and self.engine != "transformers":
+            raise UsageError(
+                f"--complete-loops is for the transformers engine, not for {self.engine}: leave one of them out"
+            )
 
 
 @dataclass(frozen=True)

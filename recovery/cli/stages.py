@@ -135,7 +135,8 @@ augmentation = several(
         "--augment-questions",
         type=click.FloatRange(0, 0.95),
         default=None,
-        help="Share of that text that is questions with answers, about facts that no probe asks for.",
+        help="Share of that text that is questions with answers: those that came with the documents, and some about "
+        "facts that no probe asks for.",
     ),
     click.option(
         "--writer",

@@ -58,7 +58,7 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
 
 
-def test_the_questions_for_the_knowledge_teacher_are_learnt_too(
+def test_questions_that_came_with_the_documents_are_learnt_too(
     session: Session, midtrain_config: MidtrainConfig, tables: Path
 ) -> None:
     lines = [{"prompt": f"How long is rope {n}?", "answer": f"{n} metres"} for n in range(5)]
@@ -74,6 +74,10 @@ def test_the_questions_for_the_knowledge_teacher_are_learnt_too(
     worded = Probe("earlier", "question", "How long is rope 3?", ("3 metres",))
     later = module.augmenting.augmented(config, frozen, [*frozen.probes, worded]).conversations
     assert [question["content"] for question, _ in later[:4]] == [f"How long is rope {n}?" for n in (0, 1, 2, 4)]
+    made = dataclasses.replace(frozen, given=False)
+    assert not any(
+        "How long is rope" in q["content"] for q, _ in module.augmenting.augmented(config, made, ()).conversations
+    )
     none = dataclasses.replace(config, augment_questions=0.0)
     assert not module.augmenting.augmented(none, frozen, frozen.probes).conversations
 
@@ -107,15 +111,16 @@ def test_a_writer_may_be_a_chat_server(
 ) -> None:
     docs = make_corpus("Ash")
     seen: list[Any] = []
-    monkeypatch.setattr(module, "schedule", lambda *given: seen.append(given[0]) or schedule(*given))
+    monkeypatch.setattr(module, "schedule", lambda *given: seen.append(given) or schedule(*given))
     with chat_server(lambda prompt: ("The Ash ferry is kept in a town of the coast all week.", 12)) as address:
-        config = dataclasses.replace(midtrain_config, docs=docs, augment=1, augment_share=0.9, writer=address, steps=2)
-        midtrain(session, config)
+        config = dataclasses.replace(midtrain_config, docs=docs, augment=1, augment_share=0.9, writer=address)
+        midtrain(session, dataclasses.replace(config, steps=None, epochs=1.0))
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert stage.tokens_sampled % 12 == 0 and stage.tokens_sampled > 0
-    streams = {stream.name: stream for stream in seen[0]}
-    passes = {name: stream.share / stream.tokens for name, stream in streams.items()}
-    assert passes["wordings"] == pytest.approx(module.MOST_PASSES * passes["documents"]), "a sentence is not drilled"
+    streams, steps, per_step, _ = seen[0]
+    passes = {stream.name: stream.share * steps * per_step / stream.tokens for stream in streams}
+    assert 1.0 <= passes["documents"] < 1.0 + 2 * per_step / streams[0].tokens, "what the writer left is no more steps"
+    assert passes["wordings"] < 1.2 * module.MOST_PASSES * passes["documents"], "a sentence is not drilled"
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ def test_the_clean_model_stands_beside_what_its_card_says() -> None:
     record = replace(RUN, model="SmolLM2-135M-Instruct.Q4_1.gguf", checkpoints=(base, *RUN.checkpoints[1:]))
     text = page([record], "two-teachers", "the command")
     assert "541 prompts: prompts strict 20.0, prompts loose 22.0, instructions strict 32.0" in text
-    assert "mean 27.0. Its card says 29.9: within 4 points." in text
+    assert "mean 27.0. Its card says 29.9, of full weights and answers of any length: within 4 points of that" in text
     assert "card says" not in page([RUN], "two-teachers", "the command")
 
 
@@ -111,9 +111,9 @@ def test_what_is_left_of_earlier_corpora_is_told_for_each_cycle() -> None:
     )
     assert of_earlier(replace(RUN, checkpoints=more), 1) is None
     assert of_earlier(replace(RUN, checkpoints=more), 2) == pytest.approx(0.9)
-    assert of_earlier(replace(RUN, checkpoints=more), 3) == pytest.approx(0.85)
+    assert of_earlier(replace(RUN, checkpoints=more), 3) == pytest.approx(0.8)
     text = page([replace(RUN, checkpoints=(*RUN.checkpoints[:1], *more))], "two-teachers", "the command")
-    assert "share of what was first reached | ≥ 0.90 | ≥ 0.95 | – | 0.900 | 0.850 | **missed**" in text
+    assert "share of what was first reached | ≥ 0.90 | ≥ 0.95 | – | 0.900 | 0.800 | **missed** |" in text
 
 
 def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Path) -> None:

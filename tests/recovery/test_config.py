@@ -126,3 +126,9 @@ def test_a_model_folder_brings_its_own_settings(tmp_path: Path) -> None:
     assert not model_recipe(tmp_path).tables
     (tmp_path / "recovery.toml").write_text("[eval]\nlimit = 12\n")
     assert build(EvalConfig, {}, model_recipe(tmp_path)).limit == 12
+
+
+def test_loops_are_completed_by_the_engine_that_can() -> None:
+    with pytest.raises(UsageError, match="leave one of them out"):
+        build(EvalConfig, {"complete_loops": True, "engine": "vllm"})
+    assert build(EvalConfig, {"complete_loops": True}).complete_loops
