@@ -30,6 +30,8 @@ from recovery.gguf_files.conversion import Showing, converted, user_cache
 from recovery.objectives.heads import Head
 
 Tuning = Literal["frozen", "full", "lora"]
+ADAPTER_CONFIG = "adapter_config.json"
+_SETS = ("target_modules", "exclude_modules")
 
 transformers_logging.disable_progress_bar()
 
@@ -164,6 +166,19 @@ class Loaded:
         """Write weights (or only the adapter), configuration and tokenizer; safetensors only."""
         self.model.save_pretrained(folder, safe_serialization=True, state_dict=self.state)
         self.tokenizer.save_pretrained(folder)
+        if (folder / ADAPTER_CONFIG).is_file():
+            _in_order(folder / ADAPTER_CONFIG)
+
+
+def _in_order(path: Path) -> None:
+    """An adapter's configuration with its module names in order: peft writes a set, which differs by process, and what
+    a checkpoint is called by must not.
+    """
+    said = json.loads(path.read_text(encoding="utf-8"))
+    ordered = {
+        name: sorted(value) if isinstance(value, list) and name in _SETS else value for name, value in said.items()
+    }
+    path.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def load_model(
@@ -219,7 +234,7 @@ def only_lora(adapter: Path | None) -> bool:
     """
     if adapter is None:
         return True
-    said = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    said = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     if any(said.get(name) for name in ("modules_to_save", "trainable_token_indices", "layer_replication")):
         return False
     begun = said.get("init_lora_weights", True) in (True, False, "gaussian")
@@ -315,8 +330,8 @@ def resolve_base(
         return str(converted(folder, cache or user_cache(), showing)), None
     if not folder.is_dir():
         return _download(str(path)), None
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        base = json.loads((folder / "adapter_config.json").read_text()).get("base_model_name_or_path")
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        base = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
         if not base:
             raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
         return resolve_base(base, cache, showing)[0], folder

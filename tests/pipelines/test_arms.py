@@ -95,14 +95,14 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
     with open_session(name="stopped") as session:
 
         class Stops(list[Any]):
-            """A schedule in which a stop is asked for at the third step."""
+            """A schedule in which a stop is asked for at the third step, which is given up."""
 
             def __getitem__(self, at: Any) -> Any:
                 session.interrupts.requested |= at == 2
                 return super().__getitem__(at)
 
         monkeypatch.setattr(midtraining, "schedule", lambda *given: Stops(schedule(*given)))
-        with pytest.raises(StageInterrupted, match="midtrain interrupted at step 3"):
+        with pytest.raises(StageInterrupted, match="midtrain interrupted at step 2"):
             run(session, "recovery")
         monkeypatch.undo()
     with open_session(name="stopped") as session:
