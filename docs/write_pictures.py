@@ -18,6 +18,7 @@ FOLDER = Path(__file__).resolve().parent / "images"
 # name -> (address, what must be there before the picture is taken, height of the window)
 PICTURES = {
     "overview": ("", ".js-plotly-plot .plot-container", 1060),
+    "real": ("", ".js-plotly-plot .plot-container", 900),  # the same, of a real model: name it with its workspace
     "cycle": ("cycle?cycle=2", "#types td", 1060),
     "samples": ("samples?cycle=2", ".sample", 1060),
     "tokens": ("tokens", "h1", 1060),
@@ -27,6 +28,7 @@ PICTURES = {
     "studies": ("studies", ".chip", 900),
     "phone": ("", ".js-plotly-plot .plot-container", 844),
 }
+CUT = {"real": (113, 830)}  # from and to which pixel: above stands where the model lies on the machine
 PHONE = 390  # pixels; that picture is taken in the dark
 
 
@@ -62,9 +64,12 @@ def _picture(page: Page, address: str, name: str) -> None:
     page.wait_for_selector(wanted, timeout=60_000)
     page.wait_for_timeout(1500)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=str(FOLDER / f"{name}.png"))
+    top, bottom = CUT.get(name, (0, PICTURES[name][2]))
+    width = page.viewport_size["width"] if page.viewport_size else 1280
+    clip = {"x": 0, "y": top, "width": width, "height": bottom - top}
+    page.screenshot(path=str(FOLDER / f"{name}.png"), clip=clip)  # type: ignore[arg-type]
     page.close()
 
 
 if __name__ == "__main__":
-    take(sys.argv[1], sys.argv[2:] or list(PICTURES))
+    take(sys.argv[1], sys.argv[2:] or [name for name in PICTURES if name not in CUT])
