@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 from pathlib import Path
+
+from _pages import between
 
 from pipelines.estimates import size
 from pipelines.plan import make_plan
@@ -20,14 +21,6 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE / "planning.md"
 MODEL = "qwen3-8b.json"
 RESULTS = HERE.parent / "benchmarks" / "results" / "memory.json"
-
-
-def between(page: str, name: str, text: str) -> str:
-    """The page with ``text`` between the two markers of that name."""
-    marks = re.compile(rf"(<!-- {name} -->\n)(?:.*\n)*?(<!-- end of {name} -->)")
-    if not marks.search(page):
-        raise SystemExit(f"docs/planning.md has no place for the {name}")
-    return marks.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
 
 
 def example() -> str:

@@ -67,7 +67,7 @@ def augmented(config: MidtrainConfig, own: FrozenCorpus, probes: Sequence[Probe]
     made = augment(own.documents, probes, wordings=config.augment, seed=config.seed)
     if not config.augment_questions:
         return dataclasses.replace(made, conversations=())
-    theirs = _given(own, ProbeGuard(probes)) if own.given else ()
+    theirs = _given(own, ProbeGuard(probes)) if own.questions_given else ()
     asked = {chat[-2]["content"] for chat in theirs}
     others = tuple(chat for chat in made.conversations if chat[-2]["content"] not in asked)
     return dataclasses.replace(made, conversations=(*theirs, *others))

@@ -27,8 +27,8 @@ ABOUT = "corpus.json"
 
 @dataclass(frozen=True)
 class FrozenCorpus:
-    """What one cycle learns and is asked. ``lines`` say what was read, skipped and why; ``given`` that the questions
-    came with the documents, and were not made from them.
+    """What one cycle learns and is asked. ``lines`` say what was read, skipped and why; ``questions_given``
+    that the questions came with the documents, and were not made from them.
     """
 
     cycle: int
@@ -40,7 +40,7 @@ class FrozenCorpus:
     held_out: tuple[Document, ...]
     probes: tuple[Probe, ...]
     questions: tuple[Prompt, ...]
-    given: bool = False
+    questions_given: bool = False
 
 
 def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> FrozenCorpus:
@@ -101,7 +101,7 @@ def freeze(workspace: Workspace, corpus: FrozenCorpus) -> None:
     write_probes(writing / PROBES_FILE, corpus.probes)
     write_prompts(writing / QUESTIONS_FILE, corpus.questions)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
-    about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.given}
+    about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given}
     text = json.dumps(about, indent=2, ensure_ascii=False)
     (writing / ABOUT).write_text(text + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)

@@ -66,7 +66,8 @@ def evaluate(
     with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume) as stage:
         loaded = load_frozen(session.verified(checkpoint), config)
         bars_of = _bars(session, stage, f"evaluate {checkpoint.name}")
-        with asked_once(session, checkpoint, loaded, config) as engine, bars_of as bars:
+        remembered = asked_once(session, checkpoint, loaded, config, complete_loops=config.complete_loops)
+        with remembered as engine, bars_of as bars:
             results = _measure(loaded, engine, config, asked, bars)
             results += _extra(loaded, engine, config, asked, bars)
         if not results:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,17 +118,15 @@ BOUNDS = (
     Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
     Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95, first=2),
 )
-_CONTROL_COLUMN, _TEXT_COLUMN = "asked, control", "bits a byte, plain English"
-COLUMNS: tuple[tuple[str, Value], ...] = (
+BRIEF: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),
     ("own prompts, instr. strict", OWN_PROMPTS),
     ("answers ended", suite(OWN, "ended")),
     ("asked, held-out facts", FACTS),
     ("asked, held-out forms", FORMS),
-    (_CONTROL_COLUMN, UNTAUGHT),
     ("stored", suite(STORED, own_corpus=True)),
-    (_TEXT_COLUMN, suite(TEXT)),
 )
+COLUMNS = (*BRIEF, ("asked, control", UNTAUGHT), ("bits a byte, plain English", suite(TEXT)))
 
 
 def page(records: Sequence[Record], main: str, command: str) -> str:
@@ -142,8 +139,8 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
     parts = [
         "# A real instruct model and real documents",
         "",
-        f"Written by `{command}` on {datetime.date.today().isoformat()} from {len(records)} recorded "
-        f"{'run' if len(records) == 1 else 'runs'}.",
+        f"Written by `{command}` from {len(records)} recorded {'run' if len(records) == 1 else 'runs'}, the newest of "
+        f"{max(record.date for record in records)}.",
         "",
         *([_SHORT, ""] if short else []),
         *_runs(records),
@@ -164,12 +161,11 @@ def summary(records: Sequence[Record], main: str) -> str:
     mine = [record for record in records if record.arm == main]
     if not mine:
         raise UsageError(f"there is no record of the arm {main}: run it with --arms {main}")
-    columns = [column for column in COLUMNS if column[0] not in (_TEXT_COLUMN, _CONTROL_COLUMN)]
     rows = []
     for cycle in range(1, max((record.cycles for record in mine), default=0) + 1):
         for kind in ("base", "midtrained", "recovered"):
             there = [record for record in mine if record.at(0 if kind == "base" else cycle, kind)]
-            cells = [[v for r in there if (v := value(r, cycle, kind)) is not None] for _, value in columns]
+            cells = [[v for r in there if (v := value(r, cycle, kind)) is not None] for _, value in BRIEF]
             name = f"base, asked about corpus {cycle}" if kind == "base" else f"cycle {cycle}, {kind}"
             rows.append([name, *(_cell(cell[:1] if kind == "base" else cell) for cell in cells)])
     seeds, dates = {record.seed for record in mine}, sorted({record.date for record in mine})
@@ -178,9 +174,10 @@ def summary(records: Sequence[Record], main: str) -> str:
     part = ", **on a part of the documents**" if any(record.short for record in mine) else ""
     model = mine[0].model.removesuffix(".gguf")
     done, wanted = (max(getattr(record, name) for record in mine) for name in ("cycles", "wanted"))
-    about = f"{model}, {mine[0].title}{part}: {count}, {done} of {wanted} cycles"
+    asked = [f"{row['n']:,} of {name}" for name, row in mine[0].checkpoints[0].suites.items() if name in (IFEVAL, OWN)]
+    about = f"{model}, {mine[0].title}{part}: {count}, {done} of {wanted} cycles, prompts: {', '.join(asked)}"
     told = f"{about}; {', '.join(dates)}; {'; '.join(machines)}."
-    return "\n".join([*_table(["after", *(name for name, _ in columns)], rows), "", told])
+    return "\n".join([*_table(["after", *(name for name, _ in BRIEF)], rows), "", told])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

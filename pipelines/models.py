@@ -14,7 +14,7 @@ from pipelines.memory import Beside, Needs, Plan, memory_of, network_of
 from pipelines.session import Session
 from recovery import processes
 from recovery.checkpoints import content_hash
-from recovery.config import DistillConfig, EvalConfig, ModelConfig, TrainingConfig
+from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.loading import Loaded, LoraSettings, load_model, only_lora, pick_device, pick_precision
 from recovery.rollouts import (
@@ -110,11 +110,12 @@ def load_frozen(checkpoint: Checkpoint, config: ModelConfig, beside: Loaded | No
 
 
 @contextlib.contextmanager
-def engine_of(loaded: Loaded, config: ModelConfig) -> Iterator[TransformersEngine | FollowingEngine]:
+def engine_of(
+    loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
+) -> Iterator[TransformersEngine | FollowingEngine]:
     """The engine that samples from a model; what it holds beside the model is given back at the end of the block."""
     if config.engine == "transformers":
-        loops = isinstance(config, EvalConfig) and config.complete_loops
-        yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=loops)
+        yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
         return
     if processes.size() > 1:
         raise UsageError(f"--engine {config.engine} samples for one process: leave it out, or start one process")
@@ -136,11 +137,13 @@ def _sampler(loaded: Loaded, config: ModelConfig) -> Sampler:
 
 
 @contextlib.contextmanager
-def asked_once(session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig) -> Iterator[CachedEngine]:
+def asked_once(
+    session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
+) -> Iterator[CachedEngine]:
     """The engine of a frozen checkpoint, which remembers in the workspace what it has said."""
     cache = session.workspace.folder / "cache"
     below = "" if checkpoint.adapter is None else content_hash(checkpoint.weights)  # an adapter alone says nothing
-    with engine_of(loaded, config) as engine:
+    with engine_of(loaded, config, complete_loops=complete_loops) as engine:
         yield CachedEngine.of(loaded, engine, content_hash=checkpoint.hash + below, cache=cache)
 
 

@@ -208,17 +208,12 @@ class Watch:
     def _recovered(self, step: int) -> bool:
         assert self.reference is not None
         config = self.config
-        result = development_result(
-            self.loaded,
-            self.engine,
-            self.development,
-            max_new_tokens=config.max_new_tokens,
-            seed=config.seed,
-            # Not heard by a stop: the step is done, and what is decided about it belongs to its state.
-            progress=None if self.stage.bar is None else self.stage.bar.within,
-        )
-        if self.stage.bar is not None:
-            self.stage.bar.begun = (0, 0)  # the next step counts from its own start
+        tokens, seed = config.max_new_tokens, config.seed
+        # Not heard by a stop: the step is done, and what is decided about it belongs to its state.
+        with self.stage.session.display.bar("development prompts", len(self.development)) as bar:
+            result = development_result(
+                self.loaded, self.engine, self.development, max_new_tokens=tokens, seed=seed, progress=bar.heard
+            )
         test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
         self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
         self.memory.setdefault("checks", []).append({"step": step, "value": result.score.value, "ratio": test.ratio})

@@ -175,7 +175,7 @@ def test_the_change_log_has_this_release() -> None:
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_table_of_the_real_model_is_what_its_records_say() -> None:
+def test_page_and_table_of_the_real_model_are_what_its_records_say() -> None:
     command = [sys.executable, "docs/write_real.py", "--check"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr

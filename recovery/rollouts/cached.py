@@ -107,7 +107,7 @@ class CachedEngine:
             sorted(loaded.chat.end_ids),
             getattr(engine, "name", ""),  # other kernels, other last digits
             getattr(engine, "token_budget", None),  # which prompts share a batch decides the last digits of logits
-            *["loops"] * getattr(engine, "complete_loops", False),
+            getattr(engine, "complete_loops", False),
             torch.__version__,
             __version__,
         )

@@ -74,7 +74,7 @@ def test_questions_that_came_with_the_documents_are_learnt_too(
     worded = Probe("earlier", "question", "How long is rope 3?", ("3 metres",))
     later = module.augmenting.augmented(config, frozen, [*frozen.probes, worded]).conversations
     assert [question["content"] for question, _ in later[:4]] == [f"How long is rope {n}?" for n in (0, 1, 2, 4)]
-    made = dataclasses.replace(frozen, given=False)
+    made = dataclasses.replace(frozen, questions_given=False)
     assert not any(
         "How long is rope" in q["content"] for q, _ in module.augmenting.augmented(config, made, ()).conversations
     )
