@@ -19,20 +19,23 @@ from pipelines.answers import (
     asked_beforehand,
     count_spoken,
     fitting,
+    open_turns,
     reference_result,
 )
 from pipelines.estimates import Work
 from pipelines.glimpses import Glimpses
 from pipelines.memory import USUAL_PROMPT, Beside, Needs, Rollouts, distilling
 from pipelines.midtrain import row_length, rows_of
+from pipelines.mixing import choose
 from pipelines.models import choose_tuning, load_frozen, reach_teacher
 from pipelines.progress import duration
 from pipelines.roles import Roles, cast
 from pipelines.session import Session
 from pipelines.setting import Setting, lasting, resolve
-from pipelines.sources import BEHAVIOUR, KNOWLEDGE, Pools, Source, expert
+from pipelines.sources import BEHAVIOUR, KNOWLEDGE, Pools, Source, expert, manner
 from pipelines.stage import Stage, running, settings_of
 from pipelines.watch import Observer, Timed, TimedScorer, Watch
+from recovery import processes
 from recovery.batches import Row
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
@@ -40,7 +43,7 @@ from recovery.loading import Loaded, load_chat
 from recovery.methods import method_named
 from recovery.rewards import judged
 from recovery.rollouts import Engine, Sampling, TransformersEngine
-from recovery.teachers import Frozen, Identity, RemoteTeacher
+from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint, write_atomically
 
@@ -146,7 +149,16 @@ def distill(
             )
             glimpses = Glimpses(stage, source, loaded, models.teachers, plan.steps, config.token_views)
             watch = Watch(
-                stage, config, loaded, models.engine, setting.development, reference, models.gauge, memory, observe
+                stage,
+                config,
+                loaded,
+                models.engine,
+                setting.development,
+                reference,
+                models.gauge,
+                memory,
+                observe,
+                _manner_of(models.timed, config, source.pools.behaviour, loaded),
             )
             result = stage.train(
                 loaded,
@@ -305,6 +317,31 @@ def _speaker(timed: Sequence[Timed | TimedScorer], config: DistillConfig) -> Eng
         raise UsageError("--continuation needs a teacher loaded beside the student: use --tuning full")
     # The one engine of the stage holds the student's weights; the teacher speaks with its own.
     return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
+
+
+def _manner_of(
+    timed: Sequence[Timed | TimedScorer], config: DistillConfig, prompts: Sequence[Prompt], loaded: Loaded
+) -> Callable[[], dict[str, float]] | None:
+    """What the first teacher's own answers are like, sampled when asked; None where it cannot speak here: a server,
+    or a model that lies in pieces in several processes.
+    """
+    teacher = timed[0].teacher if timed else None
+    if not isinstance(teacher, (Frozen, AdapterOff)) or not prompts or processes.size() > 1:
+        return None
+
+    def ask() -> dict[str, float]:
+        asked = choose(prompts, config.prompts_per_step, 1, config.seed, stream=37)
+        ids = [loaded.chat.prompt_ids(open_turns(prompt.messages)[0]) for prompt in asked]
+        sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
+        with contextlib.ExitStack() as off:
+            if isinstance(teacher, AdapterOff):
+                off.enter_context(loaded.adapter_off())
+            speaking = teacher.loaded if isinstance(teacher, Frozen) else loaded
+            said = TransformersEngine(speaking, token_budget=config.rollout_tokens).generate(ids, sampling)
+        logprobs = [value for one in said for value in one.logprobs]
+        return manner(said) | {"entropy": -sum(logprobs) / max(1, len(logprobs))}  # in expectation
+
+    return ask
 
 
 def _names(config: DistillConfig) -> dict[str, str]:

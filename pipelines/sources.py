@@ -277,12 +277,17 @@ def expert(tag: str) -> str:
 
 
 def _measured(spoken: Sequence[Spoken], seconds: float) -> dict[str, float]:
-    tokens = sum(len(turn.completion.ids) for turn in spoken)
+    said = [turn.completion for turn in spoken]
+    tokens = float(sum(len(one.ids) for one in said))
+    return {**manner(said), "tokens_sampled": tokens, "seconds_generating": seconds}
+
+
+def manner(said: Sequence[Completion]) -> dict[str, float]:
+    """How long answers are (tokens), and the share of them that ended by themselves: metrics of every step."""
+    count = max(1, len(said))
     return {
-        "response_length": tokens / max(1, len(spoken)),
-        "end_rate": sum(turn.completion.finished for turn in spoken) / max(1, len(spoken)),
-        "tokens_sampled": float(tokens),
-        "seconds_generating": seconds,
+        "response_length": sum(len(one.ids) for one in said) / count,
+        "end_rate": sum(one.finished for one in said) / count,
     }
 
 

@@ -148,10 +148,12 @@ class Watch:
     gauge: Gauge
     memory: dict[str, Any] = field(default_factory=dict)
     observe: Observer | None = None
+    teachers_manner: Callable[[], Mapping[str, float]] | None = None
 
     def __post_init__(self) -> None:
         config = self.config
-        self.alarm = Alarm(self.memory, settling=config.lam == 1.0 and config.teacher != "self")
+        settling = config.lam == 1.0 and config.teacher != "self"
+        self.alarm = Alarm(self.memory, settling=settling, teacher=self.teachers_manner if settling else None)
         self.falls = config.lam == 1.0 and not config.self_taught and config.divergence != "sampled"
         self.collapse: str | None = None
         self.told = dict(self.alarm.breaches)

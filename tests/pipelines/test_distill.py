@@ -15,15 +15,16 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from db import queries
-from pipelines.distill import distill, plan_distill
+from pipelines.distill import _manner_of, distill, plan_distill
 from pipelines.midtrain import midtrain
 from pipelines.mixing import choose
 from pipelines.models import beside, load_frozen, load_student, self_teacher, teacher_of
 from pipelines.session import Session
-from pipelines.watch import on_plateau
+from pipelines.watch import Timed, on_plateau
 from recovery.batches import Row, collate
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import CheckpointError, UsageError
+from recovery.prompts import behaviour_prompts
 from recovery.teachers import AdapterOff, Frozen, Live, Teacher
 from recovery.workspace import Checkpoint
 
@@ -91,6 +92,25 @@ def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(
     made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
     assert made.tuning == "lora"
     assert made.weights == session.base.path
+
+
+def test_the_alarm_asks_the_teacher_and_not_the_student(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
+    config = dataclasses.replace(distill_config, prompts_per_step=8)
+    prompts = behaviour_prompts(count=60).train
+    loaded = load_student(student, "lora", config)
+    off = teacher_of(student, loaded, session.base, config)
+    beside_it = load_frozen(session.base, config)
+    found = [
+        ask()
+        for one in (off, Frozen(beside_it))
+        if (ask := _manner_of([Timed(one)], config, prompts, loaded)) is not None
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-3), "the adapter is off while the teacher speaks"
+    assert set(found[0]) == {"response_length", "end_rate", "entropy"} and found[0]["entropy"] > 0
+    assert _manner_of([], config, prompts, loaded) is None
 
 
 @pytest.mark.parametrize("odd", ["student", "teacher"])

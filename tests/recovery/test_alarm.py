@@ -44,6 +44,27 @@ def test_each_signal_trips_it_by_name(metric: str, value: float, said: str) -> N
     assert reasons[0] is None, "one bad step is no collapse"
 
 
+def test_a_student_that_becomes_as_its_teacher_is_no_collapse() -> None:
+    brief = {"entropy": 0.1, "response_length": 16.0, "end_rate": 0.95}
+    teacher = {"entropy": 0.9, "response_length": 90.0, "end_rate": 0.2}
+    asked = []
+
+    def ask() -> dict[str, float]:
+        asked.append(1)
+        return teacher
+
+    alarm = Alarm(settling=True, teacher=ask)
+    run(alarm, *[brief] * WINDOW, *[brief] * 3)
+    assert not asked, "nobody is asked while nothing is wrong"
+    assert not any(run(alarm, *[teacher] * 30)) and alarm.sound
+    memory = json.loads(json.dumps(alarm.memory))
+    assert not any(run(Alarm(memory, settling=True, teacher=ask), *[teacher] * 30))
+    assert len(asked) == 1, "once, also in a run that is resumed"
+    reasons = run(Alarm(memory, settling=True, teacher=ask), *[teacher | {"response_length": 300.0}] * 10)
+    assert any(reason and "response length rose to 300" in reason for reason in reasons), "beyond the teacher it is one"
+    assert any(run(Alarm(settling=True), *[brief] * WINDOW, *[teacher] * 30)), "who knows no teacher stops"
+
+
 def test_a_short_breach_passes_and_is_forgotten() -> None:
     alarm = Alarm()
     run(alarm, *[{}] * WINDOW)
