@@ -1,0 +1,91 @@
+"""What `--complete-loops` saves, and how often the answer that it writes down is the one that decoding gives.
+
+Run: python -m benchmarks.loops --model FILE.gguf [--write]
+
+The model answers test prompts of the built-in composer greedily, to the limit. Each answer is then cut where the engine
+would have stopped decoding (looked at every few tokens, as it does), filled up with the repetition, and compared with
+what was decoded. No other prompts are needed, and nothing is timed: what counts are tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks import _report
+from recovery.loading import load_model
+from recovery.prompts import behaviour_prompts
+from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.loops import LEAST, TIMES, period_of
+from recovery.rollouts.transformers_engine import REPORT_EVERY
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An answer that was filled up from ``at`` on; ``same`` of its tokens are those of the decoded one."""
+
+    at: int
+    same: int
+    length: int
+    ended: bool
+
+    @property
+    def equal(self) -> bool:
+        """Whether it is the decoded answer, token by token."""
+        return self.same == self.length and not self.ended
+
+
+def main() -> int:
+    """Measure, print, write where asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="a folder, a GGUF file or a hub id")
+    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=640, help="most tokens of an answer")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/loops.md and .json")
+    options = parser.parse_args()
+    facts = _report.machine(("torch", "transformers"))
+    loaded = load_model(options.model)
+    prompts = [loaded.chat.prompt_ids(p.messages) for p in behaviour_prompts().test[: options.prompts]]
+    engine = TransformersEngine(loaded, token_budget=65536)
+    answers = engine.generate(prompts, Sampling(options.tokens, temperature=0.0))
+    cuts = [cut for answer in answers if (cut := cut_of(answer.ids, answer.finished, options.tokens))]
+    tokens = sum(len(answer.ids) for answer in answers)
+    saved = sum(cut.length - cut.at for cut in cuts if not cut.ended)
+    figures = {
+        "answers": len(answers),
+        "tokens decoded": tokens,
+        "answers that never end": sum(not answer.finished for answer in answers),
+        "answers filled up": len(cuts),
+        "of them equal to the decoded ones": sum(cut.equal for cut in cuts),
+        "of them that would have ended": sum(cut.ended for cut in cuts),
+        "tokens not decoded": saved,
+        "share of all tokens": round(saved / tokens, 3),
+    }
+    table = _report.table(("", "measured"), [(name, f"{value:,}") for name, value in figures.items()])
+    print(table)
+    if options.write:
+        precision = str(loaded.precision).removeprefix("torch.")
+        body = (
+            f"{len(answers)} test prompts of the composer (seed 0), at most {options.tokens} tokens each, greedy, "
+            f"{precision}; a repetition counts after {TIMES} times over {LEAST} tokens.\n\n{table}"
+        )
+        print(_report.write("loops", "Answers that repeat themselves", body, facts, {"figures": figures}))
+    return 0
+
+
+def cut_of(ids: Sequence[int], finished: bool, limit: int) -> Cut | None:
+    """Where the engine would have filled an answer up, None where it would have decoded all of it."""
+    for at in range(REPORT_EVERY, len(ids), REPORT_EVERY):
+        if period := period_of(ids[:at]):
+            filled = list(ids[:at]) + [ids[at - period + n % period] for n in range(limit - at)]
+            same = int((torch.tensor(filled[: len(ids)]) == torch.tensor(list(ids))).sum())
+            return Cut(at, same, limit, finished)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
