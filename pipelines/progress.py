@@ -30,6 +30,10 @@ class Bar:
     begun: tuple[int, int] = (0, 0)
     started: float = field(default_factory=time.monotonic)
     next_line: float = field(default_factory=lambda: time.monotonic() + _SECONDS_TO_FIRST_LINE)
+    first: int = field(init=False)  # what was done when it began, of work that is gone on with
+
+    def __post_init__(self) -> None:
+        self.first = self.done
 
     def advance(self, count: int = 1, note: str = "") -> None:
         """Count units as done; ``note`` is a short figure shown beside the bar."""
@@ -61,8 +65,9 @@ class Bar:
             self.display.progress.update(self.task, completed=self.done, note=note)
         elif now > self.next_line:
             self.next_line = now + _SECONDS_BETWEEN_LINES
-            left = (now - self.started) / max(1, self.done) * (self.total - self.done)
-            words = f"(about {duration(left)} left)" if self.done else ""
+            here = self.done - self.first
+            left = (now - self.started) / max(1, here) * (self.total - self.done)
+            words = f"(about {duration(left)} left)" if here > 0 else ""
             self.display.say(" ".join(part for part in (f"{self.name}: {self.done}/{self.total}", note, words) if part))
 
 

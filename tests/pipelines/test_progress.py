@@ -40,3 +40,17 @@ def test_a_quiet_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Display(quiet=True).bar("distill", 10) as bar:
         bar.heard(1, 1)
     assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_counts_only_what_was_done_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with Display().bar("midtrain", 110, done=50) as bar:
+        bar.started = 0.0
+        bar.update(50, "loss 1.000")
+        clock[0] = 600.0
+        bar.update(60, "loss 0.900")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["midtrain: 50/110 loss 1.000", "midtrain: 60/110 loss 0.900 (about 50 min left)"]
