@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from recovery.errors import UsageError
 from recovery.loading import load_model
 from recovery.rollouts import Completion, Sampling, TransformersEngine
 from recovery.rollouts.loops import period_of
-from recovery.rollouts.transformers_engine import draw
+from recovery.rollouts.transformers_engine import _Said, draw
 from tests.support import continuation_logprobs
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [3, 3, 3]]
@@ -151,6 +152,23 @@ def test_a_repetition_counts_when_it_was_said_four_times_over_64_tokens() -> Non
     long = list(range(1, 41))
     assert period_of(long * 3) == 0 and period_of(long * 4) == 40
     assert period_of([]) == 0
+
+
+@pytest.mark.parametrize(("period", "length"), [(1, 70), (3, 68), (5, 71), (7, 97)])
+def test_the_repetition_goes_on_where_it_was(period: int, length: int) -> None:
+    said = _Said(torch.full((2, 120), -1), torch.zeros(2, 120), torch.tensor([110, 120]), torch.tensor([0]), None)
+    for row in range(2):
+        said.tokens_NT[row, :length] = torch.arange(length) % period + 10
+        said.logprobs_NT[row, :length] = -1.0 - torch.arange(length) % period
+    said.tokens_NT[1, length - 1] = 99  # and this one has just left it
+    live = SimpleNamespace(
+        owners_B=torch.tensor([0, 1]), said_B=torch.full((2,), length), done_B=torch.zeros(2, dtype=torch.bool)
+    )
+    said.complete_loops(live)  # type: ignore[arg-type]
+    whole = torch.arange(110) % period
+    assert said.tokens_NT[0, :110].tolist() == (whole + 10).tolist() and said.tokens_NT[0, 110] == -1
+    assert said.logprobs_NT[0, :110].tolist() == (-1.0 - whole).tolist()
+    assert live.done_B.tolist() == [True, False] and said.tokens_NT[1, length] == -1
 
 
 def test_a_greedy_answer_that_repeats_itself_is_completed_as_it_would_go_on(tiny_model: Path) -> None:
