@@ -116,7 +116,7 @@ class _Sources:
         earlier = (config.replay_documents or 0.0) if self.earlier_documents else 0.0
         own = (1 - config.replay) * (1 - earlier)
         asked = bool(self.augmented.conversations)
-        worded = bool(self.augmented.documents) or self.writing is not None
+        worded = bool(self.augmented.documents or self.augmented.told) or self.writing is not None
         other = config.augment_share if asked or worded else 0.0
         questions = (config.augment_questions if worded else 1.0) if asked else 0.0
         texts, answers = self.augmented.characters
@@ -283,9 +283,10 @@ def _augmentation(session: Session, config: MidtrainConfig, sources: _Sources) -
         return []
     made, shares = sources.augmented, sources.shares(config)
     lines = [
-        f"augmentation: {made.facts} facts in up to {config.augment} other wordings, {shares['wordings']:.0%} of the "
-        f"trained tokens; {len(made.conversations)} questions with answers, those that came with the documents and "
-        f"those about {made.asked} facts that no probe asks, {shares['questions']:.0%}"
+        f"augmentation: {made.facts} facts in up to {config.augment} other wordings and {len(made.told)} chats that "
+        f"tell of subjects and sections, {shares['wordings']:.0%} of the trained tokens; {len(made.conversations)} "
+        f"questions with answers, those that came with the documents and those about {made.asked} facts that no probe "
+        f"asks, {shares['questions']:.0%}"
     ]
     return [*lines, sources.writing.line(session.workspace)] if sources.writing else lines
 
@@ -365,7 +366,10 @@ def _streams(
     rows = {
         "documents": rows_of(loaded.tokenizer, length, sources.own),
         "earlier": rows_of(loaded.tokenizer, length, *sources.earlier.values()),
-        "wordings": text_rows(loaded.tokenizer, length, [*made.documents, *(sources.written or ())]),
+        "wordings": [
+            *text_rows(loaded.tokenizer, length, [*made.documents, *(sources.written or ())]),
+            *_packed(loaded, made.told, length),
+        ],
         "questions": _packed(loaded, made.conversations, length),
         "chat": chat_rows,
     }

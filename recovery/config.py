@@ -165,7 +165,8 @@ class MidtrainConfig(TrainingConfig):
     weighs the KL to base on the documents; ``project`` takes out of each gradient what would raise the loss on such
     chat (A-GEM, arXiv 1812.00420).
 
-    ``augment`` is how many other wordings each fact of this cycle's documents gets (0: off). They have
+    ``augment`` is how many other wordings each fact of this cycle's documents gets (0: off), in texts and in chats that
+    tell about a subject; such chats tell each section too. They have
     ``augment_share`` of the tokens that would be these documents', and of that ``augment_questions`` are questions with
     answers: those that came with the documents, and some about facts that no probe asks for; less where there is so
     little of it that it would be seen more than four times as often as the documents. A ``writer`` (a checkpoint, or

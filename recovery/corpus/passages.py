@@ -71,16 +71,21 @@ def endings(sentences: Iterable[Sentence], vocabulary: Vocabulary, count: int, s
 
 def passages(sentences: Iterable[Sentence], count: int, seed: int) -> list[Passage]:
     """Up to ``count`` passages to write questions about, spread over the text."""
-    found: list[Passage] = []
-    for _, section in groupby(sentences, key=lambda s: (s.document, s.lead)):
-        part: list[Sentence] = []
-        for sentence in section:
-            if part and sum(len(s.plain.split()) for s in [*part, sentence]) > _LONGEST_PASSAGE:
-                found.append(Passage(tuple(part)))
-                part = []
-            part.append(sentence)
-        found.append(Passage(tuple(part)))
+    found = [passage for section in sections(sentences) for passage in section]
     return sorted(found, key=lambda p: share(p.text, f"passage {seed}"))[:count]
+
+
+def sections(sentences: Iterable[Sentence]) -> list[list[Passage]]:
+    """The passages of every section, in order."""
+    found: list[list[Passage]] = []
+    for _, section in groupby(sentences, key=lambda s: (s.document, s.lead)):
+        parts: list[list[Sentence]] = [[]]
+        for sentence in section:
+            if parts[-1] and sum(len(s.plain.split()) for s in [*parts[-1], sentence]) > _LONGEST_PASSAGE:
+                parts.append([])
+            parts[-1].append(sentence)
+        found.append([Passage(tuple(part)) for part in parts])
+    return found
 
 
 def _tells(sentence: Sentence, vocabulary: Vocabulary) -> bool:

@@ -49,7 +49,8 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
     plan = plan_midtrain(session, config)
     assert plan.tokens == plan_midtrain(session, plain).tokens, "the steps set the tokens trained"
-    assert "24 facts in up to 3 other wordings, 35% of the trained tokens" in plan.text()
+    assert "24 facts in up to 3 other wordings and " in plan.text()
+    assert "chats that tell of subjects and sections, 35% of the trained tokens" in plan.text()
     midtrain(session, config)
     shares = {stream.name: stream.share for stream in seen[0]}
     assert shares == pytest.approx({"documents": 0.5, "wordings": 0.35, "questions": 0.15})

@@ -63,6 +63,38 @@ def test_what_probes_of_ones_own_ask_is_not_asked_in_any_words() -> None:
 def test_nothing_is_made_of_text_without_facts() -> None:
     made = augment([Document("a", "A", "Rain fell.", "a")], [], wordings=4)
     assert made.documents == made.conversations == () and made.facts == 0
+    assert augment(PAGES, [], wordings=0).told == ()
+
+
+def test_a_chat_tells_about_subjects_and_never_asks_for_a_fact() -> None:
+    made, facts = augment(PAGES, [], wordings=3), facts_of(PAGES)
+    answers = [chat[-1]["content"] for chat in made.told]
+    told = "\n".join(answers)
+    assert all(fact.statements[turn] in told for fact in facts for turn in range(2))
+    described = [fact for fact in facts if ": " in fact.subject]
+    measured = Stated(facts)
+    assert described
+    for question, _ in made.told:
+        assert question["content"] not in measured
+        assert not any(f.subject in question["content"] or f.value in question["content"].split() for f in described)
+    assert "What do you know about `crane3Mode`?" in {chat[0]["content"] for chat in made.told}
+    texts, asked = made.characters
+    assert texts == sum(map(len, answers)) + sum(len(d.text) for d in made.documents)
+    assert asked == sum(len(a["content"]) for _, a in made.conversations)
+    probe = Probe("own", "question", "What do you know about `crane3Mode`?", ("x",))
+    assert len(augment(PAGES, [probe], wordings=3).told) < len(made.told), "what a probe is worded like is left out"
+
+
+def test_a_section_is_told_passage_by_passage() -> None:
+    words = [f"Winch {n} of the harbour in Vorna lifts {n + 3} crates an hour when the tide is low." for n in range(9)]
+    text = f"# Winches\n\n## Lifting\n\n{' '.join(words)}\n"
+    told = augment([Document("w", "Winches", text, "w")], [], wordings=1).told
+    asked = [chat[0]["content"] for chat in told]
+    assert asked[0] == 'What does "Winches" say about "Lifting"?' and len(asked) > 1
+    assert " ".join(chat[-1]["content"] for chat in told) == " ".join(words)
+    for before, question in zip(told, asked[1:], strict=False):
+        last = before[-1]["content"].rsplit(". ", 1)[-1].rstrip(".")
+        assert question.startswith('What comes after this in "Winches"? "') and last in question
 
 
 def test_lists_are_said_by_the_names_of_their_entries() -> None:
