@@ -148,18 +148,9 @@ def distill(
                 stage.sampled,
             )
             glimpses = Glimpses(stage, source, loaded, models.teachers, plan.steps, config.token_views)
-            watch = Watch(
-                stage,
-                config,
-                loaded,
-                models.engine,
-                setting.development,
-                reference,
-                models.gauge,
-                memory,
-                observe,
-                _manner_of(models.timed, config, source.pools.behaviour, loaded),
-            )
+            prompts, gauge = setting.development, models.gauge
+            own = _manner_of(models.timed, config, source.pools.behaviour, loaded)
+            watch = Watch(stage, config, loaded, models.engine, prompts, reference, gauge, memory, observe, own)
             result = stage.train(
                 loaded,
                 glimpses,
@@ -172,7 +163,7 @@ def distill(
                 sound=watch.sound,
                 memory=memory,
                 shadow=models.shadow,
-                gauge=models.gauge,
+                gauge=gauge,
                 helpers=models.helpers,
             )
         extra = {
