@@ -90,11 +90,18 @@ def check_tracker(workspace: Workspace) -> None:
         )
 
 
-def open_tracker(workspace: Workspace) -> Database:
-    """The tracker, for reading. One that is shared can be read where there is no workspace, only its address."""
+def check_readable(workspace: Workspace) -> None:
+    """Raise UsageError where there is no tracker to read. One that is shared can be read where there is no workspace,
+    only its address, and so can one below whose folder the workspaces of several runs lie (``recover demo --arms``).
+    """
     check_tracker(workspace)
-    if workspace.tracker is None:
+    if workspace.tracker is None and (workspace.exists or not Path(workspace.database).is_file()):
         existing(workspace)
+
+
+def open_tracker(workspace: Workspace) -> Database:
+    """The tracker, for reading: see :func:`check_readable`."""
+    check_readable(workspace)
     return open_readonly(workspace.database)
 
 

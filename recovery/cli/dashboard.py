@@ -60,11 +60,9 @@ def command(
         access.add_user(auth_file, add_user, click.prompt("Password", hide_input=True, confirmation_prompt=True))
         options.note(f"{add_user} may enter by {auth_file}")
         return
-    from pipelines.registry import check_tracker, existing
+    from pipelines.registry import check_readable
 
-    check_tracker(workspace)
-    if workspace.tracker is None:
-        existing(workspace)
+    check_readable(workspace)
     users = access.read_users(auth_file) if auth_file is not None else None
     rights = access.Access(users, read_only, host, ask_timeout if ask else None)
     from dashboard.app import launch_dashboard

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from db import queries
 from pipelines.midtrain import midtrain
 from pipelines.progress import Display
+from pipelines.registry import open_tracker
 from pipelines.session import Session
 from recovery.checkpoints import content_hash
 from recovery.config import MidtrainConfig
@@ -55,6 +57,19 @@ def test_names(session: Session, midtrain_config: MidtrainConfig, tiny_llama: Pa
     shutil.rmtree(made.path)
     with pytest.raises(CheckpointError, match="is gone"):
         session.resolve("latest")
+
+
+def test_a_tracker_above_the_workspaces_of_several_runs_can_be_read(tmp_path: Path, tiny_model: Path) -> None:
+    above = Workspace(tmp_path)
+    for seed in ("seed-0", "seed-1"):
+        home = Workspace(tmp_path / "real" / seed, str(above.database))
+        with Session.open(home, model=str(tiny_model), display=Display(quiet=True), experiment=seed):
+            pass
+    database = open_tracker(above)
+    assert {row.name for row in queries.experiments(database)} == {"seed-0", "seed-1"}
+    database.close()
+    with pytest.raises(UsageError, match="there is no workspace"):
+        open_tracker(Workspace(tmp_path / "real"))
 
 
 def test_a_workspace_can_be_moved(
