@@ -10,11 +10,10 @@ what was decoded. No other prompts are needed, and nothing is timed: what counts
 from __future__ import annotations
 
 import argparse
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
 
 from benchmarks import _report
 from recovery.loading import load_model
@@ -82,8 +81,7 @@ def cut_of(ids: Sequence[int], finished: bool, limit: int) -> Cut | None:
     for at in range(REPORT_EVERY, len(ids), REPORT_EVERY):
         if period := period_of(ids[:at]):
             filled = list(ids[:at]) + [ids[at - period + n % period] for n in range(limit - at)]
-            same = int((torch.tensor(filled[: len(ids)]) == torch.tensor(list(ids))).sum())
-            return Cut(at, same, limit, finished)
+            return Cut(at, sum(map(operator.eq, filled, ids)), limit, finished)
     return None
 
 

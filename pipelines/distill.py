@@ -149,7 +149,7 @@ def distill(
             )
             glimpses = Glimpses(stage, source, loaded, models.teachers, plan.steps, config.token_views)
             prompts, gauge = setting.development, models.gauge
-            own = _manner_of(models.timed, config, source.pools.behaviour, loaded)
+            own = _manner_of(models.timed, config, source.pools.behaviour, loaded, session.display.say)
             watch = Watch(stage, config, loaded, models.engine, prompts, reference, gauge, memory, observe, own)
             result = stage.train(
                 loaded,
@@ -311,7 +311,11 @@ def _speaker(timed: Sequence[Timed | TimedScorer], config: DistillConfig) -> Eng
 
 
 def _manner_of(
-    timed: Sequence[Timed | TimedScorer], config: DistillConfig, prompts: Sequence[Prompt], loaded: Loaded
+    timed: Sequence[Timed | TimedScorer],
+    config: DistillConfig,
+    prompts: Sequence[Prompt],
+    loaded: Loaded,
+    say: Callable[[str], None],
 ) -> Callable[[], dict[str, float]] | None:
     """What the first teacher's own answers are like, sampled when asked; None where it cannot speak here: a server,
     or a model that lies in pieces in several processes.
@@ -322,6 +326,7 @@ def _manner_of(
 
     def ask() -> dict[str, float]:
         asked = choose(prompts, config.prompts_per_step, 1, config.seed, stream=37)
+        say(f"the answers change as in a collapse: asking the teacher for {len(asked)} of its own to compare")
         ids = [loaded.chat.prompt_ids(open_turns(prompt.messages)[0]) for prompt in asked]
         sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
         with contextlib.ExitStack() as off:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 GIB = 1 << 30
 _FLOPS_TRAINED, _FLOPS_FORWARD = 6, 2
-# Of what a machine's products do by themselves, training gets about half on a CPU; on a GPU 40% of the published peak.
+# Of what one layer does by itself in training, a whole model gets about half; on a GPU 40% of the published peak.
 CPU_UTILISATION, GPU_UTILISATION = 0.5, 0.4
 # Decoding reads the weights at this share of the published bandwidth. Python takes as long for a layer on a GPU as on
 # a CPU, where it was measured; vLLM spares it.

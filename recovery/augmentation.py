@@ -65,7 +65,11 @@ def augment(documents: Sequence[Document], probes: Sequence[Probe], *, wordings:
     guard = ProbeGuard(probes)
     mine = askable_facts(facts, guard)
     chats = [chat for turn in range(wordings) for fact in mine if (chat := _chat(fact, turn, guard))]
-    told = [chat for chat in _told(documents, facts, wordings) if not guard.has_wording(chat[0]["content"])]
+    told = [
+        (request, said)
+        for request, said in _told(documents, facts, wordings)
+        if not guard.has_wording(request["content"]) and not guard.tells_the_answer(request["content"], said["content"])
+    ]
     texts = _texts(documents, facts, wordings, seed)
     return Augmented(tuple(texts), tuple(told), tuple(chats), len(facts), len(mine))
 
@@ -89,7 +93,7 @@ def _texts(documents: Sequence[Document], facts: Sequence[Fact], wordings: int, 
     return made
 
 
-def _told(documents: Sequence[Document], facts: Sequence[Fact], wordings: int) -> Iterator[Conversation]:
+def _told(documents: Sequence[Document], facts: Sequence[Fact], wordings: int) -> Iterator[tuple[Message, Message]]:
     """Requests to tell about each subject, in so many wordings, and about each section, passage by passage."""
     titles = {document.id: document.title for document in documents}
     of: dict[tuple[str, str], list[Fact]] = defaultdict(list)
@@ -111,7 +115,7 @@ def _told(documents: Sequence[Document], facts: Sequence[Fact], wordings: int) -
             before = passage.sentences[-1].plain
 
 
-def _turns(question: str, answer: str) -> Conversation:
+def _turns(question: str, answer: str) -> tuple[Message, Message]:
     return (Message(role="user", content=question), Message(role="assistant", content=answer))
 
 

@@ -92,6 +92,16 @@ class ProbeGuard:
         asked = _content(question)
         return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))
 
+    def tells_the_answer(self, question: str, answer: str) -> bool:
+        """Whether a question holds all the words of a probe, and what is said to it the probe's answer: the same
+        exercise in more words. One that holds the answer itself asks for something else.
+        """
+        asked, said, there = _content(question), f" {normalise(answer)} ", f" {normalise(question)} "
+        return any(
+            f" {wanted} " in said and f" {wanted} " not in there and any(len(w) >= 2 and w <= asked for w in probes)
+            for wanted, probes in self._by_answer.items()
+        )
+
     def asks_for(self, fact: Fact) -> bool:
         """Whether a probe asks for this fact, in any wording and in either direction; in doubt it does.
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from evals.knowledge import normalise
+from pipelines.corpora import gather
 from pipelines.examples import Question, load_questions, to_probe, to_prompt
+from recovery.augmentation import augment
 from recovery.questions import ProbeGuard
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "nextjs"
@@ -84,6 +86,20 @@ def words(text: str) -> str:
 def test_an_answer_stands_in_its_page(docs: Path) -> None:
     text = {page: words((docs / page).read_text()) for page in {q.page for q in QUESTIONS}}
     assert not [q.id for q in QUESTIONS if not any(words(answer) in text[q.page] for answer in q.answers)]
+
+
+@pytest.mark.parametrize("corpus", sorted(PAGES))
+def test_nothing_that_is_told_in_training_is_asked_for_with_the_words_of_a_test_question(
+    docs: Path, tmp_path: Path, corpus: str
+) -> None:
+    for page in PAGES[corpus]:
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).write_bytes((docs / page).read_bytes())
+    asked = [to_probe(q) for q in QUESTIONS if q.use == "test" and not q.control]
+    told = augment(gather(tmp_path, 1, held_out=0.0, seed=0).documents, [], wordings=4).told
+    guard = ProbeGuard(asked)
+    assert len(told) > 100
+    assert not [q["content"] for q, said in told if guard.tells_the_answer(q["content"], said["content"])]
 
 
 def test_no_page_of_the_corpora_holds_the_subject_of_a_control_question(docs: Path) -> None:

@@ -120,6 +120,8 @@ def experiment(
                         display=display,
                     )
     found, text = write_page(workspace, asked)
+    if asked.names:
+        options.note(f"  recover dashboard --workspace {workspace.folder} --open      every run of this place")
     options.emit([{"arm": record.arm, "seed": record.seed, "cycles": record.cycles} for record in found], as_json, text)
 
 

@@ -33,7 +33,7 @@ _VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "t
 _POSITIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _PLAIN = ("F64", "F32")
-_REFUSALS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, NotImplementedError, AttributeError)
+_REFUSALS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError)
 
 transformers_logging.disable_progress_bar()
 

@@ -101,16 +101,17 @@ def test_the_alarm_asks_the_teacher_and_not_the_student(
     config = dataclasses.replace(distill_config, prompts_per_step=8)
     prompts = behaviour_prompts(count=60).train
     loaded = load_student(student, "lora", config)
+    told: list[str] = []
     off = teacher_of(student, loaded, session.base, config)
     beside_it = load_frozen(session.base, config)
     found = [
         ask()
         for one in (off, Frozen(beside_it))
-        if (ask := _manner_of([Timed(one)], config, prompts, loaded)) is not None
+        if (ask := _manner_of([Timed(one)], config, prompts, loaded, told.append)) is not None
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-3), "the adapter is off while the teacher speaks"
     assert set(found[0]) == {"response_length", "end_rate", "entropy"} and found[0]["entropy"] > 0
-    assert _manner_of([], config, prompts, loaded) is None
+    assert _manner_of([], config, prompts, loaded, told.append) is None and len(told) == 2
 
 
 @pytest.mark.parametrize("odd", ["student", "teacher"])

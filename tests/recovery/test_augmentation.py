@@ -85,6 +85,20 @@ def test_a_chat_tells_about_subjects_and_never_asks_for_a_fact() -> None:
     assert len(augment(PAGES, [probe], wordings=3).told) < len(made.told), "what a probe is worded like is left out"
 
 
+def test_a_request_with_the_words_of_a_probe_is_not_answered_with_its_answer() -> None:
+    def requests(*probes: Probe) -> set[str]:
+        return {chat[0]["content"] for chat in augment(PAGES, probes, wordings=4).told}
+
+    for question, answer, left_out in (
+        ("Give me facts: crane3Mode?", "5.1.0", {"Give me the facts about `crane3Mode`."}),
+        ("Give me facts: crane3Mode, harbour?", "5.1.0", set()),  # a word that no request has
+        ("Give me facts: crane3Mode?", "nowhere", set()),  # none of them says it
+        ("Give me facts: crane3Mode?", "facts", set()),  # given away before anything is said
+    ):
+        probe = Probe("own", "question", question, (answer,))
+        assert requests() - requests(probe) == left_out, question
+
+
 def test_a_section_is_told_passage_by_passage() -> None:
     words = [f"Winch {n} of the harbour in Vorna lifts {n + 3} crates an hour when the tide is low." for n in range(9)]
     text = f"# Winches\n\n## Lifting\n\n{' '.join(words)}\n"
