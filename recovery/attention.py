@@ -1,21 +1,25 @@
-"""Attention through transformers' own interface for attention functions: SDPA, or two plain products.
+"""Attention through transformers' own interface for attention functions: torch's fused kernel, or two plain products.
 
-A fused kernel saves memory where rows are long. Where they are short it loses on a CPU: with one query a row
-most of its time is set-up, and its backward pass takes a third of a small model's training. There the scores
-are formed whole.
+A fused kernel saves memory where rows are long, and on a CPU it reads a cache of keys and values where it lies, which a
+plain product in bfloat16 copies first. Its backward pass loses where rows are short: it takes a third of a small
+model's training there. With gradients to compute, the scores of short rows are therefore formed whole.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 NAME = "sdpa_or_plain"
-# Up to this many scores (rows x heads x queries x keys) are formed whole on a CPU: 64 MB in float32.
+# Where a CPU computes gradients, rows up to this long are formed whole: at 200 tokens both take the same.
+PLAIN_LENGTH = 256
+# Up to this many scores (rows x heads x queries x keys): 64 MB in float32.
 PLAIN_SCORES = 1 << 24
 
 
@@ -31,23 +35,40 @@ def attention(
 ) -> tuple[torch.Tensor, None]:
     """Grouped-query attention. query [B, heads, Q, d]; key and value [B, groups, T, d]; mask True where seen.
 
-    Returns [B, Q, heads, d] and no weights. A mask that is not boolean, dropout and position biases go to SDPA.
+    Returns [B, Q, heads, d] and no weights. A mask that is not boolean, dropout and position biases go to SDPA as
+    transformers calls it, and so does what is not on a CPU, except for single queries.
     """
     known = attention_mask is None or attention_mask.dtype == torch.bool
-    plain = known and dropout == 0 and kwargs.get("position_bias") is None and _plain_pays(query, key)
-    if not plain:
+    known = known and dropout == 0 and kwargs.get("position_bias") is None
+    way = _way(query, key) if known else None
+    if way is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
     if attention_mask is None and query.shape[2] > 1:
         causal = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
         attention_mask = causal.tril(key.shape[2] - query.shape[2])
-    return _plain(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling), None
+    return way(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling), None
 
 
-def _plain_pays(query: torch.Tensor, key: torch.Tensor) -> bool:
-    scores = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-    return query.shape[2] == 1 or (query.device.type == "cpu" and scores <= PLAIN_SCORES)
+def _way(query: torch.Tensor, key: torch.Tensor) -> Callable[..., torch.Tensor] | None:
+    """Which of ours computes this attention; None for transformers' own."""
+    batch, heads, length, _ = query.shape
+    if query.device.type != "cpu":
+        return _plain if length == 1 else None
+    short = length <= PLAIN_LENGTH and batch * heads * length * key.shape[2] <= PLAIN_SCORES
+    return _plain if short and torch.is_grad_enabled() else _fused
+
+
+def _fused(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
+) -> torch.Tensor:
+    """torch's kernel on groups as they are: transformers repeats keys and values for it wherever there is a mask."""
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if mask is not None:
+        mask = mask[..., : key.shape[2]]
+    mixed = F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+    return mixed.transpose(1, 2).contiguous()
 
 
 def _plain(
