@@ -164,11 +164,8 @@ def rollout_memory(trial: Trial, answers: int, prompt: int, new: int) -> Taken:
 def _rows_to_run(trial: Trial, count: int, length: int) -> int:
     """How many rows stand for ``count``: each takes the same, unless a CPU takes another attention for so many."""
     heads = model_config(trial.config).get_text_config().num_attention_heads
-
-    def plain(rows: int) -> bool:
-        return rows * heads * length**2 <= attention.PLAIN_SCORES
-
-    return _ROWS if trial.gpu or plain(count) == plain(_ROWS) else count
+    whole = [attention.formed_whole(rows, heads, length, length) for rows in (count, _ROWS)]
+    return _ROWS if trial.gpu or whole[0] == whole[1] else count
 
 
 @functools.lru_cache(maxsize=256)
@@ -305,7 +302,7 @@ def _without_data(gpu: bool, packed: bool) -> Iterator[tuple[FakeTensorMode, Cou
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), Counter()
     with contextlib.ExitStack() as stack:
         if gpu:  # what is decided by the kind of device: no scores formed whole, no blocks within a chunk
-            stack.enter_context(mock.patch.object(attention, "PLAIN_SCORES", 0))
+            stack.enter_context(mock.patch.object(attention, "_on_cpu", return_value=False))
             stack.enter_context(mock.patch.object(fused, "_BLOCK_BYTES", 1 << 62))
         stack.enter_context(mock.patch(SLICES, _few_slices))
         stack.enter_context(mock.patch(SDPA, functools.partial(_kernel, gpu)))
@@ -343,7 +340,7 @@ def _kernel(
         learning = torch.is_grad_enabled()
         return aten._scaled_dot_product_efficient_attention(query, key, value, bias, learning, 0.0, is_causal)[0]
     groups = query.shape[1] // key.shape[1]
-    if groups > 1:
+    if groups > 1 and torch.is_grad_enabled():  # with groups, torch knows no shapes of the gradients without data
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, attn_mask=mask)[0]
 

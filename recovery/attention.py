@@ -51,13 +51,20 @@ def attention(
     return way(query, key, value, attention_mask, query.shape[-1] ** -0.5 if scaling is None else scaling), None
 
 
+def formed_whole(rows: int, heads: int, queries: int, keys: int) -> bool:
+    """Whether a CPU with gradients to compute forms the scores of so many rows whole."""
+    return queries <= PLAIN_LENGTH and rows * heads * queries * keys <= PLAIN_SCORES
+
+
 def _way(query: torch.Tensor, key: torch.Tensor) -> Callable[..., torch.Tensor] | None:
     """Which of ours computes this attention; None for transformers' own."""
-    batch, heads, length, _ = query.shape
-    if query.device.type != "cpu":
-        return _plain if length == 1 else None
-    short = length <= PLAIN_LENGTH and batch * heads * length * key.shape[2] <= PLAIN_SCORES
-    return _plain if short and torch.is_grad_enabled() else _fused
+    if not _on_cpu(query):
+        return _plain if query.shape[2] == 1 else None
+    return _plain if torch.is_grad_enabled() and formed_whole(*query.shape[:3], key.shape[2]) else _fused
+
+
+def _on_cpu(query: torch.Tensor) -> bool:
+    return query.device.type == "cpu"
 
 
 def _fused(
