@@ -99,6 +99,7 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, besid
         gradient_checkpointing=config.gradient_checkpointing,
         shard=config.shard == "full",
         offload=config.offload,
+        compiled=config.compile,
         beside=beside,
         **_place(config),
     )

@@ -99,13 +99,14 @@ class TrainingConfig(ModelConfig):
     a share of steps.
 
     ``shard`` "full" cuts the student's layers over the processes there are, ``offload`` keeps the pieces in the
-    CPU's memory; with one process neither does anything.
+    CPU's memory; with one process neither does anything. ``compile`` has torch compile the layers of a whole student.
     """
 
     tuning: str = "auto"
     lora_rank: int = 32
     lora_alpha: int = 64
     gradient_checkpointing: bool = False
+    compile: bool = False
     shard: str = "none"
     offload: bool = False
     optimizer: str = "adamw"
@@ -129,6 +130,8 @@ class TrainingConfig(ModelConfig):
             raise UsageError("--offload keeps the pieces of a cut model in the CPU's memory: add --shard full")
         if self.shard == "full" and self.optimizer == "muon":
             raise UsageError("--optimizer muon needs whole matrices: take --shard none, or adamw")
+        if self.shard == "full" and self.compile:
+            raise UsageError("--compile is for layers that are not cut: take --shard none, or leave it out")
         _one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
         for name in ("lora_lr", "max_grad_norm"):
             _above_zero(name, getattr(self, name))

@@ -24,6 +24,7 @@ from transformers.utils import logging as transformers_logging
 from recovery import attention, processes, sharding
 from recovery.batches import Batch
 from recovery.chat import ChatFormat
+from recovery.compiling import compile_layers
 from recovery.errors import ModelError, UsageError
 from recovery.gguf_files import is_gguf
 from recovery.gguf_files.conversion import Showing, converted, user_cache
@@ -116,11 +117,11 @@ class Loaded:
 
     @contextlib.contextmanager
     def inference(self) -> Iterator[None]:
-        """No gradients, no dropout; the training mode is put back afterwards."""
+        """No gradients, no dropout, no compiled layers; the training mode is put back afterwards."""
         training = self.model.training
         self.model.eval()
         try:
-            with torch.no_grad():
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
                 yield
         finally:
             self.model.train(training)
@@ -193,6 +194,7 @@ def load_model(
     gradient_checkpointing: bool = False,
     shard: bool = False,
     offload: bool = False,
+    compiled: bool = False,
     beside: Loaded | None = None,
     trust_remote_code: bool = False,
 ) -> Loaded:
@@ -200,7 +202,8 @@ def load_model(
 
     A folder that holds only an adapter is loaded on the base it names. ``tuning`` "lora" puts a new adapter on
     (or goes on with the one found); "full" makes all weights trainable in float32. ``shard`` cuts a trained model's
-    layers over the processes there are; ``offload`` keeps the pieces in the memory of the CPU. ``beside`` is an adapter
+    layers over the processes there are; ``offload`` keeps the pieces in the memory of the CPU. ``compiled`` has torch
+    compile the layers of one that is trained whole. ``beside`` is an adapter
     on the same base, loaded already and not sharded: this one lies on that base, which is not loaded again.
     Raises ModelError or UsageError, in one line, where that cannot be done.
     """
@@ -224,6 +227,8 @@ def load_model(
     if shard and tuning != "frozen" and processes.size() > 1:
         return _sharded(loaded, offload)
     model.to(place)
+    if compiled and tuning != "frozen":
+        compile_layers(loaded.decoder, place)
     return loaded
 
 

@@ -93,6 +93,11 @@ tuning_options = several(
     click.option("--lora-alpha", type=click.IntRange(min=1), default=None, help="Scale of a new LoRA adapter."),
     options.gradient_checkpointing,
     click.option(
+        "--compile/--no-compile",
+        default=None,
+        help="Have torch compile the layers: faster steps after a minute or two; on a CPU it needs a C++ compiler.",
+    ),
+    click.option(
         "--shard",
         type=click.Choice(["none", "full"]),
         default=None,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from recovery.batches import Row
 from recovery.errors import Interrupted, RecoveryError, UsageError
 from recovery.loading import Loaded, load_model
 from recovery.objectives.estimator import Estimator
+from recovery.rollouts import Sampling, TransformersEngine
 from recovery.states import resume_step
 from recovery.teachers import AdapterOff, Frozen
 from recovery.training import StepBatch, TrainResult, TrainSettings, derive_seed, learning_rate, train
@@ -230,6 +235,34 @@ def test_gradient_checkpointing_gives_the_same_step(tiny_model: Path) -> None:
         results.append(weights(loaded))
     for name, value in results[0].items():
         torch.testing.assert_close(value, results[1][name], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.slow  # what torch compiles first on a machine takes minutes
+def test_compiled_layers_give_the_same_step_and_are_compiled_for_gradients_only(tiny_model: Path) -> None:
+    results = []
+    for compiled in (False, True):
+        loaded = load_model(tiny_model, tuning="full", precision="float32", compiled=compiled)
+        torch._dynamo.reset()
+        counters["stats"].clear()
+        TransformersEngine(loaded).generate([[1, 2, 3], [4, 5]], Sampling(4))
+        assert counters["stats"]["unique_graphs"] == 0
+        train(loaded, random_rows, Estimator(), TrainSettings(steps=2, lr=1e-3))
+        results.append(weights(loaded))
+        assert (counters["stats"]["unique_graphs"] > 0) == compiled
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_machine_that_cannot_compile_is_told_so_in_one_line(tmp_path: Path, tiny_model: Path) -> None:
+    code = (
+        "import sys; from recovery.errors import UsageError; from recovery.loading import load_model\n"
+        "try: load_model(sys.argv[1], tuning='full', device='cpu', compiled=True)\n"
+        "except UsageError as error: print(error)"
+    )
+    env = {**os.environ, "CXX": "/nowhere/g++", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    said = subprocess.run([sys.executable, "-c", code, str(tiny_model)], env=env, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert "install a C++ compiler" in said.stdout and said.stdout.count("\n") == 1
 
 
 def test_a_loss_that_is_not_finite_stops_with_a_reason(tiny_model: Path) -> None:
