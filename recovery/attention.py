@@ -58,9 +58,10 @@ def formed_whole(rows: int, heads: int, queries: int, keys: int) -> bool:
 
 def _way(query: torch.Tensor, key: torch.Tensor) -> Callable[..., torch.Tensor] | None:
     """Which of ours computes this attention; None for transformers' own."""
+    rows, heads, length, _ = query.shape
     if not _on_cpu(query):
-        return _plain if query.shape[2] == 1 else None
-    return _plain if torch.is_grad_enabled() and formed_whole(*query.shape[:3], key.shape[2]) else _fused
+        return _plain if length == 1 else None
+    return _plain if torch.is_grad_enabled() and formed_whole(rows, heads, length, key.shape[2]) else _fused
 
 
 def _on_cpu(query: torch.Tensor) -> bool:
