@@ -21,6 +21,7 @@ from pipelines.midtrain import length_of, midtrain, open_cycle
 from pipelines.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
 from recovery.config import CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, ModelConfig, to_json
+from recovery.corpus import read_corpus
 from recovery.errors import UsageError
 from recovery.methods import method_named
 from recovery.workspace import Checkpoint
@@ -94,8 +95,14 @@ def _open(session: Session, config: MidtrainConfig, cycle: int) -> None:
     if not (session.workspace.corpus(cycle) / ABOUT).is_file():
         open_cycle(session, config, cycle)
     docs = Path(str(config.docs)).expanduser().resolve()
-    if thaw(session.workspace, cycle).folder != str(docs):
+    frozen = thaw(session.workspace, cycle)
+    if frozen.folder != str(docs):
         raise UsageError(f"cycle {cycle} of {session.workspace.folder} has other documents than {docs}")
+    if docs.is_dir() and read_corpus(docs, held_out=config.held_out, seed=config.seed).hash != frozen.hash:
+        raise UsageError(
+            f"{docs} has changed since cycle {cycle} of {session.workspace.folder} began: put it back as it was, or "
+            f"use another --workspace"
+        )
 
 
 def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given: DistillConfig) -> Checkpoint:

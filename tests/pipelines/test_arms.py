@@ -81,8 +81,15 @@ def test_arms_share_their_mid_training_and_each_has_its_own_end(session: Session
         run_arm(session, arm_named("recovery"), Path("more"), 2, MidtrainConfig(), DistillConfig())
 
 
-def test_a_cycle_keeps_its_documents(session: Session, run: Run, make_corpus: Callable[[str], Path]) -> None:
+def test_a_cycle_keeps_its_documents(
+    session: Session, run: Run, corpus: Path, make_corpus: Callable[[str], Path]
+) -> None:
     run(session, "documents")
+    page = corpus / "later.md"
+    page.write_text("# Cranes\n\nThe crane of Vorna lifts nine crates an hour when the tide is low.\n")
+    with pytest.raises(UsageError, match="has changed since cycle 1"):
+        run(session, "documents")
+    page.unlink()
     with pytest.raises(UsageError, match="has other documents"):
         run_arm(session, arm_named("replay"), make_corpus("Orchid"), 1, MidtrainConfig(), DistillConfig())
 
