@@ -393,6 +393,8 @@ def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
         raise ModelError(
             f"the tokenizer in {base} has {len(tokenizer)} tokens, the model only {size}: they do not belong together"
         )
+    # Documents are tokenised whole and cut into rows afterwards: that one is longer than the context is no news.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 

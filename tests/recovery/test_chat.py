@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from recovery.chat import ChatFormat, strip_thinking
+from recovery.loading import load_chat
 
 TURNS = [
     {"role": "user", "content": "Name a colour."},
@@ -101,3 +106,20 @@ def test_model_without_template_gets_plain_turns(make_tokenizer: Callable[[str],
 )
 def test_thinking_is_stripped(response: str, answer: str) -> None:
     assert strip_thinking(response) == answer
+
+
+def test_a_document_longer_than_the_context_is_tokenised_without_a_warning(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "short"
+    shutil.copytree(tiny_model, folder)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": 8}))
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+    logger.addHandler(handler)
+    try:
+        assert len(load_chat(str(folder)).tokenizer("The crane of Vorna lifts nine crates an hour.").input_ids) > 8
+    finally:
+        logger.removeHandler(handler)
+    assert not heard
