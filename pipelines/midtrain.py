@@ -23,10 +23,11 @@ from pipelines.sources import BEHAVIOUR
 from pipelines.stage import Stage, running, settings_of
 from recovery.augmentation import Augmented
 from recovery.batches import Row, pack
+from recovery.chat import ChatFormat
 from recovery.config import MidtrainConfig
 from recovery.corpus import Document, document_rows
 from recovery.errors import UsageError
-from recovery.loading import Loaded
+from recovery.loading import Loaded, load_chat
 from recovery.objectives.dials import Dials
 from recovery.prompts import behaviour_prompts, load_conversations
 from recovery.rollouts import Sampling
@@ -256,9 +257,9 @@ def _plan(session: Session, config: MidtrainConfig, student: Checkpoint, sources
         lr=config.rate(tuning.name, tuning.parameters),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=midtraining_work(config, tuning.name, length.steps * length.per_step).seconds(
-            tuning.network, tuning.speed
-        ),
+        seconds=midtraining_work(
+            config, tuning.name, round(length.steps * length.per_step * _computed(config, student, sources, length.row))
+        ).seconds(tuning.network, tuning.speed),
         corpus=sources.own.lines,
         augmentation=tuple(_augmentation(session, config, sources)),
     )
@@ -303,9 +304,22 @@ def _length(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> L
     return Length(own, per_step, config.steps or steps_for(config.passes, own, own_share, per_step), length)
 
 
+def _computed(config: MidtrainConfig, student: Checkpoint, sources: _Sources, length: int) -> float:
+    """Tokens computed for each that is trained on: the prompts of questions and of chats that tell are read as well."""
+    if not config.augment:
+        return 1.0
+    chat, shares = load_chat(student.weights, config.template_args), sources.shares(config)
+    rows = _augmented_rows(chat, row_length(student, chat.tokenizer.model_max_length), length, sources)
+    return 1.0 + sum(
+        shares[name] * (sum(len(row.ids) for row in found) / Stream(name, found, 1.0).tokens - 1)
+        for name, found in rows.items()
+        if found
+    )
+
+
 def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
-    """The work of mid-training on so many tokens; an anchor reads them too, a teacher of the replayed chat its share,
-    and a projection looks at some more.
+    """The work of mid-training on so many tokens, prompts among them; an anchor reads them too, a teacher of the
+    replayed chat its share, and a projection looks at some more.
     """
     lora = tuning == "lora"
     read = tokens * (config.anchor > 0) + round(tokens * config.replay * config.distils_replay)
@@ -362,18 +376,23 @@ def _streams(
     """This cycle's documents, their other wordings and questions, the earlier ones' and the chat, each with its share
     of the target tokens.
     """
-    made = sources.augmented
     rows = {
         "documents": rows_of(loaded.tokenizer, length, sources.own),
         "earlier": rows_of(loaded.tokenizer, length, *sources.earlier.values()),
-        "wordings": [
-            *text_rows(loaded.tokenizer, length, [*made.documents, *(sources.written or ())]),
-            *_packed(loaded, made.told, length),
-        ],
-        "questions": _packed(loaded, made.conversations, length),
+        **_augmented_rows(loaded.chat, loaded.max_length, length, sources),
         "chat": chat_rows,
     }
     return [Stream(name, rows[name], share) for name, share in sources.shares(config).items() if share > 0]
+
+
+def _augmented_rows(chat: ChatFormat, longest: int, length: int, sources: _Sources) -> dict[str, list[Row]]:
+    """Other wordings, as texts and as chats that tell, and questions: rows of ``length`` tokens by stream."""
+    made = sources.augmented
+    texts = text_rows(chat.tokenizer, length, [*made.documents, *(sources.written or ())])
+    return {
+        "wordings": [*texts, *_packed(chat, longest, made.told, length)],
+        "questions": _packed(chat, longest, made.conversations, length),
+    }
 
 
 def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]:
@@ -405,12 +424,12 @@ def _conversation_rows(
     loaded: Loaded, conversations: Sequence[tuple[Message, ...]], config: MidtrainConfig
 ) -> list[Row]:
     """Replayed conversations as packed rows, to be learnt or to be scored by the clean model."""
-    rows = _packed(loaded, conversations, config.row_length)
+    rows = _packed(loaded.chat, loaded.max_length, conversations, config.row_length)
     return [replace(row, teacher=BEHAVIOUR) for row in rows] if config.distils_replay else rows
 
 
-def _packed(loaded: Loaded, conversations: Sequence[tuple[Message, ...]], length: int) -> list[Row]:
+def _packed(chat: ChatFormat, longest: int, conversations: Sequence[tuple[Message, ...]], length: int) -> list[Row]:
     """Conversations as packed rows; one that is longer than a row has a longer row, up to what the model reads."""
-    marked = [loaded.chat.conversation(messages) for messages in conversations]
-    kept = [(ids, mask) for ids, mask in marked if len(ids) <= loaded.max_length and any(mask)]
+    marked = [chat.conversation(messages) for messages in conversations]
+    kept = [(ids, mask) for ids, mask in marked if len(ids) <= longest and any(mask)]
     return pack(kept, max([length, *(len(ids) for ids, _ in kept)]))

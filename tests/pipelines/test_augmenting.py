@@ -15,7 +15,8 @@ import pytest
 
 from db import queries
 from pipelines import midtrain as module
-from pipelines.midtrain import midtrain, open_cycle, plan_midtrain
+from pipelines.estimates import Work
+from pipelines.midtrain import midtrain, midtraining_work, open_cycle, plan_midtrain
 from pipelines.mixing import schedule
 from pipelines.session import Session
 from recovery.batches import Row
@@ -39,12 +40,20 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     session: Session, midtrain_config: MidtrainConfig, tables: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
+    rows: list[Row] = []
+    work: list[int] = []
 
     def noted(*given: Any) -> list[list[Row]]:
         seen.append(given[0])
+        rows.extend(row for step in schedule(*given) for row in step)
         return schedule(*given)
 
+    def worked(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
+        work.append(tokens)
+        return midtraining_work(config, tuning, tokens)
+
     monkeypatch.setattr(module, "schedule", noted)
+    monkeypatch.setattr(module, "midtraining_work", worked)
     plain = dataclasses.replace(midtrain_config, docs=tables, row_length=32)
     config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
     plan = plan_midtrain(session, config)
@@ -55,6 +64,9 @@ def test_other_wordings_and_questions_are_streams_with_their_own_shares(
     shares = {stream.name: stream.share for stream in seen[0]}
     assert shares == pytest.approx({"documents": 0.5, "wordings": 0.35, "questions": 0.15})
     assert all(stream.rows for stream in seen[0])
+    computed = sum(len(row.ids) for row in rows) / sum(row.targets for row in rows)
+    assert computed > 1.2 and work[-1] / plan.tokens == pytest.approx(computed, rel=0.1), "prompts take time as well"
+    assert work[1] == plan.tokens, "plain documents have none"
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
 
