@@ -308,7 +308,7 @@ def _computed(config: MidtrainConfig, student: Checkpoint, sources: _Sources, le
     """Tokens computed for each that is trained on: the prompts of questions and of chats that tell are read as well."""
     if not config.augment:
         return 1.0
-    chat, shares = load_chat(student.weights, config.template_args), sources.shares(config)
+    chat, shares = load_chat(str(student.weights), config.template_args), sources.shares(config)
     rows = _augmented_rows(chat, row_length(student, chat.tokenizer.model_max_length), length, sources)
     return 1.0 + sum(
         shares[name] * (sum(len(row.ids) for row in found) / Stream(name, found, 1.0).tokens - 1)
