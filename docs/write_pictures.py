@@ -45,17 +45,21 @@ def take(workspace: str, names: Sequence[str]) -> None:
         "--port",
         "17900",
     ]
+    if (chromium := shutil.which("chromium")) is None:
+        raise SystemExit("Chromium is missing: `make chromium` installs it")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
         assert server.stdout is not None
         address = next(found[0] for line in server.stdout if (found := re.search(r"http://[\d.]+:\d+", line)))
-        with sync_playwright() as play:
-            browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-            for name in names:
-                size = {"width": PHONE if name == "phone" else 1280, "height": PICTURES[name][2]}
-                scheme = "dark" if name == "phone" else "light"
-                _picture(browser.new_page(viewport=size, color_scheme=scheme), address, name)
-            browser.close()
-        server.terminate()
+        try:
+            with sync_playwright() as play:
+                browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+                for name in names:
+                    size = {"width": PHONE if name == "phone" else 1280, "height": PICTURES[name][2]}
+                    scheme = "dark" if name == "phone" else "light"
+                    _picture(browser.new_page(viewport=size, color_scheme=scheme), address, name)
+                browser.close()
+        finally:  # or it would be waited for
+            server.terminate()
 
 
 def _picture(page: Page, address: str, name: str) -> None:

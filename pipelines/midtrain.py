@@ -311,7 +311,7 @@ def _computed(config: MidtrainConfig, student: Checkpoint, sources: _Sources, le
     chat, shares = load_chat(str(student.weights), config.template_args), sources.shares(config)
     rows = _augmented_rows(chat, row_length(student, chat.tokenizer.model_max_length), length, sources)
     return 1.0 + sum(
-        shares[name] * (sum(len(row.ids) for row in found) / Stream(name, found, 1.0).tokens - 1)
+        shares[name] * (sum(len(row.ids) for row in found) / max(1, Stream(name, found, 1.0).tokens) - 1)
         for name, found in rows.items()
         if found
     )

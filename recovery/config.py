@@ -99,7 +99,7 @@ class TrainingConfig(ModelConfig):
     a share of steps.
 
     ``shard`` "full" cuts the student's layers over the processes there are, ``offload`` keeps the pieces in the
-    CPU's memory; with one process neither does anything. ``compile`` has torch compile the layers of a whole student.
+    CPU's memory; with one process neither does anything. ``compile`` has torch compile the layers, where they are whole.
     """
 
     tuning: str = "auto"

@@ -203,8 +203,8 @@ def load_model(
     A folder that holds only an adapter is loaded on the base it names. ``tuning`` "lora" puts a new adapter on
     (or goes on with the one found); "full" makes all weights trainable in float32. ``shard`` cuts a trained model's
     layers over the processes there are; ``offload`` keeps the pieces in the memory of the CPU. ``compiled`` has torch
-    compile the layers of one that is trained whole. ``beside`` is an adapter
-    on the same base, loaded already and not sharded: this one lies on that base, which is not loaded again.
+    compile the layers of a trained model that is not cut. ``beside`` is an adapter on the same base, loaded already and
+    not sharded: this one lies on that base, which is not loaded again.
     Raises ModelError or UsageError, in one line, where that cannot be done.
     """
     base, found = resolve_base(path)

@@ -59,6 +59,11 @@ def test_both_ways_have_the_same_gradient() -> None:
         torch.testing.assert_close(plain, fused)
 
 
+def test_what_is_not_on_a_cpu_goes_to_transformers_but_for_single_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_on_cpu", lambda query: False)
+    assert [_way(*tensors(queries, 8, torch.float32)[:2]) for queries in (1, 8)] == [_plain, None]
+
+
 def test_scores_are_formed_whole_only_for_short_rows_with_gradients() -> None:
     short, long = tensors(8, 8, torch.float32), tensors(PLAIN_LENGTH + 1, PLAIN_LENGTH + 1, torch.float32)
     assert (_way(*short[:2]), _way(*long[:2])) == (_plain, _fused)

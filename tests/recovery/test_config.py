@@ -83,6 +83,8 @@ def test_a_value_of_the_wrong_type_is_refused_where_it_stands(tmp_path: Path) ->
         (EvalConfig, {"limit": 0}, "--limit"),
         (EvalConfig, {"seed": 2**31}, r"--seed is 2147483648, but must be at least 0 and below 2\*\*31$"),
         (MidtrainConfig, {"seed": -1}, "--seed is -1"),
+        (MidtrainConfig, {"compile": True, "shard": "full"}, "--compile is for layers that are not cut"),
+        (MidtrainConfig, {"offload": True}, "add --shard full"),
     ],
 )
 def test_settings_that_do_not_go_together_name_their_flags(kind: type, values: dict, message: str) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from recovery.batches import Row
-from recovery.errors import Interrupted, RecoveryError, UsageError
+from recovery.compiling import compile_layers
+from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
 from recovery.loading import Loaded, load_model
 from recovery.objectives.estimator import Estimator
 from recovery.rollouts import Sampling, TransformersEngine
@@ -251,6 +252,11 @@ def test_compiled_layers_give_the_same_step_and_are_compiled_for_gradients_only(
         assert (counters["stats"]["unique_graphs"] > 0) == compiled
     for name, value in results[0].items():
         torch.testing.assert_close(value, results[1][name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_decoder_without_a_list_of_layers_is_not_compiled() -> None:
+    with pytest.raises(ModelError, match="no list of layers to compile"):
+        compile_layers(torch.nn.Linear(2, 2), torch.device("cpu"))
 
 
 def test_a_machine_that_cannot_compile_is_told_so_in_one_line(tmp_path: Path, tiny_model: Path) -> None:
