@@ -99,7 +99,7 @@ class TrainingConfig(ModelConfig):
     a share of steps.
 
     ``shard`` "full" cuts the student's layers over the processes there are, ``offload`` keeps the pieces in the
-    CPU's memory; with one process neither does anything. ``compile`` has torch compile the layers, where they are whole.
+    CPU's memory; with one process neither does anything. ``compile`` has torch compile layers that are not cut.
     """
 
     tuning: str = "auto"
