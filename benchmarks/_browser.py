@@ -1,4 +1,4 @@
-"""When a page first shows its words and its figures in Chromium, by the browser's own clock."""
+"""Time until a page first shows its text and its figures in Chromium, by the browser's own clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUIET = ("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
          "--disable-sync", "--no-first-run", "--disable-quic")  # fmt: skip
 PATIENCE = 60_000  # milliseconds
 
-# Notes when what a page is about is there: at the frame after the one that it was put into.
+# Records when the page's text and figure appear: in the frame after the one in which they are inserted.
 WATCH = """(() => {
     const shown = window.firstShown = {words: null, figure: null};
     const wanted = {words: 'h1', figure: '.js-plotly-plot .scatterlayer .trace'};
@@ -32,7 +32,7 @@ WATCH = """(() => {
 
 @dataclass(frozen=True)
 class Shown:
-    """Milliseconds from the start of the navigation; None where a page has no figure. Processor seconds of the page."""
+    """Milliseconds from the start of the navigation, None if a page has no figure; CPU seconds of the page."""
 
     words: float
     figure: float | None
@@ -40,14 +40,14 @@ class Shown:
 
 
 def found() -> str | None:
-    """Chromium's file, if it is installed."""
+    """Return the path of Chromium's executable, None if it is not installed."""
     return next((path for path in (os.environ.get("CHROMIUM", ""), *PLACES) if path and Path(path).exists()), None)
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser, closed at the end."""
-    from playwright.sync_api import sync_playwright  # an optional dependency, for the tests and this
+    """Start a browser, and close it on exit."""
+    from playwright.sync_api import sync_playwright  # optional: needed only by the tests and this module
 
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found(), args=list(QUIET))
@@ -56,11 +56,11 @@ def chromium() -> Iterator[Any]:
 
 
 def visits(browser: Any, addresses: Sequence[str], *, figure: bool, first: bool) -> list[Shown]:
-    """Open each address: ``first``, with nothing in the browser's cache; else in a browser that was here before."""
+    """Open each address: with an empty browser cache if ``first``, else with a filled one."""
     shown: list[Shown] = []
     context = _context(browser)
     if not first:
-        for address in addresses[:2]:  # the second visit is what lets Chromium keep compiled code
+        for address in addresses[:2]:  # Chromium caches compiled code only from the second visit on
             _visit(context, address, figure)
     for address in addresses:
         if first:

@@ -1,4 +1,4 @@
-"""The real dashboard in a process of its own, asked as a browser asks it: over HTTP, through Gradio's queue."""
+"""Client of a dashboard process that sends requests as a browser does: over HTTP, through Gradio's queue."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ Query = Sequence[tuple[str, object]]
 
 
 class Served:
-    """A process that says "at http://..." when it answers, and ends with this block."""
+    """A server process that prints "at http://..." when it is ready; stopped when the context exits."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        self.said: list[str] = []
+        self.output: list[str] = []
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.said.append(line)
+            self.output.append(line)
             if found := re.search(r"http://([\d.]+):(\d+)", line):
                 self.host, self.port = found[1], int(found[2])
                 return
-        raise RuntimeError(f"{' '.join(command)} ended: {''.join(self.said)}")
+        raise RuntimeError(f"{' '.join(command)} ended: {''.join(self.output)}")
 
     @property
     def address(self) -> str:
-        """Where it answers."""
+        """URL of the server."""
         return f"http://{self.host}:{self.port}"
 
     def cpu_seconds(self) -> float:
-        """What the process has taken of the processor so far, user and system."""
+        """Return the CPU time of the process so far, user and system."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def memory_mb(self) -> tuple[float, float]:
-        """Resident memory now and at most, in megabytes (10^6 bytes)."""
-        told = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
-        now, most = (int(re.search(rf"{name}:\s+(\d+) kB", told)[1]) for name in ("VmRSS", "VmHWM"))  # type: ignore[index]
+        """Return resident memory, current and peak, in megabytes (10^6 bytes)."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        now, most = (int(re.search(rf"{name}:\s+(\d+) kB", text)[1]) for name in ("VmRSS", "VmHWM"))  # type: ignore[index]
         return now * 1024 / 1e6, most * 1024 / 1e6
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class Served:
 
 
 def dashboard(workspace: Path, port: int) -> Served:
-    """`recover dashboard` over a workspace."""
+    """Start `recover dashboard` on a workspace."""
     return Served(["-m", "recovery", "dashboard", "--workspace", str(workspace), "--port", str(port)])
 
 
@@ -93,13 +93,13 @@ Announced(uvicorn.Config(application, port=int(sys.argv[1]), log_level="warning"
 
 
 def empty_page(port: int) -> Served:
-    """A Gradio page that shows one line: what no page of ours can be faster than."""
+    """Start a Gradio page that shows one line: the lower bound for the dashboard's pages."""
     return Served(["-c", EMPTY, str(port)])
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a page's function sent first, seconds from the question until then and until all was there, and bytes."""
+    """Response of a page function: seconds until the first and the last output, bytes, and the first outputs."""
 
     first: float
     seconds: float
@@ -108,40 +108,40 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Every piece of HTML in it."""
+        """All HTML outputs, joined."""
         return "".join(output for output in self.outputs if isinstance(output, str))
 
 
 class Place(Protocol):
-    """Where a dashboard answers."""
+    """Address of a dashboard server."""
 
     @property
     def host(self) -> str:
-        """Its address."""
+        """Host name or address."""
 
     @property
     def port(self) -> int:
-        """Its port."""
+        """Port number."""
 
 
 @dataclass
 class Visitor:
-    """A browser's session: opens pages, then ticks; what a page keeps of it stays with the server."""
+    """A browser session that opens pages and sends timer ticks; the server holds its state."""
 
     served: Place
     session: str = field(default_factory=lambda: secrets.token_hex(6))
     known: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
     def load(self, path: str, query: Query = ()) -> Answer:
-        """What the page at ``path`` shows when it opens, asked for as ``?query``: its words, then its figures."""
-        told = self.ask(path, "load", query)
+        """Open the page at ``path`` with ``?query``: load its text, then its figures."""
+        text = self.ask(path, "load", query)
         if "then" not in self._known(path):
-            return told
+            return text
         drawn = self.ask(path, "then", query)
-        return Answer(told.first, told.seconds + drawn.seconds, told.size + drawn.size, told.outputs)
+        return Answer(text.first, text.seconds + drawn.seconds, text.size + drawn.size, text.outputs)
 
     def tick(self, path: str, query: Query = ()) -> Answer:
-        """What the page's timer brings."""
+        """Call the function of the page's timer."""
         return self.ask(path, "tick", query)
 
     def _known(self, path: str) -> dict[str, dict[str, Any]]:
@@ -150,7 +150,7 @@ class Visitor:
         return self.known[path]
 
     def ask(self, path: str, event: str, query: Query = ()) -> Answer:
-        """What one function of the page brings: that of "load", "then" or "tick"."""
+        """Call one function of the page: that of "load", "then" or "tick"."""
         what = self._known(path)[event]
         body = {
             "data": [None] * len(what["inputs"]),
@@ -175,7 +175,7 @@ class Visitor:
 
 
 def _functions(served: Place, path: str) -> dict[str, dict[str, Any]]:
-    """The functions of a page that a browser calls by itself: by "load", "then" and "tick"."""
+    """Return the functions of a page that a browser calls automatically, by event: "load", "then", "tick"."""
     connection = http.client.HTTPConnection(served.host, served.port, timeout=60)
     connection.request("GET", f"/{path}")
     page = connection.getresponse().read().decode()
@@ -187,7 +187,7 @@ def _functions(served: Place, path: str) -> dict[str, dict[str, Any]]:
 
 
 def _answer(response: http.client.HTTPResponse, started: float) -> Answer | None:
-    """Read the stream of events until the answer is complete; None where the page's function failed."""
+    """Read the event stream until the response is complete; return None if the page's function failed."""
     first, size = 0.0, 0
     outputs: list[Any] = []
     for line in response:

@@ -1,8 +1,7 @@
-"""TRL's DistillationTrainer as the benchmarks run it: as fast as its settings allow on this machine.
+"""TRL's DistillationTrainer in the fastest configuration for this machine.
 
-Gradient checkpointing is off, all prompts of a step are one batch unless a benchmark says otherwise, and products run
-in bfloat16 (autocast) where the processor has it. TRL is looked for in the running environment: ``FOUND`` says
-whether it is there.
+Gradient checkpointing is off, all prompts of a step are one batch unless a benchmark sets otherwise, and matrix
+products run in bfloat16 (autocast) if the processor supports it. ``FOUND`` is whether TRL is installed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from recovery.loading import pick_precision
+from recovery.models.loading import pick_precision
 from recovery.types import Message
 
 try:
@@ -36,9 +35,9 @@ def trainer(
     lora: Any = None,
     **settings: Any,
 ) -> Any:
-    """TRL's trainer of a reverse KL on these prompts, in this order; ``settings`` are its own, over those above.
+    """Return TRL's trainer of the reverse KL on these prompts, in this order; ``settings`` override its arguments.
 
-    ``weights`` is the type in which both models are held (autocast does the rest), ``lora`` a peft configuration.
+    ``weights`` is the data type of both models' weights (autocast handles the rest), ``lora`` a peft configuration.
     """
     half = pick_precision("auto", torch.device("cpu")) == torch.bfloat16
     usual = {
@@ -65,12 +64,12 @@ def trainer(
 
 
 def mean_length(running: Any) -> float:
-    """Tokens of a response of the trainer's newest step, on average."""
+    """Return the mean response length, in tokens, of the trainer's newest step."""
     return float(running._metrics["train"]["completions/mean_length"][-1])
 
 
 def between_steps(before: Callable[[], None], after: Callable[[], None]) -> TrainerCallback:
-    """A callback that calls ``before`` when a step of the trainer begins and ``after`` when it ends."""
+    """Return a callback that calls ``before`` at the start and ``after`` at the end of each step of the trainer."""
 
     class Between(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_args: Any, **_kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""What every benchmark writes beside its figures: on what they were measured, and where they go."""
+"""Result files of the benchmarks: figures with the machine and the versions they were measured on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def machine(packages: Iterable[str] = ("torch", "transformers", "trl")) -> dict[str, str]:
-    """Processor, cores, memory, load and versions; no names of hosts or people."""
+    """Return processor, cores, memory, load and versions; no host or user names."""
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -29,7 +29,7 @@ def machine(packages: Iterable[str] = ("torch", "transformers", "trl")) -> dict[
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table, its columns padded so that it reads as text too."""
+    """Return a Markdown table with padded columns."""
     cells = [list(header), *[[str(cell) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |" for row in cells]
@@ -38,7 +38,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def write(name: str, title: str, body: str, facts: dict[str, str], data: dict[str, Any]) -> Path:
-    """Write results/NAME.md for people and results/NAME.json for machines; returns the first."""
+    """Write results/NAME.md and results/NAME.json; return the path of the first."""
     RESULTS.mkdir(exist_ok=True)
     where = "\n".join(f"- {key}: {value}" for key, value in facts.items())
     page = RESULTS / f"{name}.md"

@@ -1,4 +1,4 @@
-"""How much memory this process holds, as the kernel counts it."""
+"""Resident memory of this process, as reported by the kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def now() -> float:
-    """Resident MB; where the kernel can, the peak is counted from here on."""
+    """Return resident MB, and reset the peak if the kernel supports it."""
     if not _STATUS.exists():
         return peak()
     Path("/proc/self/clear_refs").write_text("5")
@@ -18,7 +18,7 @@ def now() -> float:
 
 
 def peak() -> float:
-    """The most MB that were resident since the last call of :func:`now`, or since the start where that is unknown."""
+    """Return the peak of resident MB since the last call of :func:`now`, or since the start without kernel support."""
     if _STATUS.exists():
         return _entry("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)

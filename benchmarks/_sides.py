@@ -1,7 +1,7 @@
-"""Two sides of a comparison, each in a process of its own, which take turns step by step.
+"""Two sides of a comparison in separate processes that alternate step by step.
 
-A child prints a marked line when it is ready for a step, waits for a line, does the step and prints what it took. What
-runs beside the benchmark then disturbs both sides alike, and neither holds the other's memory.
+A child prints a marked line when it is ready for a step, waits for a line, runs the step and prints its measurements.
+Other load on the machine then affects both sides equally, and neither side's memory includes the other's.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any
 
 from benchmarks import _resident
 
-MARK = "@"  # begins the lines that the parent reads; libraries print others
+MARK = "@"  # prefix of the lines for the parent; libraries print other lines
 
 
 @dataclass
 class Turn:
-    """In the child: waits for the word to go, and reports how long the step took and what it held at most.
+    """In the child: wait for the signal to start a step, and report its time and its peak memory.
 
-    Memory is what is held above that at the making of this object: make it before anything is loaded.
+    Memory is counted above the level at which this object is created: create it before anything is loaded.
     """
 
     started: float = 0.0
@@ -34,15 +34,15 @@ class Turn:
     empty: float = field(default_factory=_resident.now)
 
     def wait(self) -> None:
-        """Say that the next step can begin, and wait until it may; the process ends where it never may."""
+        """Signal readiness for the next step, and wait for the start signal; exit the process if there is none."""
         print(f"{MARK}{{}}", flush=True)
         if not sys.stdin.readline():
             sys.exit(0)
-        _resident.now()  # the peak is that of the step
+        _resident.now()  # resets the peak to measure this step only
         self.started, self.worked = time.perf_counter(), time.process_time()
 
     def report(self, **facts: float) -> None:
-        """The seconds since then and the peak, with what else is to be known of the step."""
+        """Print the step's seconds and peak memory, together with ``facts``."""
         seconds, processor = time.perf_counter() - self.started, time.process_time() - self.worked
         found = {"seconds": seconds, "processor seconds": processor, "megabytes": _resident.peak() - self.empty}
         print(MARK + json.dumps(found | facts), flush=True)
@@ -50,7 +50,7 @@ class Turn:
 
 @dataclass
 class Side:
-    """In the parent: a running side, and what its steps reported."""
+    """In the parent: a running side, and the measurements of its steps."""
 
     name: str
     process: subprocess.Popen[str]
@@ -61,7 +61,7 @@ class Side:
     def start(cls, module: str, name: str, job: Mapping[str, Any], folder: Path) -> Side:
         """Start ``python -m MODULE --side NAME --job JSON`` and wait until it is ready for its first step.
 
-        ``job`` holds "threads".
+        ``job`` must contain "threads".
         """
         command = [sys.executable, "-m", module, "--side", name, "--job", json.dumps(dict(job))]
         environment = {**os.environ, "OMP_NUM_THREADS": str(job["threads"]), "HF_HUB_OFFLINE": "1"}
@@ -75,7 +75,7 @@ class Side:
         return side
 
     def take_turn(self, last: bool) -> None:
-        """One step."""
+        """Run one step."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
@@ -84,19 +84,19 @@ class Side:
             self._read()
 
     def counted(self) -> list[dict[str, float]]:
-        """The steps after the warm-up."""
+        """Return the steps after the warm-up."""
         return self.steps[1:]
 
     def fastest(self, key: str) -> float:
-        """The least of a figure over the steps that count."""
+        """Return the minimum of a figure over the counted steps."""
         return min(step[key] for step in self.counted())
 
     def largest(self, key: str) -> float:
-        """The most of it."""
+        """Return its maximum."""
         return max(step[key] for step in self.counted())
 
     def middle(self, key: str) -> float:
-        """Its median."""
+        """Return its median."""
         return statistics.median(step[key] for step in self.counted())
 
     def _read(self) -> dict[str, float]:
@@ -109,7 +109,7 @@ class Side:
 
 
 def take_turns(sides: Sequence[Side], steps: int) -> None:
-    """One step of each, in an order that turns round, until all are done."""
+    """Run the steps of all sides alternately, reversing the order in every other round."""
     for step in range(steps):
         for side in sides if step % 2 == 0 else reversed(sides):
             side.take_turn(last=step == steps - 1)

@@ -1,11 +1,12 @@
-"""Makes a large tracker database: 50 experiments of 20 cycles, 5 million metric points, 500,000 samples.
+"""Create a large tracker database: 50 experiments of 20 cycles, 5 million metric points, 500,000 samples.
 
 Run: python -m benchmarks.large_tracker FILE
 
-Every table that a page reads is filled, with rows as long as those of real stages: IFEval's instruction types, answers
-of some hundred characters, paired tests of every suite in each cycle, seven looks of six answers token by token. The
-experiment ``main``, which the pages open first, is the heaviest: it answered IFEval's 541 prompts at every checkpoint,
-one of its stages has curves of 110,000 points, another 19 curves over 19,000 steps. The same seed makes the same rows.
+Every table that a page reads is filled, with rows of realistic size: IFEval's instruction types, responses of some
+hundred characters, paired tests of every suite in each cycle, seven snapshots of six rollouts token by token. The
+experiment ``main``, which the pages open by default, is the largest: it has samples of IFEval's 541 prompts at every
+checkpoint, one stage with curves of 110,000 points, another with 19 curves over 19,000 steps. The same seed creates the
+same rows.
 """
 
 from __future__ import annotations
@@ -55,13 +56,13 @@ GEOMETRY = tuple(
     f"geometry/{name}" for name in ("density", "bias", "bias_null", "concentration", "top_1_percent", "shared")
 )
 GEOMETRY_EVERY = 10
-LOOKS = 7
+SNAPSHOTS = 7
 VIEWS = 6
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the database is to be. Points and samples are met exactly."""
+    """Target size of the database. The numbers of points and samples are exact."""
 
     experiments: int = 50
     cycles: int = 20
@@ -71,7 +72,7 @@ class Size:
 
     @property
     def checkpoints(self) -> int:
-        """Of one experiment: base, and two a cycle."""
+        """Checkpoints of one experiment: base, and two per cycle."""
         return 1 + 2 * self.cycles
 
     @property
@@ -81,37 +82,37 @@ class Size:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Steps of every other mid-training and distillation: they share five sixths of the points."""
+        """Steps of every other mid-training and distillation: together they have five sixths of the points."""
         each = 0.83 * self.points / (self.experiments * self.cycles)
         return max(2, int(0.22 * each / len(MIDTRAIN))), max(2, int(0.76 * each / len(DISTILL)))
 
     @property
     def long_midtrain(self) -> int:
-        """Points of the longest mid-training: all that the other stages leave."""
+        """Points of the longest mid-training: the remainder after all other stages."""
         others = self.experiments * self.cycles - 1
         midtrain, distill = self.steps
         taken = others * (midtrain * len(MIDTRAIN) + _points(distill)) + _points(self.long_distill)
         if taken >= self.points:
-            raise ValueError(f"{self.points} points are too few for {others + 1} cycles: ask for more")
+            raise ValueError(f"{self.points} points are too few for {others + 1} cycles: increase --points")
         return self.points - taken
 
     @property
     def prompts(self) -> tuple[int, int]:
-        """Prompts that each checkpoint of main, and of every other experiment, was asked of the instructions."""
+        """Instruction-following samples of each checkpoint: of main, and of every other experiment."""
         main = min(texts.PROMPTS, self.samples // self.checkpoints // 2)
         others = max(1, self.experiments - 1)
         return main, min(200, (self.samples // self.checkpoints - main) * 3 // 4 // others)
 
     @property
     def questions(self) -> int:
-        """Questions of general knowledge that main's checkpoints were asked in all: the rest of the samples."""
+        """General-knowledge samples of all checkpoints of main: the remaining samples."""
         main, other = self.prompts
         return self.samples - self.checkpoints * (main + other * (self.experiments - 1))
 
 
 @dataclass
 class Filler:
-    """Writes rows in bulk. Ids are given here, so that none has to be read back."""
+    """Writes rows in bulk. Assigns the ids itself, so that none has to be read back."""
 
     connection: Connection
     waiting: dict[Any, list[dict[str, Any]]] = field(default_factory=dict)
@@ -120,13 +121,13 @@ class Filler:
     written: dict[str, int] = field(default_factory=dict)
 
     def add(self, model: Any, **values: Any) -> int:
-        """Take a row in, to be written with many others. Returns its id."""
+        """Add a row to the buffer; return its id."""
         key = next(self.ids.setdefault(model, itertools.count(1)))
         self.rows(model, [{"id": key, **values}])
         return key
 
     def rows(self, model: Any, rows: Iterable[dict[str, Any]]) -> None:
-        """Take rows in whose ids nobody needs."""
+        """Add rows whose ids are not needed."""
         waiting = self.waiting.setdefault(model, [])
         before = len(waiting)
         waiting.extend(rows)
@@ -135,7 +136,7 @@ class Filler:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, parents first."""
+        """Write the buffered rows, parents first."""
         for model in PARENTS_FIRST:
             rows = self.waiting.pop(model, [])
             if rows:
@@ -145,7 +146,7 @@ class Filler:
 
 
 def make(path: Path, size: Size, *, progress: bool = False) -> dict[str, int]:
-    """Make the database in an empty or missing file; returns how many rows each table has."""
+    """Create the database in an empty or missing file; return the number of rows of each table."""
     started, database = time.perf_counter(), open_database(path)
     with database.writing() as connection:
         filler = Filler(connection)
@@ -154,8 +155,8 @@ def make(path: Path, size: Size, *, progress: bool = False) -> dict[str, int]:
         for number in range(1, size.experiments + 1):
             world.experiment(number)
             if progress:
-                told = f"experiment {number} of {size.experiments}, {time.perf_counter() - started:.0f} s"
-                print(f"\r{told}", end="", file=sys.stderr, flush=True)
+                line = f"experiment {number} of {size.experiments}, {time.perf_counter() - started:.0f} s"
+                print(f"\r{line}", end="", file=sys.stderr, flush=True)
         filler.flush()
     database.close()
     if progress:
@@ -165,28 +166,28 @@ def make(path: Path, size: Size, *, progress: bool = False) -> dict[str, int]:
 
 @dataclass
 class World:
-    """The experiments, one after another. Row by row they look as the tracker's own writes would leave them."""
+    """Generator of all experiments. The rows equal those that the tracker itself would write."""
 
     filler: Filler
     size: Size
-    dice: random.Random
+    rng: random.Random
     texts: texts.Texts
 
     def studies(self) -> None:
-        """Outcomes of studies, and the experiments of their seeds."""
+        """Write outcomes of studies, and the experiments of their seeds."""
         for name, budget in itertools.product(texts.STUDIES, (0.1, 1.0)):
             seeds = range(3)
             for seed in seeds:
                 self._add_experiment(f"study/{name}/budget-{budget:g}/seed-{seed}", {}, NOW - 400 * DAY)
-            outcome = texts.outcome(name, budget, list(seeds), self.dice)
+            outcome = texts.outcome(name, budget, list(seeds), self.rng)
             self._add_experiment(f"study/{name}/budget-{budget:g}", outcome, NOW - 400 * DAY)
 
     def experiment(self, number: int) -> None:
-        """One experiment with its cycles; the last is ``main``."""
+        """Write one experiment with its cycles; the last one is ``main``."""
         main, began = number == self.size.experiments, NOW - (self.size.experiments - number + 1) * 5 * DAY
         group, seed = divmod(number - 1, 3)
         name = "main" if main else f"compare/methods-{group + 1}/seed-{seed}" if group % 2 else f"run-{number:02d}"
-        line = _Line(self, self._add_experiment(name, {"model": "miniature"}, began), main, began)
+        line = _ExperimentWriter(self, self._add_experiment(name, {"model": "miniature"}, began), main, began)
         line.register()
         for cycle in range(1, self.size.cycles + 1):
             line.cycle(cycle)
@@ -195,37 +196,37 @@ class World:
         return self.filler.add(Experiment, name=name, base_model="miniature", config=config, created_at=at)
 
 
-class _Line:
-    """One experiment's line of cycles."""
+class _ExperimentWriter:
+    """Generator of one experiment's cycles."""
 
     def __init__(self, world: World, experiment: int, main: bool, at: float) -> None:
-        self.filler, self.size, self.dice, self.texts = world.filler, world.size, world.dice, world.texts
+        self.filler, self.size, self.rng, self.texts = world.filler, world.size, world.rng, world.texts
         self.experiment, self.main, self.at = experiment, main, at
         self.latest = 0
         self.asked = self.size.prompts[0 if main else 1]
         self.questions = self.size.questions if main else 0
 
     def register(self) -> None:
-        """The base model and its scores."""
-        stage = self._stage("register", None, 0, 0)
+        """Write the base model and its scores."""
+        stage = self._stage("evaluate", None, 0, 0)
         self.latest = self._checkpoint("base", "base", None, stage, None)
         self._evaluate(self.latest, None, following=0.95, known=0, left=self.size.checkpoints)
 
     def cycle(self, number: int) -> None:
-        """Mid-training, recovery, both evaluated, and what was decided."""
+        """Write mid-training, recovery, their evaluations, and the decision."""
         hash_ = f"{self.experiment:032x}{number:032x}"
         cycle = self.filler.add(
             Cycle, experiment_id=self.experiment, number=number, documents=f"./corpora/q{number}", corpus_hash=hash_,
-            details={"evidence": texts.evidence(number, f"cycle-{number}/recovered", self.dice)}, created_at=self.at,
+            details={"evidence": texts.evidence(number, f"cycle-{number}/recovered", self.rng)}, created_at=self.at,
         )  # fmt: skip
         last = self.main and number == self.size.cycles
         left = self.size.checkpoints - (2 * number - 1)
         midtrained = self._midtrain(cycle, number, last)
-        self._evaluate(midtrained, cycle, following=0.6 + 0.1 * self.dice.random(), known=number, left=left)
+        self._evaluate(midtrained, cycle, following=0.6 + 0.1 * self.rng.random(), known=number, left=left)
         recovered = self._distill(cycle, number, midtrained, last)
-        self._evaluate(recovered, cycle, following=0.9 + 0.05 * self.dice.random(), known=number, left=left - 1)
+        self._evaluate(recovered, cycle, following=0.9 + 0.05 * self.rng.random(), known=number, left=left - 1)
         self.latest = recovered
-        self._told(cycle, number)
+        self._log_events(cycle, number)
         if number == self.size.cycles:
             row = {"experiment_id": self.experiment, "checkpoint_id": recovered, "updated_at": self.at}
             self.filler.rows(Latest, [row])
@@ -234,13 +235,13 @@ class _Line:
         steps = -(-self.size.long_midtrain // len(MIDTRAIN)) if last else self.size.steps[0]
         stage = self._stage("midtrain", cycle, number, steps)
         points = self.size.long_midtrain if last else steps * len(MIDTRAIN)
-        for at, name in enumerate(MIDTRAIN):  # the last step may lack some curves, so that the number is exact
+        for at, name in enumerate(MIDTRAIN):  # some curves omit the last step, so that the total is exact
             self._curve(stage, name, range(1, 1 + (points - at + len(MIDTRAIN) - 1) // len(MIDTRAIN)))
         return self._checkpoint(f"cycle-{number}/midtrained", "midtrained", cycle, stage, self.latest)
 
     def _distill(self, cycle: int, number: int, parent: int, last: bool) -> int:
         steps = self.size.long_distill if last else self.size.steps[1]
-        sample = [[self.dice.gauss(0.02, 0.1), self.dice.gauss(0, 0.1), k // 10] for k in range(200)]
+        sample = [[self.rng.gauss(0.02, 0.1), self.rng.gauss(0, 0.1), k // 10] for k in range(200)]
         details = {"method": "opd", "parameters": 2_000_000, "geometry": sample}
         stage = self._stage("distill", cycle, number, steps, details)
         for name in DISTILL:
@@ -248,12 +249,12 @@ class _Line:
         for name in GEOMETRY:
             self._curve(stage, name, range(1, steps + 1, GEOMETRY_EVERY))
         if self.main or number == self.size.cycles:
-            self._look(stage, steps, long=last)
+            self._log_rollouts(stage, steps, long=last)
         return self._checkpoint(f"cycle-{number}/recovered", "recovered", cycle, stage, parent)
 
     def _curve(self, stage: int, name: str, steps: range) -> None:
-        """A curve that falls, with noise; its newest point beside it."""
-        values = [0.02 + 5.0 / (step + 5) * self.dice.random() for step in steps]
+        """Write a noisy falling curve, and its newest point in the series row."""
+        values = [0.02 + 5.0 / (step + 5) * self.rng.random() for step in steps]
         times = [self.at + step for step in steps]
         newest = {"last_step": steps[-1], "last_value": values[-1], "last_time": times[-1]}
         series = self.filler.add(MetricSeries, stage_id=stage, name=name, **newest)
@@ -262,10 +263,10 @@ class _Line:
             MetricPoint, ({"series_id": series, "step": step, "value": value, "time": at} for step, value, at in rows)
         )
 
-    def _look(self, stage: int, steps: int, *, long: bool) -> None:
-        shown = sorted({1, *(max(1, steps * part // LOOKS) for part in range(2, LOOKS + 1))})
+    def _log_rollouts(self, stage: int, steps: int, *, long: bool) -> None:
+        shown = sorted({1, *(max(1, steps * part // SNAPSHOTS) for part in range(2, SNAPSHOTS + 1))})
         for step, view in itertools.product(shown, range(VIEWS)):
-            rollout = self.texts.rollout(self.dice, long=long)
+            rollout = self.texts.rollout(self.rng, long=long)
             self.filler.add(TokenScores, stage_id=stage, step=step, item=f"{view}, base", **rollout)
 
     def _stage(self, kind: str, cycle: int | None, number: int, steps: int, details: Any = None) -> int:
@@ -273,7 +274,7 @@ class _Line:
         tokens = {"tokens_sampled": 2_000 * steps, "tokens_scored": 2_000 * steps, "tokens_trained": 2_000 * steps}
         return self.filler.add(
             Stage, experiment_id=self.experiment, cycle_id=cycle, kind=kind, status="finished", student_id=None,
-            folder=f"stages/{kind}-{number}", config=texts.settings(kind, number, self.dice),
+            folder=f"stages/{kind}-{number}", config=texts.settings(kind, number, self.rng),
             versions={"torch": "2.13.0", "transformers": "5.19.0"}, details=details or {"parameters": 2_000_000},
             seed=0, attempts=1, lease=None, place="", pid=None, pid_started="", heartbeat_at=self.at,
             started_at=started, finished_at=self.at, wall_seconds=2 * HOUR, seconds_used=2 * HOUR, steps_done=steps,
@@ -288,9 +289,9 @@ class _Line:
         )  # fmt: skip
 
     def _evaluate(self, checkpoint: int, cycle: int | None, *, following: float, known: int, left: int) -> None:
-        """Every suite of a checkpoint; ``left`` checkpoints, this one too, share the questions that are left."""
+        """Write all suites of a checkpoint; ``left`` checkpoints, including this one, share the remaining questions."""
         stage = self._stage("evaluate", cycle, known, 0)
-        details = {"loose": texts.score(following + 0.01, 541), **texts.by_kind(following, self.dice)}
+        details = {"loose": texts.score(following + 0.01, 541), **texts.by_kind(following, self.rng)}
         self._score(checkpoint, stage, "instruction_following", following, None, details, self.asked)
         for corpus in range(1, (known or self.size.cycles) + 1):
             knows = 0.97 - 0.01 * (known - corpus) if known else 0.03
@@ -300,7 +301,7 @@ class _Line:
         asked = self.questions // left
         self.questions -= asked
         self._score(checkpoint, stage, "general", 0.93, None, {}, asked)
-        self._score(checkpoint, stage, "drift", 0.2, None, {f"measure {k}": self.dice.random() for k in range(6)})
+        self._score(checkpoint, stage, "drift", 0.2, None, {f"measure {k}": self.rng.random() for k in range(6)})
 
     def _score(
         self, checkpoint: int, stage: int, suite: str, value: float, corpus: int | None, details: Any, samples: int = 0
@@ -312,14 +313,14 @@ class _Line:
         )  # fmt: skip
         for start in range(0, samples, AT_ONCE):
             numbers = range(start, min(samples, start + AT_ONCE))
-            rows = (self.texts.sample(k, value, self.dice) | {"evaluation_id": evaluation} for k in numbers)
+            rows = (self.texts.sample(k, value, self.rng) | {"evaluation_id": evaluation} for k in numbers)
             self.filler.rows(Sample, rows)
 
-    def _told(self, cycle: int, number: int) -> None:
-        """Events of the cycle, the gate's word, and mostly a decision."""
-        told = [("cycle", "begun", {}), ("gate", f"cycle {number}: all rules hold", texts.gate(number, self.dice))]
-        told += [("note", f"cycle {number} finished", {})]
-        for kind, message, data in told:
+    def _log_events(self, cycle: int, number: int) -> None:
+        """Write the cycle's events, the gate's result, and a decision except for the last cycle."""
+        events = [("cycle", "begun", {}), ("gate", f"cycle {number}: all rules hold", texts.gate(number, self.rng))]
+        events += [("note", f"cycle {number} finished", {})]
+        for kind, message, data in events:
             self.filler.add(
                 Event, experiment_id=self.experiment, cycle_id=cycle, stage_id=None, level="info", kind=kind,
                 message=message, data=data, created_at=self.at,
@@ -327,17 +328,17 @@ class _Line:
         if number < self.size.cycles:
             self.filler.add(
                 Decision, cycle_id=cycle, decision="accepted", who="gate", why="all rules hold",
-                evidence=texts.gate(number, self.dice), created_at=self.at,
+                evidence=texts.gate(number, self.rng), created_at=self.at,
             )  # fmt: skip
 
 
 def _points(steps: int) -> int:
-    """Points of a distillation of so many steps."""
+    """Return the number of points of a distillation with this many steps."""
     return steps * len(DISTILL) + len(range(1, steps + 1, GEOMETRY_EVERY)) * len(GEOMETRY)
 
 
 def main() -> int:
-    """Make one."""
+    """Create the database named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     for name in ("experiments", "cycles", "points", "samples", "seed"):
@@ -345,7 +346,7 @@ def main() -> int:
     options = vars(parser.parse_args())
     path = options.pop("file")
     if path.exists():
-        parser.error(f"{path} is there already: delete it first, or name another")
+        parser.error(f"{path} already exists: delete it first, or give another name")
     for table, rows in make(path, Size(**options), progress=True).items():
         print(f"{rows:>10,} {table}")
     return 0

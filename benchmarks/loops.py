@@ -1,10 +1,10 @@
-"""What `--complete-loops` saves, and how often the answer that it writes down is the one that decoding gives.
+"""Tokens saved by `--complete-loops`, and how often its responses equal those of full decoding.
 
 Run: python -m benchmarks.loops --model FILE.gguf [--write]
 
-The model answers test prompts of the built-in composer greedily, to the limit. Each answer is then cut where the engine
-would have stopped decoding (looked at every few tokens, as it does), filled up with the repetition, and compared with
-what was decoded. No other prompts are needed, and nothing is timed: what counts are tokens.
+The model responds to the built-in test prompts greedily, up to the token limit. Each response is then cut where the
+engine would have stopped decoding (checked every few tokens, as the engine does), completed with the repetition, and
+compared with the decoded response. Only tokens are counted; nothing is timed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks import _report
-from recovery.loading import load_model
-from recovery.prompts import behaviour_prompts
+from recovery.data.prompts import behaviour_prompts
+from recovery.models.loading import load_model
 from recovery.rollouts import Sampling, TransformersEngine
-from recovery.rollouts.loops import LEAST, TIMES, period_of
+from recovery.rollouts.repetition import LEAST, TIMES, period_of
 from recovery.rollouts.transformers_engine import REPORT_EVERY
 
 
 @dataclass(frozen=True)
 class Cut:
-    """An answer that was filled up from ``at`` on; ``same`` of its tokens are those of the decoded one."""
+    """A response completed by repetition from position ``at``; ``same`` of its tokens equal the decoded ones."""
 
     at: int
     same: int
@@ -34,16 +34,16 @@ class Cut:
 
     @property
     def equal(self) -> bool:
-        """Whether it is the decoded answer, token by token."""
+        """Whether it equals the decoded response, token by token."""
         return self.same == self.length and not self.ended
 
 
 def main() -> int:
-    """Measure, print, write where asked."""
+    """Measure and print; write with --write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a folder, a GGUF file or a hub id")
     parser.add_argument("--prompts", type=int, default=128)
-    parser.add_argument("--tokens", type=int, default=640, help="most tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=640, help="maximum tokens of a response")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/loops.md and .json")
     options = parser.parse_args()
     facts = _report.machine(("torch", "transformers"))
@@ -69,15 +69,15 @@ def main() -> int:
     if options.write:
         precision = str(loaded.precision).removeprefix("torch.")
         body = (
-            f"{len(answers)} test prompts of the composer (seed 0), at most {options.tokens} tokens each, greedy, "
+            f"{len(answers)} built-in test prompts (seed 0), at most {options.tokens} tokens each, greedy, "
             f"{precision}; a repetition counts after {TIMES} times over {LEAST} tokens.\n\n{table}"
         )
-        print(_report.write("loops", "Answers that repeat themselves", body, facts, {"figures": figures}))
+        print(_report.write("loops", "Repetitive responses", body, facts, {"figures": figures}))
     return 0
 
 
 def cut_of(ids: Sequence[int], finished: bool, limit: int) -> Cut | None:
-    """Where the engine would have filled an answer up, None where it would have decoded all of it."""
+    """Return where the engine would have cut and completed a response; None if it would have decoded all of it."""
     for at in range(REPORT_EVERY, len(ids), REPORT_EVERY):
         if period := period_of(ids[:at]):
             filled = list(ids[:at]) + [ids[at - period + n % period] for n in range(limit - at)]

@@ -1,14 +1,14 @@
-"""A distillation step under LoRA, the teacher by switching the adapter off, against TRL's with its second teacher.
+"""A LoRA distillation step, with the adapter off for the teacher, against TRL's with a second model as teacher.
 
 Run: python -m benchmarks.lora [--write]
 
-The model has Qwen3's shape with the vocabulary of its family (151,936 entries) and random weights, so that every
-answer runs to the full length. Each side runs in a process of its own and waits for its turn, as in benchmarks.step:
-sampling one response a prompt, scoring it with the teacher, reverse KL, backward, AdamW. TRL gets the same adapter
-and, like ours, weights held in bfloat16 where the processor has it; its clean teacher is a second model. Peak memory
-is the most that a side's process holds during a step above what it held before it loaded anything.
+The model has Qwen3's architecture and vocabulary size (151,936 entries) and random weights, so that every response runs
+to the full length. Each side runs in its own process and waits for its turn, as in benchmarks.step: sampling one
+response per prompt, scoring it with the teacher, reverse KL, backward, AdamW. TRL gets the same adapter and, like ours,
+weights in bfloat16 if the processor supports it; its clean teacher is a second model. Peak memory is the maximum of a
+side's process during a step, above its memory before loading anything.
 
-The default is a size for a processor; --width 1024 --layers 28 --prompts 32 --new-tokens 1024 is the 0.6B model.
+The default size suits a CPU; --width 1024 --layers 28 --prompts 32 --new-tokens 1024 is the 0.6B model.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from benchmarks import _peer, _report
 from benchmarks._sides import Side, take_turns
 from benchmarks.step import Job
+from recovery.data.prompts import behaviour_prompts
 from recovery.miniature import materialise
-from recovery.prompts import behaviour_prompts
 
 FASTER, SMALLER = 1.5, 0.5
 
 
 def random_model(out: Path, width: int, layers: int, vocabulary: int, seed: int) -> int:
-    """A Qwen3 of this shape with random weights and the miniature's tokens; returns how many weights it has."""
+    """Write a Qwen3 model with random weights and the miniature's tokenizer; return its number of weights."""
     heads = max(2, width // 64)
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -67,7 +67,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> tuple[Job, int]:
 
 
 def ratios(sides: Sequence[Side]) -> dict[str, float]:
-    """TRL's medians over ours in time, and our peak memory over TRL's."""
+    """Return TRL's median times over ours, and our peak memory over TRL's."""
     named = {side.name: side for side in sides}
     if "TRL" not in named:
         return {}
@@ -76,7 +76,7 @@ def ratios(sides: Sequence[Side]) -> dict[str, float]:
 
 
 def markdown(sides: Sequence[Side]) -> str:
-    """The table and the ratios."""
+    """Return the table and the ratios as Markdown."""
     rows = [
         (
             side.name,
@@ -88,31 +88,31 @@ def markdown(sides: Sequence[Side]) -> str:
         )
         for side in sides
     ]
-    header = ("step of", "fastest", "median", "processor, median", "peak memory", "tokens a step")
+    header = ("step of", "fastest", "median", "CPU time, median", "peak memory", "tokens a step")
     ours = next(side for side in sides if side.name == "ours")
     parts = f"{ours.middle('generating'):.2f} s sampling, {ours.middle('training'):.2f} s scoring and training"
-    lines = [_report.table(header, rows), "", f"Of ours: {parts} (medians by the clock).", ""]
+    lines = [_report.table(header, rows), "", f"Ours consists of {parts} (medians of wall time).", ""]
     found = ratios(sides)
     if found:
         time = "met" if min(found["seconds"], found["processor seconds"]) >= FASTER else "MISSED"
         memory = "met" if found["megabytes"] <= SMALLER else "MISSED"
         lines += [
-            f"- TRL's step over ours: {found['seconds']:.2f} by the clock, {found['processor seconds']:.2f} by the "
-            f"processor's count (medians); goal {FASTER}: {time}.",
+            f"- TRL's step over ours: {found['seconds']:.2f} in wall time, {found['processor seconds']:.2f} in CPU "
+            f"time (medians); goal {FASTER}: {time}.",
             f"- Our peak memory over TRL's: {found['megabytes']:.2f}; goal {SMALLER}: {memory}.",
         ]
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Measure, print, write where asked; status 1 where a goal was missed."""
+    """Measure and print; write with --write. Return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--prompts", type=int, default=8, help="prompts a step")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts per step")
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=2, help="steps that count, after one that does not")
+    parser.add_argument("--steps", type=int, default=2, help="measured steps, after one warm-up step")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/lora.md and .json")
@@ -131,7 +131,7 @@ def main() -> int:
     if options.write:
         size = (
             f"{weights / 1e6:.0f}M weights ({options.layers} layers of width {options.width}, vocabulary "
-            f"{options.vocabulary:,}), {options.prompts} prompts a step, {options.new_tokens} new tokens each, "
+            f"{options.vocabulary:,}), {options.prompts} prompts per step, {options.new_tokens} new tokens each, "
             f"{options.steps} steps."
         )
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides), "weights": weights}

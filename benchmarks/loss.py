@@ -2,20 +2,20 @@
 
 Run: python -m benchmarks.loss [--write]
 
-Value and gradient of a divergence between two heads, on the same tensors in one run. Times are of interleaved
-repeats (the minimum counts: what else runs on a machine only ever adds), with the processor's own count of the work
-beside them, which other work disturbs less. Peak extra memory is what a fresh process
-holds above the tensors it was given, at most, as the kernel counts it. JSD is the even one, beta = 0.5.
+Value and gradient of a divergence between two heads, on the same tensors in one run. Times are of interleaved repeats
+(the minimum counts, since other load only adds time), in wall time and in CPU time, which other load affects less. Peak
+extra memory is the maximum that the kernel measures in a fresh process, above the memory of the input tensors. JSD is
+the symmetric one, beta = 0.5.
 
 - plain: both sides' logits for all tokens, autograd through log_softmax.
-- TRL: ChunkedDivergenceFunction, with the arguments that its DistillationTrainer gives.
+- TRL: ChunkedDivergenceFunction, with the arguments that its DistillationTrainer passes.
 - Liger: LigerFusedLinearJSDLoss without its hard loss, uncompiled; beta 1 is the reverse KL there too. Its default is
-  one chunk of 1,024 tokens, which holds all logits at once: it is given chunks of 128, at which it needs least memory
-  for its time. It forms the gradient of the student's head whether that is trained or not.
-- ours: recovery.objectives.fused.fused_loss.
+  one chunk of 1,024 tokens, with all logits in memory at once; chunks of 128 are used here, its best ratio of memory to
+  time. It computes the gradient of the student's head even if the head is frozen.
+- ours: recovery.losses.fused.fused_loss.
 
-The peers are looked for in the running environment; without them the other two are compared. On a processor without
-Triton both run their plain PyTorch forms, as they would for a user there.
+The peers are used if they are installed; otherwise the other two are compared. Without Triton both peers run their
+plain PyTorch implementations, as they would for a user on the same machine.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from benchmarks import _report, _resident
-from recovery.objectives.fused import fused_loss
-from recovery.objectives.heads import Head
-from recovery.objectives.terms import Term
+from recovery.losses.fused import fused_loss
+from recovery.losses.terms import Term
+from recovery.models.lm_head import Head
 
 try:
     from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
@@ -50,7 +50,7 @@ except ImportError:
 
 TIMES = ("seconds", "processor seconds")
 
-# Ours may use this share of the other's time or memory, at the size of a 0.6B model's head, frozen.
+# Our maximum share of the other's time or memory, for the frozen head of a 0.6B model.
 LIMITS = {
     ("memory", "plain"): {"float32": 1 / 8, "bfloat16": 1 / 8},
     ("memory", "TRL"): {"float32": 1 / 4, "bfloat16": 1 / 4},
@@ -65,7 +65,7 @@ WARM_UP = 32
 
 @dataclass(frozen=True)
 class Case:
-    """One size: N tokens, D wide, V entries; ``trained`` heads get a gradient of their own."""
+    """One size: N tokens, hidden size D, vocabulary V; ``trained`` is whether the head's gradient is computed."""
 
     name: str
     tokens: int
@@ -80,7 +80,7 @@ class Case:
 
 
 def cases(tokens: int) -> list[Case]:
-    """The sizes compared: a 0.6B model's head, frozen and trained, and a miniature's, trained."""
+    """Return the compared sizes: a 0.6B model's head, frozen and trained, and a miniature's, trained."""
     return [
         case
         for divergence in ("reverse_kl", "jsd")
@@ -95,7 +95,7 @@ def cases(tokens: int) -> list[Case]:
 
 @dataclass
 class Tensors:
-    """The inputs: a teacher, and a student that has drifted a little from it."""
+    """The inputs: a teacher, and a student slightly perturbed from it."""
 
     hidden_ND: Tensor
     weight_VD: Tensor
@@ -104,7 +104,7 @@ class Tensors:
 
     @classmethod
     def of(cls, case: Case, seed: int) -> Tensors:
-        """Logits of a spread of about 2, as trained models have; nothing is left behind but what is returned."""
+        """Return random tensors whose logits have a standard deviation of about 2, as in trained models."""
         generator = torch.Generator().manual_seed(seed)
         dtype = getattr(torch, case.dtype)
 
@@ -121,21 +121,21 @@ class Tensors:
         return cls(hidden_ND.requires_grad_(), weight_VD.requires_grad_(case.trained), teacher_ND, teacher_VD)
 
     def first(self, tokens: int) -> Tensors:
-        """The same heads, and the first few tokens."""
+        """Return the same heads with the first few tokens."""
         hidden_ND = self.hidden_ND.detach()[:tokens].requires_grad_()
         return Tensors(hidden_ND, self.weight_VD, self.teacher_ND[:tokens], self.teacher_VD)
 
     def gradients(self) -> list[Tensor]:
-        """Gradients of the leaves that have one."""
+        """Return the gradients of the leaves that have one."""
         return [leaf.grad for leaf in (self.hidden_ND, self.weight_VD) if leaf.grad is not None]
 
     def clear(self) -> None:
-        """Forget the gradients."""
+        """Clear the gradients."""
         self.hidden_ND.grad = self.weight_VD.grad = None
 
 
 def plain(t: Tensors, divergence: str) -> Tensor:
-    """The definitions, written out."""
+    """Return the divergence by its definition, over whole logits."""
     log_p = (t.hidden_ND @ t.weight_VD.t()).log_softmax(-1)
     log_q = (t.teacher_ND @ t.teacher_VD.t()).log_softmax(-1)
     if divergence == "reverse_kl":
@@ -146,7 +146,7 @@ def plain(t: Tensors, divergence: str) -> Tensor:
 
 
 def trl(t: Tensors, divergence: str) -> Tensor:
-    """TRL's loss as its trainer calls it."""
+    """Return TRL's loss, called as by its trainer."""
     beta = 1.0 if divergence == "reverse_kl" else 0.5
     found, _entropy = ChunkedDivergenceFunction.apply(
         t.hidden_ND, t.weight_VD, None, t.teacher_ND, t.teacher_VD, None, beta, 1.0, 1.0, None, 1.0, None
@@ -155,7 +155,7 @@ def trl(t: Tensors, divergence: str) -> Tensor:
 
 
 def liger(t: Tensors, divergence: str) -> Tensor:
-    """Liger's; it gives the mean over tokens."""
+    """Return Liger's loss; Liger's own value is the mean over tokens."""
     beta = 1.0 if divergence == "reverse_kl" else 0.5
     loss = LigerFusedLinearJSDLoss(0.0, 1.0, beta=beta, compiled=False, chunk_size=LIGER_CHUNK)
     labels_N = t.hidden_ND.new_zeros(len(t.hidden_ND), dtype=torch.long)
@@ -164,7 +164,7 @@ def liger(t: Tensors, divergence: str) -> Tensor:
 
 
 def ours(t: Tensors, divergence: str) -> Tensor:
-    """This project's."""
+    """Return this project's fused loss."""
     term = Term(divergence, teacher_hidden_NE=t.teacher_ND, teacher_head=Head(t.teacher_VD))
     return fused_loss(t.hidden_ND, Head(t.weight_VD), [term]).loss
 
@@ -177,20 +177,20 @@ if LigerFusedLinearJSDLoss is None:
 
 
 def value_and_gradient(name: str, tensors: Tensors, divergence: str) -> dict[str, float]:
-    """Seconds by the clock and of the processor, loss, and norm of the gradient."""
+    """Return wall and CPU seconds, loss, and norm of the gradient."""
     tensors.clear()
     started, worked = time.perf_counter(), time.process_time()
     loss = LOSSES[name](tensors, divergence)
     loss.backward()  # type: ignore[no-untyped-call]
     seconds, processor = time.perf_counter() - started, time.process_time() - worked
-    # In parts: a widened copy of a head's gradient would count as the loss's own memory.
+    # In parts: a float32 copy of a whole head's gradient would count towards the loss's memory.
     parts = [part for gradient in tensors.gradients() for part in gradient.split(4096)]
     norm = sum(part.float().square().sum().item() for part in parts) ** 0.5
     return {"seconds": seconds, "processor seconds": processor, "loss": loss.item(), "gradient norm": norm}
 
 
 def time_all(case: Case, repeats: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Each loss by turns on the same tensors, after a round over a few tokens that does not count."""
+    """Time the losses alternately on the same tensors, after a warm-up on a few tokens."""
     tensors = Tensors.of(case, seed)
     found: dict[str, dict[str, Any]] = {name: {key: [] for key in TIMES} for name in LOSSES}
     for name in found:
@@ -205,7 +205,7 @@ def time_all(case: Case, repeats: int, seed: int) -> dict[str, dict[str, Any]]:
 
 
 def peak_memory(case: Case, name: str, seed: int) -> float:
-    """Peak extra MB of one loss, in a process of its own."""
+    """Return the peak extra MB of one loss, measured in a separate process."""
     request = json.dumps({"case": asdict(case), "loss": name, "seed": seed})
     threads = str(torch.get_num_threads())
     command = [sys.executable, "-m", "benchmarks.loss", "--threads", threads, "--peak-of", request]
@@ -214,7 +214,7 @@ def peak_memory(case: Case, name: str, seed: int) -> float:
 
 
 def _print_peak(request: dict[str, Any]) -> None:
-    """In the child: load the libraries on a tiny case, then measure the large one."""
+    """In the child: run a tiny case to load the libraries, then measure the large one."""
     case = Case(**request["case"])
     small = Case("small", 64, 64, 256, case.dtype, case.trained)
     value_and_gradient(request["loss"], Tensors.of(small, 0), case.divergence)
@@ -225,7 +225,7 @@ def _print_peak(request: dict[str, Any]) -> None:
 
 
 def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Ours over each of the others, in time (minimum over minimum) and memory."""
+    """Return ours over each of the others, in time (minimum over minimum) and memory."""
     result = {}
     for other in found:
         if other != "ours":
@@ -236,7 +236,7 @@ def ratios(found: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def verdicts(case: Case, found: dict[str, float]) -> list[str]:
-    """Each limit that holds for this size, and whether it was kept."""
+    """Return a line for each limit that applies to this size: met or missed."""
     if case.name != "0.6B":
         return []
     lines = []
@@ -244,13 +244,13 @@ def verdicts(case: Case, found: dict[str, float]) -> list[str]:
         ratio = found.get(f"{what}/{other}")
         if ratio is not None:
             word = "met" if ratio <= limit[case.dtype] else "MISSED"
-            said = f"{ratio:.3f}, limit {limit[case.dtype]:.3f}: {word}"
-            lines.append(f"{case.divergence}, {case.dtype}, {what} against {other}: {said}")
+            result = f"{ratio:.3f}, limit {limit[case.dtype]:.3f}: {word}"
+            lines.append(f"{case.divergence}, {case.dtype}, {what} against {other}: {result}")
     return lines
 
 
 def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
-    """The tables, and the limits below them."""
+    """Return the tables and the limits as Markdown."""
     parts = []
     for case, found in measured:
         rows = [
@@ -267,7 +267,7 @@ def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
         ]
         size = f"N={case.tokens:,}, D={case.width:,}, V={case.vocabulary:,}"
         parts.append(f"## {case.divergence}: {case.name}, {case.dtype} ({size})\n")
-        head = ("loss", "fastest", "median", "processor", "peak extra memory", "value", "gradient norm")
+        head = ("loss", "fastest", "median", "CPU time", "peak extra memory", "value", "gradient norm")
         parts.append(_report.table(head, rows) + "\n")
         parts.append("Ours over theirs: " + ", ".join(f"{k} {v:.3f}" for k, v in ratios(found).items()) + ".\n")
     limits = [line for case, found in measured for line in verdicts(case, ratios(found))]
@@ -275,10 +275,10 @@ def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
 
 
 def main() -> int:
-    """Measure, print, write where asked; status 1 where a limit was missed."""
+    """Measure and print; write with --write. Return 1 if a limit was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=1024, help="N of the 0.6B model's head")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens (N) for the 0.6B model's head")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only cases whose divergence, size and type contain this")

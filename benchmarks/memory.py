@@ -2,19 +2,19 @@
 
 Run: python -m benchmarks.memory [--write]
 
-Each row is a stage of its own in a process of its own: `recover midtrain` or `recover distill` as the commands run
-them, from loading to the last save, on a Qwen3 model with random weights. Predicted is what the command's plan says
-before any weights are loaded. Measured is the peak that the kernel counts (VmHWM), above what the process held after
-the same stage had run on a tiny model, which loads every library.
+Each row is one stage in its own process: `recover midtrain` or `recover distill` as the commands run them, from
+loading to the last save, on a Qwen3 model with random weights. Predicted is the value of the command's plan before any
+weights are loaded. Measured is the kernel's peak (VmHWM), above the memory of the process after the same stage has run
+on a tiny model, which loads every library.
 
-The C library keeps freed blocks, and oneDNN the kernels it has compiled, one for each length of an answer, both for
-later use. They are told to give them back, so that what is counted is the stage's own. The rows of the second table
-are not told so: that is what the kernel counts on a CPU as things are, and why a plan leaves a quarter of a CPU's
-free memory alone.
+The C library caches freed blocks, and oneDNN caches compiled kernels, one for each response length. Environment
+variables limit both caches, so that only the stage's own memory is counted. The second table is measured without these
+limits: these are the values on a CPU by default, and the reason why a plan leaves a quarter of a CPU's free memory
+unused.
 
-Matrix products run in the precision that --precision auto takes on this machine. A processor without products of
-bfloat16 makes float32 copies of what it is given in it, which the model leaves out; where this one is such, the rows of
-a third table say how much that is.
+Matrix products run in the precision that --precision auto selects on this machine. A processor without bfloat16
+products makes float32 copies of bfloat16 operands, which the memory model does not count; on such a processor a third
+table shows their effect.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 
 from benchmarks import _report, _resident
-from pipelines.distill import distill, plan_distill
-from pipelines.estimates import size
-from pipelines.memory import parameters_of
+from pipelines.distillation.plan import plan_distill
+from pipelines.distillation.stage import distill
 from pipelines.midtrain import midtrain, plan_midtrain
-from pipelines.progress import Display
-from pipelines.session import Session
-from pipelines.tracing import Trial
+from pipelines.planning.memory import parameters_of
+from pipelines.planning.memory_trace import Trial
+from pipelines.planning.throughput import size
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
-from recovery.loading import pick_precision
 from recovery.miniature import materialise, write_corpora
+from recovery.models.loading import pick_precision
 
 GOAL = 0.15
 WEIGHTS = ("model.safetensors", "recovery.toml", "provenance.json")
@@ -64,7 +65,7 @@ class Shape:
     tied: bool = True
 
     def config(self) -> Qwen3Config:
-        """As transformers has it."""
+        """Return the transformers configuration."""
         return Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.width,
@@ -102,12 +103,12 @@ ENVIRONMENT = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16",
     "LRU_CACHE_CAPACITY": "16",
 }
-MEASURED = "measured"  # begins the line that the parent reads
+MEASURED = "measured"  # prefix of the line for the parent
 
 
 @dataclass(frozen=True)
 class Case:
-    """One stage on one model; ``told`` says that freed memory is given back."""
+    """One stage on one model; ``told`` is whether freed memory is returned to the system."""
 
     shape: str
     stage: str
@@ -116,17 +117,17 @@ class Case:
 
     @property
     def emulated(self) -> bool:
-        """Whether this processor lacks the products."""
+        """Whether this processor has no products in this precision."""
         return self.precision == "bfloat16" and native() != "bfloat16"
 
 
 def native() -> str:
-    """The precision that --precision auto takes here."""
+    """Return the precision that --precision auto selects on this machine."""
     return str(pick_precision("auto", torch.device("cpu"))).removeprefix("torch.")
 
 
 def cases() -> list[Case]:
-    """All of them; the other precision, and memory as it is kept, on one model."""
+    """Return all cases; the other precision, and runs with default memory caching, on one model only."""
     some, own = ("midtrain, full", "distill, LoRA, adapter off"), native()
     other = "float32" if own == "bfloat16" else "bfloat16"
     return [
@@ -137,7 +138,7 @@ def cases() -> list[Case]:
 
 
 def settings(case: Case, docs: Path) -> MidtrainConfig | DistillConfig:
-    """The stage's settings: several micro-batches a step, and two steps, so that the optimizer's state is there."""
+    """Return the stage's settings: several micro-batches per step, and two steps to allocate the optimizer's state."""
     shared = {**STAGES[case.stage], "precision": case.precision, "device": "cpu", "token_budget": 1024, "steps": 2}
     if case.stage.startswith("midtrain"):
         return MidtrainConfig(docs=docs, student="base", batch_tokens=2048, row_length=512, **shared)
@@ -148,7 +149,7 @@ def settings(case: Case, docs: Path) -> MidtrainConfig | DistillConfig:
 
 
 def make_model(shape: Shape, folder: Path, seed: int) -> Path:
-    """A folder with random weights and the miniature's tokenizer and prompts."""
+    """Write a model folder with random weights and the miniature's tokenizer and prompts."""
     materialise(folder)
     for name in ("model.safetensors", "recovery.toml", "provenance.json"):
         (folder / name).unlink()
@@ -163,7 +164,7 @@ def make_model(shape: Shape, folder: Path, seed: int) -> Path:
 
 
 def begin(shape: Shape, folder: Path, seed: int) -> None:
-    """A workspace where stages can start: documents, a clean model, and two students that were mid-trained a little."""
+    """Create a workspace with documents, a clean model, and two briefly mid-trained students."""
     docs = write_corpora(folder / "docs", 1, seed, entities=12)[0]
     model = make_model(shape, folder / "model", seed)
     with Session.open(folder / "workspace", model=str(model), display=Display(quiet=True)) as session:
@@ -175,26 +176,26 @@ def begin(shape: Shape, folder: Path, seed: int) -> None:
 
 
 def run(case: Case, folder: Path) -> int:
-    """The stage as its command runs it; returns the bytes that its plan said beforehand."""
+    """Run the stage as its command does; return the peak bytes of its plan."""
     config = settings(case, folder / "docs" / "q1")
     with Session.open(folder / "workspace", display=Display(quiet=True)) as session:
         if isinstance(config, MidtrainConfig):
-            said = plan_midtrain(session, config).memory
+            plan = plan_midtrain(session, config).memory
             midtrain(session, config)
         else:
-            said = plan_distill(session, config).memory
+            plan = plan_distill(session, config).memory
             distill(session, config)
-    return said.memory.peak
+    return plan.memory.peak
 
 
 def measure(case: Case, folder: Path) -> None:
-    """In the child: print the bytes predicted, and those at the peak above what was held before."""
+    """In the child: print the predicted bytes, and the peak above the memory before the stage."""
     run(case, folder / TINY.name)
     gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # freed blocks go back, so that none of them hides what is taken now
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # returns freed blocks, which would hide new allocations
     before = _resident.now()
-    said = run(case, folder / case.shape)
-    print(MEASURED, said, round((_resident.peak() - before) * 1e6), flush=True)
+    predicted = run(case, folder / case.shape)
+    print(MEASURED, predicted, round((_resident.peak() - before) * 1e6), flush=True)
 
 
 # --- the parent -------------------------------------------------------------------------------------------------
@@ -210,17 +211,17 @@ class Row:
 
     @property
     def error(self) -> float:
-        """How far the prediction is from the measurement, as a share of that."""
+        """Relative error of the prediction."""
         return self.predicted / self.measured - 1
 
 
 def in_process_of_its_own(folder: Path, *, seed: int, case: Case | None = None, shapes: str = "") -> str:
-    """Make the workspaces of some shapes, or measure a case: what the process printed."""
-    told = ENVIRONMENT if case is not None and case.told else {}
+    """Create the workspaces of some shapes, or measure a case; return the output of the process."""
+    limits = ENVIRONMENT if case is not None and case.told else {}
     request = {"folder": str(folder), "seed": seed, "shapes": shapes, "case": None if case is None else asdict(case)}
     finished = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory", "--child", json.dumps(request)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **told},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **limits},
         capture_output=True,
         text=True,
         check=False,
@@ -231,15 +232,15 @@ def in_process_of_its_own(folder: Path, *, seed: int, case: Case | None = None, 
 
 
 def measured(case: Case, folder: Path, seed: int) -> Row:
-    """One case, measured."""
-    said = in_process_of_its_own(folder, seed=seed, case=case)
-    line = next(line for line in said.splitlines() if line.startswith(MEASURED))
+    """Measure one case."""
+    output = in_process_of_its_own(folder, seed=seed, case=case)
+    line = next(line for line in output.splitlines() if line.startswith(MEASURED))
     _, predicted, found = line.split()
     return Row(case, int(predicted), int(found))
 
 
 def answer(request: dict[str, Any]) -> None:
-    """In the child: do what is asked of it."""
+    """In the child: carry out the parent's request."""
     folder, shapes = Path(request["folder"]), request["shapes"]
     for shape in shapes.split(",") if shapes else ():
         begin(TINY if shape == TINY.name else SHAPES[shape], folder / shape, request["seed"])
@@ -248,7 +249,7 @@ def answer(request: dict[str, Any]) -> None:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The tables and the verdict."""
+    """Return the tables and the verdict as Markdown."""
     models = [
         (s.name, f"{s.vocabulary:,}", s.width, s.layers, s.ffn, f"{s.heads}/{s.groups}", f"{counted(s) / 1e6:.0f}M")
         for s in SHAPES.values()
@@ -256,9 +257,9 @@ def markdown(rows: list[Row]) -> str:
     parts = [_report.table(("model", "vocabulary", "width", "layers", "ffn", "heads", "parameters"), models), ""]
     judged = [row for row in rows if row.case.told and not row.case.emulated]
     tables = {
-        "Freed memory given back:": judged,
-        "Freed memory kept, as the C library does by itself:": [row for row in rows if not row.case.told],
-        "Freed memory given back, bfloat16 on a processor without it:": [row for row in rows if row.case.emulated],
+        "Freed memory returned to the system:": judged,
+        "Freed memory cached, as by default:": [row for row in rows if not row.case.told],
+        "Freed memory returned, bfloat16 on a processor without it:": [row for row in rows if row.case.emulated],
     }
     for title, chosen in tables.items():
         cells = [
@@ -276,17 +277,17 @@ def markdown(rows: list[Row]) -> str:
 
 
 def counted(shape: Shape) -> int:
-    """Parameters of a shape."""
+    """Return the number of parameters of a shape."""
     return parameters_of(Trial(shape.config().to_json_string(), "full", "float32", gpu=False)).total
 
 
 def main() -> int:
-    """Measure, print, write where asked; status 1 where the goal was missed."""
+    """Measure and print; write with --write. Return 1 if the goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--only",
         default="",
-        help="only cases whose description has one of these, split at |; the others keep what was written",
+        help="only cases whose description contains one of these, separated by |; others keep their stored results",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/memory.md and .json")
@@ -312,7 +313,7 @@ def main() -> int:
 
 
 def known() -> dict[Case, Row]:
-    """The rows that were written before."""
+    """Return the stored rows."""
     path = _report.RESULTS / "memory.json"
     found = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
     split = [(row.pop("predicted"), row.pop("measured"), Case(**row)) for row in found]
@@ -320,7 +321,7 @@ def known() -> dict[Case, Row]:
 
 
 def write(rows: list[Row], facts: dict[str, str]) -> None:
-    """Write the results as far as they are there."""
+    """Write the results so far."""
     data = [asdict(row.case) | {"predicted": row.predicted, "measured": row.measured} for row in rows]
     note = (__doc__ or "").split("\n\n", 2)[2]
     _report.write("memory", "The memory model", f"{note}\n{markdown(rows)}", facts, {"rows": data})

@@ -1,11 +1,11 @@
-"""Tokens a second of the rollout engines against plain `model.generate`: same model, prompts and limit, by turns.
+"""Throughput of the rollout engines against plain `model.generate`: same model, prompts and token limit.
 
 Run: python -m benchmarks.rollouts [--write]
 
-Three sides answer the same prompts of the built-in model at temperature 1: transformers' own `generate` on one
-left-padded batch, our transformers engine, and vLLM in process where it is installed (`make test-vllm` builds an
-environment that has it). Every round each side has its turn, in another order; a warm-up goes before. Counted are the
-tokens of the answers up to their end, not padding; the ratio is that of the medians over the rounds.
+Three engines sample from the built-in model for the same prompts at temperature 1: transformers' own `generate` on one
+left-padded batch, our transformers engine, and vLLM in process if it is installed (`make test-vllm` builds an
+environment with it). After a warm-up each engine runs once per round, in rotating order. Only the tokens of the
+responses up to their end are counted, not padding; the ratio is that of the medians over the rounds.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pathlib import Path
 import torch
 
 from benchmarks import _report
-from recovery.loading import Loaded, load_model
+from recovery.data.prompts import behaviour_prompts
 from recovery.miniature import materialise
-from recovery.prompts import behaviour_prompts
-from recovery.rollouts import FollowingEngine, Sampling, TransformersEngine, VllmSampler
+from recovery.models.loading import Loaded, load_model
+from recovery.rollouts import Sampling, SyncedEngine, TransformersEngine, VllmSampler
 
 GOALS = {"ours": 1.3, "vllm": 1.4}
 Side = Callable[[Sequence[Sequence[int]], Sampling], int]
 
 
 def main() -> int:
-    """Measure, print, write where asked; the exit status says whether every goal was reached."""
+    """Measure and print; write with --write. Return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a folder or a hub id; the built-in model where left out")
+    parser.add_argument("--model", help="a folder or a hub id; default: the built-in model")
     parser.add_argument("--prompts", type=int, default=256)
-    parser.add_argument("--tokens", type=int, default=64, help="most tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=64, help="maximum tokens of a response")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/rollouts.md and .json")
@@ -58,28 +58,31 @@ def main() -> int:
     print(table)
     if options.write:
         body = (
-            f"{len(prompts)} prompts, at most {options.tokens} tokens each, {options.rounds} rounds by turns, "
+            f"{len(prompts)} prompts, at most {options.tokens} tokens each, {options.rounds} interleaved rounds, "
             f"{str(loaded.precision).removeprefix('torch.')}, {torch.get_num_threads()} thread(s).\n\n{table}"
         )
         data = {"tokens_per_second": speeds, "ratios": ratios, "goals": GOALS}
-        print(_report.write("rollouts", "Rollouts: tokens a second", body, facts, data))
+        print(_report.write("rollouts", "Rollouts: tokens per second", body, facts, data))
     return int(any(ratios[name] < goal for name, goal in GOALS.items() if name in ratios))
 
 
 def sides(loaded: Loaded) -> dict[str, Side]:
-    """Who is measured, each as what answers prompts and returns the number of tokens it said."""
+    """Return the measured engines as functions that sample for prompts and return the number of tokens."""
 
-    def said(engine: TransformersEngine | FollowingEngine) -> Side:
+    def counted(engine: TransformersEngine | SyncedEngine) -> Side:
         return lambda prompts, sampling: sum(len(c.ids) for c in engine.generate(prompts, sampling))
 
-    found: dict[str, Side] = {"generate": lambda p, s: plain(loaded, p, s), "ours": said(TransformersEngine(loaded))}
+    found: dict[str, Side] = {
+        "generate": lambda p, s: plain(loaded, p, s),
+        "ours": counted(TransformersEngine(loaded)),
+    }
     if importlib.util.find_spec("vllm") is not None:
-        found["vllm"] = said(FollowingEngine(loaded, VllmSampler(loaded, tokens=32768, free=4 << 30), bound=0.5))
+        found["vllm"] = counted(SyncedEngine(loaded, VllmSampler(loaded, tokens=32768, free=4 << 30), bound=0.5))
     return found
 
 
 def plain(loaded: Loaded, prompts: Sequence[Sequence[int]], sampling: Sampling) -> int:
-    """Tokens that transformers' own `generate` says to the prompts."""
+    """Sample with transformers' own `generate`; return the number of tokens."""
     width = max(map(len, prompts))
     ids_BT = torch.tensor([[loaded.chat.pad_id] * (width - len(p)) + list(p) for p in prompts])
     mask_BT = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -103,7 +106,7 @@ def plain(loaded: Loaded, prompts: Sequence[Sequence[int]], sampling: Sampling) 
 def measure(
     found: dict[str, Side], prompts: Sequence[Sequence[int]], tokens: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Tokens a second of each side in each round."""
+    """Return the tokens per second of each engine in each round."""
     for answer in found.values():
         answer(prompts, Sampling(4))
     speeds: dict[str, list[float]] = {name: [] for name in found}

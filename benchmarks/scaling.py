@@ -1,17 +1,16 @@
-"""How a distillation step grows, and how near its training half comes to the machine's matrix products.
+"""Scaling of a distillation step, and its scoring and training time against the machine's matrix products.
 
 Run: python -m benchmarks.scaling [--write]
 
-Slopes. A step (sampling, then scoring and training) of a Qwen3 with random weights, full fine-tuning beside a frozen
-teacher, over the number of answers, the vocabulary and the number of weights, all else kept. Reported is the slope of
-log time over log size (1 is a straight line through zero, below 1 a line with a part that does not grow), by the
-processor's count, with the least and the largest slope of several passes; and how much of the variance a straight
-line explains.
+Slopes. A step (sampling, then scoring and training) of a Qwen3 model with random weights, full fine-tuning with a
+frozen teacher, as a function of the number of responses, the vocabulary and the number of weights, each varied alone.
+Reported are the slope of log CPU time over log size (1 means proportional, below 1 a constant part), the smallest and
+the largest slope of several passes, and the variance explained by a straight line.
 
-Ceiling. The floating-point operations of the training half, counted from the shapes, over the time it took, against
-this machine's own products: at its best size, and at the sizes of this very model, weighted by their operations.
-Here the student carries a LoRA adapter and teaches itself with the adapter off, as benchmarks.lora does. What eats
-the rest is read off torch's profiler: the time of the operators themselves, by what they are for.
+Ceiling. The floating-point operations of scoring and training, counted from the shapes, over their time, against this
+machine's own matrix products: at its best size, and at the sizes of this model, weighted by their operations. Here the
+student has a LoRA adapter and is its own teacher with the adapter off, as in benchmarks.lora. torch's profiler shows
+the remaining time: the operators' own time by purpose.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import _report
 from benchmarks.lora import random_model
-from recovery.batches import Row
-from recovery.loading import Loaded, LoraSettings, load_model
-from recovery.objectives.estimator import Estimator
+from recovery.batching import Row
+from recovery.losses.objective import DistillationObjective
+from recovery.models.loading import Loaded, LoraSettings, load_model
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.teachers import AdapterOff, Frozen, Teacher
-from recovery.training import StepBatch, TrainSettings, train
+from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
 
 PROMPT = 16
 PARTS = ("step", "sampling", "training")
-# What an operator is for, by the first name that its own name contains.
+# Purpose of an operator: the first entry with a part that its name contains.
 SHARES = {
     "matrix products": ("::mm", "addmm", "bmm", "baddbmm", "mkldnn", "linear"),
     "attention": ("scaled_dot_product",),
@@ -55,7 +54,7 @@ SHARES = {
 
 @dataclass(frozen=True)
 class Size:
-    """One size of a step."""
+    """Size of a step."""
 
     answers: int = 16
     vocabulary: int = 8192
@@ -74,7 +73,7 @@ CEILING = Size(answers=8, vocabulary=151_936, width=512, layers=8, new_tokens=11
 
 @dataclass
 class Model:
-    """A student with its teacher and the engine that samples from it."""
+    """A student with its teacher and its sampling engine."""
 
     size: Size
     student: Loaded
@@ -84,7 +83,7 @@ class Model:
 
     @classmethod
     def of(cls, size: Size, folder: Path, seed: int, lora: bool = False) -> Model:
-        """A model with random weights; made once a shape."""
+        """Create a model with random weights."""
         path = folder / f"{size.width}-{size.layers}-{size.vocabulary}" / "model"
         weights = random_model(path, size.width, size.layers, size.vocabulary, seed)
         student = load_model(path, tuning="lora" if lora else "full")
@@ -92,7 +91,7 @@ class Model:
         return cls(size, student, teacher, TransformersEngine(student), weights)
 
     def steps(self, count: int, seed: int) -> list[dict[str, float]]:
-        """Processor seconds of each of ``count`` steps after one that does not count."""
+        """Return the CPU seconds of ``count`` steps, after one warm-up step."""
         found: list[dict[str, float]] = []
         clock = {"begun": 0.0, "sampled": 0.0}
 
@@ -108,17 +107,17 @@ class Model:
             found.append({"step": sum(parts.values()), **parts})
 
         settings = TrainSettings(steps=count + 1, lr=1e-4, schedule="constant", seed=seed)
-        train(self.student, source, Estimator({"base": self.teacher}), settings, log=log)
+        train(self.student, source, DistillationObjective({"base": self.teacher}), settings, hooks=Hooks(log=log))
         return found[1:]
 
     def rows(self, seed: int) -> list[Row]:
-        """The student's answers to random prompts."""
+        """Sample the student's responses to random prompts."""
         generator = torch.Generator().manual_seed(seed)
         prompts = torch.randint(256, 1024, (self.size.answers, PROMPT), generator=generator).tolist()
-        said = self.engine.generate(prompts, Sampling(self.size.new_tokens, seed=seed))
+        completions = self.engine.generate(prompts, Sampling(self.size.new_tokens, seed=seed))
         return [
-            Row([*prompt, *answer.ids], [False] * PROMPT + [True] * len(answer.ids), teacher="base")
-            for prompt, answer in zip(prompts, said, strict=True)
+            Row([*prompt, *completion.ids], [False] * PROMPT + [True] * len(completion.ids), teacher="base")
+            for prompt, completion in zip(prompts, completions, strict=True)
         ]
 
 
@@ -126,7 +125,7 @@ class Model:
 
 
 def sweep(name: str, chosen: Sequence[Size], folder: Path, passes: int, steps: int, seed: int) -> dict[str, Any]:
-    """Median times of each size in each pass, and the slopes."""
+    """Return the median times of each size in each pass, and the slopes."""
     sizes: list[float] = []
     passed: list[dict[str, list[float]]] = [{part: [] for part in PARTS} for _ in range(passes)]
     for size in chosen:
@@ -140,7 +139,7 @@ def sweep(name: str, chosen: Sequence[Size], folder: Path, passes: int, steps: i
 
 
 def fit(sizes: Sequence[float], passes: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The slope of log time over log size: of the medians, and the least and largest of the passes."""
+    """Return the slope of log time over log size: of the medians, and the smallest and largest of the passes."""
     middle = [statistics.median(times) for times in zip(*passes, strict=True)]
     slopes = [slope(sizes, times) for times in passes]
     return {
@@ -153,7 +152,7 @@ def fit(sizes: Sequence[float], passes: Sequence[Sequence[float]]) -> dict[str, 
 
 
 def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """Of log seconds over log size, by least squares."""
+    """Return the slope of log seconds over log size, by least squares."""
     found = statistics.linear_regression([math.log(x) for x in sizes], [math.log(y) for y in seconds])
     return float(found.slope)
 
@@ -162,10 +161,10 @@ def slope(sizes: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def products(size: Size) -> dict[tuple[int, int, int], float]:
-    """The matrix products of the training half, as (rows, inner, columns) and how often; attention's are left out.
+    """Return the matrix products of scoring and training, as (rows, inner, columns) -> count, without attention.
 
-    Student forward, teacher forward, and the student's backward with respect to its inputs: each passes every matrix
-    once. The head: student, teacher, gradient with respect to the hidden states. The adapter's own are a few percent.
+    Student forward, teacher forward, and the student's backward with respect to its inputs use every matrix once each.
+    The head: student, teacher, gradient with respect to the hidden states. The adapter's own are a few percent.
     """
     rows = size.answers * (PROMPT + size.new_tokens)
     targets, wide = size.answers * size.new_tokens, 3 * size.width
@@ -182,14 +181,14 @@ def products(size: Size) -> dict[tuple[int, int, int], float]:
 
 
 def attention_operations(size: Size) -> float:
-    """Of the scores and the mixtures: two products of length x length a head, forward twice and back twice as much."""
+    """Return the operations of attention: two length x length products per head; backward counts as two forwards."""
     length, heads = PROMPT + size.new_tokens, max(2, size.width // 64)
     once = 2 * 2 * size.answers * heads * length * length * 64
     return size.layers * once * (2 + 2)
 
 
 def adapter_operations(size: Size) -> float:
-    """Of the adapter: forward, and back with respect to its input and its weights."""
+    """Return the operations of the adapter: forward, and backward with respect to its input and its weights."""
     rank = LoraSettings().rank
     rows, width, heads = size.answers * (PROMPT + size.new_tokens), size.width, max(2, size.width // 64) * 64
     ends = [width + heads, 2 * (width + heads // 2), heads + width, 3 * (width + 3 * width)]
@@ -197,7 +196,7 @@ def adapter_operations(size: Size) -> float:
 
 
 def rate(rows: int, inner: int, columns: int, seconds: float = 0.3) -> float:
-    """Operations a processor second of this machine's bfloat16 product of that size."""
+    """Return the operations per CPU second of a bfloat16 product of this size on this machine."""
     a, b = torch.randn(rows, inner).bfloat16(), torch.randn(columns, inner).bfloat16()
     out, best, begun = torch.empty(rows, columns, dtype=torch.bfloat16), math.inf, time.process_time()
     while time.process_time() - begun < seconds or math.isinf(best):
@@ -208,7 +207,7 @@ def rate(rows: int, inner: int, columns: int, seconds: float = 0.3) -> float:
 
 
 def ceiling(size: Size, folder: Path, steps: int, seed: int) -> dict[str, Any]:
-    """Operations, time, this machine's products, and where the rest goes."""
+    """Return operations, time, this machine's product rates, and the time by purpose."""
     model = Model.of(size, folder, seed, lora=True)
     found = model.steps(steps, seed)
     seconds = min(step["training"] for step in found)
@@ -231,7 +230,7 @@ def ceiling(size: Size, folder: Path, steps: int, seed: int) -> dict[str, Any]:
 
 
 def profiled(model: Model, seed: int) -> dict[str, float]:
-    """The shares of the training half's time by what the operators are for."""
+    """Return the shares of the scoring and training time by purpose of the operators."""
     rows = model.rows(seed)
     settings = TrainSettings(steps=2, lr=1e-4, schedule="constant", seed=seed)
     watched = profile(activities=[ProfilerActivity.CPU])
@@ -241,7 +240,13 @@ def profiled(model: Model, seed: int) -> dict[str, float]:
             watched.start()
         return StepBatch(rows)
 
-    train(model.student, source, Estimator({"base": model.teacher}), settings, log=lambda *_: None)
+    train(
+        model.student,
+        source,
+        DistillationObjective({"base": model.teacher}),
+        settings,
+        hooks=Hooks(log=lambda *_: None),
+    )
     watched.stop()
     totals = dict.fromkeys([*SHARES, "all else"], 0.0)
     for event in watched.key_averages():
@@ -251,7 +256,7 @@ def profiled(model: Model, seed: int) -> dict[str, float]:
 
 
 def purpose(operator: str) -> str:
-    """What an operator is for."""
+    """Return the purpose of an operator."""
     name = operator.lower()
     return next((use for use, parts in SHARES.items() if any(part in name for part in parts)), "all else")
 
@@ -260,7 +265,7 @@ def purpose(operator: str) -> str:
 
 
 def slopes_text(found: dict[str, dict[str, Any]]) -> str:
-    """A table of slopes, and one of the times they come from."""
+    """Return a table of slopes, and the times they are computed from."""
     rows, times = [], []
     for name, swept in found.items():
         for part in PARTS:
@@ -268,14 +273,14 @@ def slopes_text(found: dict[str, dict[str, Any]]) -> str:
             spread = f"{entry['least']:.2f} to {entry['largest']:.2f}"
             rows.append((name, part, f"{entry['slope']:.2f}", spread, f"{entry['straight']:.3f}"))
         seconds = swept["parts"]["step"]["seconds"]
-        told = ", ".join(f"{size:,.0f}: {value:.2f} s" for size, value in zip(swept["sizes"], seconds, strict=True))
-        times.append(f"- step over {name}: {told}")
-    head = ("over", "part", "slope", "of the passes", "variance a straight line explains")
+        points = ", ".join(f"{size:,.0f}: {value:.2f} s" for size, value in zip(swept["sizes"], seconds, strict=True))
+        times.append(f"- step over {name}: {points}")
+    head = ("over", "part", "slope", "range of the passes", "variance explained by a straight line")
     return "\n".join([_report.table(head, rows), "", *times])
 
 
 def ceiling_text(found: dict[str, Any]) -> str:
-    """The share reached, and what eats the rest."""
+    """Return the share reached, and the time by purpose, as Markdown."""
     size, tera = Size(**found["size"]), 1e12
     rows = [(name, f"{share:.1%}") for name, share in found["shares"].items() if share >= 0.001]
     tokens = size.answers * (PROMPT + size.new_tokens)
@@ -283,24 +288,24 @@ def ceiling_text(found: dict[str, Any]) -> str:
         [
             f"{found['weights'] / 1e6:.0f}M weights ({size.layers} layers of width {size.width}, vocabulary "
             f"{size.vocabulary:,}), {tokens:,} tokens: {found['operations'] / tera:.2f} teraflop in "
-            f"{found['seconds']:.2f} processor seconds, {found['operations'] / found['seconds'] / 1e9:,.0f} gigaflop "
-            f"a second.",
+            f"{found['seconds']:.2f} CPU seconds, {found['operations'] / found['seconds'] / 1e9:,.0f} gigaflop "
+            f"per second.",
             "",
             f"- of the best product of this machine ({found['best'] / 1e9:,.0f}): {found['share of best']:.0%}",
             f"- of its products at these sizes ({found['at these sizes'] / 1e9:,.0f}): "
             f"{found['share at these sizes']:.0%}",
             "",
-            _report.table(("where the time goes", "share"), rows),
+            _report.table(("purpose", "share of time"), rows),
         ]
     )
 
 
 def main() -> int:
-    """Measure, print, write where asked."""
+    """Measure and print; write with --write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--passes", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=2, help="steps that count in a pass, after one that does not")
-    parser.add_argument("--tiny", action="store_true", help="a model of no use but to see that everything runs")
+    parser.add_argument("--steps", type=int, default=2, help="measured steps per pass, after one warm-up step")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, only to check that the benchmark runs")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/scaling.md and .json")
@@ -322,11 +327,11 @@ def main() -> int:
     if options.write:
         fixed = Size()
         size = (
-            f"Unless it is what grows: {fixed.answers} answers of {fixed.new_tokens} tokens, {fixed.layers} layers of "
+            f"Unless varied: {fixed.answers} responses of {fixed.new_tokens} tokens, {fixed.layers} layers of "
             f"width {fixed.width}, vocabulary {fixed.vocabulary:,}; {options.passes} passes of {options.steps} steps."
         )
         note = (__doc__ or "").split("\n\n", 2)[2]
-        title = "Scaling of a step, and the ceiling of its training half"
+        title = "Scaling of a step, and the ceiling of scoring and training"
         print(
             _report.write("scaling", title, f"{note}\n{size}\n\n{body}", facts, {"slopes": found, "ceiling": reached})
         )
@@ -334,7 +339,7 @@ def main() -> int:
 
 
 def tiny(size: Size) -> Size:
-    """A size that runs in no time, and tells nothing."""
+    """Return a tiny version of a size, to check that the benchmark runs."""
     return Size(max(1, size.answers // 8), max(2048, size.vocabulary // 8), 64, size.layers, new_tokens=4)
 
 

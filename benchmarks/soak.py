@@ -1,13 +1,12 @@
-"""Long runs are boring: cycle after cycle in one process, with its memory, its files and its children watched.
+"""Long run: cycle after cycle in one process, with its memory, open files and child processes monitored.
 
 Run: python -m benchmarks.soak [--minutes 20] [--engine transformers] [--write]
 
-`recover cycle` works through more corpora of the miniature's world than the time allows, with short stages, and is
-stopped by one SIGINT when the time is over, as a person would. All the while its resident memory, open files and
-threads are read from the kernel. Memory is compared at like moments: the largest value of each cycle, after the first
-quarter of them, in which caches fill. Its slope is that of a straight line through these values, with a 95% interval.
-A later cycle is asked about all corpora so far, a few items each, so that some growth would be honest; that too is
-part of the slope.
+`recover cycle` processes more of the miniature's corpora than the time allows, with short stages, and is stopped by
+one SIGINT when the time is over, as a user would. Meanwhile its resident memory, open files and threads are read from
+the kernel. Memory is compared by the maximum of each cycle, after the first quarter of the cycles, in which caches
+fill. The slope is that of a straight line through these values, with a 95% interval. Later cycles are evaluated on all
+corpora so far, a few items each, so some growth is expected; it is included in the slope.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from db import open_readonly, queries
 from recovery.miniature import write_corpora
 
 CORPORA = 120
-EVERY = 1.0  # seconds between two looks
-PATIENCE = 180.0  # seconds that a stop may take
+EVERY = 1.0  # seconds between two readings
+PATIENCE = 180.0  # seconds allowed for stopping
 FLAGS = (
     *("--midtrain-steps", "6", "--distill-steps", "4", "--until", "0", "--limit", "12"),
     *("--max-new-tokens", "32", "--replay-documents", "0.2"),
@@ -41,7 +40,7 @@ FLAGS = (
 
 @dataclass(frozen=True)
 class Look:
-    """What the kernel says of the process at a moment: seconds since the start, bytes, counts."""
+    """One reading of the process from the kernel: seconds since the start, bytes, counts."""
 
     at: float
     resident: int
@@ -52,7 +51,7 @@ class Look:
 
 @dataclass
 class Watched:
-    """A whole run: looks, the times at which cycles ended, what was left behind."""
+    """A whole run: readings, end times of the cycles, leftover processes and files."""
 
     looks: list[Look] = field(default_factory=list)
     ends: list[float] = field(default_factory=list)
@@ -61,7 +60,7 @@ class Watched:
     left_files: int = 0
 
     def peaks(self) -> list[tuple[float, float]]:
-        """(time, largest resident memory in MiB) of each whole cycle after the first quarter of them."""
+        """Return (time, largest resident memory in MiB) of each complete cycle after the first quarter of them."""
         found = []
         for begin, end in zip(self.ends, self.ends[1:], strict=False):
             inside = [look.resident for look in self.looks if begin < look.at <= end]
@@ -71,13 +70,13 @@ class Watched:
 
 
 def run(minutes: float, flags: Sequence[str], folder: Path) -> Watched:
-    """Start, watch, stop."""
+    """Start the process, monitor it, stop it."""
     corpora = write_corpora(folder / "corpora", CORPORA, entities=6, documents=4)
     temporary = folder / "tmp"
     temporary.mkdir()
     documents = [part for corpus in corpora for part in ("--docs", str(corpus))]
     command = [sys.executable, "-m", "recovery", "cycle", "--workspace", str(folder / "work"), *documents]
-    # What torch compiles it keeps on purpose, for the next process: that is not left behind.
+    # torch keeps its compile cache on purpose, for later processes: it does not count as leftover.
     compiled = str(folder / "compiled")
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": compiled,
@@ -99,16 +98,16 @@ def run(minutes: float, flags: Sequence[str], folder: Path) -> Watched:
         try:
             seen.status = process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # it says where it stands
+            process.send_signal(signal.SIGABRT)  # faulthandler prints its stack
             process.wait()
-            told = "\n".join(log.read_text(encoding="utf-8").splitlines()[-80:])
+            stack = "\n".join(log.read_text(encoding="utf-8").splitlines()[-80:])
             raise SystemExit(
-                f"it did not stop within {PATIENCE:g} seconds of a SIGINT; it stood here:\n{told}"
+                f"the run did not stop within {PATIENCE:g} seconds of a SIGINT; its stack:\n{stack}"
             ) from None
     time.sleep(2)
     seen.left_processes = _group(process.pid)
     files = [path for path in temporary.rglob("*") if path.is_file()]
-    seen.left_files = sum("torchinductor_" not in str(path) for path in files)  # its compiled headers stay there too
+    seen.left_files = sum("torchinductor_" not in str(path) for path in files)  # torch's headers, as above
     seen.ends = [end - wall for end in _cycle_ends(folder / "work" / "tracker.db")]
     if len(seen.ends) < 6:
         lines = "\n".join(log.read_text(encoding="utf-8").splitlines()[-20:])
@@ -117,7 +116,7 @@ def run(minutes: float, flags: Sequence[str], folder: Path) -> Watched:
 
 
 def _look(pid: int, at: float) -> Look | None:
-    """None where the process has just ended."""
+    """Return a reading; None if the process has just ended."""
     try:
         status = dict(
             line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
@@ -131,7 +130,7 @@ def _look(pid: int, at: float) -> Look | None:
 
 
 def _group(pid: int) -> int:
-    """How many processes of the group there are."""
+    """Return the number of processes in the group."""
     found = 0
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -144,7 +143,7 @@ def _group(pid: int) -> int:
 
 
 def _cycle_ends(tracker: Path) -> list[float]:
-    """When the last evaluation of each cycle ended."""
+    """Return the end times of the last evaluation of each cycle."""
     database = open_readonly(tracker)
     try:
         (experiment,) = queries.experiments(database)
@@ -159,17 +158,17 @@ def _cycle_ends(tracker: Path) -> list[float]:
 
 
 def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """MiB an hour, and half the width of its 95% interval."""
+    """Return the slope in MiB per hour, and half the width of its 95% interval."""
     hours, values = [at / 3600 for at, _ in points], [value for _, value in points]
     line = stats.linregress(hours, values)
     return float(line.slope), float(stats.t.ppf(0.975, len(points) - 2) * line.stderr)
 
 
 def main() -> int:
-    """Print, and with --write keep, what was seen; status 1 where something grew or was left behind."""
+    """Run and print; write with --write. Return 1 if memory or files grew, or something was left behind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--engine", default="transformers", help="as recover cycle takes it")
+    parser.add_argument("--engine", default="transformers", help="engine, as for recover cycle")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     facts = _report.machine(("torch", "transformers", "vllm"))
@@ -184,10 +183,10 @@ def main() -> int:
         [
             ("engine", given.engine),
             ("minutes, whole cycles", f"{seen.looks[-1].at / 60:.1f}, {len(seen.ends)}"),
-            ("memory, largest of a cycle: mean", f"{math.fsum(v for _, v in peaks) / len(peaks):,.0f} MiB"),
-            ("its slope (95% interval)", f"{grown:+.0f} ± {sure:.0f} MiB an hour"),
-            ("open files, a quarter in and at the end", f"{first.files}, {last.files}"),
-            ("threads, a quarter in and at the end", f"{first.threads}, {last.threads}"),
+            ("peak memory of a cycle, mean", f"{math.fsum(v for _, v in peaks) / len(peaks):,.0f} MiB"),
+            ("its slope (95% interval)", f"{grown:+.0f} ± {sure:.0f} MiB per hour"),
+            ("open files, after a quarter and at the end", f"{first.files}, {last.files}"),
+            ("threads, after a quarter and at the end", f"{first.threads}, {last.threads}"),
             ("processes left behind", seen.left_processes),
             ("temporary files left behind", seen.left_files),
         ],

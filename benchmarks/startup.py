@@ -1,8 +1,8 @@
-"""How long `recover --help` takes, and what it imports. Run: python -m benchmarks.startup
+"""CPU time and imports of `recover --help`. Run: python -m benchmarks.startup
 
 Prints the CPU time (user and system) of whole processes, the median and the range of several runs, against the
-limit of 0.3 s, and the ratio to starting Python alone. Ends with status 1 above the limit, or when a heavy
-package was imported.
+limit of 0.3 s, and the ratio to starting Python alone. Exits with status 1 above the limit, or if a heavy package
+was imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EMPTY = [sys.executable, "-c", "pass"]
 
 
 def cpu_seconds(command: list[str]) -> float:
-    """CPU time, user and system, of one process that runs ``command``; raises if it fails."""
+    """Return the CPU time, user and system, of a process that runs ``command``. Raise RuntimeError if it fails."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -33,10 +33,10 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def imported(arguments: list[str]) -> list[str]:
-    """Which of the heavy packages ``recover ARGUMENTS`` imports."""
+    """Return the heavy packages that ``recover ARGUMENTS`` imports."""
     code = (
         "import sys, contextlib, io, json\n"
-        "from recovery.cli.main import run\n"
+        "from pipelines.cli.main import run\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
         "    run(json.loads(sys.argv[1]))\n"
         f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))\n"
@@ -54,7 +54,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=11)
     runs = parser.parse_args().runs
-    cpu_seconds(HELP)  # the first run may have to write byte code
+    cpu_seconds(HELP)  # the first run may have to compile byte code
     helps = [cpu_seconds(HELP) for _ in range(runs)]
     empties = [cpu_seconds(EMPTY) for _ in range(runs)]
     median = statistics.median(helps)

@@ -1,13 +1,13 @@
-"""A whole distillation step against TRL's DistillationTrainer: same model, teacher and prompts, by turns in one run.
+"""A whole distillation step against TRL's DistillationTrainer: same model, teacher and prompts, alternating steps.
 
 Run: python -m benchmarks.step [--model FOLDER_OR_GGUF --name step-NAME] [--write]
 
-Each side runs in a process of its own, with its own training loop, and waits for its turn: one step of ours, one of
-TRL's, and so on, after a warm-up of each. A step is everything from the prompts to the updated weights: sampling one
-response a prompt, scoring it with the teacher, reverse KL, backward, AdamW. The student is the model with its weights
-shaken a little, the teacher the model itself. TRL runs as fast as its settings allow here: all prompts in one batch
-(32 at a time was no faster), bfloat16 autocast where the processor has it, no gradient checkpointing. TRL is looked
-for in the running environment.
+Each side runs in its own process, with its own training loop, and waits for its turn: one step of ours, one of TRL's,
+and so on, after a warm-up of each. A step is everything from the prompts to the updated weights: sampling one response
+per prompt, scoring it with the teacher, reverse KL, backward, AdamW. The student is the model with slightly perturbed
+weights, the teacher the model itself. TRL runs in its fastest configuration here: all prompts in one batch (32 at a
+time was no faster), bfloat16 autocast if the processor supports it, no gradient checkpointing. Without TRL in the
+running environment only ours is measured.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ import torch
 
 from benchmarks import _peer, _report
 from benchmarks._sides import Side, Turn, take_turns
-from recovery.batches import Row
-from recovery.gguf_files.conversion import converted, user_cache
-from recovery.loading import Loaded, LoraSettings, load_model, pick_precision
+from recovery.batching import Row
+from recovery.data.prompts import behaviour_prompts
+from recovery.losses.objective import DistillationObjective
 from recovery.miniature import materialise
-from recovery.objectives.estimator import Estimator
-from recovery.prompts import behaviour_prompts
+from recovery.models.gguf_files.conversion import converted, user_cache
+from recovery.models.loading import Loaded, LoraSettings, load_model, pick_precision
+from recovery.rng import derive_seed
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.teachers import AdapterOff, Frozen
-from recovery.training import StepBatch, TrainSettings, derive_seed, train
+from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
 from recovery.types import Message
 
 GOAL = 2.5
@@ -45,7 +46,7 @@ PEER_BATCH = 128
 
 @dataclass(frozen=True)
 class Job:
-    """What both sides are given."""
+    """Input of both sides."""
 
     student: str
     teacher: str
@@ -59,7 +60,7 @@ class Job:
     lora: bool = False
 
     def conversations(self, step: int) -> list[list[Message]]:
-        """The prompts of a step (from 1)."""
+        """Return the prompts of a step (numbered from 1)."""
         lines = Path(self.prompts).read_text(encoding="utf-8").splitlines()
         start = (step - 1) * self.prompts_per_step
         return [json.loads(line) for line in lines[start : start + self.prompts_per_step]]
@@ -69,7 +70,7 @@ class Job:
 
 
 def run_ours(job: Job) -> None:
-    """This project's loop, one step a turn."""
+    """Run this project's loop, one step per turn."""
     turn, seen = Turn(), {"tokens": 0.0, "generating": 0.0}
     student = load_model(job.student, tuning="lora" if job.lora else "full")
     teacher = AdapterOff(student) if job.lora else Frozen(load_model(job.teacher))
@@ -84,26 +85,26 @@ def run_ours(job: Job) -> None:
         return StepBatch(rows)
 
     def log(_step: int, metrics: dict[str, float]) -> None:
-        turn.report(loss=metrics["loss"], training=metrics["seconds/training"], **seen)
+        turn.report(loss=metrics["loss"], training=metrics["seconds_training"], **seen)
 
     settings = TrainSettings(steps=job.steps, lr=RATE, schedule="constant", seed=job.seed)
-    train(student, source, Estimator({"base": teacher}), settings, log=log)
+    train(student, source, DistillationObjective({"base": teacher}), settings, hooks=Hooks(log=log))
 
 
 def sample(student: Loaded, engine: TransformersEngine, job: Job, step: int) -> list[Row]:
-    """The student's answers to a step's prompts, as rows that the teacher will score."""
+    """Sample the student's responses to a step's prompts, as rows for the teacher to score."""
     prompts = [student.chat.prompt_ids(messages) for messages in job.conversations(step)]
     sampling = Sampling(job.new_tokens, seed=derive_seed(job.seed, step))
     completions = engine.generate(prompts, sampling)
     return [
-        Row([*prompt, *said.ids], [False] * len(prompt) + [True] * len(said.ids), teacher="base")
-        for prompt, said in zip(prompts, completions, strict=True)
-        if said.ids
+        Row([*prompt, *completion.ids], [False] * len(prompt) + [True] * len(completion.ids), teacher="base")
+        for prompt, completion in zip(prompts, completions, strict=True)
+        if completion.ids
     ]
 
 
 def run_trl(job: Job) -> None:
-    """TRL's trainer, one step a turn."""
+    """Run TRL's trainer, one step per turn."""
     turn = Turn()
 
     def report() -> None:
@@ -120,7 +121,7 @@ def run_trl(job: Job) -> None:
         max_completion_length=job.new_tokens,
         learning_rate=RATE,
         seed=job.seed,
-        # Under an adapter both models are held in the narrow type, as ours holds its one.
+        # With an adapter both models are in the low precision, as ours is.
         weights=pick_precision("auto", torch.device("cpu")) if job.lora else torch.float32,
         lora=LoraSettings().config() if job.lora else None,
     )
@@ -134,14 +135,14 @@ SIDES: dict[str, Callable[[Job], None]] = {"ours": run_ours, "TRL": run_trl}
 
 
 def prepare(options: argparse.Namespace, folder: Path) -> Job:
-    """Write what both sides read: the prompts of all steps, and the student."""
+    """Write the input of both sides: the prompts of all steps, and the student."""
     teacher = _model(options.model, folder)
     steps = options.steps + 1
     prompts = folder / "prompts.jsonl"
-    # Where a model brings no prompts of its own, more are made than needed: some are kept for the other splits.
+    # For a model without its own prompts, generate more than needed: some go to the other splits.
     chosen = behaviour_prompts(teacher, count=2 * steps * options.prompts + 50).train[: steps * options.prompts]
     if len(chosen) < steps * options.prompts:
-        raise SystemExit(f"{teacher} has {len(chosen)} prompts: lower --steps or --prompts")
+        raise SystemExit(f"{teacher} has only {len(chosen)} prompts: lower --steps or --prompts")
     prompts.write_text("".join(json.dumps(list(p.messages)) + "\n" for p in chosen), encoding="utf-8")
     student = folder / "student"
     shake(teacher, student, options.seed)
@@ -151,14 +152,14 @@ def prepare(options: argparse.Namespace, folder: Path) -> Job:
 
 
 def _model(given: str | None, folder: Path) -> Path:
-    """The folder of the clean model: a GGUF file is converted, nothing is the miniature."""
+    """Return the folder of the clean model; converts a GGUF file. None is the miniature."""
     if given is None:
         return materialise(folder / "miniature")
     return converted(given, user_cache()) if given.endswith(".gguf") else Path(given)
 
 
 def shake(model: Path, out: Path, seed: int) -> None:
-    """A copy of a model with every matrix changed by a relative ``NOISE``: something to be distilled back."""
+    """Write a copy of a model with relative noise ``NOISE`` on every matrix: a student to recover."""
     loaded = load_model(model, precision="float32")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -169,7 +170,7 @@ def shake(model: Path, out: Path, seed: int) -> None:
 
 
 def markdown(sides: Sequence[Side]) -> str:
-    """The table and the ratio."""
+    """Return the table and the ratio as Markdown."""
     rows = []
     for side in sides:
         tokens = statistics.mean(step["tokens"] for step in side.counted())
@@ -184,24 +185,24 @@ def markdown(sides: Sequence[Side]) -> str:
                 f"{rate:,.0f}",
             )
         )
-    header = ("step of", "fastest", "median", "processor, median", "tokens a step", "tokens/s")
+    header = ("step of", "fastest", "median", "CPU time, median", "tokens a step", "tokens/s")
     lines = [_report.table(header, rows), ""]
     ours = next(side for side in sides if side.name == "ours")
     parts = f"{ours.middle('generating'):.3f} s sampling, {ours.middle('training'):.3f} s scoring and training"
-    lines += [f"Of ours: {parts} (medians). Loss a token {ours.steps[0]['loss']:.4f} at the first step, "
+    lines += [f"Ours consists of {parts} (medians). Loss per token {ours.steps[0]['loss']:.4f} at the first step, "
               f"{ours.steps[-1]['loss']:.4f} at the last.", ""]  # fmt: skip
     found = ratios(sides)
     if found:
         word = "met" if found["processor seconds"] >= GOAL and found["seconds"] >= GOAL else "MISSED"
         lines.append(
-            f"TRL's step over ours: {found['seconds']:.2f} by the clock, {found['processor seconds']:.2f} by the "
-            f"processor's count (medians); goal {GOAL}: {word}."
+            f"TRL's step over ours: {found['seconds']:.2f} in wall time, {found['processor seconds']:.2f} in CPU "
+            f"time (medians); goal {GOAL}: {word}."
         )
     return "\n".join(lines)
 
 
 def ratios(sides: Sequence[Side]) -> dict[str, float]:
-    """TRL's medians over ours, for as many tokens."""
+    """Return TRL's median times over ours."""
     named = {side.name: side for side in sides}
     if "TRL" not in named:
         return {}
@@ -209,14 +210,14 @@ def ratios(sides: Sequence[Side]) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure, print, write where asked; status 1 where the goal was missed."""
+    """Measure and print; write with --write. Return 1 if the goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model folder or a GGUF file; the built-in miniature where left out")
-    parser.add_argument("--name", default="step", help="what the page of --write is called")
-    parser.add_argument("--prompts", type=int, default=128, help="prompts a step")
+    parser.add_argument("--model", help="a model folder or a GGUF file; default: the built-in miniature")
+    parser.add_argument("--name", default="step", help="file name of the page written by --write")
+    parser.add_argument("--prompts", type=int, default=128, help="prompts per step")
     parser.add_argument("--new-tokens", type=int, default=80)
-    parser.add_argument("--steps", type=int, default=10, help="steps that count, after one that does not")
-    parser.add_argument("--peer-batch", type=int, default=PEER_BATCH, help="prompts TRL trains on at once")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps, after one warm-up step")
+    parser.add_argument("--peer-batch", type=int, default=PEER_BATCH, help="TRL's batch size, in prompts")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
@@ -241,7 +242,7 @@ def main() -> int:
     print(body)
     if options.write:
         model = Path(options.model).name.removesuffix(".gguf") if options.model else "the built-in miniature"
-        size = f"{model}: {options.prompts} prompts a step, at most {options.new_tokens} new tokens"
+        size = f"{model}: {options.prompts} prompts per step, at most {options.new_tokens} new tokens"
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides)}
         note = (__doc__ or "").split("\n\n", 2)[2]
         text = f"{note}\n{size}, {options.steps} steps.\n\n{body}"

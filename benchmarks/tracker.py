@@ -1,12 +1,12 @@
-"""The dashboard and the tracker on a large database: page by page, a live tick, memory, and writers meanwhile.
+"""The dashboard and the tracker on a large database: pages, live ticks, memory, and concurrent writers.
 
 Run: python -m benchmarks.tracker [--write]
 
-The database (benchmarks/large_tracker.py) is made once and kept in --cache; each run works on a copy. The dashboard is
-the real `recover dashboard` process. Times of its functions are round trips over HTTP through Gradio's queue, as a
-browser makes them: from the question to the last byte of the answer, words and figures. Its processor time is the
-kernel's count of that process. A page has "first shown" when its headline, tables and figures-in-words are painted, by
-Chromium's own clock; its drawings follow and are told beside it. Other work on the machine adds to every time.
+The database (benchmarks/large_tracker.py) is created once and cached in --cache; each run works on a copy. The
+dashboard is the real `recover dashboard` process. Times of its functions are round trips over HTTP through Gradio's
+queue, as in a browser: from the request to the last byte of the response, text and figures. CPU time is the kernel's
+count for that process. "First shown" is the time at which a page's headline, tables and text are painted, by Chromium's
+own clock; the figures follow and are reported separately. Other load on the machine adds to every time.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from benchmarks import _browser, _report
 from benchmarks._dashboard import ROOT, Query, Served, Visitor, dashboard, empty_page
 from benchmarks.large_tracker import Size, make
 from db import Database, Tracker, open_database, open_readonly, queries
-from db.answers import FATES
 from db.records import Stage
+from db.sample_comparison import FATES
 from db.schema import Stage as StageRow
 
 CACHE = Path(tempfile.gettempdir()) / "recovery-benchmarks"
 PORT = 17_600
 FIGURES = ("", "live", "geometry", "compare")
 SERVER_MS, TICK_MS, SHOWN_MS, MEMORY_MB = 300.0, 50.0, 1000.0, 400.0
-RATE, CURVES = 2000, 20  # points a second, over so many curves
+RATE, CURVES = 2000, 20  # points per second, number of curves
 Result = dict[str, Any]
 
 WRITER = """
@@ -64,11 +64,11 @@ print(stage.id, step * curves, took)
 """
 
 
-# --- what is asked of the pages ---------------------------------------------------------------------------------
+# --- page requests ----------------------------------------------------------------------------------------------
 
 
-def questions(database: Database, size: Size, dice: random.Random, each: int) -> dict[str, list[Query]]:
-    """For each page ``each`` addresses over other experiments, cycles, filters and stages; main's heaviest first."""
+def questions(database: Database, size: Size, rng: random.Random, each: int) -> dict[str, list[Query]]:
+    """Return ``each`` queries for each page, over experiments, cycles, filters and stages; main's largest first."""
     names = [one.name for one in queries.experiments(database) if one.cycles]
     main = queries.experiment(database, "main")
     assert main is not None
@@ -77,37 +77,37 @@ def questions(database: Database, size: Size, dice: random.Random, each: int) ->
     kinds = ("", "keywords:existence", "punctuation:no_comma", "change_case:english_capital")
 
     def other(**more: Callable[[], object]) -> Query:
-        return [("experiment", dice.choice(names)), *((name, value()) for name, value in more.items())]
+        return [("experiment", rng.choice(names)), *((name, value()) for name, value in more.items())]
 
     def of(stages: Iterable[Stage]) -> list[tuple[str, object]]:
         return [("experiment", "main"), *(("stage", stage.id) for stage in stages)]
 
     def cycle() -> int:
-        return dice.randint(1, size.cycles)
+        return rng.randint(1, size.cycles)
 
     makers: dict[str, tuple[list[Query], Callable[[], Query]]] = {
         "": ([()], other),
         "cycle": ([()], lambda: other(cycle=cycle)),
         "samples": (
             [(), [("experiment", "main"), ("show", "all"), ("search", "river house")]],
-            lambda: [*other(cycle=cycle, show=lambda: dice.choice(list(FATES)), type=lambda: dice.choice(kinds))],
+            lambda: [*other(cycle=cycle, show=lambda: rng.choice(list(FATES)), type=lambda: rng.choice(kinds))],
         ),
         "tokens": ([(), of(longest[1:2])], other),
-        "live": ([of(longest[:1]), of(longest[1:2])], lambda: of([dice.choice(trained)])),
+        "live": ([of(longest[:1]), of(longest[1:2])], lambda: of([rng.choice(trained)])),
         "geometry": ([(), of(s for s in trained[:12] if s.kind == "distill")], other),
-        "compare": ([(), of(longest[:8])], lambda: of(dice.sample(trained, 6))),
-        "studies": ([()], lambda: [("study", dice.choice(("recovery", "continual", "capacity")))]),
+        "compare": ([(), of(longest[:8])], lambda: of(rng.sample(trained, 6))),
+        "studies": ([()], lambda: [("study", rng.choice(("recovery", "continual", "capacity")))]),
     }
     return {page: [*first, *(maker() for _ in range(each - len(first)))] for page, (first, maker) in makers.items()}
 
 
-# --- what is measured -------------------------------------------------------------------------------------------
+# --- measurements -----------------------------------------------------------------------------------------------
 
 
-def pages(served: Served, asked: dict[str, list[Query]]) -> Result:
-    """Round trips of every page, each by a visitor who was not here before; one call of each does not count."""
+def pages(served: Served, requests: dict[str, list[Query]]) -> Result:
+    """Measure round trips of every page, each in a new session, after one warm-up call per page."""
     found: Result = {}
-    for page, addresses in asked.items():
+    for page, addresses in requests.items():
         Visitor(served).load(page, addresses[0])
         visitor, before = Visitor(served), served.cpu_seconds()
         answers = []
@@ -128,7 +128,7 @@ def pages(served: Served, asked: dict[str, list[Query]]) -> Result:
 
 
 def ticks(served: Served, database: Path, rounds: int) -> Result:
-    """A tick of Live after each new step: of a stage with 100 points and of the stage with the longest history."""
+    """Measure ticks of Live after each new step, for a stage with 100 points and for that with the longest history."""
     with Tracker(database) as tracker:
         main = tracker.experiment("main")
         stages = queries.stages(tracker.database, main, kind="midtrain", limit=500)
@@ -146,9 +146,9 @@ def ticks(served: Served, database: Path, rounds: int) -> Result:
             recorders["100 points"].log(step, dict.fromkeys(names, 1 / step))
         tracker.flush()
         visitors = {name: Visitor(served) for name in recorders}
-        asked = {name: [("experiment", "main"), ("stage", one.id)] for name, one in recorders.items()}
+        requests = {name: [("experiment", "main"), ("stage", one.id)] for name, one in recorders.items()}
         for name, visitor in visitors.items():
-            visitor.load("live", asked[name])
+            visitor.load("live", requests[name])
         times: dict[str, list[float]] = {name: [] for name in recorders}
         cpu = dict.fromkeys(recorders, 0.0)
         for _ in range(rounds):
@@ -157,10 +157,10 @@ def ticks(served: Served, database: Path, rounds: int) -> Result:
                 recorder.log(steps[name], dict.fromkeys(names, 0.5))
                 tracker.flush()
                 before = served.cpu_seconds()
-                answer = visitors[name].tick("live", asked[name])
+                answer = visitors[name].tick("live", requests[name])
                 cpu[name] += served.cpu_seconds() - before
                 if not any(isinstance(one, dict) and one.get("panels") for one in answer.outputs):
-                    raise RuntimeError(f"a tick brought no new points: {answer.outputs}")
+                    raise RuntimeError(f"a tick returned no new points: {answer.outputs}")
                 times[name].append(1000 * answer.seconds)
         for recorder in recorders.values():
             recorder.interrupt()
@@ -176,13 +176,13 @@ def ticks(served: Served, database: Path, rounds: int) -> Result:
 
 
 def _interrupted(database: Database, stage_id: int) -> None:
-    """Let a finished stage pass for one that can be gone on with."""
+    """Mark a finished stage as interrupted, so that it can be resumed."""
     with database.writing() as connection:
         connection.execute(update(StageRow).where(StageRow.id == stage_id).values(status="interrupted"))
 
 
-def first_shown(served: Served, asked: dict[str, list[Query]], visits: int) -> Result:
-    """When each page shows its words, and its drawings, in Chromium; with an empty and with a filled cache."""
+def first_shown(served: Served, requests: dict[str, list[Query]], visits: int) -> Result:
+    """Measure when each page shows its text and its figures in Chromium, with an empty and with a filled cache."""
     from urllib.parse import urlencode
 
     found: Result = {}
@@ -192,7 +192,7 @@ def first_shown(served: Served, asked: dict[str, list[Query]], visits: int) -> R
         }
         places |= {
             page or "overview": (f"{served.address}/{page}", addresses[:visits], page in FIGURES)
-            for page, addresses in asked.items()
+            for page, addresses in requests.items()
         }
         for name, (address, listed, figure) in places.items():
             found[name] = {}
@@ -210,8 +210,8 @@ def first_shown(served: Served, asked: dict[str, list[Query]], visits: int) -> R
     return found
 
 
-def writers(served: Served, database: Path, asked: dict[str, list[Query]], seconds: float) -> Result:
-    """Two processes write while every page is read; then every point is counted."""
+def writers(served: Served, database: Path, requests: dict[str, list[Query]], seconds: float) -> Result:
+    """Run two writing processes while every page is read; then count every point."""
     rates = {"first writer": RATE, "second writer": RATE // 10}
     running = {
         name: subprocess.Popen(
@@ -221,7 +221,7 @@ def writers(served: Served, database: Path, asked: dict[str, list[Query]], secon
         for name, rate in rates.items()
     }  # fmt: skip
     times, troubles = [], 0
-    for page, query in itertools.cycle([(page, query) for page, listed in asked.items() for query in listed[:3]]):
+    for page, query in itertools.cycle([(page, query) for page, listed in requests.items() for query in listed[:3]]):
         if all(process.poll() is not None for process in running.values()):
             break
         answer = Visitor(served).load(page, query)
@@ -242,7 +242,7 @@ def writers(served: Served, database: Path, asked: dict[str, list[Query]], secon
 
 
 def percentile(values: Sequence[float], share: int) -> float:
-    """The smallest value that ``share`` percent of them do not lie above."""
+    """Return the smallest value that at least ``share`` percent of the values do not exceed."""
     ranked = sorted(values)
     return ranked[max(0, -(-share * len(ranked) // 100) - 1)]
 
@@ -251,7 +251,7 @@ def percentile(values: Sequence[float], share: int) -> float:
 
 
 def limits(found: Result) -> list[tuple[str, str, str, bool]]:
-    """Every limit: what, measured, wanted, whether it is met."""
+    """Return every limit: name, measured value, limit, whether it is met."""
     slowest = max(found["pages"], key=lambda page: found["pages"][page]["p95 ms"])
     server = found["pages"][slowest]["p95 ms"]
     busiest = max(found["pages"], key=lambda page: found["pages"][page]["processor ms"])
@@ -264,13 +264,13 @@ def limits(found: Result) -> list[tuple[str, str, str, bool]]:
     rate = found["writers"]["first writer"]["points a second"]
     rows = [
         (f"server time of {slowest}, the slowest, p95", f"{server:.0f} ms", f"{SERVER_MS:.0f} ms", server <= SERVER_MS),
-        (f"the processor's count, {busiest}, mean", f"{work:.0f} ms", f"{SERVER_MS:.0f} ms", work <= SERVER_MS),
+        (f"CPU time of {busiest}, the largest, mean", f"{work:.0f} ms", f"{SERVER_MS:.0f} ms", work <= SERVER_MS),
         ("live tick, p95", f"{tick:.0f} ms", f"{TICK_MS:.0f} ms", tick <= TICK_MS),
-        ("the processor's count, mean", f"{tick_work:.0f} ms", f"{TICK_MS:.0f} ms", tick_work <= TICK_MS),
+        ("live tick, CPU time, mean", f"{tick_work:.0f} ms", f"{TICK_MS:.0f} ms", tick_work <= TICK_MS),
         ("live tick, long history over short", f"{long / short:.2f}", "1.25", long / short <= 1.25),
         ("memory of the dashboard, peak", f"{found['memory']['peak MB']:.0f} MB", f"{MEMORY_MB:.0f} MB",
          found["memory"]["peak MB"] <= MEMORY_MB),
-        ("points a second written meanwhile", f"{rate:.0f}", f"{0.99 * RATE:.0f} at least", rate >= 0.99 * RATE),
+        ("points per second written meanwhile", f"{rate:.0f}", f"{0.99 * RATE:.0f} at least", rate >= 0.99 * RATE),
         ("points lost", f"{lost:,}", "0", lost == 0),
         ("errors of writers and pages", str(errors), "0", errors == 0),
     ]  # fmt: skip
@@ -290,7 +290,7 @@ WRITERS = ("first writer", "second writer")
 
 
 def markdown(found: Result) -> str:
-    """Every figure as tables."""
+    """Return all figures as Markdown tables."""
     parts = ["## Limits", _report.table(("what", "measured", "limit", ""), _verdicts(found))]
     parts += ["## Pages, server time", _listed("page", found["pages"])]
     if found["first shown"]:
@@ -298,15 +298,15 @@ def markdown(found: Result) -> str:
         parts += ["## Pages, first shown in Chromium", _listed("page", shown)]
     parts += ["## A live tick", _listed("history", found["ticks"])]
     parts += ["## Writers", _listed("process", {name: found["writers"][name] for name in WRITERS})]
-    told = found["writers"]
-    parts += [f"Meanwhile {told['pages read']} pages were read, p95 {told['page, p95 ms']:.0f} ms."]
+    written = found["writers"]
+    parts += [f"Meanwhile {written['pages read']} pages were read, p95 {written['page, p95 ms']:.0f} ms."]
     loads = {name: {f"load {when}": f"{load:.1f}" for when, load in one.items()} for name, one in found["load"].items()}
-    parts += ["## What else the machine did", _listed("part", loads)]
-    told = found["memory"]
+    parts += ["## Load of the machine", _listed("part", loads)]
+    memory = found["memory"]
     parts += [
         "## Memory of the dashboard",
-        f"{told['start MB']:.0f} MB when it had started, {told['end MB']:.0f} MB at the end, {told['peak MB']:.0f} MB "
-        f"at most; {told['visits']:,} visits in between.",
+        f"{memory['start MB']:.0f} MB after the start, {memory['end MB']:.0f} MB at the end, "
+        f"{memory['peak MB']:.0f} MB at the peak; {memory['visits']:,} visits in between.",
     ]
     return "\n\n".join(parts)
 
@@ -326,7 +326,7 @@ def _shown(value: Any) -> str:
 
 
 def prepare(cache: Path, size: Size, folder: Path) -> Path:
-    """A workspace in ``folder`` with a copy of the database, which is made if ``cache`` has none of this size."""
+    """Create a workspace in ``folder`` with a copy of the database; create the database if ``cache`` lacks it."""
     name = "-".join(str(part) for part in vars(size).values())
     kept = cache / f"tracker-{name}.db"
     if not kept.is_file():
@@ -336,28 +336,28 @@ def prepare(cache: Path, size: Size, folder: Path) -> Path:
             stale.unlink()
         make(part, size, progress=True)
         part.rename(kept)
-    open_database(kept).close()  # brings one of an older schema up to date
+    open_database(kept).close()  # migrates an older schema
     shutil.copyfile(kept, folder / "tracker.db")
     (folder / "workspace.json").write_text(json.dumps({"format": 1}), encoding="utf-8")
     return folder / "tracker.db"
 
 
 def measure(options: argparse.Namespace, folder: Path) -> Result:
-    """Everything, in one process of the dashboard."""
+    """Run all measurements on one dashboard process."""
     size = Size(options.experiments, options.cycles, options.points, options.samples, options.seed)
     database = prepare(options.cache, size, folder)
     reading = open_readonly(database)
-    asked = questions(reading, size, random.Random(options.seed), options.calls)
+    requests = questions(reading, size, random.Random(options.seed), options.calls)
     found: Result = {"memory": {}, "first shown": {}, "load": {}}
     with dashboard(folder, PORT) as served:
         found["memory"]["start MB"] = served.memory_mb()[0]
         steps: list[tuple[str, Callable[[], Result]]] = [
-            ("pages", lambda: pages(served, asked)),
+            ("pages", lambda: pages(served, requests)),
             ("ticks", lambda: ticks(served, database, options.calls)),
         ]
         if _browser.found() and not options.no_browser:
-            steps.append(("first shown", lambda: first_shown(served, asked, options.visits)))
-        steps.append(("writers", lambda: writers(served, database, asked, options.seconds)))
+            steps.append(("first shown", lambda: first_shown(served, requests, options.visits)))
+        steps.append(("writers", lambda: writers(served, database, requests, options.seconds)))
         for name, step in steps:
             started, load = time.perf_counter(), os.getloadavg()[0]
             found[name] = step()
@@ -367,21 +367,21 @@ def measure(options: argparse.Namespace, folder: Path) -> Result:
                 f"{name}: measured in {took:.0f} s, load {load:.1f} before, {os.getloadavg()[0]:.1f} after", flush=True
             )
         now, most = served.memory_mb()
-        found["memory"] |= {"end MB": now, "peak MB": most, "visits": options.calls * (len(asked) + 2)}
+        found["memory"] |= {"end MB": now, "peak MB": most, "visits": options.calls * (len(requests) + 2)}
         found["memory"]["visits"] += found["writers"]["pages read"]
     return found
 
 
 def main() -> int:
-    """Measure, print, and return the exit status."""
+    """Measure and print; write with --write. Return 1 if a limit was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("experiments", "cycles", "points", "samples", "seed"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Size, name))
-    parser.add_argument("--cache", type=Path, default=CACHE, help="folder for the database, kept for the next run")
-    parser.add_argument("--calls", type=int, default=40, help="calls of each page's function, and ticks")
-    parser.add_argument("--visits", type=int, default=4, help="visits of each page in Chromium, twice")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long the writers write")
-    parser.add_argument("--no-browser", action="store_true", help="leave Chromium out")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder in which the database is cached")
+    parser.add_argument("--calls", type=int, default=40, help="calls of each page's function, and number of ticks")
+    parser.add_argument("--visits", type=int, default=4, help="visits of each page in Chromium, per cache state")
+    parser.add_argument("--seconds", type=float, default=30.0, help="duration of the writers")
+    parser.add_argument("--no-browser", action="store_true", help="skip the measurements in Chromium")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/tracker.md and .json")
     options = parser.parse_args()
     facts = _report.machine(("gradio", "sqlalchemy", "plotly")) | {"seed": str(options.seed)}

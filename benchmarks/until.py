@@ -1,23 +1,25 @@
-"""Tokens sampled until a degraded student follows instructions nearly as well as before, against TRL's trainer.
+"""Tokens sampled until a degraded student has recovered its instruction following, against TRL's trainer.
 
 Run: python -m benchmarks.until [--write]
 
-The student is the miniature after a hard mid-training on one corpus; the teacher is the miniature itself. Both sides
-get the same student, the same training prompts from the same pool, as many a batch, answers of the same length at
-most, AdamW at a rate that warms up and falls to zero over the run, and the reverse KL over the whole vocabulary.
+The student is the miniature after an aggressive mid-training on one corpus; the teacher is the miniature itself. Both
+sides get the same student, the same training prompts from the same pool, the same batch size and response length limit,
+AdamW with a learning rate that warms up and falls to zero over the run, and the reverse KL over the whole vocabulary.
 
-A run has a budget of batches and is measured once, at its end, on the same test prompts by the same evaluator,
-greedily; tokens of the evaluation are not counted. Budgets are doubled until the mean score of a side is at 0.99 of
-base; where the curve of score over the logarithm of the tokens crosses it is what the side needs. (Reading a single
-run as it goes would reward lucky looks: one run's score moves by a point from look to look at a constant rate.) The
-rate of each side is the best of several at one budget in the middle; the budgets are then run with several seeds.
+A run has a budget of batches and is evaluated once, at its end, on the same test prompts by the same evaluator,
+greedily; tokens of the evaluation are not counted. Budgets are doubled until the mean score of a side reaches 0.99 of
+base; the result is where the curve of score over the logarithm of the tokens crosses it. (Evaluating a single run
+repeatedly would favour lucky evaluations: at a constant learning rate its score varies by a point between them.) The
+learning rate of each side is the best of several at one intermediate budget; the budgets are then run with several
+seeds.
 
-What ours does besides are settings that any user has, told below. Several updates on one batch of answers
-(--batch-epochs) stay exact here: a reverse KL over the whole vocabulary is compared at the states the answers visit,
-whichever weights sampled them; only the states grow a little old. TRL's trainer samples for each update. Half of the
-prompts are drawn by what the student's newest answers missed (--focus). Both were chosen on the development prompts.
+Ours uses two additional settings that are available to any user, listed below. Several updates on one batch of
+responses (--batch-epochs) remain exact here: the reverse KL over the whole vocabulary is evaluated at the states of the
+responses, whichever weights sampled them; only the states become slightly stale. TRL's trainer samples for each update.
+Half of the prompts are drawn by the failures of the student's newest responses (--focus). Both were chosen on the
+development prompts.
 
-Runs are kept under --cache, and a run that is done there is not run again.
+Runs are stored under --cache; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -42,35 +44,36 @@ import torch
 from benchmarks import _peer, _report
 from evals.ifeval import evaluate_instructions
 from evals.suites import sample
-from pipelines.mixing import choose
-from pipelines.models import engine_of
-from pipelines.sources import BEHAVIOUR, Pools, Source
-from pipelines.stage import settings_of
+from pipelines.data.mixing import choose
+from pipelines.distillation.batch_builder import BatchBuilder, Pools
+from pipelines.runtime.engines import engine_of
+from pipelines.runtime.stage import settings_of
 from recovery.config import DistillConfig, build, model_recipe
-from recovery.loading import load_model
+from recovery.data.prompts import behaviour_prompts
+from recovery.losses.objective import BEHAVIOUR, DistillationObjective
 from recovery.miniature import materialise, write_corpora
-from recovery.objectives.estimator import Estimator
-from recovery.prompts import behaviour_prompts
+from recovery.models.loading import load_model
+from recovery.rng import RandomStream
 from recovery.rollouts import TransformersEngine
 from recovery.teachers import Frozen
-from recovery.training import train
+from recovery.training.loop import Hooks, train
 from recovery.types import Prompt
 from recovery.workspace import write_atomically
 
 GOAL = 0.8
 UNTIL = 0.99
-# Deep enough that there is much to bring back: it leaves about three quarters of base.
+# Aggressive enough for a large loss: about three quarters of base's score remain.
 HARD = ("--lr", "2e-3", "--epochs", "8")
-# Our settings besides those both sides share, and the rates tried for each side.
+# Our additional settings, and the learning rates tried for each side.
 LEVERS: dict[str, Any] = {"batch_epochs": 4, "focus": 0.5}
 RATES = (3e-4, 6e-4, 1.2e-3, 2.4e-3)
-SEARCHED = 32  # the budget at which rates are tried, in batches
-WARM_UP = 1 / 16  # of a run
+SEARCHED = 32  # budget of the learning-rate search, in batches
+WARM_UP = 1 / 16  # share of a run
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all runs share; ``prompts`` is those of a batch, ``questions`` the test prompts."""
+    """Settings common to all runs; ``prompts`` is the batch size, ``questions`` the number of test prompts."""
 
     base: str
     student: str
@@ -79,11 +82,11 @@ class Setting:
     questions: int
 
     def train(self) -> list[Prompt]:
-        """Prompts with one request each: of several, one side would answer only the last."""
+        """Return the single-turn training prompts: TRL responds only to the last turn of longer ones."""
         return [p for p in behaviour_prompts(Path(self.base)).train if _single(p)]
 
     def test(self) -> list[Prompt]:
-        """What is asked at the end of a run."""
+        """Return the test prompts."""
         return sample([p for p in behaviour_prompts(Path(self.base)).test if p.checks], self.questions)
 
 
@@ -97,23 +100,23 @@ class Run:
     seed: int
 
     def file(self, cache: Path, setting: Setting) -> Path:
-        """Where its end is kept: named by all it depends on."""
+        """Return the path of its result; the name includes a hash of all settings."""
         levers = LEVERS if self.side == "ours" else {}
-        told = json.dumps([dataclasses.asdict(setting), levers, HARD, WARM_UP], sort_keys=True)
-        key = hashlib.sha256(told.encode()).hexdigest()[:8]
+        settings = json.dumps([dataclasses.asdict(setting), levers, HARD, WARM_UP], sort_keys=True)
+        key = hashlib.sha256(settings.encode()).hexdigest()[:8]
         return cache / f"{self.side}-{self.budget}-{self.rate:g}-{self.seed}-{key}.json"
 
 
 @dataclass(frozen=True)
 class End:
-    """What a run came to: tokens sampled, and the share of test prompts followed."""
+    """Result of a run: tokens sampled, and the share of test prompts followed."""
 
     tokens: float
     value: float
 
 
 def score(model: str | Path, weights: Iterable[torch.Tensor] | None, setting: Setting) -> float:
-    """Share of the test prompts all of whose instructions are followed strictly, by a model or by other weights."""
+    """Return the strict prompt-level score of a model on the test prompts, with ``weights`` if given."""
     loaded = load_model(model)
     with torch.no_grad():
         for ours, theirs in zip(loaded.model.parameters(), weights or (), strict=weights is not None):
@@ -128,7 +131,7 @@ def score(model: str | Path, weights: Iterable[torch.Tensor] | None, setting: Se
 
 
 def run_ours(setting: Setting, run: Run) -> End:
-    """This project's loop with a user's settings."""
+    """Run this project's training loop."""
     shared = {
         "prompts_per_step": setting.prompts, "samples_per_prompt": 1, "max_new_tokens": setting.new_tokens,
         "steps": run.budget * LEVERS.get("batch_epochs", 1), "warmup": WARM_UP, "schedule": "linear",
@@ -136,23 +139,26 @@ def run_ours(setting: Setting, run: Run) -> End:
     }  # fmt: skip
     config = build(DistillConfig, shared | LEVERS, model_recipe(Path(setting.base)))
     student = load_model(setting.student, tuning="full")
-    estimator = Estimator({BEHAVIOUR: Frozen(load_model(setting.base))}, config.dials())
+    objective = DistillationObjective({BEHAVIOUR: Frozen(load_model(setting.base))}, config.loss_config())
     sampled: list[float] = []
     with engine_of(student, config) as engine:
         train(
             student,
-            Source(config, student, engine, Pools(setting.train())),
-            estimator,
+            BatchBuilder(config, student, engine, Pools(setting.train())),
+            objective,
             settings_of(config, config.steps, run.rate),
-            log=lambda _step, metrics: sampled.append(metrics["tokens_sampled"]),
+            hooks=Hooks(log=lambda _step, metrics: sampled.append(metrics["tokens_sampled"])),
         )
     return End(sum(sampled), score(setting.student, student.model.parameters(), setting))
 
 
 def run_trl(setting: Setting, run: Run) -> End:
-    """TRL's trainer, with its own settings but for the rate."""
+    """Run TRL's trainer, with its default settings except the learning rate."""
     prompts, sampled = setting.train(), []
-    batches = [choose(prompts, setting.prompts, batch, run.seed, stream=21) for batch in range(1, run.budget + 1)]
+    batches = [
+        choose(prompts, setting.prompts, batch, run.seed, stream=RandomStream.BEHAVIOUR_PROMPTS)
+        for batch in range(1, run.budget + 1)
+    ]
     trainer = _peer.trainer(
         setting.student,
         setting.base,
@@ -177,7 +183,7 @@ SIDES: dict[str, Callable[[Setting, Run], End]] = {"ours": run_ours, "TRL": run_
 
 
 def prepare(options: argparse.Namespace) -> tuple[Setting, float, float]:
-    """The miniature and the degraded student (made once), and the scores of both on the test prompts."""
+    """Create the miniature and the degraded student once; return the setting and the scores of both."""
     cache = options.cache
     base, student, corpora = cache / "miniature", cache / "student", cache / "corpora"
     if not base.is_dir():
@@ -198,7 +204,7 @@ def prepare(options: argparse.Namespace) -> tuple[Setting, float, float]:
 
 
 def carry_out(run: Run, setting: Setting, options: argparse.Namespace) -> End:
-    """The end of a run, from the cache or from a process of its own."""
+    """Return the result of a run, from the cache or from a separate process."""
     path = run.file(options.cache, setting)
     if not path.is_file():
         job = json.dumps({"setting": vars(setting), "run": vars(run)})
@@ -213,7 +219,7 @@ def carry_out(run: Run, setting: Setting, options: argparse.Namespace) -> End:
 
 
 def climb(side: str, setting: Setting, goal: float, options: argparse.Namespace) -> dict[Run, End]:
-    """The runs of a side: the rates at one budget, then budgets at the best of them until the goal."""
+    """Run a side: all rates at one budget, then growing budgets at the best rate until the goal."""
     searched = [Run(side, SEARCHED, rate, 0) for rate in RATES]
     runs = {run: carry_out(run, setting, options) for run in searched}
     rate = max(searched, key=lambda run: runs[run].value).rate
@@ -228,13 +234,13 @@ def climb(side: str, setting: Setting, goal: float, options: argparse.Namespace)
 
 
 def best_rate(runs: dict[Run, End], side: str) -> float:
-    """The rate with the highest score at the budget where rates are tried."""
+    """Return the rate with the highest score in the learning-rate search."""
     mine = [run for run in runs if run.side == side and run.budget == SEARCHED and run.seed == 0]
     return max(mine, key=lambda run: runs[run].value).rate
 
 
 def curve(runs: dict[Run, End], side: str) -> list[tuple[float, float, float]]:
-    """(tokens, score, its standard deviation) of each budget at the side's best rate, means over the seeds."""
+    """Return (tokens, score, standard deviation) of each budget at the side's best rate, means over the seeds."""
     found: dict[int, list[End]] = {}
     for run, end in runs.items():
         if run.side == side and run.rate == best_rate(runs, side):
@@ -250,9 +256,9 @@ def curve(runs: dict[Run, End], side: str) -> list[tuple[float, float, float]]:
 
 
 def needed(points: Sequence[tuple[float, float, float]], goal: float) -> float | None:
-    """Tokens at which the curve crosses the goal, linear in their logarithm; None where it does not reach it.
+    """Return the tokens at which the curve crosses the goal, interpolated in their logarithm; None if it never does.
 
-    A curve that begins above the goal needs at most its first tokens: these are returned.
+    If the curve starts above the goal, its first number of tokens is returned as an upper bound.
     """
     before: tuple[float, float] | None = None
     for tokens, value, _ in points:
@@ -266,7 +272,7 @@ def needed(points: Sequence[tuple[float, float, float]], goal: float) -> float |
 
 
 def markdown(runs: dict[Run, End], base: float, degraded: float) -> str:
-    """The curves, what each side needs, and the ratio."""
+    """Return the curves, the tokens of each side, and the ratio as Markdown."""
     goal, lines, tokens = UNTIL * base, [], {}
     rows = []
     for side in sorted({run.side for run in runs}):
@@ -274,8 +280,8 @@ def markdown(runs: dict[Run, End], base: float, degraded: float) -> str:
         tokens[side] = needed(points, goal)
         rate = f"{best_rate(runs, side):g}"
         rows += [(side, rate, f"{t:,.0f}", f"{v / base:.4f}", f"{s / base:.4f}") for t, v, s in points]
-        told = "not reached" if tokens[side] is None else f"{tokens[side]:,.0f} tokens"
-        lines.append(f"- {side}: {told}, rate {rate}")
+        result = "not reached" if tokens[side] is None else f"{tokens[side]:,.0f} tokens"
+        lines.append(f"- {side}: {result}, rate {rate}")
     header = ("side", "rate", "tokens sampled", "score relative to base", "standard deviation over seeds")
     text = [
         _report.table(header, rows),
@@ -291,7 +297,7 @@ def markdown(runs: dict[Run, End], base: float, degraded: float) -> str:
 
 
 def verdict(ours: float | None, theirs: float | None, most: float) -> str:
-    """The ratio in words; a side that did not reach the goal needs more than the most that was tried."""
+    """Return the ratio as a sentence; ``most`` is the lower bound for a side that did not reach the goal."""
     if ours is None:
         return f"Ours did not reach it within {most:,.0f} tokens: MISSED."
     ratio = ours / (theirs if theirs is not None else most)
@@ -304,17 +310,17 @@ def _single(prompt: Prompt) -> bool:
 
 
 def main() -> int:
-    """Run what is missing, print, write where asked; status 1 where the goal was missed."""
+    """Run the missing runs and print; write with --write. Return 1 if the goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "recovery" / "benchmarks"
-    parser.add_argument("--cache", type=Path, default=usual, help="where runs are kept  [default: %(default)s]")
-    parser.add_argument("--prompts", type=int, default=32, help="prompts a batch")
+    parser.add_argument("--cache", type=Path, default=usual, help="folder of the results  [default: %(default)s]")
+    parser.add_argument("--prompts", type=int, default=32, help="prompts per batch")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--questions", type=int, default=1000, help="test prompts")
-    parser.add_argument("--first", type=int, default=16, help="the smallest budget, in batches")
-    parser.add_argument("--cap", type=int, default=128, help="the largest")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of each budget")
-    parser.add_argument("--side", choices=sorted(SIDES), help="only this side's runs")
+    parser.add_argument("--first", type=int, default=16, help="smallest budget, in batches")
+    parser.add_argument("--cap", type=int, default=128, help="largest budget, in batches")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds per budget")
+    parser.add_argument("--side", choices=sorted(SIDES), help="run only this side")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/until.md and .json")
     parser.add_argument("--job", help=argparse.SUPPRESS)
@@ -337,8 +343,8 @@ def main() -> int:
     if options.write:
         levers = ", ".join(f"{name} = {value}" for name, value in LEVERS.items())
         size = (
-            f"{options.prompts} prompts a batch, at most {options.new_tokens} new tokens, {options.questions} test "
-            f"prompts, {options.seeds} seeds. Ours besides: {levers}."
+            f"{options.prompts} prompts per batch, at most {options.new_tokens} new tokens, {options.questions} test "
+            f"prompts, {options.seeds} seeds. Additional settings of ours: {levers}."
         )
         data = {"base": base, "student": degraded, "runs": [{**vars(run), **vars(end)} for run, end in runs.items()]}
         note = (__doc__ or "").split("\n\n", 2)[2]

@@ -1,3 +1,3 @@
-"""The review dashboard; reads the tracker and nothing else."""
+"""Review dashboard; reads the tracker only."""
 
 PART_OF = "recovery"

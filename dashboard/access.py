@@ -1,4 +1,4 @@
-"""Who may see the pages, who may decide, and which requests are turned away."""
+"""Access control: passwords, permissions, rejected requests and security headers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 POLICY = "; ".join(
     (
         "default-src 'self'",
-        # Gradio and Plotly set up their pages with scripts and styles in the page itself, and compile templates.
+        # Gradio and Plotly use inline scripts and styles, and compile templates.
         "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
@@ -45,9 +45,9 @@ HEADERS = {
 
 @dataclass
 class Access:
-    """``users`` are names with hashed passwords, None where everyone on this machine may enter.
+    """Access settings. ``users`` maps names to hashed passwords; None: everyone on this machine has access.
 
-    ``ask_seconds`` is what answers to a prompt may take, None where nobody may put one.
+    ``ask_seconds`` is the timeout of a prompt on the Ask page; None disables the page.
     """
 
     users: Mapping[str, str] | None = None
@@ -63,16 +63,16 @@ class Access:
                 "leave --host out"
             )
         if self.read_only and self.ask_seconds is not None:
-            raise DatabaseError("--ask lets people start models, --read-only lets nobody start anything: leave one out")
+            raise DatabaseError("--ask lets users run models, --read-only allows no actions: leave one out")
 
     def user(self, authorization: str | None) -> str | None:
-        """The name that an Authorization header proves; "" where nobody needs one, None where it proves nothing."""
+        """Return the user of an Authorization header; "" if none is needed, None if the header is invalid."""
         if self.users is None:
             return ""
         if not authorization or not authorization.lower().startswith("basic "):
             return None
         digest = hashlib.sha256(authorization.encode()).hexdigest()
-        if digest in self._known:  # the slow hash is for those who guess, not for every picture of a page
+        if digest in self._known:  # the slow hash runs once per header, not for every request of a page
             return self._known[digest]
         try:
             name, _, password = base64.b64decode(authorization[6:], validate=True).decode().partition(":")
@@ -84,14 +84,14 @@ class Access:
         return name
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
-        """Why a request is turned away, whoever sends it: another site's, or one that came by another name."""
+        """Return why a request is rejected (another host name, or another site as origin), or None."""
         host = headers.get("host", "")
         name = urlsplit(f"//{host}").hostname or ""
         if is_loopback(self.host) and not is_loopback(name):
-            return f"this dashboard answers to this machine only, not to the name {name}"
+            return f"this dashboard accepts requests from this machine only, not for the host name {name}"
         origin = headers.get("origin")
         if method not in ("GET", "HEAD", "OPTIONS") and origin and urlsplit(origin).netloc != host:
-            return "a page of another site may not change anything here"
+            return "requests from another site are not allowed to change anything"
         return None
 
 
@@ -106,24 +106,24 @@ def is_loopback(host: str) -> bool:
 
 
 def hash_password(password: str, salt: bytes | None = None) -> str:
-    """A password as it is kept: "scrypt$SALT$HASH" in hexadecimal."""
+    """Return a hashed password: "scrypt$SALT$HASH" in hexadecimal."""
     salt = os.urandom(16) if salt is None else salt
     digest = hashlib.scrypt(password.encode(), salt=salt, n=_COST, r=_BLOCK, p=_PARALLEL, maxmem=64 * 2**20)
     return f"scrypt${salt.hex()}${digest.hex()}"
 
 
 def matches(password: str, kept: str) -> bool:
-    """Whether a password is the kept one; takes the same time either way."""
+    """Whether a password matches a stored hash; compared in constant time."""
     salt = bytes.fromhex(kept.split("$")[1])
     return hmac.compare_digest(hash_password(password, salt), kept)
 
 
 def read_users(path: Path) -> dict[str, str]:
-    """Names and hashes of a file, one NAME:HASH a line. Raises DatabaseError that names the line."""
+    """Return the names and hashes of a file with one NAME:HASH per line. Raises DatabaseError with the line number."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DatabaseError(f"{path} cannot be read ({error}): make it with --add-user NAME") from error
+        raise DatabaseError(f"{path} cannot be read ({error}): create it with --add-user NAME") from error
     users: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
@@ -133,17 +133,17 @@ def read_users(path: Path) -> dict[str, str]:
             raise DatabaseError(f"{path} line {number} is not NAME:HASH: write it with --add-user NAME")
         users[name] = kept
     if not users:
-        raise DatabaseError(f"{path} names nobody: add someone with --add-user NAME")
+        raise DatabaseError(f"{path} contains no users: add one with --add-user NAME")
     return users
 
 
 def add_user(path: Path, name: str, password: str) -> None:
-    """Write a name with its hashed password into the file, over what it had; only its owner may read it.
+    """Add a user with a hashed password to the file, or replace the password; only the owner may read the file.
 
-    Raises DatabaseError for a name that could not be read back, or a password that is too short.
+    Raises DatabaseError for an invalid name, or a password that is too short.
     """
     if not name.strip() or ":" in name or name.startswith("#") or "\n" in name:
-        raise DatabaseError(f"{name!r} cannot be a name: it must not be empty, hold a colon or begin with #")
+        raise DatabaseError(f"{name!r} cannot be a name: it must not be empty, contain a colon or begin with #")
     if len(password) < 8:
         raise DatabaseError("the password needs at least 8 characters")
     users = read_users(path) if path.is_file() and path.read_text(encoding="utf-8").strip() else {}

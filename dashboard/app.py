@@ -1,4 +1,4 @@
-"""The dashboard: builds the pages over a tracker database and serves them, with nothing from elsewhere."""
+"""The dashboard application: builds the pages for a tracker database and serves them without a network."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fastapi import FastAPI
 from sqlalchemy import URL
 
 from dashboard.access import Access
-from dashboard.asking import Asker
+from dashboard.ask_process import Asker
 from dashboard.pages import ask, compare, cycle, geometry, live, overview, samples, studies, tokens
 from dashboard.server import run, serve
-from dashboard.source import Source
+from dashboard.tracker_source import Source
 from db import DatabaseError
 
 TITLE = "Recovery"
@@ -22,9 +22,9 @@ PORTS_TRIED = 20
 
 
 def build_app(database_url: str | Path | URL, access: Access | None = None, workspace: Path | None = None) -> FastAPI:
-    """The dashboard over a tracker database as an ASGI application; it fills when the database does.
+    """Return the dashboard of a tracker database as an ASGI application; the database may be created later.
 
-    ``workspace`` is the folder with the weights, where that is not the database's own.
+    ``workspace`` is the folder with the weights, if it is not the database's own.
     Raises DatabaseError if the address is malformed.
     """
     access = access or Access()
@@ -34,7 +34,7 @@ def build_app(database_url: str | Path | URL, access: Access | None = None, work
 
 
 def build_pages(source: Source, access: Access, asker: Asker | None = None) -> gr.Blocks:
-    """Every page at its address; the one to ask on only with an ``asker``."""
+    """Return every page at its route; the Ask page only with an ``asker``."""
     with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as pages:
         gr.Navbar(visible=False)
         overview.build(pages, source)
@@ -57,7 +57,7 @@ def launch_dashboard(
     open_browser: bool = False,
     workspace: Path | None = None,
 ) -> None:
-    """Serve the dashboard until interrupted; if the port is taken, on the next free one.
+    """Serve the dashboard until interrupted, on the given port or the next free one.
 
     Raises DatabaseError if the address is malformed or no port is free.
     """
@@ -67,7 +67,7 @@ def launch_dashboard(
     address = f"http://{'127.0.0.1' if access.host == '0.0.0.0' else access.host}:{free}"
 
     def ready() -> None:
-        print(f"Dashboard at {address} (Ctrl-C ends it)", flush=True)
+        print(f"Dashboard at {address} (stop it with Ctrl-C)", flush=True)
         if open_browser:
             webbrowser.open(address)
 
@@ -75,7 +75,7 @@ def launch_dashboard(
 
 
 def free_port(host: str, first: int) -> int:
-    """The first port from ``first`` on that nobody listens at."""
+    """Return the first free port from ``first`` on. Raises DatabaseError if none is free."""
     for port in range(first, first + PORTS_TRIED):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Figures from records. Pure: the same records give the same figure, and nothing is read or written."""
+"""Figures built from records by pure functions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from dashboard import markup, theme
-from dashboard.figures import Figure
-from dashboard.words import interval, percent
+from dashboard.formatting import interval, percent
+from dashboard.plotly_figure import Figure
 from db.records import Measured, Overview, Point, Score
 
 SHAPES = {"base": "circle", "midtrained": "triangle-down", "recovered": "square", "external": "diamond"}
@@ -21,22 +21,22 @@ COLOURS = {
 }
 KINDS = {"base": "base", "midtrained": "mid-trained", "recovered": "recovered", "external": "external"}
 FEW_CYCLES = 6
-"""Up to here every point has a label of its own; beyond, only the first and the last cycle's have."""
+"""Up to this number of cycles every point is labelled; beyond it, only those of the first and the last cycle."""
 
 FEW_DECADES = 2.0
-"""Up to here a small figure's logarithmic axis has room for marks between the powers of ten."""
+"""Up to this range a small figure's logarithmic axis has ticks between the powers of ten."""
 
 FEW_POINTS = 24
-"""Up to here a curve shows its points too."""
+"""Up to this number of points a curve shows markers."""
 
 _FONT = "IBM Plex Sans, system-ui, sans-serif"
 
 
 def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
-    """Knowledge against instruction following: one point a checkpoint, joined in the order of time.
+    """Draw knowledge against instruction following: one point per checkpoint, joined in chronological order.
 
-    A thin line joins the checkpoints that no other beats on both; ``floor`` is what the gate asks of instruction
-    following, and what lies above it is shaded.
+    A thin line joins the Pareto frontier. ``floor`` is the gate's bound on instruction following; the area above it
+    is shaded.
     """
     steps = [step for step in overview.path if _both(overview, step)]
     figure = blank(height=380)
@@ -62,7 +62,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
 
 
 def beside(overviews: Sequence[Overview]) -> Figure:
-    """The paths of several experiments: each begins hollow and ends full, in a colour and a shape of its own."""
+    """Draw the paths of several experiments, each with its own colour and shape: hollow first, filled last point."""
     figure = blank(height=340)
     places: list[tuple[float, float]] = []
     for index, one in enumerate(overviews):
@@ -100,7 +100,7 @@ def beside(overviews: Sequence[Overview]) -> Figure:
 
 
 def beside_keys(names: Sequence[str]) -> str:
-    """The key to :func:`beside`."""
+    """Return the legend of :func:`beside`."""
     looks = [(*_own(index), name) for index, name in enumerate(names)]
     return markup.keys((shape.split("-")[0], colour, name) for colour, shape, name in looks)
 
@@ -110,7 +110,7 @@ def _own(index: int) -> tuple[str, str]:
 
 
 def _frontier(figure: Figure, overview: Overview, steps: Sequence[Measured]) -> None:
-    """The checkpoints that no other beats on both scores, joined."""
+    """Draw the Pareto frontier: checkpoints that no other beats on both scores."""
     places = sorted({_place(overview, step) for step in steps}, reverse=True)
     best = [place for at, place in enumerate(places) if all(place[1] > other[1] for other in places[:at])]
     if len(best) > 1:
@@ -120,7 +120,7 @@ def _frontier(figure: Figure, overview: Overview, steps: Sequence[Measured]) -> 
 
 
 def trajectory(overview: Overview) -> Figure:
-    """Both scores from checkpoint to checkpoint, with the phases of each cycle shaded."""
+    """Draw both scores over all checkpoints, with the phases of each cycle shaded."""
     steps = overview.path
     figure = blank(height=380)
     for index, step in enumerate(steps[1:], start=1):
@@ -139,7 +139,7 @@ def trajectory(overview: Overview) -> Figure:
         showgrid=False,
     )
     low = min((score.value for score in (*following, *knowledge) if score), default=0.0)
-    figure.update_yaxes(title_text="share of items right", range=[min(0.0, low) - 0.03, 1.12], tickformat=".0%")
+    figure.update_yaxes(title_text="share of items correct", range=[min(0.0, low) - 0.03, 1.12], tickformat=".0%")
     figure.update_layout(margin={"b": 30})
     return figure
 
@@ -151,7 +151,7 @@ def curve(
     total: int | None = None,
     log: bool = False,
 ) -> Figure:
-    """Curves of a stage over its steps; a band shows the range where several steps were averaged."""
+    """Draw curves of a stage over its steps; a band shows the range of averaged steps."""
     figure = blank(height=210)
     drawn = [(name, points) for name, points in series.items() if points]
     for index, (name, points) in enumerate(drawn):
@@ -182,12 +182,12 @@ def curve(
 
 
 def log_ticks(values: Sequence[float], decades: float) -> str | int:
-    """1, 2 and 5 of each power of ten; over more ``decades`` than have room for that, the powers alone."""
+    """Return Plotly's tick spacing: 1, 2 and 5 of each power of ten; beyond ``decades``, the powers alone."""
     return "D2" if not values or math.log10(max(values) / min(values)) <= decades else 1
 
 
 def blank(height: int) -> Figure:
-    """A figure with nothing in it yet, in the dashboard's look."""
+    """Return an empty figure in the dashboard's style."""
     figure = Figure()
     figure.update_layout(
         height=height,
@@ -217,7 +217,7 @@ def _both(overview: Overview, step: Measured) -> bool:
 
 def _place(overview: Overview, step: Measured) -> tuple[float, float]:
     knowledge, following = overview.knowledge(step), step.scores.instruction_following
-    assert knowledge is not None and following is not None  # _both() was asked first
+    assert knowledge is not None and following is not None  # callers check _both() first
     return knowledge.value, following.value
 
 
@@ -230,7 +230,7 @@ def _ys(steps: Sequence[Measured]) -> list[float]:
 
 
 def _shares(values: Sequence[float]) -> list[float]:
-    """An axis that holds all values with room for labels, and never pretends a small change to be a large one."""
+    """Return an axis range with room for labels that does not exaggerate small differences."""
     if not values:
         return [0.0, 1.05]
     low, high = min(values), max(values)
@@ -268,7 +268,7 @@ def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], 
 
 
 def _errors(scores: Sequence[Score | None], colour: str) -> dict[str, Any]:
-    """95% intervals as error bars."""
+    """Return 95% intervals as error bars."""
     sizes = [1.96 * (score.stderr or 0.0) for score in scores if score]
     return {"type": "data", "array": sizes, "color": colour, "thickness": 1.2, "width": 3}
 
@@ -320,7 +320,7 @@ def _line(
 
 
 def band(figure: Figure, points: Sequence[Point], colour: str) -> None:
-    """The range of the steps that each point stands for, where it stands for several."""
+    """Draw the range of the steps that each point averages."""
     if all(point.low == point.high for point in points):
         return
     there = [point for point in points if point.low is not None]
@@ -338,7 +338,7 @@ def band(figure: Figure, points: Sequence[Point], colour: str) -> None:
 
 
 def _ticks(steps: Sequence[Measured], overview: Overview) -> list[str]:
-    """Under each cycle's end, or where it has come to, its number; under the base its name; nothing halfway."""
+    """Return tick labels: the number at each cycle's last checkpoint, "base" at the base, nothing in between."""
     every = max(1, math.ceil(len(overview.cycles) / 12))
     words = []
     for step in steps:
@@ -354,7 +354,7 @@ def _ticks(steps: Sequence[Measured], overview: Overview) -> list[str]:
 
 
 def _short(step: Measured, overview: Overview) -> str:
-    """A label beside a point: its cycle's number; where there are many, the first's and the last's alone."""
+    """Return the label of a point: its cycle's number; with many cycles only for the first and the last."""
     number = step.checkpoint.cycle
     if step.checkpoint.kind == "base":
         return " base"
@@ -368,5 +368,5 @@ def _title(step: Measured) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for a place where Plotly would read markup or a template."""
+    """Return text with Plotly's markup and templates escaped."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")

@@ -1,4 +1,4 @@
-"""Downloads: every point and every score as CSV or JSON, never the thinned-out curves of the pages."""
+"""Downloads: all metric points, samples and scores as CSV or JSON (not downsampled), and cycle reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi.responses import StreamingResponse
 
-from dashboard.source import Source
+from dashboard.tracker_source import Source
 from db import DatabaseError, queries
 
 _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
@@ -26,8 +26,8 @@ Rows = Iterable[Mapping[str, Any]]
 
 
 def add_routes(api: FastAPI, source: Source) -> None:
-    """``download/stage/ID.csv``, ``download/evaluation/ID.json``, ``download/overview.csv?experiment=NAME``, and
-    ``download/report/CYCLE.html``.
+    """Add the routes ``download/stage/ID.csv``, ``download/evaluation/ID.json``,
+    ``download/overview.csv?experiment=NAME`` and ``download/report/CYCLE.html``.
     """
 
     @api.get("/download/stage/{number}.{kind}")
@@ -47,16 +47,16 @@ def add_routes(api: FastAPI, source: Source) -> None:
     @api.get("/download/report/{cycle}.{kind}")
     def report(cycle: int, kind: str) -> Response:
         if kind not in _REPORTS:
-            raise HTTPException(404, "a report is html or md")
+            raise HTTPException(404, "reports are available as html and md")
         heading = {"content-disposition": f'attachment; filename="cycle-{cycle}.{kind}"'}
         return Response(_report(source, cycle, kind), media_type=_REPORTS[kind], headers=heading)
 
 
 def _report(source: Source, cycle: int, kind: str) -> bytes:
-    """Written anew by a process of its own: no model library is loaded here."""
+    """Return a report written by a subprocess, so that no model library is loaded here."""
     workspace = source.workspace()
     if workspace is None:
-        raise HTTPException(404, "there is no workspace beside this database: run `recover report` where it is")
+        raise HTTPException(404, "this database has no workspace here: run `recover report` in its workspace")
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "recovery", "report", str(cycle), "--workspace", str(workspace)]
         env = os.environ | source.environment()
@@ -70,9 +70,9 @@ def _report(source: Source, cycle: int, kind: str) -> bytes:
 
 def _send(name: str, kind: str, columns: Sequence[str], rows: Rows) -> StreamingResponse:
     if kind not in _TYPES:
-        raise HTTPException(404, "csv and json can be downloaded")
+        raise HTTPException(404, "downloads are available as csv and json")
     try:
-        read = list(rows)  # what goes wrong is told before anything is sent
+        read = list(rows)  # errors are raised before anything is sent
     except DatabaseError as error:
         raise HTTPException(404, str(error)) from error
     write = _csv if kind == "csv" else _json
@@ -94,7 +94,7 @@ def _csv(columns: Sequence[str], rows: Rows) -> Iterator[str]:
 
 
 def _cell(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: text that would be one gets a quote before it."""
+    """Return a cell that no spreadsheet reads as a formula: such text is prefixed with a quote."""
     if isinstance(value, Mapping | list | tuple):
         value = json.dumps(value, ensure_ascii=False)
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
@@ -133,5 +133,5 @@ def _scores(source: Source, experiment: str | None) -> Rows:
     for checkpoint in queries.checkpoints(database, found.id):
         for row in reversed(queries.evaluations(database, checkpoint.id)):
             suite = row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
-            told = {"checkpoint": checkpoint.name, "kind": checkpoint.kind, "cycle": checkpoint.cycle}
-            yield told | {"suite": suite, "value": row.value, "stderr": row.stderr, "n": row.n}
+            columns = {"checkpoint": checkpoint.name, "kind": checkpoint.kind, "cycle": checkpoint.cycle}
+            yield columns | {"suite": suite, "value": row.value, "stderr": row.stderr, "n": row.n}

@@ -1,7 +1,7 @@
-"""Whether a dashboard answers, asked by a container engine: ``python -m dashboard.health``.
+"""Health check of a dashboard for container engines: ``python -m dashboard.health``.
 
-The image's commands are not all dashboards: where the container's first process is another command there is nothing to
-ask, and all is well. Asked every half a minute, so it imports nothing but the standard library.
+If the container's first process is not a dashboard, the check passes. It runs every half minute, so it imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SECONDS = 5.0
 
 
 def main(first_process: Path = Path("/proc/1/cmdline")) -> int:
-    """0 if the dashboard of this container works or there is none, 1 if it does not; says which in one line."""
+    """Return 0 if the dashboard of this container works or there is none, else 1; print the result on one line."""
     words = first_process.read_bytes().decode(errors="replace").split("\0")
     port = served(words)
     if port is None:
@@ -36,7 +36,7 @@ def main(first_process: Path = Path("/proc/1/cmdline")) -> int:
 
 
 def served(words: list[str]) -> int | None:
-    """The port at which the command line ``words`` serves a dashboard; None if it is another command."""
+    """Return the port at which the command line ``words`` serves a dashboard; None for another command."""
     pairs = list(itertools.pairwise(words))
     if not any(Path(name).name in ("recover", "recovery") and command == "dashboard" for name, command in pairs):
         return None

@@ -1,4 +1,4 @@
-"""Pieces of HTML. Every text that comes from a record passes through ``esc``: Gradio shows HTML as it is given."""
+"""HTML fragments. Every text from a record is escaped with ``esc``: Gradio shows HTML unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ ASK = ("Ask", "ask")
 
 STATUS_WORDS = {"running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed"}
 STAGE_WORDS = {
-    "register": "Registering",
     "midtrain": "Mid-training",
     "distill": "Recovery",
     "interpolate": "Interpolation",
@@ -49,13 +48,13 @@ STAGE_WORDS = {
 
 
 def esc(value: object) -> str:
-    """Any value as text that cannot be markup."""
+    """Return any value as text with HTML escaped."""
     return escape(str(value), quote=True)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A figure with its name, and what makes it meaningful under it."""
+    """A headline number with its name and a note."""
 
     name: str
     value: str
@@ -64,7 +63,7 @@ class Tile:
 
 
 def header(page: str, experiment: str | None = None, *, asking: bool = False) -> str:
-    """The bar on top of each page: where one is, and where one can go; ``asking`` if prompts are taken."""
+    """Return the header bar with the navigation; ``asking`` adds the Ask page."""
     query = f"?experiment={quote(experiment, safe='')}" if experiment else ""
     links = []
     for name, path in (*PAGES, ASK) if asking else PAGES:
@@ -78,7 +77,7 @@ def header(page: str, experiment: str | None = None, *, asking: bool = False) ->
 
 
 def tiles(entries: Iterable[Tile]) -> str:
-    """A row of figures."""
+    """Return a row of tiles."""
     shown = [
         f'<div class="tile {esc(entry.tone)}"><dt>{esc(entry.name)}</dt><dd>{esc(entry.value)}</dd>'
         f"<p>{esc(entry.note)}</p></div>"
@@ -88,12 +87,12 @@ def tiles(entries: Iterable[Tile]) -> str:
 
 
 def card_title(title: str, note: str = "", keys: str = "") -> str:
-    """The heading of a card, with a line that says how to read it, and the key to its figure (``keys``)."""
+    """Return the heading of a card, with an explanatory note and the legend of its figure (``keys``)."""
     return f'<div class="card-title"><h2>{esc(title)}</h2><p>{esc(note)}</p>{keys}</div>'
 
 
 def keys(entries: Iterable[tuple[str, str, str]]) -> str:
-    """A figure's key: entries of (shape, colour, name). It wraps on a narrow screen, as one inside would not."""
+    """Return a figure's legend from (shape, colour, name). Unlike one inside the figure, it wraps on narrow screens."""
     shown = [
         f'<span><svg viewBox="0 0 24 14" width="24" height="14" aria-hidden="true">'
         f"{SHAPES[shape].format(esc(colour))}</svg>{esc(name)}</span>"
@@ -103,7 +102,7 @@ def keys(entries: Iterable[tuple[str, str, str]]) -> str:
 
 
 def saves(figure: str) -> str:
-    """Ways to keep a figure as a picture."""
+    """Return buttons that save a figure as a picture."""
     pictures = "".join(
         f'<button type="button" data-figure="{esc(figure)}" data-format="{kind}">{kind.upper()}</button>'
         for kind in ("png", "svg")
@@ -112,18 +111,18 @@ def saves(figure: str) -> str:
 
 
 def numbers(name: str, address: str, kinds: Sequence[str] = ("csv", "json")) -> str:
-    """Ways to take numbers away; ``address`` has {} where its ending goes."""
+    """Return download links; ``address`` contains {} for the file extension."""
     links = "".join(f'<a href="{esc(address.format(f".{kind}"))}" download>{kind.upper()}</a>' for kind in kinds)
     return f'<div class="saves"><span>{esc(name)}</span>{links}</div>'
 
 
 def chip(word: str, tone: str) -> str:
-    """A short state in a coloured frame."""
+    """Return a short status in a coloured frame."""
     return f'<span class="chip {esc(tone)}">{esc(word)}</span>'
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:
-    """A table; cells are HTML already. On a narrow screen each row becomes a card that names its cells."""
+    """Return a table of HTML cells. On a narrow screen each row becomes a card with labelled cells."""
     head = "".join(f'<th scope="col">{esc(column)}</th>' for column in columns)
     body = "".join(
         "<tr>"
@@ -138,13 +137,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str
 
 
 def notice(title: str, text: str, commands: Sequence[str] = (), *, tone: str = "") -> str:
-    """What to do where there is nothing to show, or something went wrong."""
+    """Return a notice for an empty state or an error, with commands to run."""
     lines = "".join(f"<pre><code>{esc(command)}</code></pre>" for command in commands)
     return f'<section class="notice {esc(tone)}" role="status"><h2>{esc(title)}</h2><p>{esc(text)}</p>{lines}</section>'
 
 
 def progress(done: int, total: int | None, words: str) -> str:
-    """A bar; without a known total it only says how far."""
+    """Return a progress bar; without a known total only its text."""
     if not total:
         return f'<div class="progress"><p>{esc(words)}</p></div>'
     share = min(100.0, 100 * done / total)

@@ -1,4 +1,4 @@
-// What no page can do without a script: save a figure, and step through samples by the keyboard.
+// Saves figures as pictures, and steps through samples by keyboard.
 (() => {
     const figureOf = (name) => document.querySelector(`#${CSS.escape(name)} .js-plotly-plot`);
 

@@ -18,20 +18,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard import downloads, health
 from dashboard.access import HEADERS, Access
-from dashboard.asking import Asker
-from dashboard.source import Source
+from dashboard.ask_process import Asker
 from dashboard.theme import SCRIPT, STYLE, theme
+from dashboard.tracker_source import Source
 from db import DatabaseError, queries
 
 SESSIONS = 24
-"""So many open pages are remembered with what they were sent, up to three megabytes each; one that is put aside for a
-newer one is sent all of it again at its next tick."""
+"""Number of open pages whose state is kept, up to three megabytes each; a page whose state was evicted is sent in full
+at its next tick."""
 
 _ASK = {"www-authenticate": 'Basic realm="Recovery", charset="UTF-8"'}
 
 
 def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None = None) -> FastAPI:
-    """The pages with everything around them, as an ASGI application; what is being asked ends with it."""
+    """Return the pages with access control and downloads as an ASGI application; it stops a running prompt at exit."""
 
     @asynccontextmanager
     async def life(_api: FastAPI) -> AsyncIterator[None]:
@@ -42,7 +42,7 @@ def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None 
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=life)
     api.add_middleware(Guard, access=access)
     downloads.add_routes(api, source)
-    pages.state_session_capacity = SESSIONS  # Gradio would keep ten thousand
+    pages.state_session_capacity = SESSIONS  # Gradio's default is ten thousand
 
     @api.get(health.PATH)
     def state() -> PlainTextResponse:
@@ -53,18 +53,18 @@ def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None 
         return PlainTextResponse("ok")
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "SSR mode is not supported")  # it is off, and Gradio says so all the same
+        warnings.filterwarnings("ignore", "SSR mode is not supported")  # it is off, but Gradio warns anyway
         return gr.mount_gradio_app(api, pages, path="/", auth_dependency=_named if access.users else None, **look())
 
 
 class Guard:
-    """Turns requests away that may not come in, and gives every answer the security headers."""
+    """Middleware that rejects unauthorised requests and adds the security headers to every response."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -81,44 +81,44 @@ class Guard:
         await self.app(scope, receive, secured)
 
     async def _refused(self, scope: Scope) -> Response | None:
-        """The answer to a request that may not come in; the name of one that may goes with it."""
+        """Return the response to a rejected request, or None; store the user of an accepted one in its state."""
         if scope["type"] != "http":
-            return PlainTextResponse("only HTTP is spoken here", 403)
+            return PlainTextResponse("only HTTP is supported", 403)
         headers = Headers(scope=scope)
         reason = self.access.refusal(scope["method"], headers)
         if reason is not None:
             return PlainTextResponse(reason, 403, HEADERS)
-        if scope["path"] == health.PATH:  # asked by engines that know no password; tells whether it works, no more
+        if scope["path"] == health.PATH:  # container engines have no password; the response contains only the status
             return None
         user = await asyncio.to_thread(self.access.user, headers.get("authorization"))
         if user is None:
-            return PlainTextResponse("a name and a password are needed", 401, HEADERS | _ASK)
+            return PlainTextResponse("a user name and a password are required", 401, HEADERS | _ASK)
         scope.setdefault("state", {})["user"] = user
         return None
 
 
 def run(application: FastAPI, host: str, port: int, ready: Callable[[], None]) -> None:
-    """Answer requests until interrupted; ``ready`` is called once the first can be answered."""
+    """Serve requests until interrupted; ``ready`` is called once the server listens."""
     settings = uvicorn.Config(application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2)
     _Announced(settings, ready).run()
 
 
 class _Announced(uvicorn.Server):
-    """A server that says when it is up."""
+    """A server that calls ``ready`` when it listens."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self.ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then say so."""
+        """Listen, then call ``ready``."""
         await super().startup(sockets)
         if self.started:
             self.ready()
 
 
 def look() -> dict[str, Any]:
-    """How the pages are served: their look, and none of the parts that need a network or keep a history."""
+    """Return Gradio's settings: theme and style, without features that need a network or keep a history."""
     return {
         "theme": theme(),
         "css_paths": [STYLE],
@@ -133,5 +133,5 @@ def look() -> dict[str, Any]:
 
 
 def _named(request: Request) -> str | None:
-    """Who is asking, for the decisions' record."""
+    """Return the authenticated user of a request, who is recorded with decisions."""
     return getattr(request.state, "user", None)

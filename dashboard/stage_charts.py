@@ -1,4 +1,4 @@
-"""Figures that set stages beside each other: their curves on equal axes, and their tokens' gradients in a plane."""
+"""Figures that compare stages: curves on equal axes, token gradients in a plane, and update norms."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dashboard import charts, theme
-from dashboard.figures import Figure
+from dashboard.plotly_figure import Figure
 from db.records import Point
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 DECADES = 4
-"""So many powers of ten below the largest gradient are told apart in a logarithmic plane."""
+"""Powers of ten below the largest gradient that a logarithmic plane resolves."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve of one stage; ``look`` numbers its colour and its dashes.
+    """A curve of one stage; ``look`` holds the indices of its colour and dash style.
 
-    A ``faint`` one is what the stage's own curve is held against.
+    A ``faint`` curve is the reference for the stage's own curve.
     """
 
     label: str
@@ -30,45 +30,45 @@ class Curve:
 
 @dataclass(frozen=True)
 class Sample:
-    """Gradients of some tokens of a step in a plane: coordinates and the response each belongs to."""
+    """Gradients of sampled tokens of a step in a plane: (x, y, index of the response)."""
 
     points: tuple[tuple[float, float, int], ...]
 
     @property
     def reach(self) -> float:
-        """The longest one's length."""
+        """The largest length."""
         return max((math.hypot(x, y) for x, y, _ in self.points), default=0.0)
 
     @property
     def mean(self) -> tuple[float, float]:
-        """Where they pull together."""
+        """The mean gradient."""
         n = max(1, len(self.points))
         return sum(x for x, _, _ in self.points) / n, sum(y for _, y, _ in self.points) / n
 
     @property
     def chance(self) -> float:
-        """The length that the mean would have if each one's sign were tossed (root mean square)."""
+        """The root mean square length of the mean if each gradient had a random sign."""
         return math.sqrt(sum(x * x + y * y for x, y, _ in self.points)) / max(1, len(self.points))
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How far from the centre a length is drawn; the same for all planes that are compared."""
+    """Radial scale of a plane; shared by all planes that are compared."""
 
     reach: float
     logarithmic: bool = True
 
     @property
     def least(self) -> float:
-        """The length that is drawn a tenth of a power of ten or so from the centre."""
+        """The length below which the logarithmic scale becomes linear."""
         return 10.0 ** (math.ceil(math.log10(self.reach)) - DECADES)
 
     def radius(self, length: float) -> float:
-        """The distance at which a length is drawn."""
+        """Return the distance from the centre at which a length is drawn."""
         return math.log10(1 + length / self.least) if self.logarithmic else length
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """A vector's place: its direction is kept."""
+        """Return a vector's position in the plane; its direction is kept."""
         length = math.hypot(x, y)
         factor = self.radius(length) / length if length else 0.0
         return x * factor, y * factor
@@ -85,7 +85,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a stage moved the weights, and whether it stayed stable."""
+    """Relative norm of a stage's weight update, and whether the stage stayed stable."""
 
     label: str
     length: float
@@ -93,17 +93,17 @@ class Reach:
 
 
 def safe_radius(reaches: Sequence[Reach]) -> float | None:
-    """The longest update among those that stayed stable; None where none did."""
+    """Return the largest update among stages that stayed stable; None if none did."""
     return max((one.length for one in reaches if one.stable), default=None)
 
 
 def style(look: tuple[int, int]) -> tuple[str, str]:
-    """Colour and dashes by their numbers."""
+    """Return colour and dash style by their indices."""
     return theme.SERIES[look[0] % len(theme.SERIES)], DASHES[look[1] % len(DASHES)]
 
 
 def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: bool = False) -> Figure:
-    """Curves on equal axes; a band shows the range where several steps were averaged."""
+    """Draw curves on equal axes; a band shows the range of averaged steps."""
     figure = charts.blank(height)
     for entry in entries:
         colour, dash = style(entry.look)
@@ -128,7 +128,7 @@ def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: 
 
 
 def plane(sample: Sample, scale: Scale, colour: str) -> Figure:
-    """Each token's gradient as a point, their mean, and the circle that a mean of tossed signs stays about."""
+    """Draw each token's gradient as a point, their mean, and a circle at the mean's length for random signs."""
     figure = charts.blank(340)
     _rings(figure, scale)
     places = [scale.place(x, y) for x, y, _ in sample.points]
@@ -139,7 +139,7 @@ def plane(sample: Sample, scale: Scale, colour: str) -> Figure:
         mode="markers",
         marker={"symbol": "circle", "size": 7, "color": colour, "opacity": 0.55, "line": {"width": 0}},
         customdata=[[row + 1, math.hypot(x, y)] for x, y, row in sample.points],
-        hovertemplate="a token of response %{customdata[0]}<br>length <b>%{customdata[1]:.3g}</b><extra></extra>",
+        hovertemplate="token of response %{customdata[0]}<br>length <b>%{customdata[1]:.3g}</b><extra></extra>",
     )
     _mean(figure, sample, scale)
     edge = 1.06 * scale.radius(scale.reach)
@@ -167,12 +167,12 @@ def _mean(figure: Figure, sample: Sample, scale: Scale) -> None:
         mode="markers",
         marker={"symbol": "diamond", "size": 14, "color": theme.INK, "line": {"width": 1.2, "color": "#ffffff"}},
         customdata=[[math.hypot(*sample.mean), sample.chance]],
-        hovertemplate="mean <b>%{customdata[0]:.3g}</b><br>by chance %{customdata[1]:.3g}<extra></extra>",
+        hovertemplate="mean <b>%{customdata[0]:.3g}</b><br>random signs %{customdata[1]:.3g}<extra></extra>",
     )
 
 
 def _rings(figure: Figure, scale: Scale) -> None:
-    """Circles at round lengths, each with its length written at its top."""
+    """Draw circles at round lengths, each labelled with its length at the top."""
     rings = [(ring, scale.radius(ring)) for ring in scale.rings]
     line = {"color": theme.GRID, "width": 1}
     font = {"size": 11, "color": theme.INK}
@@ -198,7 +198,7 @@ def _rings(figure: Figure, scale: Scale) -> None:
 
 
 def reach(reaches: Sequence[Reach]) -> Figure:
-    """Each stage's update as a point on a line of its own, in the order given, with the safe radius."""
+    """Draw each stage's update norm on its own row, in the given order, with the safe radius."""
     figure = charts.blank(max(140, 60 + 24 * len(reaches)))
     names = [charts.plain(one.label) for one in reaches]
     for stable, colour, symbol, word in (
@@ -213,12 +213,12 @@ def reach(reaches: Sequence[Reach]) -> Figure:
                 name=word,
                 mode="markers",
                 marker={"symbol": symbol, "size": 12, "color": colour},
-                hovertemplate=f"%{{y}}<br>{word}, moved <b>%{{x:.3g}}</b> of the weights' length<extra></extra>",
+                hovertemplate=f"%{{y}}<br>{word}, update norm / weight norm <b>%{{x:.3g}}</b><extra></extra>",
                 cliponaxis=False,
             )
     radius = safe_radius(reaches)
     if radius is not None:
         figure.add_vline(x=radius, line={"color": theme.INK, "width": 1.4, "dash": "dot"})
-    figure.update_xaxes(title_text="update's length / weights' length", rangemode="tozero", nticks=8)
+    figure.update_xaxes(title_text="update norm / weight norm", rangemode="tozero", nticks=8)
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=names[::-1])
     return figure

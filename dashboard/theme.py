@@ -1,4 +1,4 @@
-"""Colours, type and the style sheet. Fonts come with Gradio: nothing is fetched from elsewhere."""
+"""Colours, fonts and the style sheet. Fonts come with Gradio: nothing is loaded from the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import gradio as gr
 STYLE = Path(__file__).with_name("style.css")
 SCRIPT = Path(__file__).with_name("page.js")
 
-# Told apart by people with any kind of colour vision, on white and on near-black alike; shapes say the same.
+# Distinguishable with any kind of colour vision, on white and on near-black; shapes carry the same information.
 BASE = "#7c8798"
 MIDTRAINED = "#e0701b"
 RECOVERED = "#2f86d6"
@@ -18,14 +18,14 @@ KNOWLEDGE = "#159a78"
 SERIES = (FOLLOWING, MIDTRAINED, KNOWLEDGE, "#b5559b", BASE)
 
 WEIGHTS = (400, 700)
-"""The files that come with Gradio whole: its 600 holds no Latin letters."""
+"""Weights of which Gradio ships complete font files: its 600 has no Latin letters."""
 
-INK = "#5b6675"  # text and lines inside figures; the style sheet adapts them to the dark
+INK = "#5b6675"  # text and lines inside figures; the style sheet adapts them to the dark theme
 GRID = "#e4e8ee"
 
 
 def theme() -> gr.themes.Base:
-    """The look of Gradio's own parts."""
+    """Return the Gradio theme."""
     return gr.themes.Base(
         primary_hue=gr.themes.colors.blue,
         neutral_hue=gr.themes.colors.slate,

@@ -1,11 +1,14 @@
-"""The tracker: what was done to a model, and what came of it. Imports nothing of the project."""
+"""Experiment tracker: a database of stages, metrics, checkpoints, evaluations and decisions.
+
+Imports no other package of the project.
+"""
 
 from __future__ import annotations
 
 from db.decisions import Decided, decide
 from db.errors import DatabaseError, MissingDatabaseError, SchemaError, StageBusyError
-from db.recorder import StageRecorder
 from db.session import Database, database_url, open_database, open_readonly
+from db.stage_recorder import StageRecorder
 from db.tracker import Tracker
 
 __all__ = [

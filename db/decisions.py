@@ -1,4 +1,4 @@
-"""A decision about a cycle and what follows from it for ``latest``, in one transaction. Rows are only ever added."""
+"""Decisions about cycles: each adds a row and updates ``latest`` in one transaction."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from db import process
+from db import liveness
 from db.errors import DatabaseError
+from db.json_values import json_safe, text
 from db.schema import DECISIONS, LEFT, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
 from db.session import Database, insert_new
-from db.values import json_safe, text
 
-ENDS = ("recovered", "midtrained", "external")  # what a cycle ends with: the first of these kinds that it has
+ENDS = ("recovered", "midtrained", "external")  # kinds of a cycle's last checkpoint, in order of precedence
 
 
 @dataclass(frozen=True)
 class Decided:
-    """What a decision did: the names ``latest`` had and has, and later cycles that were rolled back with it."""
+    """Result of a decision: the names of ``latest`` before and after, and the later cycles rolled back with it."""
 
     id: int
     cycle: int
@@ -31,22 +31,22 @@ class Decided:
 
     @property
     def moved(self) -> bool:
-        """Whether the next stage goes on from another checkpoint now."""
+        """Whether ``latest`` changed."""
         return self.before != self.after
 
 
 def decide(
     database: Database, cycle_id: int, decision: str, *, who: str, why: str = "", evidence: Any = None
 ) -> Decided:
-    """Enter a decision: "accepted", "rejected" or "rolled_back"; weights are never touched.
+    """Record a decision: "accepted", "rejected" or "rolled_back"; weights are never changed.
 
-    Accepted: the cycle's last checkpoint becomes ``latest``, unless that already goes on from it. Rejected: if
-    ``latest`` is of this cycle, it goes back to what the cycle began with. Rolled back: the same for this cycle and
-    for every later one that went on from it; those are entered as rolled back too.
+    Accepted: the cycle's last checkpoint becomes ``latest``, unless ``latest`` already descends from it. Rejected: if
+    ``latest`` belongs to this cycle, it returns to the checkpoint the cycle started from. Rolled back: the same for
+    this cycle and every later one that builds on it; those are recorded as rolled back too.
 
-    Raises DatabaseError where the decision contradicts what was built since (later cycles that go on from a cycle to
-    be rejected, or that were made without a cycle to be accepted), while a stage is training or another process is at
-    work (accepting what is in ``latest`` moves nothing, and is always possible), and where the weights to go on from
+    Raises DatabaseError if the decision contradicts later cycles (they build on a cycle to be rejected, or were made
+    without a cycle to be accepted), while a stage is training or another process holds the experiment (accepting a
+    cycle that is part of ``latest`` moves nothing and is always possible), or if the weights of the new ``latest``
     were pruned.
     """
     if decision not in DECISIONS:
@@ -56,7 +56,7 @@ def decide(
         target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
         if target is not None:
             _require_weights(target)
-        # A cycle whose end is still to come would be made the latest by it, though it was rejected.
+        # The end of a running stage would make its checkpoint the latest, although the cycle was rejected.
         if target is not None or decision in LEFT:
             _require_nobody_trains(connection, line.cycle.experiment_id)
         row = {"who": text(who), "why": text(why), "evidence": json_safe(evidence or {}), "created_at": time.time()}
@@ -72,7 +72,7 @@ def decide(
 
 @dataclass(frozen=True)
 class _Line:
-    """The experiment around a cycle: its checkpoints by id, its cycles by number, where ``latest`` stands."""
+    """The experiment of a cycle: its checkpoints by id, its cycles by number, and ``latest``."""
 
     cycle: Any
     cycles: Mapping[int, int]
@@ -82,7 +82,7 @@ class _Line:
 
     @classmethod
     def read(cls, connection: Connection, cycle_id: int) -> _Line:
-        """Read it inside the transaction, so that nobody moves ``latest`` in between."""
+        """Read it inside the transaction, so that no other process moves ``latest`` in between."""
         cycle = connection.execute(select(Cycle.__table__).where(Cycle.id == cycle_id)).one_or_none()
         if cycle is None:
             raise DatabaseError(f"there is no cycle with the id {cycle_id}")
@@ -95,12 +95,12 @@ class _Line:
         )
         latest = connection.scalar(select(Latest.checkpoint_id).where(Latest.experiment_id == cycle.experiment_id))
         cycles = {row.number: row.id for row in numbers}
-        said = connection.execute(
+        decisions = connection.execute(
             select(Decision.cycle_id, Decision.decision)
             .where(Decision.cycle_id.in_(cycles.values()))
             .order_by(Decision.id)
         )
-        newest = {row.cycle_id: row.decision for row in said}
+        newest = {row.cycle_id: row.decision for row in decisions}
         left = frozenset(key for key, decision in newest.items() if decision in LEFT)
         return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left)
 
@@ -111,9 +111,9 @@ class _Line:
 
     @property
     def start(self) -> Any:
-        """What the cycle began with: the parent of its first checkpoint from another cycle.
+        """The checkpoint the cycle started from: the first parent that belongs to another cycle.
 
-        One that took up a student from elsewhere began where the last cycle that was kept had ended, or with base.
+        A cycle with an external student started from the end of the last cycle that was kept, or from base.
         """
         mine = [row for row in self.checkpoints.values() if row.cycle_id == self.cycle.id]
         if any(row.kind == "external" for row in mine):
@@ -128,7 +128,7 @@ class _Line:
         return next((end for end in ends if end is not None), next(base, None))
 
     def line_of(self, checkpoint: Any) -> dict[int, Any]:
-        """A checkpoint and what it was made from by id, newest first."""
+        """Return a checkpoint and its ancestors by id, newest first."""
         found: dict[int, Any] = {}
         while checkpoint is not None and checkpoint.id not in found:
             found[checkpoint.id] = checkpoint
@@ -136,50 +136,50 @@ class _Line:
         return found
 
     def cycles_of(self, checkpoint: Any) -> set[int]:
-        """The ids of the cycles that a checkpoint has been through."""
+        """Return the ids of the cycles in a checkpoint's ancestry."""
         return {row.cycle_id for row in self.line_of(checkpoint).values() if row.cycle_id is not None}
 
     def later(self) -> tuple[int, ...]:
-        """The numbers of the cycles that ``latest`` went through since this one."""
+        """Return the numbers of the later cycles in the ancestry of ``latest``."""
         through = self.cycles_of(self.latest)
         return tuple(n for n, key in self.cycles.items() if key in through and n > self.cycle.number)
 
 
 def _end_of(checkpoints: Mapping[int, Any], cycle_id: int) -> Any:
-    """The newest checkpoint of a cycle of the first kind in ENDS that it has."""
+    """Return the newest checkpoint of a cycle, of the first kind in ENDS that the cycle has."""
     mine = [row for row in checkpoints.values() if row.cycle_id == cycle_id and row.superseded_at is None]
     return next((found[-1] for kind in ENDS if (found := [row for row in mine if row.kind == kind])), None)
 
 
 def _require_weights(target: Any) -> None:
-    """Raise DatabaseError where the weights to go on from are gone."""
+    """Raise DatabaseError if the weights of the new ``latest`` were pruned."""
     if target.details.get("pruned"):
         raise DatabaseError(
-            f"the weights of {target.name} were pruned on {target.details['pruned']}: nothing can go on"
+            f"the weights of {target.name} were pruned on {target.details['pruned']}: training cannot continue from it"
         )
 
 
 def _require_nobody_trains(connection: Connection, experiment_id: int) -> None:
-    """Raise DatabaseError while a stage trains, or another process is at work, if only between two stages.
+    """Raise DatabaseError while a stage trains, or another process holds the experiment, even between two stages.
 
-    The process that is at work decides by its own gate.
+    The process that holds the experiment may decide by its own gate.
     """
     training = select(Stage.__table__).where(
         Stage.experiment_id == experiment_id,
         Stage.status == "running",
         Stage.kind.in_(TRAINING),
     )
-    now = process.now(connection)
+    now = liveness.now(connection)
     for stage in connection.execute(training):
-        if not process.is_dead(stage, now):
+        if not liveness.is_dead(stage, now):
             raise DatabaseError(
-                f"stage {stage.id} ({stage.kind}) is training, and ends as the latest: wait for it, or stop it first"
+                f"stage {stage.id} ({stage.kind}) is training and will become the latest: wait for it, or stop it first"
             )
     held = live_work(connection, experiment_id, now)
-    if held is not None and not process.is_ours(held):
+    if held is not None and not liveness.is_ours(held):
         raise DatabaseError(
-            f"{held.purpose} ({process.named(held, now)}) is at work here, and moves the latest: wait for it, or stop "
-            "it first"
+            f"{held.purpose} ({liveness.named(held, now)}) is training this experiment and moves the latest: wait for "
+            "it, or stop it first"
         )
 
 
@@ -194,8 +194,8 @@ def _accept(line: _Line) -> _Move:
         return None, ()
     if latest.id not in line.line_of(end):
         raise DatabaseError(
-            f"{latest.name}, which is the latest, does not go on from {end.name}: roll its cycle back first, or leave "
-            f"cycle {line.cycle.number} out"
+            f"{latest.name}, the latest, does not build on {end.name}: roll its cycle back first, or leave cycle "
+            f"{line.cycle.number} out"
         )
     return end, ()
 
@@ -205,15 +205,15 @@ def _reject(line: _Line) -> _Move:
         return None, ()
     if later := line.later():
         raise DatabaseError(
-            f"cycle {', '.join(map(str, later))} went on from cycle {line.cycle.number}: roll it back instead "
-            f"(recover rollback {line.cycle.number}), and what went on from it with it"
+            f"cycle {', '.join(map(str, later))} builds on cycle {line.cycle.number}: roll it back instead "
+            f"(recover rollback {line.cycle.number}), together with the cycles that build on it"
         )
     return line.start, ()
 
 
 def _roll_back(line: _Line) -> _Move:
     if line.latest is None or line.cycle.id not in line.cycles_of(line.latest):
-        where = "there is none yet" if line.latest is None else f"{line.latest.name} does not go on from it"
+        where = "there is none yet" if line.latest is None else f"{line.latest.name} does not build on it"
         raise DatabaseError(f"cycle {line.cycle.number} is not in the latest checkpoint ({where}): nothing to undo")
     return line.start, line.later()
 
@@ -225,10 +225,10 @@ def _add(connection: Connection, values: Mapping[str, Any]) -> int:
 
 
 def lock_experiment(connection: Connection, experiment_id: int) -> str:
-    """Let other writers of an experiment wait until this transaction is over. Returns the experiment's name.
+    """Block other writers of an experiment until this transaction ends. Returns the experiment's name.
 
-    Under PostgreSQL a row lock, which holds up no reader and none who only adds below it; a SQLite transaction that
-    writes is alone already. Raises DatabaseError where there is no such experiment.
+    On PostgreSQL this is a row lock that blocks neither readers nor inserts of rows that refer to it; a SQLite write
+    transaction is exclusive anyway. Raises DatabaseError if there is no such experiment.
     """
     row = select(Experiment.name).where(Experiment.id == experiment_id).with_for_update(key_share=True)
     name = connection.scalar(row)
@@ -238,13 +238,13 @@ def lock_experiment(connection: Connection, experiment_id: int) -> str:
 
 
 def live_work(connection: Connection, experiment_id: int, now: float) -> Any:
-    """The row of the live process that trains in an experiment, if there is one; ``now`` is :func:`process.now`."""
+    """Return the row of the live process that trains in an experiment, or None; ``now`` is :func:`liveness.now`."""
     row = connection.execute(select(Work.__table__).where(Work.experiment_id == experiment_id)).one_or_none()
-    return None if row is None or process.is_dead(row, now) else row
+    return None if row is None or liveness.is_dead(row, now) else row
 
 
 def move_latest(connection: Connection, experiment_id: int, checkpoint_id: int) -> None:
-    """Point ``latest`` at a checkpoint: what the next stage works on."""
+    """Set ``latest``, the checkpoint the next stage starts from."""
     values = {"checkpoint_id": checkpoint_id, "updated_at": time.time()}
     statement = insert_new(connection, Latest).values(values | {"experiment_id": experiment_id})
     connection.execute(statement.on_conflict_do_update(index_elements=["experiment_id"], set_=values))

@@ -1,22 +1,22 @@
-"""What can go wrong with the tracker database, as one line a person can act on."""
+"""Errors of the tracker database; each message is one line that tells the user what to do."""
 
 from __future__ import annotations
 
 
 class DatabaseError(Exception):
-    """Base of every error this package raises on purpose. The message is one line."""
+    """Base class of all errors of this package. The message is one line."""
 
 
 class MissingDatabaseError(DatabaseError):
-    """There is no tracker database at the address given."""
+    """There is no tracker database at the given address."""
 
 
 class SchemaError(DatabaseError):
-    """The database was written by another version and cannot be used as it is."""
+    """The database was written by another version and cannot be used unchanged."""
 
 
 class OutdatedSchemaError(SchemaError):
-    """The database was written by an older version: it is to be upgraded first."""
+    """The database was written by an older version and must be upgraded first."""
 
 
 class StageBusyError(DatabaseError):

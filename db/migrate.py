@@ -1,4 +1,4 @@
-"""Bringing a database to the schema this code knows, with a copy of the file made first."""
+"""Schema upgrades with Alembic; a SQLite file is copied first."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sqlalchemy import Connection, Engine, text
 from db.errors import MissingDatabaseError, OutdatedSchemaError, SchemaError
 
 FOLDER = Path(__file__).parent / "migrations"
-_LOCK_KEY = 7236831  # any number: it names the lock that serialises upgrades under PostgreSQL
+_LOCK_KEY = 7236831  # arbitrary key of the PostgreSQL lock that serialises upgrades
 
 
 def config() -> Config:
-    """Alembic's settings, made here so that no ini file is needed."""
+    """Return Alembic's settings, so that no ini file is needed."""
     settings = Config()
     settings.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
     settings.set_main_option("path_separator", "os")
@@ -28,12 +28,12 @@ def config() -> Config:
 
 
 def newest() -> str:
-    """The revision this code works with."""
+    """Return the revision this code works with."""
     return str(ScriptDirectory.from_config(config()).get_current_head())
 
 
 def upgrade(engine: Engine, shown: str) -> None:
-    """Make the tables, or change older ones, in one transaction that holds off every other writer.
+    """Create or upgrade the tables in one transaction that blocks other writers.
 
     ``shown`` is the address for messages. Raises SchemaError if the database is newer than this code.
     """
@@ -54,17 +54,17 @@ def upgrade(engine: Engine, shown: str) -> None:
 
 
 def require_current(engine: Engine, shown: str) -> None:
-    """For readers. Raises MissingDatabaseError, OutdatedSchemaError or SchemaError unless the schema is ours."""
+    """Raise MissingDatabaseError, OutdatedSchemaError or SchemaError unless the schema is current."""
     with engine.connect() as connection:
         revision = _known_revision(connection, shown)
     if revision is None:
-        raise MissingDatabaseError(f"{shown} holds no tracker yet: run `recover demo` or any stage first")
+        raise MissingDatabaseError(f"{shown} contains no tracker yet: run `recover demo` or any stage first")
     if revision != newest():
         raise OutdatedSchemaError(f"{shown} has the older schema {revision}, not {newest()}")
 
 
 def _known_revision(connection: Connection, shown: str) -> str | None:
-    """The database's revision, None if it is empty. Raises SchemaError if this code does not know it."""
+    """Return the database's revision, None if it is empty. Raises SchemaError if the revision is unknown."""
     revision = MigrationContext.configure(connection).get_current_revision()
     known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
     if revision is not None and revision not in known:
@@ -76,7 +76,7 @@ def _known_revision(connection: Connection, shown: str) -> str | None:
 
 
 def _copy(path: Path, revision: str) -> Path:
-    """A consistent copy of a SQLite file beside it, named after its schema and the time."""
+    """Make a consistent copy of a SQLite file next to it, named after its schema and the time."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     target = path.with_name(f"{path.name}.schema-{revision}.{stamp}.bak")
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:

@@ -1,4 +1,4 @@
-"""The tracker's reads: each opens one short transaction and returns plain records. Every list is bounded."""
+"""Reads from the tracker: each query opens one short transaction and returns records. Every list is bounded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, exists, func, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
-from db import read, records
+from db import records, row_readers
 from db.schema import (
     Checkpoint,
     Decision,
@@ -26,41 +26,43 @@ from db.schema import (
 from db.session import Database
 
 TRADE = ("instruction_following", "domain_knowledge")
-"""The suites of the trade-off that mid-training makes."""
+"""Suites of the trade-off between knowledge and instruction following."""
 
 
 def experiments(database: Database, *, prefix: str = "", limit: int = 200) -> list[records.Experiment]:
-    """Experiments, newest first; with ``prefix`` those whose names begin so."""
+    """Return experiments, newest first; with ``prefix`` only those whose names begin with it."""
     condition = Experiment.name.startswith(prefix, autoescape=True) if prefix else true()
     with database.reading() as connection:
-        return read.experiments(connection, condition, limit=limit)
+        return row_readers.experiments(connection, condition, limit=limit)
 
 
 def experiment_names(database: Database, *, limit: int = 200) -> list[str]:
-    """The names of experiments, newest first."""
+    """Return the names of experiments, newest first."""
     with database.reading() as connection:
         return list(connection.scalars(select(Experiment.name).order_by(Experiment.id.desc()).limit(limit)))
 
 
 def newest_experiment(database: Database, *, but: str) -> records.Experiment | None:
-    """The newest experiment whose name does not begin with ``but``; the newest of all where each does."""
+    """Return the newest experiment whose name does not begin with ``but``; the newest of all if each does."""
     others = ~Experiment.name.startswith(but, autoescape=True)
     with database.reading() as connection:
-        found = read.experiments(connection, others, limit=1) or read.experiments(connection, true(), limit=1)
+        found = row_readers.experiments(connection, others, limit=1) or row_readers.experiments(
+            connection, true(), limit=1
+        )
         return next(iter(found), None)
 
 
 def experiment(database: Database, name_or_id: str | int) -> records.Experiment | None:
-    """One experiment by its name or its id."""
+    """Return an experiment by its name or id, or None."""
     column: InstrumentedAttribute[Any] = Experiment.id if isinstance(name_or_id, int) else Experiment.name
     with database.reading() as connection:
-        return next(iter(read.experiments(connection, column == name_or_id)), None)
+        return next(iter(row_readers.experiments(connection, column == name_or_id)), None)
 
 
 def cycles(database: Database, experiment_id: int) -> list[records.Cycle]:
-    """The cycles of an experiment by number, each with its newest decision."""
+    """Return the cycles of an experiment by number, each with its newest decision."""
     with database.reading() as connection:
-        return read.cycles(connection, [experiment_id], details=True)
+        return row_readers.cycles(connection, [experiment_id], details=True)
 
 
 def stages(
@@ -71,12 +73,12 @@ def stages(
     kind: str | None = None,
     limit: int = 200,
 ) -> list[records.Stage]:
-    """Stages, newest first."""
-    query = read.stage_query().where(Stage.experiment_id == experiment_id)
+    """Return stages of an experiment, newest first."""
+    query = row_readers.stage_query().where(Stage.experiment_id == experiment_id)
     query = query if cycle_id is None else query.where(Stage.cycle_id == cycle_id)
     query = query if kind is None else query.where(Stage.kind == kind)
     with database.reading() as connection:
-        return read.stages(connection, query.limit(limit))
+        return row_readers.stages(connection, query.limit(limit))
 
 
 def find_stages(
@@ -90,8 +92,8 @@ def find_stages(
     search: str = "",
     limit: int = 200,
 ) -> list[records.Stage]:
-    """Stages of any experiment, newest first: of some kinds, with a curve of this name, with rollouts token by token,
-    or whose checkpoint's name holds a text."""
+    """Return stages of any experiment, newest first, that match all given filters: ids, kinds, a curve of this name,
+    recorded token scores, or a text in the name of their checkpoint."""
     conditions: list[ColumnElement[bool]] = []
     for column, wanted in ((Stage.id, ids), (Stage.experiment_id, experiment_ids), (Stage.kind, kinds)):
         if wanted is not None:
@@ -104,90 +106,95 @@ def find_stages(
         named = Checkpoint.name.icontains(search, autoescape=True)
         conditions.append(exists().where(Checkpoint.stage_id == Stage.id, named))
     with database.reading() as connection:
-        return read.stages(connection, read.stage_query().where(*conditions).limit(limit))
+        return row_readers.stages(connection, row_readers.stage_query().where(*conditions).limit(limit))
 
 
 def stage(database: Database, stage_id: int) -> records.Stage | None:
-    """One stage."""
+    """Return one stage, or None."""
     with database.reading() as connection:
-        return next(iter(read.stages(connection, read.stage_query().where(Stage.id == stage_id))), None)
+        return next(iter(row_readers.stages(connection, row_readers.stage_query().where(Stage.id == stage_id))), None)
 
 
 def running_stage(database: Database, experiment_id: int | None = None) -> records.Stage | None:
-    """The newest stage that really runs, of one experiment or of all."""
+    """Return the newest stage whose process is alive, of one experiment or of all."""
     with database.reading() as connection:
-        return read.running(connection, experiment_id)
+        return row_readers.running(connection, experiment_id)
 
 
 def checkpoints(database: Database, experiment_id: int) -> list[records.Checkpoint]:
-    """Every checkpoint of an experiment, oldest first."""
-    query = read.checkpoint_query().where(Checkpoint.experiment_id == experiment_id).order_by(Checkpoint.id)
+    """Return every checkpoint of an experiment, oldest first."""
+    query = row_readers.checkpoint_query().where(Checkpoint.experiment_id == experiment_id).order_by(Checkpoint.id)
     with database.reading() as connection:
-        return [read.record(records.Checkpoint, row) for row in connection.execute(query)]
+        return [row_readers.record(records.Checkpoint, row) for row in connection.execute(query)]
 
 
 def checkpoint(database: Database, experiment_id: int, name: str) -> records.Checkpoint | None:
-    """A checkpoint by name; "latest" is the one the experiment goes on from."""
+    """Return a checkpoint by name; "latest" is the one the experiment continues from."""
     if name == "latest":
         return latest(database, experiment_id)
-    query = read.checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.name == name)
+    query = row_readers.checkpoint_query().where(Checkpoint.experiment_id == experiment_id, Checkpoint.name == name)
     with database.reading() as connection:
-        return read.first(records.Checkpoint, connection, query)
+        return row_readers.first(records.Checkpoint, connection, query)
 
 
 def made_by(database: Database, stage_ids: Iterable[int]) -> dict[int, records.Checkpoint]:
-    """The newest checkpoint that each of the stages made."""
-    query = read.checkpoint_query().where(Checkpoint.stage_id.in_(list(stage_ids))).order_by(Checkpoint.id)
+    """Return the newest checkpoint of each stage by the stage's id."""
+    query = row_readers.checkpoint_query().where(Checkpoint.stage_id.in_(list(stage_ids))).order_by(Checkpoint.id)
     with database.reading() as connection:
-        return {row.stage_id: read.record(records.Checkpoint, row) for row in connection.execute(query)}
+        return {row.stage_id: row_readers.record(records.Checkpoint, row) for row in connection.execute(query)}
 
 
 def latest(database: Database, experiment_id: int) -> records.Checkpoint | None:
-    """The checkpoint the next stage works on."""
+    """Return the checkpoint the next stage starts from."""
     with database.reading() as connection:
-        return read.latest(connection, experiment_id)
+        return row_readers.latest(connection, experiment_id)
 
 
 def scores(database: Database, checkpoint_id: int) -> records.Scores:
-    """The newest score of a checkpoint in every suite."""
+    """Return the newest score of a checkpoint in every suite."""
     return scores_of(database, [checkpoint_id])[checkpoint_id]
 
 
 def scores_of(database: Database, checkpoint_ids: Iterable[int]) -> dict[int, records.Scores]:
-    """``scores`` of several checkpoints by id, in one query."""
+    """Return :func:`scores` of several checkpoints by id, in one query."""
     with database.reading() as connection:
-        return read.scores(connection, list(checkpoint_ids))
+        return row_readers.scores(connection, list(checkpoint_ids))
 
 
 def overview(database: Database, experiment_id: int, *, details: bool = True) -> records.Overview | None:
-    """An experiment's cycles with every checkpoint's scores; None if there is no such experiment.
+    """Return an experiment's cycles with every checkpoint's scores; None if there is no such experiment.
 
-    Without ``details`` those of cycles, their evidence, are left empty: it is the larger part of what is read.
+    Without ``details`` the details of cycles (their evidence, most of the data) are not read and left empty.
     """
     with database.reading() as connection:
-        found = next(iter(read.experiments(connection, Experiment.id == experiment_id)), None)
+        found = next(iter(row_readers.experiments(connection, Experiment.id == experiment_id)), None)
         if found is None:
             return None
-        cycles = read.cycles(connection, [experiment_id], details=details)
-        known = read.standing(connection, [experiment_id])
-        whole = read.overview(found, cycles, known, read.scores(connection, [one.id for one in known]))
+        cycles = row_readers.cycles(connection, [experiment_id], details=details)
+        known = row_readers.standing(connection, [experiment_id])
+        whole = row_readers.overview(found, cycles, known, row_readers.scores(connection, [one.id for one in known]))
         return replace(
-            whole, latest=read.latest(connection, experiment_id), running=read.running(connection, experiment_id)
+            whole,
+            latest=row_readers.latest(connection, experiment_id),
+            running=row_readers.running(connection, experiment_id),
         )
 
 
 def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Overview]:
-    """Overviews of several experiments with the scores of the trade-off alone: a dozen as quickly as one in full.
+    """Return overviews of several experiments with the trade-off scores only: a dozen take the time of one in full.
 
-    Neither ``latest`` nor ``running`` is read, nor details of cycles. In the order of the ids; what is not there is
-    left out.
+    ``latest``, ``running`` and details of cycles are not read. The result is in the order of the ids, without missing
+    experiments.
     """
     with database.reading() as connection:
-        experiments = {one.id: one for one in read.experiments(connection, Experiment.id.in_(experiment_ids))}
-        cycles, known = read.cycles(connection, list(experiments)), read.standing(connection, list(experiments))
-        scores = read.scores(connection, [one.id for one in known], TRADE)
+        experiments = {one.id: one for one in row_readers.experiments(connection, Experiment.id.in_(experiment_ids))}
+        cycles, known = (
+            row_readers.cycles(connection, list(experiments)),
+            row_readers.standing(connection, list(experiments)),
+        )
+        scores = row_readers.scores(connection, [one.id for one in known], TRADE)
     return [
-        read.overview(
+        row_readers.overview(
             experiments[number],
             [cycle for cycle in cycles if cycle.experiment_id == number],
             [one for one in known if one.experiment_id == number],
@@ -199,7 +206,7 @@ def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Ove
 
 
 def status_json(database: Database, experiment_id: int) -> dict[str, Any]:
-    """What ``recover status --json`` prints: the base's scores, and each cycle's."""
+    """Return the output of ``recover status --json``: the scores of the base and of each cycle."""
     seen = overview(database, experiment_id)
     if seen is None:
         return {"base": None, "cycles": []}
@@ -227,20 +234,10 @@ def status_json(database: Database, experiment_id: int) -> dict[str, Any]:
 
 
 def metric_names(database: Database, stage_id: int) -> list[str]:
-    """The names of a stage's curves."""
+    """Return the names of a stage's curves."""
     with database.reading() as connection:
         query = select(MetricSeries.name).where(MetricSeries.stage_id == stage_id).order_by(MetricSeries.name)
         return list(connection.scalars(query))
-
-
-def latest_metrics(database: Database, stage_id: int) -> dict[str, records.Point]:
-    """The newest point of each curve of a stage, without reading the curves."""
-    with database.reading() as connection:
-        rows = connection.execute(select(MetricSeries.__table__).where(MetricSeries.stage_id == stage_id))
-        return {
-            row.name: records.Point(row.last_step, row.last_value, row.last_value, row.last_value, row.last_time)
-            for row in rows
-        }
 
 
 def series(
@@ -251,17 +248,17 @@ def series(
     since: int | Mapping[str, int] | None = None,
     max_points: int | None = 400,
 ) -> dict[str, list[records.Point]]:
-    """Curves of a stage by name, from after the step ``since``: one for all, or one a name.
+    """Return curves of a stage by name, after the step ``since`` (one step for all curves, or one per name).
 
-    Where there are more than about ``max_points`` steps, the database averages neighbours; lowest and highest
-    of each group are kept in the points. ``max_points=None`` gives every point.
+    If there are more than about ``max_points`` steps, the database averages neighbours; each point then holds the
+    minimum and maximum of its group. ``max_points=None`` returns every point.
     """
     wanted = select(MetricSeries.id, MetricSeries.name, MetricSeries.last_step).where(MetricSeries.stage_id == stage_id)
     wanted = wanted if names is None else wanted.where(MetricSeries.name.in_(names))
     with database.reading() as connection:
         known = {row.id: row for row in connection.execute(wanted.order_by(MetricSeries.name))}
         found: dict[str, list[records.Point]] = {row.name: [] for row in known.values()}
-        alike: dict[int | None, list[int]] = {}  # series that are read from the same step on
+        alike: dict[int | None, list[int]] = {}  # series to be read after the same step
         for row in known.values():
             after = since.get(row.name) if isinstance(since, Mapping) else since
             if after is None or row.last_step > after:
@@ -276,11 +273,11 @@ def series(
 
 
 def evaluations(database: Database, checkpoint_id: int, *, limit: int = 500) -> list[records.Evaluation]:
-    """Every evaluation of a checkpoint, newest first."""
+    """Return evaluations of a checkpoint, newest first."""
     query = select(Evaluation.__table__).where(Evaluation.checkpoint_id == checkpoint_id)
     with database.reading() as connection:
         rows = connection.execute(query.order_by(Evaluation.id.desc()).limit(limit))
-        return [read.record(records.Evaluation, row) for row in rows]
+        return [row_readers.record(records.Evaluation, row) for row in rows]
 
 
 def samples(
@@ -293,7 +290,7 @@ def samples(
     passed: bool | None = None,
     search: str | None = None,
 ) -> records.SamplePage:
-    """A page of an evaluation's samples: of a group, with full score or without, holding a text."""
+    """Return a page of an evaluation's samples, filtered by group, full score, or text in prompt and response."""
     query = select(Sample.__table__).where(Sample.evaluation_id == evaluation_id)
     if group is not None:
         query = query.where(Sample.group == group)
@@ -306,15 +303,15 @@ def samples(
     with database.reading() as connection:
         total = connection.scalar(select(func.count()).select_from(query.subquery())) or 0
         rows = connection.execute(query.order_by(Sample.id).offset(offset).limit(limit))
-        return records.SamplePage(tuple(read.record(records.Sample, row) for row in rows), total, offset)
+        return records.SamplePage(tuple(row_readers.record(records.Sample, row) for row in rows), total, offset)
 
 
 def judged_items(
     database: Database, evaluation_id: int
 ) -> list[tuple[str, float | None, str, dict[str, Any], dict[str, Any]]]:
-    """Every item of an evaluation for paired tests: (key, score, group, verdicts, extra).
+    """Return every item of an evaluation for paired tests: (key, score, group, verdicts, extra).
 
-    The key is the id with what was asked: the same id over other words is another item.
+    The key is :func:`item_key`: the same id with another prompt is another item.
     """
     columns = (Sample.item, Sample.prompt, Sample.score, Sample.group, Sample.verdicts, Sample.extra)
     query = select(*columns).where(Sample.evaluation_id == evaluation_id).order_by(Sample.id)
@@ -323,48 +320,48 @@ def judged_items(
 
 
 def item_key(item: str, prompt: str) -> str:
-    """What tells an item from others in paired tests: its id and what was asked."""
+    """Return the key of an item in paired tests: its id and its first prompt."""
     return f"{item}\x1f{asked(prompt)}"
 
 
 def asked(prompt: str) -> str:
-    """What was asked first: a conversation goes on with answers, which differ from model to model."""
+    """Return the part of a prompt before the first response: later turns of a conversation differ between models."""
     return prompt.split("\n\nassistant: ")[0]
 
 
 def decisions(database: Database, cycle_id: int) -> list[records.Decision]:
-    """Every decision about a cycle, newest first."""
+    """Return every decision about a cycle, newest first."""
     query = select(Decision.__table__).where(Decision.cycle_id == cycle_id).order_by(Decision.id.desc())
     with database.reading() as connection:
-        return [read.record(records.Decision, row) for row in connection.execute(query)]
+        return [row_readers.record(records.Decision, row) for row in connection.execute(query)]
 
 
 def events(
     database: Database, experiment_id: int, *, kind: str | None = None, stage_id: int | None = None, limit: int = 100
 ) -> list[records.Event]:
-    """What happened in an experiment, newest first; of one kind, or in one stage, where that is given."""
+    """Return events of an experiment, newest first; of one kind or one stage if given."""
     query = select(Event.__table__).where(Event.experiment_id == experiment_id).order_by(Event.id.desc())
     query = query if kind is None else query.where(Event.kind == kind)
     query = query if stage_id is None else query.where(Event.stage_id == stage_id)
     with database.reading() as connection:
-        return [read.record(records.Event, row) for row in connection.execute(query.limit(limit))]
+        return [row_readers.record(records.Event, row) for row in connection.execute(query.limit(limit))]
 
 
 def token_scores(
     database: Database, stage_id: int, step: int | None = None, *, limit: int = 50
 ) -> list[records.TokenScores]:
-    """Rollouts with numbers a token, of one step or the newest ones."""
+    """Return rollouts with values per token, of one step or the newest ones."""
     query = select(TokenScores.__table__).where(TokenScores.stage_id == stage_id)
     query = query if step is None else query.where(TokenScores.step == step)
     with database.reading() as connection:
         rows = connection.execute(query.order_by(TokenScores.step.desc(), TokenScores.id).limit(limit))
-        return [read.record(records.TokenScores, row, tokens=tuple(row.tokens)) for row in rows]
+        return [row_readers.record(records.TokenScores, row, tokens=tuple(row.tokens)) for row in rows]
 
 
 def token_numbers(
     database: Database, stage_id: int, name: str = "reverse_kl", *, limit: int = 400
 ) -> list[records.TokenNumbers]:
-    """One number of each token of a stage's rollouts, by step: the rest, which is much more, is not read."""
+    """Return one value per token of a stage's rollouts, by step; the other, much larger values are not read."""
     number = TokenScores.values[name].label("numbers")
     columns = (TokenScores.id, TokenScores.step, TokenScores.item, TokenScores.tokens, number)
     query = select(*columns).where(TokenScores.stage_id == stage_id).order_by(TokenScores.step, TokenScores.id)
@@ -376,10 +373,10 @@ def token_numbers(
 
 
 def rollout(database: Database, rollout_id: int) -> records.TokenScores | None:
-    """One rollout with all its numbers."""
+    """Return one rollout with all its values, or None."""
     with database.reading() as connection:
         row = connection.execute(select(TokenScores.__table__).where(TokenScores.id == rollout_id)).first()
-        return None if row is None else read.record(records.TokenScores, row, tokens=tuple(row.tokens))
+        return None if row is None else row_readers.record(records.TokenScores, row, tokens=tuple(row.tokens))
 
 
 def _first_step(connection: Connection, series_ids: Sequence[int]) -> int:
@@ -388,7 +385,7 @@ def _first_step(connection: Connection, series_ids: Sequence[int]) -> int:
 
 
 def _points(series_ids: Sequence[int], since: int | None, width: int) -> Select[Any]:
-    """Points of several series in steps' order; ``width`` neighbouring steps become one point."""
+    """Return the query for points of several series by step; ``width`` neighbouring steps become one point."""
     value = MetricPoint.value
     condition: list[ColumnElement[bool]] = [MetricPoint.series_id.in_(series_ids)]
     if since is not None:

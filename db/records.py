@@ -1,4 +1,4 @@
-"""What the queries return: plain frozen records. Times are unix seconds, scores as their suite gives them."""
+"""Frozen records that the queries return. Times are in unix seconds, scores in the unit of their suite."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BY_CORPUS = "_by_corpus"
+PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
+HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A base model and its line of cycles."""
+    """A base model and its sequence of cycles."""
 
     id: int
     name: str
@@ -24,7 +26,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Cycle:
-    """One folder of documents taken up; ``decision`` is the newest one, None while undecided."""
+    """One training cycle on one folder of documents; ``decision`` is the newest one, None while undecided."""
 
     id: int
     experiment_id: int
@@ -38,9 +40,9 @@ class Cycle:
 
 @dataclass(frozen=True)
 class Stage:
-    """One piece of work. ``status`` is the true one: a stage whose process is gone reads "interrupted".
+    """One stage of work. ``status`` accounts for dead processes: a stage whose process is gone is "interrupted".
 
-    ``silent_seconds`` passed since its last sign of life, by the database's clock.
+    ``silent_seconds`` is the time since its last heartbeat, by the database's clock.
     """
 
     id: int
@@ -75,7 +77,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights on disk. ``parent`` is the name of what they were made from, ``cycle`` a cycle's number."""
+    """Weights on disk. ``parent`` is the name of the checkpoint they derive from, ``cycle`` the cycle's number."""
 
     id: int
     experiment_id: int
@@ -95,13 +97,13 @@ class Checkpoint:
 
     @property
     def has_weights(self) -> bool:
-        """Whether its weights should be there: neither pruned nor replaced by others of its name."""
+        """Whether its weights should exist: they were neither pruned nor replaced under the same name."""
         return not self.details.get("pruned") and self.superseded_at is None
 
 
 @dataclass(frozen=True)
 class Score:
-    """A mean over ``n`` items with its standard error; None where the number was not finite."""
+    """A mean over ``n`` items with its standard error, None if it was not finite."""
 
     value: float
     stderr: float | None
@@ -114,7 +116,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Scores:
-    """The newest score of a checkpoint in every suite; None where it was not measured."""
+    """The newest score of a checkpoint in every suite; None if it was not measured."""
 
     instruction_following: Score | None = None
     domain_knowledge: Score | None = None
@@ -127,17 +129,10 @@ class Scores:
     others: Mapping[str, Score] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Every score by name; corpora by their number as text."""
-        names = (
-            "instruction_following",
-            "domain_knowledge",
-            "domain_knowledge_stored",
-            "general",
-            "bits_per_byte",
-        )
-        single = {name: getattr(self, name) for name in names}
+        """Return every score by name; per-corpus scores are keyed by the corpus number as text."""
+        single = {name: getattr(self, name) for name in HEADLINES}
         shown: dict[str, Any] = {name: score.to_json() if score else None for name, score in single.items()}
-        for name in ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte"):
+        for name in PER_CORPUS:
             corpora = getattr(self, name + BY_CORPUS)
             shown[name + BY_CORPUS] = {str(number): score.to_json() for number, score in corpora.items()}
         return shown | {name: score.to_json() for name, score in self.others.items()}
@@ -153,7 +148,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class CycleRow:
-    """A cycle's path: from ``before`` through ``midtrained`` to ``recovered``; ``base`` is what to match."""
+    """The measured checkpoints of a cycle: ``before``, ``midtrained``, ``recovered``; ``base`` is the reference."""
 
     cycle: Cycle
     base: Measured | None
@@ -163,28 +158,28 @@ class CycleRow:
 
     @property
     def end(self) -> Measured | None:
-        """What the cycle has come to: recovered, else mid-trained so far."""
+        """The cycle's last checkpoint: recovered, else mid-trained."""
         return self.recovered or self.midtrained
 
     @property
     def learnt(self) -> float | None:
-        """The gain in questions about this cycle's own documents, from before it to its end so far."""
+        """The gain on questions about this cycle's documents, from before the cycle to its last checkpoint."""
         return _difference(self._knowledge(self.end), self._knowledge(self.before))
 
     @property
     def lost(self) -> float | None:
-        """How much instruction following mid-training cost (positive: lost)."""
+        """The loss of instruction following by mid-training (positive: lost)."""
         return _difference(_following(self.before), _following(self.midtrained))
 
     @property
     def back(self) -> float | None:
-        """Instruction following at the cycle's end, as a share of the base's."""
+        """Instruction following of the recovered checkpoint, as a share of the base's."""
         end, base = _following(self.recovered), _following(self.base)
         return end / base if end is not None and base else None
 
     @property
     def summary(self) -> str:
-        """The cycle in one sentence, from what was measured."""
+        """A one-line summary of the measured scores."""
         parts = []
         if self.learnt is not None:
             parts.append(f"learnt {100 * self.learnt:.0f} points")
@@ -197,7 +192,7 @@ class CycleRow:
         return f"cycle {self.cycle.number}: " + (", ".join(parts) or "not measured yet")
 
     def _knowledge(self, measured: Measured | None) -> float | None:
-        """Knowledge of this cycle's corpus, asked as questions; base's where ``before`` was not asked."""
+        """Accuracy on questions about this cycle's corpus; the base's if ``before`` was not evaluated on it."""
         for candidate in (measured, self.base if measured is self.before else None):
             score = candidate.scores.domain_knowledge_by_corpus.get(self.cycle.number) if candidate else None
             if score is not None:
@@ -207,7 +202,7 @@ class CycleRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """An experiment at a glance; ``path`` is every measured checkpoint in the order of time."""
+    """An experiment's cycles; ``path`` is every measured checkpoint in chronological order."""
 
     experiment: Experiment
     base: Measured | None
@@ -223,14 +218,14 @@ class Overview:
 
     @property
     def corpora(self) -> tuple[int, ...]:
-        """The numbers of all corpora that any checkpoint was asked about."""
+        """The numbers of all corpora that any checkpoint was evaluated on."""
         return tuple(sorted({corpus for step in self.path for corpus in step.scores.domain_knowledge_by_corpus}))
 
     def knowledge(self, measured: Measured) -> Score | None:
-        """Knowledge over the same corpora for every checkpoint: all of the experiment, asked as questions.
+        """Accuracy on questions about all corpora of the experiment, comparable between checkpoints.
 
-        A corpus that a checkpoint was not asked about counts as the base answers it. Where that is unknown too,
-        the checkpoint's own overall score is returned.
+        A corpus on which a checkpoint was not evaluated counts with the base's score. If that is unknown too, the
+        checkpoint's own overall score is returned.
         """
         own = measured.scores.domain_knowledge_by_corpus
         known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
@@ -243,7 +238,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a curve: a value, or the mean, lowest and highest of the steps it stands for."""
+    """A point of a curve: one value, or the mean, minimum and maximum of several steps."""
 
     step: int
     value: float | None
@@ -253,9 +248,9 @@ class Point:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """A curve of at most about ``most`` points: neighbours become one, as where the database averages them.
+    """Return a curve of at most about ``most`` points; neighbours are averaged as the database query averages them.
 
-    A mean counts each point for as many steps as lie between it and the one before.
+    Each point is weighted by the number of steps since the previous point.
     """
     if len(points) <= most:
         return list(points)
@@ -269,7 +264,7 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def _averaged(group: Sequence[tuple[int, Point]]) -> Point:
-    """The points of a group, each with its weight, as one."""
+    """Return the weighted average of a group of (weight, point)."""
     last = group[-1][1]
     values = [(weight, point.value) for weight, point in group if point.value is not None]
     if not values:
@@ -313,7 +308,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SamplePage:
-    """Some samples of an evaluation, and how many match in all."""
+    """A page of an evaluation's samples, and the total number of matches."""
 
     samples: tuple[Sample, ...]
     total: int
@@ -322,7 +317,7 @@ class SamplePage:
 
 @dataclass(frozen=True)
 class Decision:
-    """A judgement on a cycle."""
+    """A decision about a cycle."""
 
     id: int
     cycle_id: int
@@ -335,7 +330,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened, in words."""
+    """A logged event."""
 
     id: int
     cycle_id: int | None
@@ -349,7 +344,7 @@ class Event:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """A rollout with numbers a token."""
+    """A rollout with values per token."""
 
     id: int
     stage_id: int
@@ -362,7 +357,7 @@ class TokenScores:
 
 @dataclass(frozen=True)
 class TokenNumbers:
-    """A rollout with a single number a token; None where the number was not finite."""
+    """A rollout with one value per token; None if the value was not finite."""
 
     id: int
     step: int
@@ -372,13 +367,13 @@ class TokenNumbers:
 
     @property
     def mean(self) -> float | None:
-        """The mean over its tokens."""
+        """The mean over the tokens with a finite value."""
         finite = [number for number in self.numbers if number is not None]
         return sum(finite) / len(finite) if finite else None
 
 
 def pooled(parts: Sequence[Score]) -> Score | None:
-    """The mean over the items of several independent scores, weighted by their number."""
+    """Return the mean of several independent scores, weighted by their numbers of items."""
     total = sum(part.n for part in parts)
     if not total:
         return None

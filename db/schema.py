@@ -1,8 +1,8 @@
-"""The tracker's tables.
+"""Tables of the tracker database.
 
 experiment -> cycle -> stage -> metric series -> points; a stage makes checkpoints; a checkpoint has
-evaluations, an evaluation its samples. Times are unix seconds (UTC) in floats, so that every database
-compares them alike. Only portable column types: the same migrations run under SQLite and PostgreSQL.
+evaluations, an evaluation has samples. Times are unix seconds (UTC) as floats, which compare equally in every
+database. All column types are portable: the same migrations run on SQLite and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-STAGE_KINDS = ("register", "midtrain", "distill", "interpolate", "evaluate")
+STAGE_KINDS = ("midtrain", "distill", "interpolate", "evaluate")
 TRAINING = ("midtrain", "distill", "interpolate")
-"""Stages that make weights, and move what the next one goes on from."""
+"""Stages that produce weights and move ``latest``."""
 STAGE_STATUSES = ("running", "finished", "interrupted", "failed")
 CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")
 DECISIONS = ("accepted", "rejected", "rolled_back")
 LEFT = ("rejected", "rolled_back")
-"""Decisions after which later cycles do not go on from a cycle."""
+"""Decisions after which later cycles do not build on a cycle."""
 
 _NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -42,7 +42,7 @@ _NAMES = {
 
 
 class Base(DeclarativeBase):
-    """Named constraints, so that a later migration can alter them under every database."""
+    """Base class with named constraints, so that a later migration can alter them in every database."""
 
     metadata = MetaData(naming_convention=_NAMES)
     type_annotation_map: ClassVar[dict[Any, Any]] = {
@@ -56,13 +56,13 @@ class Base(DeclarativeBase):
 
 
 def _parent(target: str, *, nullable: bool = False, cascade: bool = True, primary_key: bool = False) -> Any:
-    """A foreign key column: children go with their parent, or keep standing without it."""
+    """Return a foreign key column; deleting a parent deletes its children (``cascade``), or sets their key to null."""
     rule = "CASCADE" if cascade else "SET NULL"
     return mapped_column(Integer, ForeignKey(target, ondelete=rule), nullable=nullable, primary_key=primary_key)
 
 
 class Experiment(Base):
-    """A base model and its line of cycles."""
+    """A base model and its sequence of cycles."""
 
     __tablename__ = "experiment"
 
@@ -74,7 +74,7 @@ class Experiment(Base):
 
 
 class Cycle(Base):
-    """One folder of documents taken up. What was decided about it is derived from ``Decision``."""
+    """One training cycle on one folder of documents. Its decision is derived from ``Decision``."""
 
     __tablename__ = "cycle"
     __table_args__ = (UniqueConstraint("experiment_id", "number"),)
@@ -89,10 +89,10 @@ class Cycle(Base):
 
 
 class Stage(Base):
-    """One piece of work: registering, mid-training, distilling or evaluating.
+    """One stage of work: registration, mid-training, distillation, interpolation or evaluation.
 
-    A process holds a stage by ``lease``: a random word it alone knows. ``place`` stands for the machine and
-    process namespace in which ``pid`` means something, as an opaque hash; no host name is stored.
+    A process holds a stage by ``lease``, a random token known to it alone. ``place`` identifies the machine and
+    process namespace of ``pid`` by an opaque hash; no host name is stored.
     """
 
     __tablename__ = "stage"
@@ -108,8 +108,8 @@ class Stage(Base):
     kind: Mapped[str]
     status: Mapped[str]
     student_id: Mapped[int | None]
-    """The checkpoint it works on. No foreign key: checkpoints already refer to stages, and two tables that
-    refer to each other cannot be made alike in every database."""
+    """The checkpoint it starts from. No foreign key: checkpoints already refer to stages, and circular references
+    cannot be created the same way in every database."""
     folder: Mapped[str] = mapped_column(Text, default="")
     config: Mapped[dict[str, Any]] = mapped_column(default=dict)
     versions: Mapped[dict[str, Any]] = mapped_column(default=dict)
@@ -138,9 +138,9 @@ class Stage(Base):
 
 
 class Work(Base):
-    """Which process trains in an experiment now: at most one, however many machines share the tracker.
+    """The lease of the process that trains in an experiment: at most one over all machines that share the tracker.
 
-    Held from the start of a command to its end, between its stages too; see ``Stage`` for the columns.
+    Held from the start of a command to its end, also between its stages; see ``Stage`` for the columns.
     """
 
     __tablename__ = "work"
@@ -155,7 +155,7 @@ class Work(Base):
 
 
 class MetricSeries(Base):
-    """One named curve of a stage, with its newest point, so that lists need not read the curve."""
+    """One named curve of a stage, with its newest point, so that lists do not need to read the curve."""
 
     __tablename__ = "metric_series"
     __table_args__ = (UniqueConstraint("stage_id", "name"),)
@@ -169,10 +169,10 @@ class MetricSeries(Base):
 
 
 class MetricPoint(Base):
-    """One value of a curve. ``value`` is null where the number was not finite.
+    """One value of a curve. ``value`` is null if the number was not finite.
 
-    Keyed by (series, step), which is (stage, name, step) with the name stored once; without a row id the
-    table is itself the index, so a range of steps is read in one pass.
+    The key is (series, step), i.e. (stage, name, step) with the name stored once. Without a row id the table itself
+    is the index, so a range of steps is read in one pass.
     """
 
     __tablename__ = "metric_point"
@@ -185,7 +185,7 @@ class MetricPoint(Base):
 
 
 class Checkpoint(Base):
-    """Weights on disk: what they are, where they came from, how to tell whether they are unchanged."""
+    """Weights on disk: kind, origin, and a content hash to detect changes."""
 
     __tablename__ = "checkpoint"
     __table_args__ = (
@@ -209,7 +209,7 @@ class Checkpoint(Base):
 
 
 class Latest(Base):
-    """Which checkpoint an experiment goes on from: one row an experiment."""
+    """The checkpoint an experiment continues from: one row per experiment."""
 
     __tablename__ = "latest"
 
@@ -219,7 +219,7 @@ class Latest(Base):
 
 
 class Evaluation(Base):
-    """A suite run on a checkpoint: the headline score, and further scores by name in ``details``."""
+    """A suite's result on a checkpoint: the headline score, and further scores by name in ``details``."""
 
     __tablename__ = "evaluation"
     __table_args__ = (Index("ix_evaluation_checkpoint", "checkpoint_id", "suite", "corpus"),)
@@ -238,7 +238,7 @@ class Evaluation(Base):
 
 
 class Sample(Base):
-    """One item of an evaluation: what was asked, what came back, how it was judged."""
+    """One item of an evaluation: prompt, response and verdicts."""
 
     __tablename__ = "sample"
     __table_args__ = (
@@ -258,7 +258,7 @@ class Sample(Base):
 
 
 class TokenScores(Base):
-    """A rollout with numbers a token (reverse KL, entropy ...), for looking inside a stage."""
+    """A rollout with values per token (reverse KL, entropy ...)."""
 
     __tablename__ = "token_scores"
     __table_args__ = (Index("ix_token_scores_stage", "stage_id", "step"),)
@@ -273,7 +273,7 @@ class TokenScores(Base):
 
 
 class Decision(Base):
-    """A judgement on a cycle. Rows are only ever added; the newest one holds."""
+    """A decision about a cycle. Rows are only added; the newest one applies."""
 
     __tablename__ = "decision"
     __table_args__ = (Index("ix_decision_cycle", "cycle_id", "id"),)
@@ -288,7 +288,7 @@ class Decision(Base):
 
 
 class Event(Base):
-    """Something worth telling that happened, in words."""
+    """A logged event with its message."""
 
     __tablename__ = "event"
     __table_args__ = (Index("ix_event_experiment", "experiment_id", "id"),)

@@ -1,4 +1,4 @@
-"""Opening the tracker database: addresses, engines, pragmas, and errors in words."""
+"""Access to the tracker database: addresses, engines, pragmas and error messages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from db import migrate
 from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError
 
 BUSY_SECONDS = 30.0
-"""How long a writer waits for another one before it gives up."""
+"""Seconds that a writer waits for another one before it fails."""
 RECONNECT_SECONDS = 120.0
-"""How long a writer waits for a server that went away: a restart must not end a stage."""
+"""Seconds that a writer waits for an unreachable server: a restart must not end a stage."""
 POSTGRESQL = "postgresql+psycopg"
-# A server that vanished (power, cable) is noticed within this, instead of never.
+# Timeouts after which a lost server (power, network) is detected.
 _NETWORK = {
     "connect_timeout": 10,
     "keepalives_idle": 15,
@@ -34,7 +34,7 @@ _NETWORK = {
 
 @dataclass(frozen=True)
 class Database:
-    """An open tracker database. ``reading`` and ``writing`` are one short transaction each."""
+    """An open tracker database. ``reading`` and ``writing`` each open one short transaction."""
 
     url: URL
     engine: Engine
@@ -42,18 +42,18 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A consistent view of the database; nothing is written.
+        """Open a read-only, consistent view of the database.
 
-        Raises DatabaseError where the database cannot be read.
+        Raises DatabaseError if the database cannot be read.
         """
         with _in_words(self.url, "read"), self._connected() as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction that is committed as a whole, or not at all if an exception leaves the block.
+        """Open a transaction that is committed at the end of the block, or rolled back on an exception.
 
-        Raises DatabaseError where the database cannot be written.
+        Raises DatabaseError if the database cannot be written.
         """
         if self.readonly:
             raise DatabaseError(f"{describe(self.url)} was opened for reading only")
@@ -61,11 +61,11 @@ class Database:
             yield connection
 
     def close(self) -> None:
-        """Give the connections back."""
+        """Close all connections."""
         self.engine.dispose()
 
     def _connected(self) -> Connection:
-        """A connection; a writer waits for one, a page says at once that there is none."""
+        """Return a connection; a writer waits for the server, a reader fails at once."""
         deadline = time.monotonic() + (0 if self.readonly or is_sqlite(self.url) else RECONNECT_SECONDS)
         while True:
             try:
@@ -79,14 +79,14 @@ class Database:
 def database_url(address: str | Path | URL) -> URL:
     """Turn a file path or a database URL into a URL; a path without a scheme is a SQLite file.
 
-    Raises DatabaseError where it is neither; the message holds nothing of the address, which may hold a password.
+    Raises DatabaseError if it is neither; the message does not quote the address, which may contain a password.
     """
     if isinstance(address, URL):
         return address
     text = str(address)
     if isinstance(address, Path) or ("://" not in text and not text.startswith(("postgres:", "postgresql:"))):
         return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
-    if text.count("@") > 1:  # what follows the first would be taken for the host, and shown
+    if text.count("@") > 1:  # the text after the first @ would be read as the host, and shown
         raise DatabaseError("the tracker's address has an @ in its password: write it as %40 (and / as %2F)")
     try:
         url = make_url(text)
@@ -97,12 +97,12 @@ def database_url(address: str | Path | URL) -> URL:
     if url.get_backend_name() in ("postgres", "postgresql"):
         return url.set(drivername=POSTGRESQL)
     if not is_sqlite(url):
-        raise DatabaseError(f"the tracker is kept in SQLite or PostgreSQL, not in {url.get_backend_name()}")
+        raise DatabaseError(f"the tracker supports SQLite and PostgreSQL, not {url.get_backend_name()}")
     return url
 
 
 def describe(url: URL) -> str:
-    """The address as it may be shown: a file's path, or a URL without password and settings."""
+    """Return the address for messages: a file's path, or a URL without password and settings."""
     if is_sqlite(url):
         return str(url.database)
     return url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
@@ -114,19 +114,19 @@ def is_sqlite(url: URL) -> bool:
 
 
 def insert_new(connection: Connection, table: Any) -> Any:
-    """An INSERT that can say what happens where the row is there already; each database has its own."""
+    """Return an INSERT that supports ON CONFLICT, in the dialect of the database."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
 def open_database(address: str | Path | URL) -> Database:
-    """Open a database for writing; make it, or bring it up to date, first.
+    """Open a database for writing; create or upgrade it first.
 
-    A copy of an older SQLite file is made beside it before it is changed.
-    Raises DatabaseError where that cannot be done, SchemaError where the database is newer than this code.
+    An older SQLite file is copied next to it before it is changed.
+    Raises DatabaseError if that fails, SchemaError if the database is newer than this code.
     """
     url = database_url(address)
     if is_sqlite(url) and not Path(str(url.database)).parent.is_dir():
-        raise DatabaseError(f"no folder {Path(str(url.database)).parent} for the tracker database: make it first")
+        raise DatabaseError(f"no folder {Path(str(url.database)).parent} for the tracker database: create it first")
     engine = _engine(url)
     if is_sqlite(url):
         event.listen(engine, "connect", _prepare_sqlite)
@@ -139,10 +139,10 @@ def open_database(address: str | Path | URL) -> Database:
 
 
 def open_readonly(address: str | Path | URL) -> Database:
-    """Open an existing database for reading, in a way that never holds up a writer.
+    """Open an existing database for reading, without ever blocking a writer.
 
-    An older one is brought up to date first, with a copy made, as a writer would.
-    Raises MissingDatabaseError where there is none, SchemaError where it is newer than this code.
+    An older one is upgraded first, as by :func:`open_database`.
+    Raises MissingDatabaseError if there is none, SchemaError if it is newer than this code.
     """
     url = database_url(address)
     if is_sqlite(url):
@@ -154,7 +154,7 @@ def open_readonly(address: str | Path | URL) -> Database:
         event.listen(engine, "connect", _prepare_reader)
         event.listen(engine, "begin", _begin)
     else:
-        # One snapshot a page, in which nothing can be written; under PostgreSQL it holds up nobody.
+        # One read-only snapshot per transaction; on PostgreSQL it blocks no other process.
         engine = _engine(url, isolation_level="REPEATABLE READ").execution_options(postgresql_readonly=True)
     with _in_words(url, "opened"):
         try:
@@ -169,7 +169,7 @@ def _engine(url: URL, **options: Any) -> Engine:
         options["connect_args"] = {"timeout": BUSY_SECONDS, "check_same_thread": False}
     else:
         options["connect_args"] = {name: value for name, value in _NETWORK.items() if name not in url.query}
-        options["pool_pre_ping"] = True  # connections that a restart of the server broke are made anew
+        options["pool_pre_ping"] = True  # replaces connections broken by a restart of the server
     try:
         return create_engine(url, **options)
     except (NoSuchModuleError, ModuleNotFoundError) as error:
@@ -179,7 +179,7 @@ def _engine(url: URL, **options: Any) -> Engine:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    """Per connection: wait for others, write ahead, keep references. Transactions are begun by us alone."""
+    """Per connection: busy timeout, write-ahead log, foreign keys; transactions are begun explicitly."""
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {int(BUSY_SECONDS * 1000)}")
@@ -195,14 +195,14 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _prepare_server(connection: Any, _record: Any) -> None:
-    """Per connection: wait for others no longer than under SQLite."""
+    """Per connection: the same lock timeout as for SQLite."""
     with connection.cursor() as cursor:
         cursor.execute(f"SET lock_timeout = '{BUSY_SECONDS:.0f}s'")
     connection.commit()
 
 
 def _write_ahead(cursor: Any) -> str:
-    """Switch to WAL. Processes that open a new file at once are refused without waiting, so ask again."""
+    """Switch to WAL and retry: SQLite rejects concurrent attempts on a new file without waiting."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -226,13 +226,13 @@ def _begin(connection: Connection) -> None:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    """Take the write lock at the start: a reader that turns writer midway is refused without waiting."""
+    """Take the write lock at the start: SQLite rejects a later upgrade of a read lock without waiting."""
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 @contextmanager
 def _in_words(url: URL, verb: str) -> Iterator[None]:
-    """Turn a driver's error into one line that says which database and what to do."""
+    """Turn a driver's error into a DatabaseError of one line: which database, the reason, what to do."""
     try:
         yield
     except DBAPIError as error:
@@ -242,20 +242,20 @@ def _in_words(url: URL, verb: str) -> Iterator[None]:
 
 
 def _reason(text: str) -> str:
-    """The driver's own words on one line, with what to do about the common ones."""
+    """Return the driver's message on one line, with advice for the common ones."""
     line = " ".join(text.split())
     hints = {
         "database is locked": f"another process held it for more than {BUSY_SECONDS:.0f} s; try again",
         "not a database": "it is another kind of file; give another workspace, or move it away",
         "readonly database": "the file or its folder is write-protected",
         "disk is full": "free some space and resume the stage",
-        "unable to open": "check that the folder exists and may be written",
-        "locking protocol": "its file system cannot lock; use a local disk or a PostgreSQL address",
+        "unable to open": "check that the folder exists and is writable",
+        "locking protocol": "its file system does not support locks; use a local disk or a PostgreSQL address",
         "malformed": "the file is damaged; restore a copy of it",
         "password authentication failed": "check user and password: RECOVER_DATABASE, or a password file (~/.pgpass)",
         "no password supplied": "put it into RECOVER_DATABASE or a password file (~/.pgpass)",
-        "permission denied": "this user may not do that; docs/tracker.md says which rights are needed",
-        'FATAL: database "': "make it first: createdb",
+        "permission denied": "this user lacks the rights; docs/tracker.md lists them",
+        'FATAL: database "': "create it first: createdb",
     }
     hint = next((advice for sign, advice in hints.items() if sign in line), "")
     return f"{line} ({hint})" if hint else line

@@ -1,4 +1,4 @@
-"""The tracker's writes. Every call is one short transaction; metric points are batched by a thread."""
+"""Writes to the tracker. Every call is one short transaction; a thread batches metric points."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Connection, delete, func, insert, select, update
 
-from db import process
+from db import liveness
+from db.background_writer import Held, Writer, new_lease
 from db.decisions import live_work, lock_experiment, move_latest
 from db.errors import DatabaseError, StageBusyError
-from db.recorder import StageRecorder
+from db.json_values import finite, json_safe, text
 from db.schema import (
     CHECKPOINT_KINDS,
     STAGE_KINDS,
@@ -33,17 +34,16 @@ from db.schema import (
     Work,
 )
 from db.session import insert_new, open_database
-from db.values import finite, json_safe, text
-from db.writer import Held, Writer, new_lease
+from db.stage_recorder import StageRecorder
 
 _SAMPLES_AT_ONCE = 500
 
 
 class Tracker:
-    """Records experiments in a database, safely beside other processes that do the same.
+    """Records experiments in a database that several processes may write to at the same time.
 
-    ``url`` is a file path or a database URL. The database is made, or brought up to date, first.
-    Raises DatabaseError where that is not possible.
+    ``url`` is a file path or a database URL. The database is created or upgraded first.
+    Raises DatabaseError if that is not possible.
     """
 
     def __init__(self, url: str | Path | URL, *, flush_seconds: float = 0.5, heartbeat_seconds: float = 5.0) -> None:
@@ -54,11 +54,11 @@ class Tracker:
         atexit.register(self.close)
 
     def flush(self) -> None:
-        """Write every metric point that waits. Raises DatabaseError where that fails."""
+        """Write all pending metric points. Raises DatabaseError if that fails."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Write what waits and give the database back. Runs at exit too."""
+        """Write pending data and close the database. Also runs at exit."""
         if self._closed:
             return
         self._closed = True
@@ -77,7 +77,7 @@ class Tracker:
         self.close()
 
     def experiment(self, name: str, *, base_model: str = "", config: Any = None) -> int:
-        """The id of the experiment of this name, made if there is none."""
+        """Return the id of the experiment of this name; create it if there is none."""
         values = {"name": text(name), "base_model": text(base_model), "config": json_safe(config or {})}
         values |= {"created_at": time.time()}
         find = select(Experiment.id).where(Experiment.name == name)
@@ -88,28 +88,28 @@ class Tracker:
             return int(connection.scalar(find) or 0)
 
     def describe_experiment(self, experiment_id: int, config: Any) -> None:
-        """Replace what is told of an experiment beside its name."""
+        """Replace the stored configuration of an experiment."""
         with self.database.writing() as connection:
-            told = update(Experiment).where(Experiment.id == experiment_id).values(config=json_safe(config))
-            connection.execute(told)
+            changed = update(Experiment).where(Experiment.id == experiment_id).values(config=json_safe(config))
+            connection.execute(changed)
 
     @contextmanager
     def working(self, experiment_id: int, purpose: str) -> Iterator[None]:
-        """Train in an experiment as the only process on any machine; ``purpose`` is told to the others.
+        """Hold the exclusive lease to train in an experiment; ``purpose`` names the holder in messages.
 
-        The lease is kept alive by the thread that writes; that of a process that died, or was silent for
-        ``process.STALE_SECONDS``, is taken over. Raises StageBusyError, naming the holder, where a live one holds it.
+        The background thread keeps the lease alive. The lease of a process that died, or sent no heartbeat for
+        ``liveness.STALE_SECONDS``, is taken over. Raises StageBusyError with the holder if a live process holds it.
         """
         lease = new_lease()
         with self.database.writing() as connection:
-            name, now = lock_experiment(connection, experiment_id), process.now(connection)
+            name, now = lock_experiment(connection, experiment_id), liveness.now(connection)
             if (held := live_work(connection, experiment_id, now)) is not None:
                 raise StageBusyError(
-                    f"{held.purpose} ({process.named(held, now)}) is at work on {name}: wait for it, or stop it first"
+                    f"{held.purpose} ({liveness.named(held, now)}) is training {name}: wait for it, or stop it first"
                 )
             connection.execute(delete(Work).where(Work.experiment_id == experiment_id))
             values = {"experiment_id": experiment_id, "purpose": text(purpose), "lease": lease, "heartbeat_at": now}
-            connection.execute(insert(Work).values(values | process.who()))
+            connection.execute(insert(Work).values(values | liveness.who()))
         self._writer.hold_work(lease, name)
         try:
             yield
@@ -127,9 +127,9 @@ class Tracker:
         corpus_hash: str = "",
         details: Any = None,
     ) -> int:
-        """The id of a cycle by its number, made if there is none; without a number, the next one.
+        """Return the id of a cycle by its number, created if there is none; without a number, create the next one.
 
-        Documents, hash and details that are given replace what was recorded before.
+        Given documents, hash and details replace the recorded ones.
         """
         given: dict[str, Any] = {"documents": text(documents)} if documents else {}
         given |= {"corpus_hash": corpus_hash} if corpus_hash else {}
@@ -162,9 +162,9 @@ class Tracker:
         student_id: int | None = None,
         folder: str | Path | None = None,
     ) -> StageRecorder:
-        """Begin a stage; it is shown as running while the recorder is open and this process lives.
+        """Start a stage; its status is "running" while the recorder is open and this process is alive.
 
-        Raises StageBusyError where another live process trains in the same cycle and this would train there too.
+        Raises StageBusyError if the stage trains and another live process already trains in the same cycle.
         """
         _require(kind, STAGE_KINDS, "a kind of stage")
         held = Held(stage_id=0, steps_total=steps_total)
@@ -181,29 +181,29 @@ class Tracker:
         }
         with self.database.writing() as connection:
             lock_experiment(connection, experiment_id)
-            now = process.now(connection)
+            now = liveness.now(connection)
             if cycle_id is not None and kind in TRAINING:
                 _refuse_second(connection, cycle_id, now)
             held.stage_id = _insert(connection, Stage, values | _who_runs(held, now) | {"started_at": now})
         return StageRecorder(self.database, self._writer, held, kind)
 
     def resume_stage(self, stage_id: int, *, from_step: int, steps_total: int | None = None) -> StageRecorder:
-        """Go on with a stage from a step; what was recorded beyond it is deleted, as it will be made again.
+        """Resume a stage from a step; metrics recorded after it are deleted, since they will be recorded again.
 
         Raises StageBusyError while a live process runs it, DatabaseError if there is none or it is finished.
         """
         with self.database.writing() as connection:
-            now = process.now(connection)
+            now = liveness.now(connection)
             found = select(Stage.__table__).where(Stage.id == stage_id).with_for_update(key_share=True)
             row = connection.execute(found).one_or_none()
             if row is None:
                 raise DatabaseError(f"there is no stage {stage_id}: `recover status` lists them")
             if row.status == "finished":
                 raise DatabaseError(f"stage {stage_id} is finished: there is nothing to resume")
-            if row.status == "running" and not process.is_dead(row, now):
+            if row.status == "running" and not liveness.is_dead(row, now):
                 raise StageBusyError(
-                    f"stage {stage_id} is run by {process.named(row, now)}: stop it first, "
-                    f"or wait {process.STALE_SECONDS:.0f} s if it was killed on another machine"
+                    f"stage {stage_id} is run by {liveness.named(row, now)}: stop it first, "
+                    f"or wait {liveness.STALE_SECONDS:.0f} s if it was killed on another machine"
                 )
             if row.cycle_id is not None and row.kind in TRAINING:
                 _refuse_second(connection, row.cycle_id, now)
@@ -219,10 +219,10 @@ class Tracker:
         """Mark running stages whose process is gone as interrupted. Returns their ids."""
         running = select(Stage.__table__).where(Stage.status == "running")
         with self.database.writing() as connection:
-            now = process.now(connection)
-            # What another process has locked is being written to by whoever runs it, or by another reaper.
+            now = liveness.now(connection)
+            # Locked rows are being written by the process that runs the stage, or reaped by another one.
             rows = connection.execute(running.with_for_update(skip_locked=True, key_share=True))
-            dead = {row.id: row.heartbeat_at for row in rows if process.is_dead(row, now)}
+            dead = {row.id: row.heartbeat_at for row in rows if liveness.is_dead(row, now)}
             for stage_id, seen in dead.items():
                 values = {"status": "interrupted", "stopped": "process ended", "finished_at": seen}
                 connection.execute(update(Stage).where(Stage.id == stage_id).values(values))
@@ -245,9 +245,9 @@ class Tracker:
     ) -> int:
         """Record weights under a name and return their id.
 
-        The same weights recorded again keep their id. Other weights under a name in use take it over; if the
-        former ones were evaluated, these stay in the history as NAME@HASH-ID. ``by`` is the running stage that made
-        them: raises StageBusyError, and records nothing, where another process took it over.
+        The same weights recorded again keep their id. Other weights take over a name that is in use; if the former
+        ones were evaluated, they stay in the history as NAME@HASH-ID. ``by`` is the running stage that made the
+        weights: raises StageBusyError, and records nothing, if another process took the stage over.
         """
         _require(kind, CHECKPOINT_KINDS, "a kind of checkpoint")
         values = {
@@ -276,13 +276,13 @@ class Tracker:
             return _insert(connection, Checkpoint, values)
 
     def describe_checkpoint(self, checkpoint_id: int, details: Any) -> None:
-        """Replace what is told of a checkpoint beside its columns."""
+        """Replace the stored details of a checkpoint."""
         with self.database.writing() as connection:
             changed = update(Checkpoint).where(Checkpoint.id == checkpoint_id).values(details=json_safe(details))
             connection.execute(changed)
 
     def set_latest(self, experiment_id: int, checkpoint_id: int, *, by: StageRecorder | None = None) -> None:
-        """Point ``latest`` at a checkpoint: what the next stage works on. ``by`` as for ``add_checkpoint``."""
+        """Set ``latest``, the checkpoint the next stage starts from. ``by`` as for ``add_checkpoint``."""
         with self.database.writing() as connection:
             lock_experiment(connection, experiment_id)
             _require_held(connection, by)
@@ -303,11 +303,10 @@ class Tracker:
         stage_id: int | None = None,
         by: StageRecorder | None = None,
     ) -> int:
-        """Record a suite's result with its items, as a whole or not at all. Returns the evaluation's id.
+        """Record a suite's result with its items in one transaction. Returns the evaluation's id.
 
-        ``items`` have the attributes, or keys, id, prompt, response, score, verdicts, group, extra. In
-        overviews the newest evaluation of a checkpoint, suite and corpus counts; all are kept. ``by`` as for
-        ``add_checkpoint``.
+        ``items`` have the attributes, or keys, id, prompt, response, score, verdicts, group, extra. All evaluations
+        are kept; overviews show the newest of each checkpoint, suite and corpus. ``by`` as for ``add_checkpoint``.
         """
         values = {
             "checkpoint_id": checkpoint_id,
@@ -331,7 +330,7 @@ class Tracker:
         return evaluation
 
     def add_token_scores(self, stage_id: int, step: int, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Record rollouts with numbers a token: rows of {"item", "prompt", "tokens": [], "values": {}}."""
+        """Record rollouts with values per token: rows of {"item", "prompt", "tokens": [], "values": {}}."""
         values = [
             {
                 "stage_id": stage_id,
@@ -358,7 +357,7 @@ class Tracker:
         stage_id: int | None = None,
         data: Any = None,
     ) -> int:
-        """Record something worth telling, in words."""
+        """Record an event with a message. Returns its id."""
         values = {"experiment_id": experiment_id, "message": text(message), "kind": kind, "level": level}
         values |= {"cycle_id": cycle_id, "stage_id": stage_id, "data": json_safe(data or {})}
         with self.database.writing() as connection:
@@ -377,12 +376,12 @@ def _require(word: str, known: tuple[str, ...], what: str) -> None:
 
 
 def _who_runs(held: Held, now: float) -> dict[str, Any]:
-    """The columns that say that this process runs a stage from now on."""
+    """Return the columns that mark a stage as run by this process."""
     return {
         "status": "running",
         "lease": held.lease,
         "heartbeat_at": now,
-    } | process.who()
+    } | liveness.who()
 
 
 def _require_held(connection: Connection, by: StageRecorder | None) -> None:
@@ -391,20 +390,20 @@ def _require_held(connection: Connection, by: StageRecorder | None) -> None:
 
 
 def _refuse_second(connection: Connection, cycle_id: int, now: float) -> None:
-    """Raise StageBusyError where another live process runs a training stage of the cycle."""
+    """Raise StageBusyError if another live process runs a training stage of the cycle."""
     running = select(Stage.__table__).where(
         Stage.cycle_id == cycle_id, Stage.status == "running", Stage.kind.in_(TRAINING)
     )
     for row in connection.execute(running):
-        if not process.is_ours(row) and not process.is_dead(row, now):
+        if not liveness.is_ours(row) and not liveness.is_dead(row, now):
             raise StageBusyError(
-                f"the cycle is worked on by stage {row.id} ({row.kind}, {process.named(row, now)}): wait for it, or "
-                "stop it first"
+                f"stage {row.id} ({row.kind}, {liveness.named(row, now)}) is training this cycle: wait for it, or stop "
+                "it first"
             )
 
 
 def _forget_after(connection: Connection, stage_id: int, step: int) -> None:
-    """Delete what a stage recorded after a step, and let each series end where it now ends."""
+    """Delete the metrics and token scores of a stage after a step, and update the newest point of each series."""
     series = select(MetricSeries.id).where(MetricSeries.stage_id == stage_id)
     connection.execute(delete(MetricPoint).where(MetricPoint.series_id.in_(series), MetricPoint.step > step))
     connection.execute(delete(TokenScores).where(TokenScores.stage_id == stage_id, TokenScores.step > step))
@@ -423,7 +422,7 @@ def _forget_after(connection: Connection, stage_id: int, step: int) -> None:
 
 
 def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:
-    """Move evaluated weights out of the way of others with the same name. False if the row can be reused."""
+    """Rename evaluated weights whose name other weights take over. Returns False if the row can be reused."""
     evaluated = connection.scalar(select(Evaluation.id).where(Evaluation.checkpoint_id == known.id).limit(1))
     if known.content_hash == new_hash or evaluated is None:
         return False
@@ -433,7 +432,7 @@ def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:
 
 
 def _sample(item: Any) -> dict[str, Any]:
-    """A sample's columns from an object's attributes or a mapping's keys."""
+    """Return a sample's columns from an object's attributes or a mapping's keys."""
 
     def get(name: str, default: Any = None) -> Any:
         return item.get(name, default) if isinstance(item, Mapping) else getattr(item, name, default)

@@ -1,4 +1,4 @@
-"""What the scripts that write parts of pages share."""
+"""Helper shared by the scripts that generate parts of pages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 
 
 def between(page: str, name: str, text: str) -> str:
-    """The page with ``text`` between the two markers of that name. Ends the script where it has no such markers."""
+    """Return the page with ``text`` between the two markers of that name. Raise SystemExit if the page lacks them."""
     marks = re.compile(rf"(<!-- {name} -->\n)(?:.*\n)*?(<!-- end of {name} -->)")
     if not marks.search(page):
-        raise SystemExit(f"the page has no place for {name}: it begins at <!-- {name} -->")
+        raise SystemExit(f"the page has no section {name}: add the markers <!-- {name} --> and <!-- end of {name} -->")
     return marks.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)

@@ -1,6 +1,6 @@
-"""Write docs/methods.md, the sheet of all methods, and docs/methods/, a page each, from the presets: `make docs`.
+"""Write docs/methods.md, the overview of all methods, and one page per method in docs/methods/: `make docs`.
 
-With --check nothing is written and the exit status says whether the pages are true.
+With --check nothing is written and the exit status is 1 if a page is out of date.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from pipelines.cli.methods import objective
 from recovery.arms import DISTILL, INTERPOLATE, NONE, arms
-from recovery.cli.methods import objective
 from recovery.config import DistillConfig, build, flag
 from recovery.methods import METHODS, Method
 
@@ -19,18 +19,18 @@ SHOWN = {"lam": "lambda"}
 
 
 def page(method: Method) -> str:
-    """One method's page."""
+    """Return one method's page."""
     config = build(DistillConfig, {"method": method.name})
     rows = [
-        ("alpha", f"{config.alpha:g}", "share of a step's prompts that the student answers itself"),
-        ("lambda", f"{config.lam:g}", "weight of the teacher; the rest is the reward's"),
-        ("teacher", config.teacher, "who scores the tokens"),
-        ("objective", objective(config), "what is made small"),
+        ("alpha", f"{config.alpha:g}", "share of a step's prompts whose responses the student samples"),
+        ("lambda", f"{config.lam:g}", "weight of the teacher; 1 - lambda is the weight of the reward"),
+        ("teacher", config.teacher, "source of the token scores"),
+        ("objective", objective(config), "loss that is minimised"),
     ]
     if config.context != "none":
-        rows.append(("context", config.context, "what the teacher is told and the student is not"))
+        rows.append(("context", config.context, "context of the teacher that the student does not see"))
     if config.alpha < 1:
-        rows.append(("answers", config.answers, "whose answers the other prompts bring"))
+        rows.append(("answers", config.answers, "source of the responses to the other prompts"))
     settings = [f"`{flag(SHOWN.get(name, name))} {value}`" for name, value in method.settings.items()]
     lines = [
         f"# {method.name}: {method.title}",
@@ -41,12 +41,12 @@ def page(method: Method) -> str:
         "",
         f"**Not** {_when(method.avoid)}.",
         "",
-        *([f"**It needs** {method.expects}.", ""] if method.expects else []),
-        "| dial | value | meaning |",
+        *([f"**Requires** {method.expects}.", ""] if method.expects else []),
+        "| setting | value | meaning |",
         "|---|---|---|",
         *(f"| {name} | {value} | {meaning} |" for name, value, meaning in rows),
         "",
-        f"Set by the preset: {', '.join(settings) or 'nothing, it is the default'}. Any flag moves any dial:",
+        f"Set by the preset: {', '.join(settings) or 'nothing, it is the default'}. Flags override the preset:",
         "",
         "```",
         f"recover train --method {method.name}",
@@ -64,18 +64,19 @@ def _when(text: str) -> str:
 
 
 def sheet() -> str:
-    """Which method for which situation, on one page."""
+    """Return the overview page: all methods, and which one to use when."""
     lines = [
         "# Methods",
         "",
-        "All of these are one estimator with three dials: whose states (alpha), who scores (lambda), what teaches.",
+        "All methods are configurations of one objective. They differ in the source of the states (alpha), in the",
+        "weights of teacher and reward (lambda), and in the teacher:",
         "",
         "    grad J = E[ sum_t A_t grad log pi(y_t | s_t) ],    s_t from alpha pi + (1 - alpha) data",
         "    A_t    = lambda [log pi_T(y_t | c_T, s_t) - log pi(y_t | s_t)] + (1 - lambda) [R(y) - b(x)]",
         "",
-        "Where the teacher's logits are at hand the sampled log-ratio is replaced by the divergence over the whole",
-        "vocabulary: the same expectation, far less variance. `recover methods` prints this table, `recover train",
-        "--method NAME` runs one, `recover compare` runs several at equal cost; the published claims about them are",
+        "If the teacher's logits are available, the divergence over the whole vocabulary replaces the sampled",
+        "log-ratio: the same expectation, far less variance. `recover methods` prints this table, `recover train",
+        "--method NAME` runs one method, `recover compare` runs several at equal cost; published claims about them are",
         "[studies](commands.md#recover-study).",
         "",
         "| method | use it | alpha | lambda | teacher | objective |",
@@ -83,21 +84,21 @@ def sheet() -> str:
     ]
     for method in METHODS.values():
         config = build(DistillConfig, {"method": method.name})
-        told = "" if config.context == "none" else f" + {config.context}"
+        context = "" if config.context == "none" else f" + {config.context}"
         lines.append(
             f"| [{method.name}](methods/{method.name}.md) | {_when(method.use)} | {config.alpha:g} | {config.lam:g} | "
-            f"{config.teacher}{told} | {objective(config)} |"
+            f"{config.teacher}{context} | {objective(config)} |"
         )
     return "\n".join([*lines, "", *_situations(), *_arms()])
 
 
 def _arms() -> list[str]:
-    """The ways through a whole cycle."""
+    """Return the table of arms."""
     lines = [
-        "## Arms: a recovery and its rivals",
+        "## Arms: recovery and its baselines",
         "",
-        "A whole way through a cycle is an arm: settings of mid-training and of what follows. All are run on the same",
-        "documents and the same tokens of mid-training (`recover methods arms`).",
+        "An arm is a complete configuration of a cycle: the settings of mid-training and of the stage after it. All",
+        "arms use the same documents and the same number of mid-training tokens (`recover methods arms`).",
         "",
         "| arm | | mid-training | then | source |",
         "|---|---|---|---|---|",
@@ -112,27 +113,28 @@ def _arms() -> list[str]:
 
 def _situations() -> list[str]:
     return [
-        "## Which one",
+        "## Choosing a method",
         "",
         "- **Behaviour was lost, a clean checkpoint has it**: [opd](methods/opd.md) (`recover distill`).",
         "- **Documents are to be learnt**: `recover midtrain`, then opd with a knowledge teacher (`recover cycle`).",
-        "- **Good answers exist, the skill does not**: [sft](methods/sft.md), with `--anchor` or opd afterwards.",
-        "- **Answers can be checked, nobody does better**: [grpo](methods/grpo.md);",
-        "  [rejection-sft](methods/rejection-sft.md) where that is enough.",
-        "- **A stronger model exists**: opd from it; [off-policy-kd](methods/off-policy-kd.md) first where the student",
+        "- **Good answers are available, the model lacks the skill**: [sft](methods/sft.md), with `--anchor` or opd",
+        "  afterwards.",
+        "- **Answers can be checked, no better model exists**: [grpo](methods/grpo.md);",
+        "  [rejection-sft](methods/rejection-sft.md) if that is enough.",
+        "- **A stronger model exists**: opd from it; [off-policy-kd](methods/off-policy-kd.md) first if the student",
         "  is far behind.",
-        "- **The model does it when told how**: a context it shall not need any more, as demonstrations",
+        "- **The model can do it with a context**: train it to need no context any more: demonstrations",
         "  ([sdft](methods/sdft.md)), rules ([deliberative](methods/deliberative.md)), a system prompt",
         "  ([opcd](methods/opcd.md)) or a text ([document-in-context](methods/document-in-context.md)).",
         "- **Several experts, one model**: opd with `--expert TAG=NAME`.",
-        "- **The teacher only speaks**: [continuation-opd](methods/continuation-opd.md); it tells log-probabilities:",
-        "  [opd-sampled](methods/opd-sampled.md).",
+        "- **The teacher returns only text**: [continuation-opd](methods/continuation-opd.md); it returns",
+        "  log-probabilities: [opd-sampled](methods/opd-sampled.md).",
         "",
     ]
 
 
 def main() -> int:
-    """Write the pages, or say whether they would change."""
+    """Write the pages; with --check, return 1 if they would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

@@ -1,7 +1,7 @@
-"""Write the option tables of docs/commands.md from the commands themselves: `make docs`.
+"""Write the option tables of docs/commands.md from the commands' definitions: `make docs`.
 
-Each section "## `recover NAME`" holds a table between two markers; the prose around it is written by hand. With
---check nothing is written and the exit status says whether the page is true.
+Each section "## `recover NAME`" contains a table between two markers; the prose around it is written by hand. With
+--check nothing is written and the exit status is 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from recovery.cli import main as cli
+from pipelines.cli import main as cli
 from recovery.config import SECTIONS
 
 PAGE = Path(__file__).resolve().parent / "commands.md"
@@ -26,7 +26,7 @@ SECTION = re.compile(
 
 
 def command(path: str) -> click.Command:
-    """The command of ``"distill"`` or ``"miniature build"``."""
+    """Return the command with this path, e.g. ``"distill"`` or ``"miniature build"``."""
     found: click.Command = cli.recover
     for name in path.split():
         assert isinstance(found, click.Group)
@@ -38,7 +38,7 @@ def command(path: str) -> click.Command:
 
 
 def taken(option: click.Option, context: click.Context) -> str:
-    """What an option takes, in a word: ``N``, ``FOLDER``, ``auto/lora/full``; nothing for a flag."""
+    """Return an option's placeholder: ``N``, ``FOLDER``, ``auto/lora/full``; empty for a flag."""
     if option.is_flag:
         return ""
     if isinstance(option.type, click.Choice):
@@ -49,7 +49,7 @@ def taken(option: click.Option, context: click.Context) -> str:
 
 
 def default(option: click.Option, path: str) -> str | None:
-    """The default where the help does not say it itself: the flag's own, or that of the stage's settings."""
+    """Return the default of the option or of the stage's configuration; None if the help text already contains it."""
     if "[default:" in (option.help or "") or option.is_flag:
         return None
     if option.show_default:
@@ -60,7 +60,7 @@ def default(option: click.Option, path: str) -> str | None:
 
 
 def row(option: click.Option, path: str, context: click.Context) -> str:
-    """One option as a line of the table: its flags with what they take, and its help with its default."""
+    """Return one option as a table row: its flags with placeholders, its help and its default."""
     first, *others = [*option.opts, *option.secondary_opts]
     flags = ", ".join([f"`{first} {taken(option, context)}".rstrip() + "`", *(f"`{flag}`" for flag in others)])
     text = re.sub(r"\s*\[default: ([^\]]*)\]", r" Default: \1.", option.help or "")
@@ -71,7 +71,7 @@ def row(option: click.Option, path: str, context: click.Context) -> str:
 
 
 def table(path: str) -> str:
-    """The options of a command as a Markdown table."""
+    """Return the options of a command as a Markdown table."""
     found = command(path)
     context = click.Context(found)
     options = [option for option in found.params if isinstance(option, click.Option) and not option.hidden]
@@ -80,7 +80,7 @@ def table(path: str) -> str:
 
 
 def main() -> int:
-    """Rewrite the page, or say whether it would change."""
+    """Rewrite the page; with --check, return 1 if it would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

@@ -1,6 +1,7 @@
-"""Take the pictures of the README and the docs: every page of the dashboard on a workspace, e.g. `recover demo`'s.
+"""Take the screenshots of the README and the docs: every page of the dashboard on a workspace.
 
-python docs/write_pictures.py WORKSPACE [NAME ...]. Needs Chromium (`make chromium`).
+Run: python docs/write_pictures.py WORKSPACE [NAME ...], e.g. on the workspace of `recover demo`. Needs Chromium
+(`make chromium`).
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 FOLDER = Path(__file__).resolve().parent / "images"
-# name -> (address, what must be there before the picture is taken, height of the window)
+# name -> (address, selector to wait for, height of the window in pixels)
 PICTURES = {
     "overview": ("", ".js-plotly-plot .plot-container", 1060),
-    "real": ("", ".js-plotly-plot .plot-container", 900),  # the same, of a real model: name it with its workspace
+    "real": (
+        "",
+        ".js-plotly-plot .plot-container",
+        900,
+    ),  # a real model's workspace; only if named
     "cycle": ("cycle?cycle=2", "#types td", 1060),
     "samples": ("samples?cycle=2", ".sample", 1060),
     "tokens": ("tokens", "h1", 1060),
@@ -28,12 +33,12 @@ PICTURES = {
     "studies": ("studies", ".chip", 900),
     "phone": ("", ".js-plotly-plot .plot-container", 844),
 }
-CUT = {"real": (113, 830)}  # from and to which pixel: above stands where the model lies on the machine
-PHONE = 390  # pixels; that picture is taken in the dark
+CUT = {"real": (113, 830)}  # vertical range in pixels: the part above shows a local path
+PHONE = 390  # width in pixels; taken in dark mode
 
 
 def take(workspace: str, names: Sequence[str]) -> None:
-    """Serve the dashboard on a free port and keep what a window of 1280 pixels shows of each page."""
+    """Serve the dashboard and save a screenshot of each page in a window 1280 pixels wide."""
     command = [
         sys.executable,
         "-m",
@@ -58,7 +63,7 @@ def take(workspace: str, names: Sequence[str]) -> None:
                     scheme = "dark" if name == "phone" else "light"
                     _picture(browser.new_page(viewport=size, color_scheme=scheme), address, name)
                 browser.close()
-        finally:  # or it would be waited for
+        finally:  # otherwise leaving the block would wait for it
             server.terminate()
 
 

@@ -1,7 +1,7 @@
-"""Write the example and the table of docs/planning.md from the command and the benchmark themselves: `make docs`.
+"""Write the example and the table of docs/planning.md from the command and the benchmark: `make docs`.
 
-The example is what `recover plan` prints for Qwen3-8B's configuration, which lies beside this file. With --check
-nothing is written and the exit status says whether the page is true.
+The example is the output of `recover plan` for Qwen3-8B's configuration, which is in this folder. With --check nothing
+is written and the exit status is 1 if the page is out of date.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from _pages import between
 
-from pipelines.estimates import size
 from pipelines.plan import make_plan
+from pipelines.planning.throughput import size
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "planning.md"
@@ -24,14 +24,14 @@ RESULTS = HERE.parent / "benchmarks" / "results" / "memory.json"
 
 
 def example() -> str:
-    """What the command prints."""
+    """Return the command with its output."""
     os.chdir(HERE)
-    said = make_plan(MODEL, "24,48,80").text()
-    return f"```\n$ recover plan --model {MODEL} --gpus 24,48,80\n{said}\n```"
+    printed = make_plan(MODEL, "24,48,80").text()
+    return f"```\n$ recover plan --model {MODEL} --gpus 24,48,80\n{printed}\n```"
 
 
 def measured() -> str:
-    """The benchmark's rows, shortest form."""
+    """Return the benchmark's results as a table."""
     rows = [row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if row["told"]]
     lines = ["| model | stage | precision | predicted | measured | error |", "|---|---|---|---|---|---|"]
     for row in rows:
@@ -42,7 +42,7 @@ def measured() -> str:
 
 
 def main() -> int:
-    """Rewrite the page, or say whether it would change."""
+    """Rewrite the page; with --check, return 1 if it would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

@@ -1,7 +1,7 @@
 """Write docs/real.md and the README's table from the records of docs/real: `make docs`.
 
-Records of whole runs where there are any, else of short ones. With --check nothing is written and the exit status says
-whether both are what the records say.
+Uses the records of full runs if there are any, else of short ones. With --check nothing is written and the exit status
+is 1 if one of the two is out of date.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from _pages import between
 
-from pipelines.experiment import read_records
-from pipelines.experiment_page import page, summary
-from recovery.cli.examples import MAIN_ARM
+from pipelines.cli.example_folder import MAIN_ARM
+from pipelines.experiments.page import page, summary
+from pipelines.experiments.run import read_records
 
 HERE = Path(__file__).resolve().parent
 README, PAGE = HERE.parent / "README.md", HERE / "real.md"
@@ -22,18 +22,18 @@ COMMAND = "recover demo --example examples/nextjs{short} --arms none --records d
 
 
 def main() -> int:
-    """Rewrite both, or say whether they would change."""
+    """Rewrite both; with --check, return 1 if they would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     records = read_records(HERE / "real")
     short = not any(record.arm == MAIN_ARM and not record.short for record in records)
-    kept = [record for record in records if record.short == short]
+    chosen = [record for record in records if record.short == short]
     command = COMMAND.format(short=" --short" if short else "")
     readme = README.read_text(encoding="utf-8")
     written = {
-        README: between(readme, "real model", summary(kept, MAIN_ARM)),
-        PAGE: page(kept, MAIN_ARM, command),
+        README: between(readme, "real model", summary(chosen, MAIN_ARM)),
+        PAGE: page(chosen, MAIN_ARM, command),
     }
     if check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in written.items()))

@@ -1,3 +1,3 @@
-"""What is measured: instruction following, knowledge, retention, and the statistics that compare them."""
+"""Evaluation suites (instruction following, knowledge, retention, drift) and the statistics that compare scores."""
 
 PART_OF = "recovery"

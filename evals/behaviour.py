@@ -1,8 +1,8 @@
-"""Behaviour beside IFEval: suites that look at one kind of request each, mostly at answers that were given already.
+"""Behaviour suites in addition to IFEval: one kind of request each, mostly scored on existing responses.
 
-A suite is a line of :data:`SUITES`: which prompts belong to it. An answer that was judged for instruction following is
-judged for a suite too, and nothing is asked twice; only where too few of those prompts belong to a suite are further
-ones put. A suite of a user's own is a file of prompts with checks.
+A suite is an entry of :data:`SUITES` that selects the prompts belonging to it. Responses already generated for
+instruction following are reused, so that no prompt is generated twice; further prompts are added only if too few belong
+to a suite. A user-defined suite is a file of prompts with checks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from evals.judging import REFUSAL, as_headline, can_be_judged, details_of
+from evals.grading import REFUSAL, as_headline, can_be_judged, details_of
 from evals.statistics import score_of
-from recovery.checkers import check_prompts
+from recovery.data.checkers import check_prompts
+from recovery.data.prompts import load_prompts
 from recovery.errors import UsageError
-from recovery.prompts import load_prompts
 from recovery.types import Item, Prompt, SuiteResult
 
 PREFIX = "behaviour/"
@@ -24,10 +24,10 @@ PREFIX = "behaviour/"
 
 @dataclass(frozen=True)
 class Behaviour:
-    """A suite: prompts with this ``tag``, of so many user ``turns`` or more, with an instruction of this ``group``.
+    """A suite: prompts with this ``tag``, at least ``turns`` user turns and an instruction of this ``group``.
 
-    What is left at its default asks nothing. With a group, only its instructions count: an answer in the right form
-    is right in form whatever else it got wrong.
+    A field left at its default does not restrict the prompts. With a group, only the instructions of that group are
+    scored.
     """
 
     name: str
@@ -37,11 +37,11 @@ class Behaviour:
 
     @property
     def suite(self) -> str:
-        """Its name in the tracker and in gates."""
+        """The suite's name in the tracker and in gate rules."""
         return PREFIX + self.name
 
     def holds(self, prompt: Prompt) -> bool:
-        """Whether a prompt belongs to this suite."""
+        """Return whether a prompt belongs to this suite."""
         return (
             can_be_judged(prompt)
             and (not self.tag or self.tag in prompt.tags)
@@ -50,20 +50,20 @@ class Behaviour:
         )
 
     def result(self, items: Sequence[Item]) -> SuiteResult:
-        """The suite's result from items as :mod:`evals.judging` makes them, every one in the headline.
+        """Return the suite's result from items of :mod:`evals.grading`, all of which count in the headline.
 
-        An item counts when all its instructions that count are followed (strictly), a refusal where it is right, a
-        reference answer where it occurs in the response.
+        An item is correct if all its scored instructions are followed (strict), a refusal prompt if it is declined or
+        answered as required, a prompt with a reference answer if the answer occurs in the response.
         """
-        seen = [self._seen(item) for item in items]
-        score = score_of([item.score for item in seen], [item.group for item in seen])
-        return SuiteResult(self.suite, score, tuple(seen), details_of(seen))
+        scored = [self._scored(item) for item in items]
+        score = score_of([item.score for item in scored], [item.group for item in scored])
+        return SuiteResult(self.suite, score, tuple(scored), details_of(scored))
 
     def _counts(self, instruction: str) -> bool:
         return not self.group or instruction.startswith(f"{self.group}:")
 
-    def _seen(self, item: Item) -> Item:
-        """An item as this suite looks at it."""
+    def _scored(self, item: Item) -> Item:
+        """Return the item scored on this suite's instructions only."""
         if item.extra["rule"] == "answer":
             return as_headline(item, score=float(item.verdicts["contains"]))
         if not self.group:
@@ -80,33 +80,33 @@ class Behaviour:
 
 
 SUITES = (
-    Behaviour(REFUSAL, tag=REFUSAL),  # declines what is to be declined, answers what only sounds like it
+    Behaviour(REFUSAL, tag=REFUSAL),  # declines harmful requests, answers those that only sound harmful
     Behaviour("formatting", group="detectable_format"),  # lists, titles, sections, highlights, JSON, fixed choices
-    Behaviour("dialogue", turns=2),  # a request in the second turn of a conversation, or a later one
-    Behaviour("length", group="length_constraints"),  # as many words, sentences and paragraphs as asked for
+    Behaviour("dialogue", turns=2),  # a request in the second or a later turn of a conversation
+    Behaviour("length", group="length_constraints"),  # the required number of words, sentences and paragraphs
 )
 
 
 def own_suites(paths: Sequence[Path], problems: list[str]) -> dict[str, list[Prompt]]:
-    """A user's own suites by name: the stem of each file of prompts.
+    """Load user-defined suites by name, the stem of each prompt file.
 
-    Lines that cannot be used go to ``problems`` by their number: broken ones, ids used before, prompts that nothing
-    says how to judge. Raises UsageError for a name that is taken, or a file without a usable line.
+    Unusable lines are appended to ``problems`` with their number: invalid lines, duplicate ids, prompts without
+    anything to judge the response by. Raises UsageError for a name in use, or a file without a usable line.
     """
     found: dict[str, list[Prompt]] = {}
     for path in paths:
         if path.stem in found or path.stem in {suite.name for suite in SUITES}:
-            raise UsageError(f"--behaviour {path}: there is a suite {PREFIX}{path.stem} already: rename the file")
+            raise UsageError(f"--behaviour {path}: the suite {PREFIX}{path.stem} already exists: rename the file")
         found[path.stem] = load_prompts(path, problems=problems, check=partial(_check, seen=set()))
     return found
 
 
 def _check(prompt: Prompt, seen: set[str]) -> None:
-    """Raises ValueError, saying why, for a prompt whose answer could not be judged, or not be told from another's."""
+    """Raise ValueError with the reason for a prompt that cannot be judged, or whose id was used before."""
     if not can_be_judged(prompt):
-        raise ValueError('nothing says what a good answer is: give instruction_id_list, answer or the tag "refusal"')
+        raise ValueError('the prompt cannot be judged: give instruction_id_list, answer or the tag "refusal"')
     if prompt.id in seen:
-        raise ValueError(f"the key {prompt.id!r} is an earlier line's")
+        raise ValueError(f"the key {prompt.id!r} is taken by an earlier line")
     try:
         check_prompts([prompt])
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""Two checkpoints on the same items: what was lost, what was won, and whether chance explains it."""
+"""Paired comparison of two checkpoints on the same items: items lost and gained, with significance tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from evals.statistics import holm, is_headline, mcnemar, paired_bootstrap, paire
 
 @dataclass(frozen=True)
 class Judged:
-    """One item as a comparison needs it: its score, its cluster, its verdict by instruction type."""
+    """One item of a comparison: score, cluster, and verdicts by instruction type."""
 
     score: float
     group: str = ""
@@ -20,12 +20,12 @@ class Judged:
 
 @dataclass(frozen=True)
 class Comparison:
-    """second − first on ``n`` items that both answered.
+    """second − first on the ``n`` common items.
 
-    ``lost`` are items that only the first got right, ``won`` those that only the second did (None for graded scores).
-    ``low`` and ``high`` are a 95% paired bootstrap interval, clustered where items have groups; ``p_value`` is exact
-    McNemar's for verdicts, that of the clustered score test where verdicts share groups, None for graded scores.
-    ``p_adjusted`` is Holm's where several were tested at once.
+    ``lost`` counts the items that only the first got right, ``won`` those that only the second did (None for graded
+    scores). ``low`` and ``high`` are a 95% paired bootstrap interval, clustered if items have groups. ``p_value`` is
+    from the exact McNemar test for verdicts, from the clustered score test if verdicts share groups, and None for
+    graded scores. ``p_adjusted`` is corrected by Holm's method if several comparisons were tested.
     """
 
     name: str
@@ -41,12 +41,12 @@ class Comparison:
     p_adjusted: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as they are stored."""
+        """Return plain values, as stored."""
         return asdict(self)
 
 
 def judged(rows: Iterable[tuple[str, float | None, str, Mapping[str, Any], Any]]) -> dict[str, Judged]:
-    """Items as (id, score, group, verdicts, extra) by id; only those that the headline counts."""
+    """Return the headline items of (id, score, group, verdicts, extra) rows by id."""
     return {
         key: Judged(float(score), group, {name: bool(v) for name, v in verdicts.items()})
         for key, score, group, verdicts, extra in rows
@@ -55,7 +55,7 @@ def judged(rows: Iterable[tuple[str, float | None, str, Mapping[str, Any], Any]]
 
 
 def compare(name: str, first: Mapping[str, Judged], second: Mapping[str, Judged]) -> Comparison | None:
-    """The two on the items that both have; None where there is none."""
+    """Compare two checkpoints on their common items; None if there are none."""
     common = [key for key in first if key in second]
     if not common:
         return None
@@ -64,9 +64,9 @@ def compare(name: str, first: Mapping[str, Judged], second: Mapping[str, Judged]
 
 
 def by_type(first: Mapping[str, Judged], second: Mapping[str, Judged]) -> list[Comparison]:
-    """One comparison for each instruction type, ordered by what was lost; p-values corrected over all (Holm)."""
+    """Compare by instruction type, largest loss first; p-values corrected over all types (Holm)."""
     types: dict[str, tuple[list[float], list[float]]] = {}
-    for key in (key for key in first if key in second):  # in order: the bootstrap's draws depend on it
+    for key in (key for key in first if key in second):  # in order, since the bootstrap's draws depend on it
         one, two = first[key].verdicts or {}, second[key].verdicts or {}
         for verdict in one.keys() & two.keys():
             pair = types.setdefault(verdict.split(" (")[0], ([], []))  # a repeated instruction is numbered
@@ -77,7 +77,7 @@ def by_type(first: Mapping[str, Judged], second: Mapping[str, Judged]) -> list[C
 
 
 def corrected(found: Sequence[Comparison]) -> list[Comparison]:
-    """The same comparisons with Holm's p-values, over those that were tested."""
+    """Return the comparisons with Holm-adjusted p-values, corrected over those that were tested."""
     tested = [c.p_value for c in found if c.p_value is not None]
     adjusted = iter(holm(tested).adjusted)
     return [Comparison(**(asdict(c) | {"p_adjusted": None if c.p_value is None else next(adjusted)})) for c in found]
@@ -95,12 +95,12 @@ def _compared(name: str, one: Sequence[float], two: Sequence[float], groups: Seq
 
 
 def _clustered(groups: Sequence[str] | None) -> bool:
-    """Whether items share groups: then they are no independent trials, which McNemar's test takes them for."""
+    """Return whether items share groups, which violates the independence that McNemar's test assumes."""
     named = [group for group in groups or () if group]
     return len(set(named)) < len(named)
 
 
 def _clustered_p(one: Sequence[float], two: Sequence[float], groups: Sequence[str] | None) -> float:
-    """Two-sided p-value of "no difference" by the clustered score test (evals.statistics.paired_contrast)."""
+    """Return the two-sided p-value of "no difference" by the clustered score test (statistics.paired_contrast)."""
     below = paired_contrast(two, one, groups).p_below
     return min(1.0, 2 * min(below, 1 - below))

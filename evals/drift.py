@@ -1,11 +1,11 @@
-"""Drift: how far two models' rollouts are apart on fixed prompts, and one model's distribution from another's.
+"""Drift metrics: distances between two models' rollouts on fixed prompts, and the forward KL between two models.
 
-Rollouts are compared by their prefix states (a prompt and the response so far: where a model has to go on), seen in
-two ways: by their words, and by the hidden states that one featurising model gives to both sides. Every distance has
-a null, the same number between two sets of rollouts of one model; read it beside the null and beside scores, since
-two runs that drifted equally far can have kept very different abilities.
+Rollouts are compared by their prefix states (a prompt and the response up to a cut), represented in two ways: by
+hashed words, and by the hidden states of one featurising model, the same for both sides. Every distance has a null:
+the same distance between two sets of rollouts of one model. Read a distance together with its null and with scores,
+since two runs with equal drift can differ greatly in ability.
 
-Rows of features are N prefix states (M on the second side) of F features, as in ``first_NF`` and ``second_MF``.
+Features are matrices of N prefix states (M on the second side) by F features, as in ``first_NF`` and ``second_MF``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import pdist
 from sklearn.feature_extraction.text import HashingVectorizer
 
-from evals.asking import generate
+from evals.generation import generate
 from evals.knowledge import LONGEST_WINDOW, document_prefix, start_token, text_windows
-from evals.likelihood import LOGITS_AT_ONCE
+from evals.loglikelihood import LOGITS_AT_ONCE
 from evals.statistics import score_of
-from recovery.batches import Batch, Row, micro_batches
-from recovery.chat import ChatFormat
+from recovery.batching import Batch, Row, micro_batches
 from recovery.errors import RecoveryError, UsageError
-from recovery.loading import Loaded
-from recovery.objectives.divergences import divergence
-from recovery.objectives.heads import Head
+from recovery.losses.divergences import divergence
+from recovery.models.chat_template import ChatFormat
+from recovery.models.lm_head import Head
+from recovery.models.loading import Loaded
 from recovery.rollouts import Engine, Progress, Sampling
 from recovery.teachers import check_same_tokens
 from recovery.types import Prompt, Score
@@ -38,15 +38,14 @@ Floats = NDArray[np.float64]
 Groups = NDArray[np.int64]
 
 LEXICAL_FEATURES = 512
-# Pairs are compared this many rows at a time, and the median distance is taken over at most so many rows: the
-# memory stays bounded whatever the number of states.
+# Rows compared at a time, and the maximum number of rows for the median distance: both bound the memory.
 ROWS_AT_ONCE = 1024
 MEDIAN_ROWS = 2048
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """A sampled response: token ids of the prompt and of the response (end token included), and the answer's text."""
+    """A sampled response: token ids of the prompt and of the response (end token included), and the response's text."""
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
@@ -77,24 +76,24 @@ def rollouts(
     window: int | None = None,
     progress: Progress | None = None,
 ) -> list[Rollout]:
-    """``samples`` responses to each prompt at temperature 1, the samples of one prompt side by side.
+    """Sample ``samples`` responses to each prompt at temperature 1, the samples of one prompt next to each other.
 
-    A prompt that leaves no room in ``window`` is left out. Give two models to be compared different seeds: an engine
-    may draw the same random numbers for both, which makes their rollouts more alike than independent ones.
+    A prompt that leaves no room in ``window`` is skipped. Use different seeds for two models that are compared: an
+    engine may draw the same random numbers for both, which makes their rollouts more alike than independent ones.
     """
-    asked = [chat.prompt_ids(prompt.messages) for prompt in prompts for _ in range(samples)]
-    said = generate(engine, asked, Sampling(max_new_tokens, seed=seed), window=window, progress=progress)
+    prompt_ids = [chat.prompt_ids(prompt.messages) for prompt in prompts for _ in range(samples)]
+    completions = generate(engine, prompt_ids, Sampling(max_new_tokens, seed=seed), window=window, progress=progress)
     return [
         Rollout(tuple(ids), tuple(completion.ids), chat.text(completion.ids))
-        for ids, completion in zip(asked, said, strict=True)
+        for ids, completion in zip(prompt_ids, completions, strict=True)
         if completion is not None
     ]
 
 
-def prefix_states(said: Sequence[Rollout], *, cuts: int = 4, seed: int = 0) -> list[State]:
-    """Up to ``cuts`` states a rollout: different cuts, uniform over 1 to the length of the response, in order."""
+def prefix_states(sampled: Sequence[Rollout], *, cuts: int = 4, seed: int = 0) -> list[State]:
+    """Return up to ``cuts`` states per rollout: distinct cuts, uniform over 1 to the response length, sorted."""
     states = []
-    for index, rollout in enumerate(said):
+    for index, rollout in enumerate(sampled):
         length = len(rollout.response_ids)
         drawn = np.random.default_rng([seed, index]).choice(length, size=min(cuts, length), replace=False)
         states += [State(rollout, int(cut) + 1) for cut in np.sort(drawn)]
@@ -102,10 +101,10 @@ def prefix_states(said: Sequence[Rollout], *, cuts: int = 4, seed: int = 0) -> l
 
 
 def lexical_features(chat: ChatFormat, states: Sequence[State]) -> Floats:
-    """Counts of words and pairs of words of each state's text, hashed to 512 features, of length 1: [N, F].
+    """Return counts of words and word pairs of each state's text, hashed to 512 features, of unit norm: [N, F].
 
-    The hash is scikit-learn's (MurmurHash3 with signs: Weinberger et al., arXiv 0902.2206). Special tokens are left
-    out, case and punctuation too; a state without a word is a row of zeros.
+    The hash is scikit-learn's (MurmurHash3 with signs: Weinberger et al., arXiv 0902.2206). Special tokens, case and
+    punctuation are ignored; a state without a word is a row of zeros.
     """
     vectorizer = HashingVectorizer(
         n_features=LEXICAL_FEATURES, ngram_range=(1, 2), norm="l2", token_pattern=r"(?u)\b\w+\b", dtype=np.float64
@@ -115,9 +114,9 @@ def lexical_features(chat: ChatFormat, states: Sequence[State]) -> Floats:
 
 
 def hidden_features(featuriser: Loaded, states: Sequence[State], *, token_budget: int = 8192) -> Floats:
-    """The mean over all positions of each state's final hidden states: [N, F].
+    """Return the mean over all positions of each state's final hidden states: [N, F].
 
-    The model is causal, so a rollout is read once, up to its longest state, and serves all its states.
+    The model is causal, so one forward pass over a rollout's longest state serves all its states.
     """
     by_rollout: dict[Rollout, list[int]] = {}
     for index, state in enumerate(states):
@@ -137,10 +136,10 @@ def hidden_features(featuriser: Loaded, states: Sequence[State], *, token_budget
 
 
 def median_distance(first_NF: Floats, second_MF: Floats) -> float:
-    """The median distance between two different rows of the pooled sample (the median heuristic).
+    """Return the median distance between two different rows of the pooled sample (the median heuristic).
 
-    Source: Gretton et al., "A Kernel Two-Sample Test", JMLR 13 (2012), section 8. Of more than 2,048 rows, that many
-    at even steps are taken. Where most rows coincide, only distances above 0 count; with none of those it is 1.
+    Source: Gretton et al., "A Kernel Two-Sample Test", JMLR 13 (2012), section 8. Of more than 2,048 rows, 2,048
+    evenly spaced ones are used. If the median is 0, only positive distances count; without any, the result is 1.
     """
     pooled = np.concatenate([first_NF, second_MF])
     if len(pooled) > MEDIAN_ROWS:
@@ -160,17 +159,17 @@ def mmd2(
     *,
     bandwidth: float | None = None,
 ) -> float:
-    """Unbiased estimate of the squared maximum mean discrepancy; below 0 by chance where the two sides agree.
+    """Return the unbiased estimate of the squared maximum mean discrepancy; it can be negative if the sides agree.
 
     mean_{i≠j} k(x_i, x_j) + mean_{i≠j} k(y_i, y_j) − 2 mean_{i,j} k(x_i, y_j), with k(x, y) =
-    exp(−‖x − y‖² / (2 bandwidth²)) and by default the :func:`median_distance` as bandwidth. Source: Gretton et al.,
-    JMLR 13 (2012), lemma 6.
+    exp(−‖x − y‖² / (2 bandwidth²)); the default bandwidth is :func:`median_distance`. Source: Gretton et al., JMLR 13
+    (2012), lemma 6.
 
-    States of one prompt are not independent, which biases the plain estimate: up where the states of one rollout are
-    alike, down where all states of a prompt are, on both sides. With ``groups`` (the prompt of each row, [N] and [M])
-    pairs within a prompt are left out of all three means, which keeps it unbiased for prompts drawn at random.
+    States of one prompt are not independent, which biases the plain estimate: upwards if the states of one rollout are
+    alike, downwards if all states of a prompt on both sides are. With ``groups`` (the prompt of each row, [N] and [M])
+    pairs within a prompt are excluded from all three means, which keeps it unbiased for prompts drawn at random.
 
-    Raises RecoveryError where no pair is left.
+    Raises RecoveryError if no pair is left.
     """
     _check_widths(first_NF, second_MF)
     one, two = groups if groups is not None else _own_groups(len(first_NF), len(second_MF))
@@ -181,30 +180,30 @@ def mmd2(
 
 
 def centroid_distance(first_NF: Floats, second_MF: Floats) -> float:
-    """The Euclidean distance between the means of the two sides."""
+    """Return the Euclidean distance between the means of the two sides."""
     _check_widths(first_NF, second_MF)
     return float(np.linalg.norm(first_NF.mean(0) - second_MF.mean(0)))
 
 
 def directions(width: int, count: int = 64, seed: int = 0) -> Floats:
-    """Unit vectors drawn uniformly from the sphere, [count, width]."""
+    """Return unit vectors drawn uniformly from the sphere, [count, width]."""
     drawn = np.random.default_rng(seed).standard_normal((count, width))
     unit: Floats = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     return unit
 
 
 def sliced_wasserstein(first_NF: Floats, second_MF: Floats, *, projections: int = 64, seed: int = 0) -> float:
-    """Sliced Wasserstein-1 distance: the mean over random directions of W1 of the two projected samples.
+    """Return the sliced Wasserstein-1 distance: the mean over random directions of W1 of the projected samples.
 
-    W1 on a line is ∫_0^1 |F⁻¹(u) − G⁻¹(u)| du, exact for samples of any two sizes. Source: Bonneel et al., "Sliced
-    and Radon Wasserstein Barycenters of Measures", J. Math. Imaging Vis. 51 (2015).
+    In one dimension W1 is ∫_0^1 |F⁻¹(u) − G⁻¹(u)| du, computed exactly for samples of any sizes. Source: Bonneel
+    et al., "Sliced and Radon Wasserstein Barycenters of Measures", J. Math. Imaging Vis. 51 (2015).
     """
     _check_widths(first_NF, second_MF)
     n, m = len(first_NF), len(second_MF)
     directions_PF = directions(first_NF.shape[1], projections, seed)
     first_NP = np.sort(first_NF @ directions_PF.T, axis=0)
     second_MP = np.sort(second_MF @ directions_PF.T, axis=0)
-    # Both quantile functions are constant between these levels, counted in steps of 1/(n m) to be exact.
+    # Both quantile functions are constant between these levels, which are integers in units of 1/(n m) to be exact.
     levels = np.union1d(np.arange(n + 1) * m, np.arange(m + 1) * n)
     starts, widths = levels[:-1], np.diff(levels) / (n * m)
     gaps_LP = np.abs(first_NP[starts // m] - second_MP[starts // n])
@@ -212,18 +211,18 @@ def sliced_wasserstein(first_NF: Floats, second_MF: Floats, *, projections: int 
 
 
 def token_jaccard(first: Sequence[Rollout], second: Sequence[Rollout]) -> float:
-    """Jaccard similarity |A ∩ B| / |A ∪ B| of the sets of response tokens, prompt by prompt; 1 is the same tokens.
+    """Return the Jaccard similarity |A ∩ B| / |A ∪ B| of the sets of response tokens per prompt; 1 is identical.
 
-    Where a prompt has several responses it is the mean over all pairs of a first and a second one; every prompt
-    counts the same. Raises RecoveryError where the two sides did not answer the same prompts.
+    If a prompt has several responses it is the mean over all pairs of a first and a second one; prompts have equal
+    weight. Raises RecoveryError if the two sides have different prompts.
     """
     one, two = _by_prompt(first), _by_prompt(second)
     if one.keys() != two.keys():
         differ = len(one.keys() ^ two.keys())
-        raise RecoveryError(f"the two sides answered different prompts ({differ} differ): roll both out on one set")
+        raise RecoveryError(f"the two sides have different prompts ({differ} differ): sample both on the same set")
     values = []
-    for prompt, said in one.items():
-        pairs = itertools.product(said, two[prompt])
+    for prompt, responses in one.items():
+        pairs = itertools.product(responses, two[prompt])
         values.append(np.mean([_jaccard(set(a.response_ids), set(b.response_ids)) for a, b in pairs]))
     return float(np.mean(values))
 
@@ -231,7 +230,7 @@ def token_jaccard(first: Sequence[Rollout], second: Sequence[Rollout]) -> float:
 def distances(
     first_NF: Floats, second_MF: Floats, groups: tuple[Groups, Groups] | None = None, *, seed: int = 0
 ) -> dict[str, float]:
-    """The distances between two sets of features: ``mmd2``, ``centroid`` and ``sliced_wasserstein``."""
+    """Return the distances between two sets of features: ``mmd2``, ``centroid`` and ``sliced_wasserstein``."""
     return {
         "mmd2": mmd2(first_NF, second_MF, groups),
         "centroid": centroid_distance(first_NF, second_MF),
@@ -248,18 +247,18 @@ def drift(
     seed: int = 0,
     token_budget: int = 8192,
 ) -> dict[str, float]:
-    """How far two sets of rollouts on the same prompts are apart, in all ways of this module.
+    """Return all distances of this module between two sets of rollouts on the same prompts.
 
-    ``lexical_`` and ``hidden_`` each with ``mmd2`` (pairs of one prompt left out), ``centroid`` and
-    ``sliced_wasserstein``, and ``token_jaccard``, the one that falls as models drift. ``featuriser`` gives the hidden
-    states of both sides and reads their tokens: take the base. ``seed`` fixes the cuts and the projections.
+    The keys are ``lexical_`` and ``hidden_``, each with ``mmd2`` (without pairs within a prompt), ``centroid`` and
+    ``sliced_wasserstein``, and ``token_jaccard``, which falls as models drift. ``featuriser``, normally the base model,
+    computes the hidden states of both sides and decodes their tokens. ``seed`` fixes the cuts and the projections.
 
-    Raises RecoveryError where the sides did not answer the same prompts, or fewer than two.
+    Raises RecoveryError if the sides have different prompts, or fewer than two.
     """
     similarity = token_jaccard(first, second)
     number = {prompt: index for index, prompt in enumerate(_by_prompt(first))}
     if len(number) < 2:
-        raise RecoveryError(f"drift was asked for on {len(number)} prompts: give two different ones at least")
+        raise RecoveryError(f"drift needs at least two different prompts, not {len(number)}: give more prompts")
     sides = prefix_states(first, cuts=cuts, seed=seed), prefix_states(second, cuts=cuts, seed=seed)
     one, two = (np.array([number[state.rollout.prompt_ids] for state in states]) for states in sides)
     result: dict[str, float] = {}
@@ -286,12 +285,12 @@ def null_drift(
     seed: int = 0,
     token_budget: int = 8192,
 ) -> dict[str, float]:
-    """:func:`drift` between two sets of rollouts of one model, sampled with two seeds: what chance alone gives.
+    """Return the null: :func:`drift` between two sets of rollouts of one model, sampled with two seeds.
 
-    Settings as for :func:`rollouts` and :func:`drift`; give it those of the comparison it stands beside.
+    Use the same settings of :func:`rollouts` and :func:`drift` as in the comparison that it belongs to.
     """
     if seeds[0] == seeds[1]:
-        raise UsageError(f"the null was given the seed {seeds[0]} twice, which compares rollouts with themselves")
+        raise UsageError(f"the null was given seed {seeds[0]} twice: give two different seeds")
     one, two = (
         rollouts(chat, engine, prompts, max_new_tokens=max_new_tokens, samples=samples, seed=draw, window=window)
         for draw in seeds
@@ -299,28 +298,29 @@ def null_drift(
     return drift(one, two, featuriser, cuts=cuts, seed=seed, token_budget=token_budget)
 
 
-def forward_kl(base: Loaded, other: Loaded, said: Sequence[Rollout], *, token_budget: int = 8192) -> Score:
-    """KL(base ‖ other) in nats per response token, over the whole vocabulary, on rollouts ``said`` by base.
+def forward_kl(base: Loaded, other: Loaded, sampled: Sequence[Rollout], *, token_budget: int = 8192) -> Score:
+    """Return KL(base ‖ other) in nats per response token, over the whole vocabulary, on rollouts sampled from base.
 
-    Σ_v p_base(v) (log p_base(v) − log p_other(v)) at every response token, both models reading base's tokens, at
+    Σ_v p_base(v) (log p_base(v) − log p_other(v)) at every response token, both models conditioned on base's tokens, at
     temperature 1: the forward KL(π_0 ‖ π) by which RL's Razor (arXiv 2509.04259) predicts forgetting, there on the
     prompts of the new task. ``n`` counts tokens; the standard error is clustered by prompt.
 
-    Both output heads are held in float32 while it runs: logits rounded to bfloat16 would by themselves make a KL of
-    some 1e-4. Vocabularies padded to different sizes are compared over the entries both have.
+    Both output heads are converted to float32: rounding the logits to bfloat16 alone would give a KL of about 1e-4.
+    Vocabularies padded to different sizes are compared over their common entries.
     """
-    number = {prompt: str(index) for index, prompt in enumerate(_by_prompt(said))}
+    number = {prompt: str(index) for index, prompt in enumerate(_by_prompt(sampled))}
     rows = [
-        Row([*r.prompt_ids, *r.response_ids], [False] * len(r.prompt_ids) + [True] * len(r.response_ids)) for r in said
+        Row([*r.prompt_ids, *r.response_ids], [False] * len(r.prompt_ids) + [True] * len(r.response_ids))
+        for r in sampled
     ]
-    return _forward_kl(base, other, rows, [number[r.prompt_ids] for r in said], token_budget)
+    return _forward_kl(base, other, rows, [number[r.prompt_ids] for r in sampled], token_budget)
 
 
 def text_kl(base: Loaded, other: Loaded, texts: Sequence[str], *, token_budget: int = 8192) -> Score:
-    """KL(base ‖ other) in nats per token, over the whole vocabulary, at every token of ``texts``.
+    """Return KL(base ‖ other) in nats per token, over the whole vocabulary, at every token of ``texts``.
 
-    As :func:`forward_kl`, both models reading the same text; documents are read in windows, as for their bits per byte
-    (:func:`evals.knowledge.bits_per_byte`). The standard error is clustered by text.
+    As :func:`forward_kl`, on given texts; documents are split into windows as for
+    :func:`evals.knowledge.bits_per_byte`. The standard error is clustered by text.
     """
     size = min(LONGEST_WINDOW, base.max_length, other.max_length)
     prefix = document_prefix(base) or [start_token(base)]
@@ -331,12 +331,12 @@ def text_kl(base: Loaded, other: Loaded, texts: Sequence[str], *, token_budget: 
             rows.append(Row([*context, *continuation], [False] * len(context) + [True] * len(continuation)))
             groups.append(str(index))
     if not rows:
-        raise RecoveryError("there is no text to compare the models on: give one that is not empty")
+        raise RecoveryError("there is no text to compare the models on: give at least one that is not empty")
     return _forward_kl(base, other, rows, groups, token_budget)
 
 
 def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequence[str], token_budget: int) -> Score:
-    """KL(base ‖ other) at the tokens of ``rows`` that are marked, clustered by ``groups``, one a row."""
+    """Return KL(base ‖ other) at the marked tokens of ``rows``, clustered by ``groups`` (one entry per row)."""
     if base.device != other.device:
         raise UsageError(f"the models are on {base.device} and {other.device}: load both on one device")
     check_same_tokens(other.tokenizer, base.tokenizer, student_name=other.path, teacher_name=base.path)
@@ -357,8 +357,8 @@ def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequen
 
 
 def _batches(loaded: Loaded, rows: Sequence[Row], token_budget: int) -> Iterator[tuple[Batch, list[int]]]:
-    """Micro-batches of ``rows``, each with the numbers of its rows."""
-    # Longest first, as micro_batches orders them too: the batches then come back in this order.
+    """Yield micro-batches of ``rows``, each with the indices of its rows."""
+    # Longest first, which is the order of micro_batches too, so that the batches keep this order.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids), reverse=True)
     done = 0
     for batch in micro_batches([rows[i] for i in order], token_budget, loaded.chat.pad_id, loaded.device):
@@ -373,12 +373,12 @@ def _float_head(loaded: Loaded, vocabulary: int) -> Head:
     return dataclasses.replace(head, weight_VD=head.weight_VD.float(), bias_V=bias_V)
 
 
-def _by_prompt(said: Sequence[Rollout]) -> dict[tuple[int, ...], list[Rollout]]:
+def _by_prompt(sampled: Sequence[Rollout]) -> dict[tuple[int, ...], list[Rollout]]:
     prompts: dict[tuple[int, ...], list[Rollout]] = {}
-    for rollout in said:
+    for rollout in sampled:
         prompts.setdefault(rollout.prompt_ids, []).append(rollout)
     if not prompts:
-        raise RecoveryError("there are no rollouts to compare: give prompts that fit into the model's window")
+        raise RecoveryError("there are no rollouts to compare: give prompts that fit in the model's window")
     return prompts
 
 
@@ -387,12 +387,12 @@ def _jaccard(first: set[int], second: set[int]) -> float:
 
 
 def _own_groups(n: int, m: int) -> tuple[Groups, Groups]:
-    """Every row a group of its own: only a row's pair with itself is left out."""
+    """Return groups of one row each, so that only a row's pair with itself is excluded."""
     return np.arange(n), np.arange(n, n + m)
 
 
 def _mean_kernel(first_NF: Floats, second_MF: Floats, one: Groups, two: Groups, bandwidth: float) -> float:
-    """Mean of the RBF kernel over pairs of a first and a second row of different groups."""
+    """Return the mean of the RBF kernel over pairs of rows from different groups."""
     total, pairs = 0.0, 0
     squares_M = np.einsum("mf,mf->m", second_MF, second_MF)
     for start in range(0, len(first_NF), ROWS_AT_ONCE):
@@ -403,13 +403,13 @@ def _mean_kernel(first_NF: Floats, second_MF: Floats, one: Groups, two: Groups, 
         total += float((np.exp(distance_NM / (-2.0 * bandwidth**2)) * apart_NM).sum())
         pairs += int(apart_NM.sum())
     if not pairs:
-        raise RecoveryError("a distance needs states of two different prompts at least: give more prompts")
+        raise RecoveryError("a distance needs states of at least two different prompts: give more prompts")
     return total / pairs
 
 
 def _check_widths(first_NF: Floats, second_MF: Floats) -> None:
     if not len(first_NF) or not len(second_MF) or first_NF.shape[1:] != second_MF.shape[1:]:
         raise RecoveryError(
-            f"features of shapes {first_NF.shape} and {second_MF.shape} do not compare: "
-            "give at least one row a side, of equal width"
+            f"features of shapes {first_NF.shape} and {second_MF.shape} cannot be compared: "
+            "give at least one row on each side, of equal width"
         )

@@ -1,7 +1,7 @@
-"""Instruction following: prompts with verifiable instructions, asked and judged.
+"""Instruction following: generation and scoring for prompts with verifiable instructions.
 
-Prompts in IFEval's format (arXiv 2311.07911) are judged by its own checkers (recovery.checkers), strictly and loosely;
-a prompt counts when all its instructions hold, an instruction for itself.
+Prompts in IFEval's format (arXiv 2311.07911) are scored by its own checkers (recovery.data.checkers), strict and
+loose. A prompt is correct if all its instructions are followed; instructions are also scored individually.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evals.asking import answer
-from evals.judging import judged
-from recovery.chat import ChatFormat
-from recovery.checkers import check_prompts
+from evals.generation import answer
+from evals.grading import judged
+from recovery.data.checkers import check_prompts
 from recovery.errors import UsageError
+from recovery.models.chat_template import ChatFormat
 from recovery.rollouts import Engine, Progress
 from recovery.types import Check, Message, Prompt, SuiteResult
 
@@ -31,10 +31,10 @@ def evaluate_instructions(
     suite: str = "instruction_following",
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """Ask ``prompts`` greedily and judge the answers; see :func:`judge_responses` for what is reported.
+    """Generate greedy responses to ``prompts`` and score them as :func:`evals.grading.judge_responses` does.
 
-    Everything that judging needs is checked before anything is generated. In a conversation of several
-    requests the model answers each in turn, and the checks apply to its last answer.
+    The checks are validated before anything is generated. In a conversation of several requests the model responds to
+    each in turn, and the checks apply to its last response.
     """
     check_prompts(prompts)
     conversations = [prompt.messages for prompt in prompts]
@@ -51,7 +51,7 @@ def evaluate_instructions(
 
 
 def read_ifeval(path: str | Path) -> list[Prompt]:
-    """Prompts from a file in IFEval's format: key, prompt, instruction_id_list, kwargs; one object a line."""
+    """Read prompts from a file in IFEval's format: key, prompt, instruction_id_list, kwargs; one object per line."""
     prompts = []
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -67,12 +67,12 @@ def read_ifeval(path: str | Path) -> list[Prompt]:
                 f"{path}, line {number}: not an IFEval prompt ({type(error).__name__}: {error})"
             ) from error
     if not prompts:
-        raise UsageError(f"{path} holds no IFEval prompts")
+        raise UsageError(f"{path} contains no IFEval prompts")
     return prompts
 
 
 def prompt_of(record: Mapping[str, Any]) -> Prompt:
-    """A record of IFEval's as a prompt. Raises what a record that is none brings: KeyError, TypeError, ValueError."""
+    """Convert an IFEval record to a prompt. Raises KeyError, TypeError or ValueError for an invalid record."""
     ids, kwargs = record["instruction_id_list"], record["kwargs"]
     if len(ids) != len(kwargs):
         raise ValueError(f"{len(ids)} instructions but {len(kwargs)} kwargs")

@@ -1,8 +1,8 @@
-"""Knowledge in two forms: reachable (asked as a question) and stored (the document's form, by likelihood).
+"""Knowledge suites in two forms: questions in a chat, and choices in the document's wording by likelihood.
 
-After mid-training a fact may be stored and yet unreachable, because answering was lost; recovery then seems
-to add knowledge. So both are measured, with control probes about entities that no corpus teaches, and bits
-per byte on held-out documents beside them (never alone: low perplexity does not mean that questions are
+After mid-training a fact may be stored but not accessible, because the model can no longer answer questions; recovery
+then appears to add knowledge. Both forms are therefore measured, with control probes about entities that no corpus
+contains, and bits per byte on held-out documents (never alone: low perplexity does not imply that questions are
 answered, arXiv 2402.12847).
 """
 
@@ -16,20 +16,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from evals.asking import Answer, answer
-from evals.forms import GAPS, NATURAL
-from evals.likelihood import Likelihood, Request, likelihoods
+from evals.generation import Answer, answer
+from evals.loglikelihood import Likelihood, Request, likelihoods
+from evals.probe_formats import GAPS, NATURAL
 from evals.statistics import ratio_of, score_of
-from recovery.chat import ChatFormat
 from recovery.errors import UsageError
-from recovery.loading import Loaded
+from recovery.models.chat_template import ChatFormat
+from recovery.models.loading import Loaded
 from recovery.rollouts import Engine, Progress
 from recovery.types import Item, Message, Probe, Score, SuiteResult
 
-# Held-out documents are read in windows of at most this many tokens, whatever the model's own window.
+# Maximum window, in tokens, for held-out documents, even if the model's window is longer.
 LONGEST_WINDOW = 4096
 
-# A probe tagged with this and a name belongs to a group that is scored apart as well, under the name.
+# Tag prefix of a probe group; the group has its own score in the details, under the rest of the tag.
 GROUP = "group:"
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation + "“”‘’«»…–—·")
@@ -47,17 +47,16 @@ def ask(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """Probes of form "question", asked as chat and answered greedily.
+    """Score probes of form "question", prompted as chat with greedy decoding.
 
-    The headline is whole-answer match after normalisation with any accepted answer; details: "contains" (an
-    accepted answer occurs in the response as whole words), "f1" (over words, the best of the accepted
-    answers), "natural" and "gap" (whole-answer match on questions as a person would ask them, and on sentences with
-    something left out) and "control" (on control probes, which count nowhere else). The probes of each group (a
-    ``group:`` tag) and the control probes have both matches of their own: NAME and "NAME/contains". Errors are
-    clustered by a probe's source.
+    The headline is exact match of the normalised response with any accepted answer. Details: "contains" (an accepted
+    answer occurs in the response as whole words), "f1" (over words, best of the accepted answers), "natural" and "gap"
+    (exact match on natural questions and on cloze questions) and "control" (exact match on control probes, which count
+    nowhere else). Each group (a ``group:`` tag) and the control probes also have both scores: NAME and
+    "NAME/contains". Standard errors are clustered by the probes' source.
     """
-    asked = _of_form(probes, "question", suite)
-    conversations = [(Message(role="user", content=probe.question),) for probe in asked]
+    questions = _of_form(probes, "question", suite)
+    conversations = [(Message(role="user", content=probe.question),) for probe in questions]
     answers = answer(
         chat,
         engine,
@@ -67,7 +66,7 @@ def ask(
         seed=seed,
         progress=progress,
     )
-    items = [_question_item(probe, said) for probe, said in zip(asked, answers, strict=True)]
+    items = [_question_item(probe, response) for probe, response in zip(questions, answers, strict=True)]
     main = [item for item in items if not item.extra.get("control")]
     details = {
         "contains": _score([float(item.verdicts["contains"]) for item in main], main),
@@ -78,7 +77,7 @@ def ask(
 
 
 def _by_form(items: Sequence[Item]) -> dict[str, Score]:
-    """The score of natural questions and of gaps, each where there are some."""
+    """Return the scores of natural questions and of cloze questions, if there are any."""
     natural = [item for item in items if NATURAL in item.extra.get("tags", ())]
     gaps = [item for item in items if GAPS & set(item.extra.get("tags", ()))]
     parts = {"natural": natural, "gap": gaps}
@@ -86,7 +85,7 @@ def _by_form(items: Sequence[Item]) -> dict[str, Score]:
 
 
 def _by_group(items: Sequence[Item]) -> dict[str, Score]:
-    """Both matches on the probes of each group and on the control probes."""
+    """Return exact match and "contains" on the probes of each group and on the control probes."""
     groups: dict[str, list[Item]] = {}
     for item in items:
         tags = [tag for tag in item.extra.get("tags", ()) if tag.startswith(GROUP)]
@@ -107,24 +106,25 @@ def choose(
     token_budget: int = 16384,
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """Probes of form "choice": the candidate with the highest log-likelihood per UTF-8 byte is the answer.
+    """Score probes of form "choice": the candidate with the highest log-likelihood per UTF-8 byte is the answer.
 
-    Per byte, so that long candidates are not at a disadvantage and tokenizers compare (lm-eval's
+    Normalising by bytes removes the disadvantage of long candidates and makes tokenizers comparable (lm-eval's
     ``acc_norm``). Details: "unnormalised" (by plain log-likelihood), "chance" (1 / number of candidates) and
     "control".
     """
-    asked = _of_form(probes, "choice", suite)
-    for probe in asked:
+    selected = _of_form(probes, "choice", suite)
+    for probe in selected:
         if len(probe.choices) < 2 or not all(probe.choices) or probe.answers[0] not in probe.choices:
-            raise UsageError(f"probe {probe.id!r}: a choice needs two candidates or more, one of them its first answer")
-    requests, places = _choice_requests(loaded, asked)
-    told = _per_probe(places, progress)
-    scored = likelihoods(loaded, requests, token_budget=token_budget, progress=told)
+            raise UsageError(f"probe {probe.id!r}: a choice needs at least two candidates, including the first answer")
+    requests, places = _choice_requests(loaded, selected)
+    per_probe = _per_probe(places, progress)
+    scored = likelihoods(loaded, requests, token_budget=token_budget, progress=per_probe)
     items = [
-        _choice_item(probe, [scored[index][0] for index in place]) for probe, place in zip(asked, places, strict=True)
+        _choice_item(probe, [scored[index][0] for index in place])
+        for probe, place in zip(selected, places, strict=True)
     ]
     main = [item for item in items if not item.extra.get("control")]
-    chances = [1 / len(probe.choices) for probe in asked if not probe.control] or [0.0]
+    chances = [1 / len(probe.choices) for probe in selected if not probe.control] or [0.0]
     details = {
         "unnormalised": _score([float(item.verdicts["unnormalised"]) for item in main], main),
         "chance": Score(math.fsum(chances) / len(chances), 0.0, len(main)),
@@ -141,15 +141,15 @@ def bits_per_byte(
     token_budget: int = 16384,
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """Bits the model needs for a byte (UTF-8) of held-out documents: Σ −log2 p / Σ bytes; lower is better.
+    """Return bits per UTF-8 byte on held-out documents: Σ −log2 p / Σ bytes; lower is better.
 
-    A document longer than ``window`` tokens (default: the model's, at most 4,096) is read in windows that
-    overlap by half: every token is scored once, after the first window with at least half a window before it.
-    Items are documents; the standard error is that of a ratio over documents.
+    A document longer than ``window`` tokens (default: the model's window, at most 4,096) is split into windows that
+    overlap by half: every token is scored once, after the first window with at least half a window of context. Items
+    are documents; the standard error is that of a ratio over documents.
     """
     kept = [text for text in texts if text.strip()]
     if not kept:
-        raise UsageError(f"suite {suite!r}: there is no held-out text to read")
+        raise UsageError(f"suite {suite!r}: there is no held-out text")
     size = min(window or LONGEST_WINDOW, loaded.max_length)
     prefix = document_prefix(loaded) or [start_token(loaded)]
     requests: list[Request] = []
@@ -181,7 +181,7 @@ def general(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """General knowledge: probes of both forms in one suite; details "question" and "choice" give each apart."""
+    """Score general-knowledge probes of both forms in one suite; details "question" and "choice" score each form."""
     parts: dict[str, SuiteResult] = {}
     forms = {probe.form for probe in probes if not probe.control}
     if "question" in forms:
@@ -206,36 +206,36 @@ def general(
 
 
 def normalise(text: str) -> str:
-    """SQuAD's normalisation (arXiv 1606.05250): lower case, no punctuation, no articles, single spaces."""
+    """Normalise a text as SQuAD does (arXiv 1606.05250): lower case, no punctuation or articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(response: str, answers: Sequence[str]) -> bool:
-    """Is the whole response, normalised, one of the accepted answers?"""
-    said = normalise(response)
-    return bool(said) and any(said == normalise(accepted) for accepted in answers)
+    """Return whether the normalised response equals one of the accepted answers."""
+    text = normalise(response)
+    return bool(text) and any(text == normalise(accepted) for accepted in answers)
 
 
 def contains(response: str, answers: Sequence[str]) -> bool:
-    """Does an accepted answer occur in the response as whole words, both normalised?"""
-    said = f" {normalise(response)} "
-    return any(bool(wanted) and f" {wanted} " in said for wanted in map(normalise, answers))
+    """Return whether an accepted answer occurs in the response as whole words, both normalised."""
+    text = f" {normalise(response)} "
+    return any(bool(wanted) and f" {wanted} " in text for wanted in map(normalise, answers))
 
 
 def token_f1(response: str, answers: Sequence[str]) -> float:
-    """Best F1 over words between the response and an accepted answer, both normalised (SQuAD)."""
-    said = Counter(normalise(response).split())
+    """Return the best F1 over words between the response and an accepted answer, both normalised (SQuAD)."""
+    words = Counter(normalise(response).split())
     best = 0.0
     for accepted in answers:
         wanted = Counter(normalise(accepted).split())
-        common = (said & wanted).total()
+        common = (words & wanted).total()
         if common:
-            best = max(best, 2 * common / (said.total() + wanted.total()))
+            best = max(best, 2 * common / (words.total() + wanted.total()))
     return best
 
 
 def document_prefix(loaded: Loaded) -> list[int]:
-    """The tokens this tokenizer puts before every text (a beginning-of-text token, or nothing)."""
+    """Return the tokens that the tokenizer puts before every text (a beginning-of-text token, or nothing)."""
     with_special = list(loaded.tokenizer("a")["input_ids"])
     plain = loaded.chat.encode("a")
     starts = range(len(with_special) - len(plain) + 1)
@@ -244,7 +244,7 @@ def document_prefix(loaded: Loaded) -> list[int]:
 
 
 def start_token(loaded: Loaded) -> int:
-    """What stands in for a beginning where a tokenizer adds none: its BOS token, else its end-of-text token."""
+    """Return a start token for tokenizers that add none: the BOS token, otherwise the end-of-text token."""
     for token in (loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id):
         if token is not None:
             return int(token)
@@ -252,7 +252,7 @@ def start_token(loaded: Loaded) -> int:
 
 
 def text_windows(prefix: Sequence[int], tokens: Sequence[int], size: int) -> list[tuple[list[int], list[int]]]:
-    """(context, continuation) pairs of at most ``size`` tokens read at once; every token is scored once."""
+    """Return (context, continuation) windows of at most ``size`` tokens; every token is scored once."""
     first = size - len(prefix)
     pieces = [(list(prefix), list(tokens[:first]))] if tokens else []
     step = max(1, size // 2)
@@ -262,10 +262,10 @@ def text_windows(prefix: Sequence[int], tokens: Sequence[int], size: int) -> lis
 
 
 def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Request], list[list[int]]]:
-    """Every candidate as a (context ids, [continuation ids]) request, and which requests belong to each probe.
+    """Return each candidate as a (context ids, [continuation ids]) request, and the request indices of each probe.
 
-    Spaces before the gap go with the candidate, and the cut falls before a token that spans the gap: the ids are
-    then those of the text as it stands in a document.
+    Spaces before the gap belong to the candidate, and the text is split before a token that spans the gap, so that the
+    ids equal those of the text in a document.
     """
     texts: list[str] = []
     for probe in probes:
@@ -287,31 +287,31 @@ def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Requ
 
 
 def _per_probe(places: Sequence[Sequence[int]], progress: Progress | None) -> Progress | None:
-    """Turn progress in requests into progress in probes, near enough for a bar that ends where it should."""
+    """Convert progress in requests to approximate progress in probes, exact at the end."""
     if progress is None:
         return None
     total, wanted = sum(map(len, places)), len(places)
     state = {"requests": 0, "probes": 0}
 
-    def told(count: int, tokens: int) -> None:
+    def report(count: int, tokens: int) -> None:
         state["requests"] += count
         probes = wanted * state["requests"] // max(1, total)
         progress(probes - state["probes"], tokens)
         state["probes"] = probes
 
-    return told
+    return report
 
 
-def _question_item(probe: Probe, said: Answer) -> Item:
-    right = exact_match(said.text, probe.answers)
+def _question_item(probe: Probe, response: Answer) -> Item:
+    right = exact_match(response.text, probe.answers)
     extra: dict[str, Any] = {
         "answers": list(probe.answers),
-        "f1": token_f1(said.text, probe.answers),
-        "tokens": said.tokens,
-        "finished": said.finished,
+        "f1": token_f1(response.text, probe.answers),
+        "tokens": response.tokens,
+        "finished": response.finished,
     }
-    verdicts = {"correct": right, "contains": contains(said.text, probe.answers)}
-    return _marked(Item(probe.id, probe.question, said.text, float(right), verdicts, probe.source, extra), probe)
+    verdicts = {"correct": right, "contains": contains(response.text, probe.answers)}
+    return _marked(Item(probe.id, probe.question, response.text, float(right), verdicts, probe.source, extra), probe)
 
 
 def _choice_item(probe: Probe, scored: Sequence[Likelihood]) -> Item:
@@ -351,7 +351,7 @@ def _marked(item: Item, probe: Probe) -> Item:
 def _of_form(probes: Sequence[Probe], form: str, suite: str) -> list[Probe]:
     kept = [probe for probe in probes if probe.form == form]
     if not any(not probe.control for probe in kept):
-        raise UsageError(f"suite {suite!r}: there is no probe of form {form!r} to put (control probes do not count)")
+        raise UsageError(f"suite {suite!r}: there is no probe of form {form!r} (control probes do not count)")
     for probe in kept:
         if not probe.answers:
             raise UsageError(f"probe {probe.id!r} has no accepted answer")

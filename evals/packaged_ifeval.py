@@ -1,4 +1,4 @@
-"""IFEval as lm-eval packages it, over the model in memory."""
+"""lm-eval's packaged IFEval task, run on the model in memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from evals.harness import EngineLM, run_lm_eval
+from evals.grading import judge_responses
 from evals.ifeval import prompt_of, read_ifeval
-from evals.judging import judge_responses
-from evals.tasks import load_tasks, on_local_data
-from recovery.checkers import check_prompts, checkers, fixed_draws
+from evals.lm_eval_adapter import EngineLM, run_lm_eval
+from evals.lm_eval_tasks import load_tasks, on_local_data
+from recovery.data.checkers import check_prompts, checkers, fixed_draws
+from recovery.data.nltk_data import prepare
 from recovery.errors import UsageError
-from recovery.loading import Loaded
-from recovery.nltk_data import prepare
+from recovery.models.loading import Loaded
 from recovery.rollouts import Engine, Progress
 from recovery.types import SuiteResult
 
@@ -25,14 +25,14 @@ IFEVAL_TOKENS = 1280
 
 
 def load_ifeval(path: str | Path | None = None) -> dict[str, Any]:
-    """lm-eval's own IFEval task with its prompts: those of a local file, or without one those of the hub.
+    """Load lm-eval's own IFEval task with the prompts of a local file, or by default those of the hub.
 
-    Raises UsageError, in one line, where they cannot be had.
+    Raises a one-line UsageError if they cannot be loaded.
     """
     prepare()
     config = load_yaml(Path(lm_eval.tasks.__file__).parent / "ifeval" / "ifeval.yaml")
     if path is not None:
-        check_prompts(read_ifeval(path))  # what the checkers do not know (IFBench's kinds) is told before it is asked
+        check_prompts(read_ifeval(path))  # reject unknown instructions (as of IFBench) before generation
         config |= on_local_data(config, Path(path).resolve())
     config["process_results"] = _process_results
     return load_tasks([config])
@@ -48,9 +48,9 @@ def evaluate_ifeval(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> SuiteResult:
-    """IFEval as :func:`load_ifeval` gives it, chat template on, over the model in memory; the suite is "ifeval".
+    """Run the task of :func:`load_ifeval` with the chat template on the model in memory; the suite is "ifeval".
 
-    Answers may take 1,280 tokens as in the packaged task, or what the model's window leaves.
+    Responses are limited to 1,280 tokens as in the packaged task, or to the model's window.
     """
     tokens = min(max_new_tokens or IFEVAL_TOKENS, loaded.max_length)
     task["ifeval"].set_config(key="generation_kwargs", value={"max_gen_toks": tokens}, update=True)
@@ -69,7 +69,7 @@ def evaluate_ifeval(
 
 
 def _process_results(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, Any]:
-    """What the packaged task does with an answer, its draws fixed as for every other prompt."""
+    """Score a response as the packaged task does, with the checkers' random draws fixed per prompt."""
     with fixed_draws(str(doc["key"])):
         judged: dict[str, Any] = checkers().process_results(doc, results)
     return judged

@@ -1,7 +1,7 @@
-"""Probes: questions about documents that measure knowledge, written or made before anything is learnt.
+"""Probes: questions about documents that measure knowledge, written or generated before training.
 
-Two forms (see recovery.types.Probe): "choice" asks what is stored, in the document's own words; "question" asks
-what can be reached, as chat. Both are made from sentences that never become training questions.
+Two forms (see recovery.types.Probe): "choice" measures stored knowledge in the document's own wording; "question"
+measures accessible knowledge in a chat. Both are built from sentences that are never used for training questions.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from evals.forms import choice_probe, continuation_probe, fact_probe, probe_id, question_probe, title_probe
-from recovery.corpus import Corpus
-from recovery.corpus.asking import wh_question
-from recovery.corpus.facts import Fact, Stated, facts_of, pick_facts
-from recovery.corpus.gaps import Vocabulary, pick_gaps
-from recovery.corpus.passages import endings, openings
-from recovery.corpus.records import json_line, read_records
-from recovery.corpus.sentences import Sentence, sentences, side
-from recovery.corpus.text import share
+from evals.probe_formats import choice_probe, continuation_probe, fact_probe, probe_id, question_probe, title_probe
+from recovery.data.corpus import Corpus
+from recovery.data.corpus.cloze import Vocabulary, pick_gaps
+from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
+from recovery.data.corpus.json_lines import json_line, read_records
+from recovery.data.corpus.passages import endings, openings
+from recovery.data.corpus.question_templates import wh_question
+from recovery.data.corpus.sentences import Sentence, sentences, side
+from recovery.data.corpus.text import share
 from recovery.errors import UsageError
 from recovery.types import Probe
 from recovery.workspace import write_atomically
@@ -29,17 +29,19 @@ logger = logging.getLogger(__name__)
 
 PROBES_FILE = "probes.jsonl"
 FEWEST_PROBES = 100
-_WORDINGS = 3  # of one fact at most
-_GAP_SHARE = 2 / 3  # gaps to a natural question, where there are enough of these
-_SPECIAL = 20  # one in so many is a title, and as many are endings
+_WORDINGS = 3  # at most, of one fact
+_GAP_SHARE = 2 / 3  # cloze gaps per natural question, if there are enough of the latter
+_SPECIAL = 20  # one probe in twenty is a title, and one in twenty an ending
 
 
 # --- files ---------------------------------------------------------------------------------------------------
 
 
 def load_probes(path: Path, *, problems: list[str] | None = None) -> list[Probe]:
-    """The probes of a JSONL file. A line that cannot be used is reported by its number, in ``problems`` where a
-    list is given, else as a warning; the rest is used. Raises UsageError where none can be."""
+    """Load the probes of a JSONL file. Raises UsageError if it has no usable line.
+
+    Unusable lines are skipped and reported by number, in ``problems`` if given, otherwise as a warning.
+    """
     path = Path(path)
     records, found = read_records(path)
     probes: list[Probe] = []
@@ -67,7 +69,7 @@ def load_probes(path: Path, *, problems: list[str] | None = None) -> list[Probe]
 
 
 def from_record(record: Any) -> Probe:
-    """One JSON object as a Probe; raises ValueError with the reason where it is none."""
+    """Convert a JSON object to a Probe. Raises ValueError with the reason if it is not a valid probe."""
     if not isinstance(record, dict):
         raise ValueError("not an object")
     question = record.get("question")
@@ -96,7 +98,7 @@ def from_record(record: Any) -> Probe:
 
 
 def to_record(probe: Probe) -> dict[str, Any]:
-    """The JSON object of a probe; empty fields are left out."""
+    """Return the JSON object of a probe without empty fields."""
     record: dict[str, Any] = {"id": probe.id, "form": probe.form, "question": probe.question}
     record["answers"] = list(probe.answers)
     optional = {"choices": list(probe.choices), "source": probe.source, "control": probe.control}
@@ -109,12 +111,12 @@ def to_record(probe: Probe) -> dict[str, Any]:
 
 
 def write_probes(path: Path, probes: Sequence[Probe]) -> None:
-    """Write probes as JSON Lines that load_probes reads back unchanged; whole or not at all."""
+    """Write probes atomically as JSON Lines that load_probes reads back unchanged."""
     write_atomically(Path(path), "".join(_line(p) + "\n" for p in probes))
 
 
 def probes_hash(probes: Sequence[Probe]) -> str:
-    """Hexadecimal SHA-256 of a probe set; the order does not matter."""
+    """Return the hexadecimal SHA-256 of a probe set, independent of its order."""
     return hashlib.sha256("\n".join(sorted(map(_line, probes))).encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -132,17 +134,17 @@ def _strings(value: Any, name: str) -> tuple[str, ...]:
     return tuple(str(v) for v in value)
 
 
-# --- making --------------------------------------------------------------------------------------------------
+# --- building ------------------------------------------------------------------------------------------------
 
 
 def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Sequence[Probe] = ()) -> list[Probe]:
-    """Probes of both forms, about half each, made from the documents to be learnt; no model is needed.
+    """Build probes of both forms, about half each, from the training documents without a model.
 
-    Questions come from facts first, worded as a person would ask (tag "natural"), then from gaps in sentences; where
-    there are enough natural ones to measure with, gaps are no more than they are. Choices ask for a gap, or for the
-    passage under a title. ``written`` are questions that a model wrote (evals.writing): they go before gaps. Fewer
-    than ``count`` where the text does not hold enough facts, names, numbers and terms (see ``too_few``). Every probe
-    names its document in ``source``, its kind of answer and its form in ``tags``, and keeps its ``passage``.
+    Questions come from facts first, in natural wording (tag "natural"), then from gaps in sentences; if there are
+    enough natural questions, the number of gaps is limited to two thirds of theirs. Choices ask for a gap, or for the
+    passage under a title. ``written`` are questions written by a model (evals.probe_generation), which precede gaps.
+    The result is shorter than ``count`` if the text lacks facts, names, numbers and terms (see ``too_few``). Every
+    probe records its document in ``source``, its answer type and its form in ``tags``, and its ``passage``.
     """
     everything = sentences(corpus.documents, alone=False)
     vocabulary = Vocabulary(everything)
@@ -153,33 +155,33 @@ def build_probes(corpus: Corpus, *, count: int = 400, seed: int = 0, written: Se
     ended = [continuation_probe(e) for e in endings(mine, vocabulary, count // _SPECIAL, seed)]
     choices = titles + [p for gap in gaps if (p := choice_probe(gap, vocabulary, seed))]
     wanted = max(count // 2, count - len(choices))
-    # A wh-question reads best and goes first; the order within each sort is the pick's.
+    # Wh-questions go first; within each kind the order of pick_gaps is kept.
     turned = sorted(gaps, key=lambda g: wh_question(g) is None)
     natural = _natural(facts, wanted, seed)
-    rest = [*ended, *written, *map(question_probe, turned)][: _gaps_beside(len(natural), wanted)]
-    asked = [*natural, *rest][:wanted]
-    probes = {p.id: p for p in [*choices[: count - len(asked)], *asked]}
+    rest = [*ended, *written, *map(question_probe, turned)][: _most_gaps(len(natural), wanted)]
+    questions = [*natural, *rest][:wanted]
+    probes = {p.id: p for p in [*choices[: count - len(questions)], *questions]}
     return list(probes.values())
 
 
 def probe_side(everything: Sequence[Sentence], facts: Sequence[Fact]) -> list[Sentence]:
-    """The sentences that a probe may be made of; document questions are made of the others.
+    """Return the sentences from which probes may be built; training questions are built from the others.
 
-    A sentence that states one of the ``facts`` that training may ask for is none of them.
+    Sentences that state one of the ``facts`` used for training questions are excluded.
     """
-    asked = Stated(fact for fact in facts if fact.side == "question")
-    return [s for s in everything if s.alone and side(s) == "probe" and s.plain not in asked]
+    trained = Stated(fact for fact in facts if fact.side == "question")
+    return [s for s in everything if s.alone and side(s) == "probe" and s.plain not in trained]
 
 
 def _natural(facts: Sequence[Fact], wanted: int, seed: int) -> list[Probe]:
-    """Each fact of this side in one wording, then, where there is room, in others."""
+    """Return each fact of the probe side in one wording, then in further wordings up to ``wanted``."""
     picked = pick_facts((f for f in facts if f.side == "probe"), wanted, seed)
     turns = [[fact_probe(f, turn) for f in picked if turn < len(f.questions)] for turn in range(_WORDINGS)]
     return [probe for turn in turns for probe in turn][:wanted]
 
 
-def _gaps_beside(natural: int, wanted: int) -> int:
-    """How many gaps may stand next to so many natural questions."""
+def _most_gaps(natural: int, wanted: int) -> int:
+    """Return the maximum number of cloze gaps for this number of natural questions."""
     left = wanted - natural
     return min(round(_GAP_SHARE * natural), left) if natural >= FEWEST_PROBES // 2 else left
 
@@ -190,11 +192,11 @@ def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: 
 
 
 def too_few(probes: Sequence[Probe]) -> str | None:
-    """A remark where there are so few probes that a score says little, else None."""
+    """Return a warning if there are too few probes for a precise score, otherwise None."""
     n = min((sum(p.form == form for p in probes) for form in ("choice", "question")), default=0)
     if n >= FEWEST_PROBES // 2:
         return None
     return (
-        f"only {len(probes)} probes could be made from these documents: scores will be coarse; "
-        f"write {PROBES_FILE} beside them to ask what matters"
+        f"only {len(probes)} probes could be built from these documents, so scores will be imprecise: "
+        f"add your own in {PROBES_FILE} next to the documents"
     )

@@ -1,10 +1,10 @@
-"""Abilities that a model should keep: lm-eval tasks on the model in memory, and how much of a score is left.
+"""Retention of general abilities: lm-eval tasks on the model in memory, with forgetting and retention metrics.
 
-Against a reference measured on the same items (an earlier checkpoint; the clean model):
+Both metrics compare with a reference measured on the same items (an earlier checkpoint, or the clean model):
 
-- **forgetting** = reference − now, the reference being the best of the earlier checkpoints where there are several
-  (Chaudhry et al., Riemannian Walk, arXiv 1801.10112): the points that are gone;
-- **retention** = now / reference: the share that is still there.
+- **forgetting** = reference − now, the points lost; with several earlier checkpoints the reference is the best one
+  (Chaudhry et al., Riemannian Walk, arXiv 1801.10112);
+- **retention** = now / reference, the share retained.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from evals.gate import Measurement
-from evals.harness import EngineLM, run_lm_eval
+from evals.acceptance_rules import Measurement
+from evals.lm_eval_adapter import EngineLM, run_lm_eval
 from evals.statistics import paired_contrast, score_of
-from recovery.lazily import lazily
+from recovery.lazy_import import lazily
 from recovery.types import Item, Score, SuiteResult
 
 optimize = lazily("scipy.optimize")
 
-_ALPHA = 0.025  # on each side
-_MOST = 100.0  # a ratio beyond this says only that the reference knew next to nothing
-# Which of a task's metrics is its headline: the first of these that it has, else its first.
+_ALPHA = 0.025  # per side
+_MOST = 100.0  # upper limit of the ratio; larger ones only mean that the reference is close to 0
+# The headline of a task is the first of these metrics that it has, otherwise its first metric.
 _HEADLINES = (
     "acc_norm",
     "acc",
@@ -41,7 +41,7 @@ _HEADLINES = (
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure with its 95% interval, from ``n`` items that both checkpoints answered."""
+    """A value with its 95% interval, from the ``n`` common items of both checkpoints."""
 
     value: float
     low: float
@@ -50,10 +50,10 @@ class Interval:
 
 
 def forgetting(now: Measurement, earlier: Mapping[str, Measurement]) -> tuple[str, Interval] | None:
-    """max over earlier checkpoints of their score − now, and which it was: positive where something is gone.
+    """Return the best earlier checkpoint and its score − now, which is positive if something was lost.
 
-    The interval is that of :func:`~evals.statistics.paired_contrast`, paired by item and clustered by group; that the
-    best of several was chosen is not in it. None where no item is common to all of them.
+    The interval is that of :func:`~evals.statistics.paired_contrast`, paired by item and clustered by group; it does
+    not account for the selection of the best checkpoint. None if no item is common to all of them.
     """
     common = _common(now, *earlier.values())
     if not earlier or not common:
@@ -65,10 +65,10 @@ def forgetting(now: Measurement, earlier: Mapping[str, Measurement]) -> tuple[st
 
 
 def retention(now: Measurement, reference: Measurement) -> Interval | None:
-    """now / reference: 1 where everything is still there.
+    """Return now / reference: 1 if nothing was lost.
 
-    The interval holds the ratios that the same test does not reject (Nam & Blackwelder's, for verdicts): with no item
-    changed it still has a width. None where no item is common, or the reference has none of them right.
+    The interval contains the ratios that the same test does not reject (Nam & Blackwelder's, for verdicts), so it has
+    a positive width even if no item changed. None if no item is common, or the reference scores 0 on all of them.
     """
     common = _common(now, reference)
     one, two = [now.items[key] for key in common], [reference.items[key] for key in common]
@@ -84,7 +84,7 @@ def retention(now: Measurement, reference: Measurement) -> Interval | None:
 
 
 def _root(falling: Callable[[float], float], otherwise: float) -> float:
-    """Where a falling function of a ratio crosses 0; ``otherwise`` where it does not."""
+    """Return the root of a decreasing function of a ratio; ``otherwise`` if it has none."""
     if falling(0.0) <= 0 or falling(_MOST) >= 0:
         return otherwise
     return float(optimize.brentq(falling, 0.0, _MOST, xtol=1e-6))
@@ -93,18 +93,18 @@ def _root(falling: Callable[[float], float], otherwise: float) -> float:
 def run_tasks(
     lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None, chat: bool | None = None
 ) -> list[SuiteResult]:
-    """Run loaded lm-eval tasks (:func:`~evals.tasks.load_tasks`); one result a task, with its items.
+    """Run loaded lm-eval tasks (:func:`~evals.lm_eval_tasks.load_tasks`); return one result per task, with its items.
 
-    ``chat`` puts requests through the chat template (None: only those of tasks that generate). The headline is
-    lm-eval's own aggregate, its standard error the one over our items where the aggregate is their mean (so that it can
-    be paired), else lm-eval's.
+    ``chat`` applies the chat template (None: only for tasks that generate). The headline is lm-eval's own aggregate.
+    Its standard error is computed over the items if the aggregate is their mean (so that it can be paired), otherwise
+    it is lm-eval's.
     """
     results = run_lm_eval(lm, tasks, limit=limit, chat=chat)
     return [_suite(name, samples, results["results"][name]) for name, samples in sorted(results["samples"].items())]
 
 
 def _common(*measured: Measurement) -> list[str]:
-    """The items that all have, in the first one's order."""
+    """Return the ids of the common items, in the order of the first measurement."""
     return [key for key in measured[0].items if all(key in other.items for other in measured[1:])]
 
 
@@ -113,7 +113,7 @@ def _groups(measured: Measurement, keys: Sequence[str]) -> list[str]:
 
 
 def _suite(task: str, samples: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any]) -> SuiteResult:
-    """One task's result; where a task has several filters, each metric is named metric/filter."""
+    """Return one task's result; if a task has several filters, each metric is named metric/filter."""
     filters = list(dict.fromkeys(str(sample["filter"]) for sample in samples))
     metrics = {
         f"{metric},{name}": _score(f"{metric},{name}", _values(samples, metric, name), aggregates)
@@ -133,7 +133,7 @@ def _values(samples: Sequence[Mapping[str, Any]], metric: str, name: str) -> lis
 
 
 def _score(key: str, values: list[float], aggregates: Mapping[str, Any]) -> Score:
-    """lm-eval's aggregate ``key`` ("acc,none") with a standard error and the number of items."""
+    """Return lm-eval's aggregate ``key`` ("acc,none") with a standard error and the number of items."""
     aggregate = _number(aggregates.get(key))
     ours = score_of(values) if values else None
     if ours is not None and (aggregate is None or abs(ours.value - aggregate) < 1e-9):
@@ -165,7 +165,7 @@ def _item(sample: Mapping[str, Any], metric: str) -> Item:
 
 
 def _response(answers: Sequence[Any], requests: Sequence[Sequence[Any]]) -> str:
-    """What was generated; among scored continuations, the likeliest one."""
+    """Return the generated text; for scored continuations, the most likely one."""
     if all(isinstance(answer, str) for answer in answers):
         return "\n".join(answers)
     totals = [answer[0] if isinstance(answer, tuple | list) else answer for answer in answers]
@@ -174,11 +174,11 @@ def _response(answers: Sequence[Any], requests: Sequence[Sequence[Any]]) -> str:
 
 
 def _requests(arguments: Any) -> list[list[Any]]:
-    """The arguments of a sample's requests: lm-eval gives tuples, or mappings of mappings once it has cleaned them."""
+    """Return the arguments of a sample's requests, which lm-eval stores as tuples or as mappings of mappings."""
     rows = arguments.values() if isinstance(arguments, Mapping) else arguments
     return [list(row.values()) if isinstance(row, Mapping) else list(row) for row in rows]
 
 
 def _number(value: Any) -> float | None:
-    """A plain number; metrics that are lists or pairs are aggregated by the task alone."""
+    """Return a plain number; None for lists and pairs, which only the task can aggregate."""
     return float(value) if isinstance(value, bool | int | float) else None

@@ -1,7 +1,7 @@
-"""Passages in a writer's own words, in the manner of Active Reading (arXiv 2508.09494), kept as far as supported.
+"""Rewriting of passages by a model, as in Active Reading (arXiv 2508.09494), filtered by support in the passage.
 
-A sentence is kept where every number, every name and every term of code in it stands in the passage, and where it is
-neither a copy nor a question. What a writer of any quality makes up is lost with it.
+A sentence is kept if every number, name and code term in it occurs in the passage, and it is neither a copy nor a
+question. This removes sentences with invented details.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from recovery.corpus.asking import place_of
-from recovery.corpus.facts.blocks import sentences_in
-from recovery.corpus.passages import Passage
-from recovery.corpus.standalone import leans
-from recovery.corpus.text import normalise
+from recovery.data.corpus.facts.blocks import sentences_in
+from recovery.data.corpus.passages import Passage
+from recovery.data.corpus.question_templates import place_of
+from recovery.data.corpus.sentence_filter import leans
+from recovery.data.corpus.text import normalise
 
-# say(prompts) -> for each the text and how many tokens were sampled for it
+# say(prompts) -> (text, number of sampled tokens) for each prompt
 Say = Callable[[Sequence[str]], list[tuple[str, int]]]
 
 WRITE_TOKENS = 128
@@ -38,7 +38,7 @@ _MARKS = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+|\*\*|^#+\s*")
 
 @dataclass(frozen=True)
 class Rewriting:
-    """What was kept of the rewritings of a passage: sentences, under the place they are about."""
+    """The kept sentences of one rewriting of a passage, with its document and place."""
 
     document: str
     place: str
@@ -47,7 +47,7 @@ class Rewriting:
 
 @dataclass(frozen=True)
 class Rewritten:
-    """All that a writer made: what was kept, the sentences it wrote and those kept, the tokens it took."""
+    """All kept rewritings, with the numbers of sentences written and kept and of tokens sampled."""
 
     kept: tuple[Rewriting, ...]
     sentences: int
@@ -56,12 +56,12 @@ class Rewritten:
 
 
 def rewrite(passages: Sequence[Passage], ways: int, say: Say) -> Rewritten:
-    """Each passage in up to ``ways`` ways (at most ``len(WAYS)``), as far as it supports what was written."""
+    """Rewrite each passage in up to ``ways`` ways (at most ``len(WAYS)``); keep the sentences that it supports."""
     kept: list[Rewriting] = []
     wrote = held = tokens = 0
     for way in WAYS[:ways]:
-        said = say([way.format(text=shown(passage)) for passage in passages])
-        for passage, (text, count) in zip(passages, said, strict=True):
+        completions = say([way.format(text=shown(passage)) for passage in passages])
+        for passage, (text, count) in zip(passages, completions, strict=True):
             tokens += count
             parts = _sentences(text)
             good = supported(parts, shown(passage))
@@ -73,18 +73,18 @@ def rewrite(passages: Sequence[Passage], ways: int, say: Say) -> Rewritten:
 
 
 def shown(passage: Passage) -> str:
-    """A passage as the writer reads it, under its place."""
+    """Return a passage as given to the writer, below its place in the document."""
     return f"{place_of(passage.sentences[0])}\n{passage.line}"
 
 
 def supported(sentences: Sequence[str], passage: str) -> list[str]:
-    """Those of the sentences that the passage supports; one that leans on a sentence that is not kept goes with it."""
-    told, source = f" {normalise(passage)} ", passage.lower()
+    """Return the sentences that the passage supports; one that depends on a dropped sentence is dropped too."""
+    words, source = f" {normalise(passage)} ", passage.lower()
     kept: list[str] = []
     whole = True
     for sentence in sentences:
         whole = (
-            _supported(sentence, told, source)
+            _supported(sentence, words, source)
             and (whole or not leans(sentence))
             and (kept != [] or not leans(sentence))
         )
@@ -93,21 +93,21 @@ def supported(sentences: Sequence[str], passage: str) -> list[str]:
     return kept
 
 
-def _supported(sentence: str, told: str, source: str) -> bool:
+def _supported(sentence: str, words: str, source: str) -> bool:
     plain = normalise(sentence)
     if len(plain.split()) < _FEWEST_WORDS or "?" in sentence or not sentence.endswith((".", "!")):
         return False
-    if _CHATTER.match(sentence) or f" {plain} " in told:
+    if _CHATTER.match(sentence) or f" {plain} " in words:
         return False
     if any(not re.search(rf"(?<![\w.]){re.escape(n)}(?!\w|[.,]\d)", source) for n in _NUMBER.findall(sentence)):
         return False
     terms = [first or second for first, second in _CODE.findall(sentence)]
     if any(term.lower().strip(".") not in source for term in terms):
         return False
-    return all(f" {normalise(name)} " in told for name in _NAME.findall(sentence))
+    return all(f" {normalise(name)} " in words for name in _NAME.findall(sentence))
 
 
 def _sentences(text: str) -> list[str]:
-    """The sentences of what a writer wrote, without the marks of lists; the last is dropped where it was cut off."""
+    """Split a completion into sentences without list markers; a truncated last sentence is dropped."""
     lines = [_MARKS.sub("", line).strip() for line in text.split("\n")]
     return [part for line in lines if line for part in sentences_in(line)]

@@ -1,8 +1,7 @@
-"""Scores, their errors, and paired comparisons of two models on the same items.
+"""Scores with standard errors, and paired comparisons of two models on the same items.
 
-Standard errors follow E. Miller, "Adding Error Bars to Evals" (arXiv 2411.00640): by the central limit
-theorem over items, clustered where items share a group, and paired wherever two models answered the same
-items.
+Standard errors follow E. Miller, "Adding Error Bars to Evals" (arXiv 2411.00640): by the central limit theorem over
+items, clustered if items share a group, and paired if two models were evaluated on the same items.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from recovery.errors import RecoveryError
-from recovery.lazily import lazily
+from recovery.lazy_import import lazily
 from recovery.types import Score, SuiteResult
 
 optimize, stats = lazily("scipy.optimize"), lazily("scipy.stats")
 
 Floats = NDArray[np.float64]
 
-_ROUNDING = 1e-9  # a standard error below this is that of equal values
+_ROUNDING = 1e-9  # a standard error below this is treated as 0
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class NonInferiority:
-    """Outcome of :func:`non_inferiority`.
+    """Result of :func:`non_inferiority`.
 
     ``bound`` is the lower one-sided confidence bound of mean(student − until·base).
     """
@@ -62,7 +61,7 @@ class NonInferiority:
 
 @dataclass(frozen=True)
 class Holm:
-    """Adjusted p-values in the order they were given, and which hypotheses are rejected."""
+    """Adjusted p-values in the input order, and which hypotheses are rejected."""
 
     adjusted: tuple[float, ...]
     rejected: tuple[bool, ...]
@@ -70,11 +69,11 @@ class Holm:
 
 @dataclass(frozen=True)
 class Contrast:
-    """mean(first) − (factor·mean(second) + shift) over ``n`` items, and what may be said of it.
+    """mean(first) − (factor·mean(second) + shift) over ``n`` items, with confidence bounds and test.
 
     ``low`` and ``high`` are one-sided bounds, each wrong with probability alpha at most (together an interval of
-    confidence 1 − 2·alpha). ``statistic`` is the test of "the contrast is 0", ``degrees`` its degrees of freedom
-    (infinite: normal), ``p_below`` the one-sided p-value of "the contrast is 0 or more": small where it is below.
+    confidence 1 − 2·alpha). ``statistic`` tests "the contrast is 0", with ``degrees`` of freedom (infinite: normal);
+    ``p_below`` is the one-sided p-value of "the contrast is at least 0".
     """
 
     value: float
@@ -87,12 +86,12 @@ class Contrast:
     n: int
 
     def more(self, *, alpha: float = 0.05, power: float = 0.8, most: float = 1000.0) -> int | None:
-        """How many more items would place the contrast on its side of 0, at one-sided level ``alpha``.
+        """Return how many more items would make the contrast significant at one-sided level ``alpha``.
 
         With c the critical value, z the statistic and s the observed standard error, n grows by the factor
         (c/|z| + z_power·s/|value|)²: the usual n = ((z_α·σ_0 + z_β·σ_1)/δ)² with the variances under the null and
-        as observed, δ the estimate. The estimate is taken for the truth, so this is a rough number: with it the
-        bound falls on the right side with probability ``power``. None beyond ``most`` times n, as at an estimate of 0.
+        as observed, δ the estimate. If the estimate is the true value, the test then succeeds with probability
+        ``power``. None if more than ``most`` times n are needed, as for an estimate of 0.
         """
         if not self.value or not self.statistic:
             return None
@@ -103,12 +102,11 @@ class Contrast:
 
 
 def score_of(values: ArrayLike, groups: Sequence[str] | None = None) -> Score:
-    """Mean of ``values`` [n] with its standard error, clustered by ``groups`` [n] where these are given.
+    """Return the mean of ``values`` [n] with its standard error, clustered by ``groups`` [n] if given.
 
-    An empty group name stands for a cluster of its own. Clustered (arXiv 2411.00640, with the usual G/(G−1)
-    correction for G clusters): sqrt(G/(G−1) · Σ_clusters (Σ_members (x − mean))²) / n, which for clusters of
-    one is the plain s/√n. With a single cluster the plain form is used, and one item has a standard error of
-    0: there is nothing to estimate it from.
+    An empty group name is a cluster of its own. Clustered (arXiv 2411.00640, with the usual G/(G−1) correction for
+    G clusters): sqrt(G/(G−1) · Σ_clusters (Σ_members (x − mean))²) / n, which for clusters of size one is the plain
+    s/√n. With a single cluster the plain form is used; with a single item the standard error is 0.
     """
     array = _array(values)
     mean = float(array.mean())
@@ -123,11 +121,10 @@ def score_of(values: ArrayLike, groups: Sequence[str] | None = None) -> Score:
 
 
 def ratio_of(numerators: ArrayLike, denominators: ArrayLike) -> Score:
-    """Σ numerators / Σ denominators (both [n], an entry a cluster) with the linearised standard error of a
-    ratio.
+    """Return Σ numerators / Σ denominators (both [n], one entry per cluster) with its linearised standard error.
 
-    Source: W. G. Cochran, "Sampling Techniques", 3rd ed., chapter 6 (ratio estimator, finite-population term
-    left out).
+    Source: W. G. Cochran, "Sampling Techniques", 3rd ed., chapter 6 (ratio estimator, without the finite-population
+    term).
     """
     above, below = _array(numerators), _array(denominators)
     if below.sum() <= 0:
@@ -140,7 +137,7 @@ def ratio_of(numerators: ArrayLike, denominators: ArrayLike) -> Score:
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson score interval (without continuity correction) of a proportion of ``n`` trials."""
+    """Return the Wilson score interval (without continuity correction) of a proportion of ``n`` trials."""
     if n <= 0 or not 0 <= successes <= n:
         raise RecoveryError(f"{successes} successes in {n} trials is not a proportion")
     interval = stats.binomtest(successes, n).proportion_ci(confidence_level=confidence, method="wilson")
@@ -148,11 +145,11 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
 
 
 def interval(score: Score, confidence: float = 0.95) -> tuple[float, float] | None:
-    """The two-sided confidence interval of a score.
+    """Return the two-sided confidence interval of a score.
 
-    Wilson's where the score is a plain mean of verdicts (its standard error is then that of ``value·n`` successes, or
-    0 at a value of 0 or 1), else value ± z·stderr, whose error is clustered where the score's is. None where a
-    single graded item leaves nothing to estimate an error from.
+    Wilson's interval if the score is a plain mean of verdicts (its standard error is then that of ``value·n``
+    successes, or 0 at a value of 0 or 1), otherwise value ± z·stderr with the score's own standard error. None for a
+    single graded item, whose error cannot be estimated.
     """
     if _of_verdicts(score):
         return wilson(round(score.value * score.n), score.n, confidence)
@@ -165,26 +162,26 @@ def interval(score: Score, confidence: float = 0.95) -> tuple[float, float] | No
 def minimum_detectable_effect(
     n: int, *, p: float = 0.5, correlation: float = 0.5, power: float = 0.8, alpha: float = 0.05
 ) -> float:
-    """The smallest true difference of two accuracies that a paired, two-sided test on ``n`` items finds.
+    """Return the smallest true difference of two accuracies that a paired, two-sided test on ``n`` items detects.
 
-    (z_{1−alpha/2} + z_power) · sqrt(2·p·(1−p)·(1−correlation) / n), for two models of accuracy ``p`` whose
-    verdicts on one item have this correlation. It is the sample-size formula of E. Miller, "Adding Error Bars to
-    Evals" (arXiv 2411.00640), solved for the effect, with the variance of a difference of two
-    correlated verdicts. For a one-sided test, as the gate's, give twice its alpha. Clusters raise it by the square
-    root of the design effect. Raises RecoveryError for arguments outside their range.
+    (z_{1−alpha/2} + z_power) · sqrt(2·p·(1−p)·(1−correlation) / n), for two models of accuracy ``p`` whose verdicts
+    on one item have this correlation: the sample-size formula of E. Miller, "Adding Error Bars to Evals"
+    (arXiv 2411.00640), solved for the effect, with the variance of a difference of two correlated verdicts. For a
+    one-sided test, as in the gate, pass twice its alpha. Clusters increase it by the square root of the design
+    effect. Raises RecoveryError for arguments outside their range.
     """
     if n < 1:
-        raise RecoveryError(f"{n} items show no effect of any size: give at least one")
+        raise RecoveryError(f"no effect can be detected with {n} items: give at least one")
     if not (0 < p < 1 and -1 <= correlation < 1 and 0 < power < 1 and 0 < alpha < 1):
         raise RecoveryError(
             f"p={p:g}, correlation={correlation:g}, power={power:g}, alpha={alpha:g}: "
-            "each must lie between 0 and 1, a correlation between -1 and 1"
+            "each must be between 0 and 1, a correlation between -1 and 1"
         )
     quantiles = _quantile(1 - alpha / 2) + _quantile(power)
     return quantiles * math.sqrt(2 * p * (1 - p) * (1 - correlation) / n)
 
 
-def told_effect(
+def effect_in_words(
     n: int,
     *,
     p: float = 0.5,
@@ -193,7 +190,7 @@ def told_effect(
     alpha: float = 0.05,
     items: str = "prompts",
 ) -> str:
-    """:func:`minimum_detectable_effect` in words: "with 300 prompts you can see a difference of 8 points"."""
+    """Describe :func:`minimum_detectable_effect`: "with 300 prompts you can see a difference of 8 points"."""
     points = 100 * minimum_detectable_effect(n, p=p, correlation=correlation, power=power, alpha=alpha)
     if points >= 100:
         return f"with {n} {items} you can see no difference, however large: take more"
@@ -202,10 +199,10 @@ def told_effect(
 
 
 def holm(p_values: Sequence[float], alpha: float = 0.05) -> Holm:
-    """Holm's step-down correction: the chance of any false rejection among all is at most ``alpha``.
+    """Apply Holm's step-down correction: the family-wise error rate is at most ``alpha``.
 
-    With p_(1) ≤ … ≤ p_(m): adjusted p_(i) = max_{j ≤ i} min(1, (m − j + 1)·p_(j)); rejected where that is at most
-    alpha. Any dependence between the tests is allowed. Source: S. Holm, "A Simple Sequentially Rejective Multiple
+    With p_(1) ≤ … ≤ p_(m): adjusted p_(i) = max_{j ≤ i} min(1, (m − j + 1)·p_(j)); rejected if at most alpha.
+    Any dependence between the tests is allowed. Source: S. Holm, "A Simple Sequentially Rejective Multiple
     Test Procedure", Scandinavian Journal of Statistics 6 (1979) 65–70.
     """
     if not all(0 <= p <= 1 for p in p_values):
@@ -226,25 +223,24 @@ def paired_contrast(
     shift: float = 0.0,
     alpha: float = 0.05,
 ) -> Contrast:
-    """first − (factor·second + shift) for scores in [0, 1] of the same items [n], by the score test of a mean.
+    """Test first − (factor·second + shift) for scores in [0, 1] of the same items [n], by the score test of a mean.
 
     With d_i = first_i − factor·second_i − shift, the statistic for "the mean of d is m" is
-    (mean(d) − m) / sqrt(V(m)/n'). V(m) is the variance under the null: that of the likeliest distribution of
-    mean m on the values seen and the two ends that d can reach (the same device as empirical likelihood, Owen
-    1988). For verdicts it is Tango's interval of a paired difference (Statistics in Medicine 17 (1998) 891–908), with a
-    factor the test of Nam & Blackwelder (Statistics in Medicine 21 (2002) 689–699), and with factor 0 Wilson's.
-    It is used because gates stand where the plain error misleads: near a score of 1 few items differ, or
-    none, and mean ± z·stderr has then no width at all.
+    (mean(d) − m) / sqrt(V(m)/n'). V(m) is the variance under the null: that of the maximum-likelihood distribution
+    with mean m on the observed values and the two extremes of d (as in empirical likelihood, Owen 1988). For verdicts
+    it gives Tango's interval of a paired difference (Statistics in Medicine 17 (1998) 891–908), with a factor the test
+    of Nam & Blackwelder (Statistics in Medicine 21 (2002) 689–699), and with factor 0 Wilson's interval. Near a score
+    of 1, where gates are usually set, few or no items differ and mean ± z·stderr would be too narrow.
 
     Clustered by ``groups``: n' = n / max(1, clustered variance / plain variance) (the design effect; Rao & Scott,
-    Biometrics 48 (1992) 577–585) and Student's t with one degree of freedom fewer than clusters. Below some
-    twenty clusters that differ much, a bound is still wrong up to twice as often as alpha says (simulated). Raises
+    Biometrics 48 (1992) 577–585) and Student's t with one degree of freedom fewer than clusters. With fewer than
+    about twenty very different clusters, a bound is wrong up to twice as often as alpha (simulated). Raises
     RecoveryError for scores outside [0, 1].
     """
     one, two = _pair(first, second)
     _shares(one, two)
     _level(alpha)
-    # rounded, so that equal differences are counted as one value
+    # rounded so that equal differences count as one value
     difference = np.round(one - factor * two - shift, 12)
     score, plain = score_of(difference, groups), score_of(difference)
     clusters = len(_cluster_sums(difference, groups)[0])
@@ -268,13 +264,13 @@ def paired_contrast(
 def independent_contrast(
     first: Score, second: Score | None = None, *, factor: float = 1.0, shift: float = 0.0, alpha: float = 0.05
 ) -> Contrast:
-    """first − (factor·second + shift) for two scores in [0, 1] whose items cannot be paired.
+    """Test first − (factor·second + shift) for two scores in [0, 1] whose items cannot be paired.
 
-    The bounds join Wilson's of each score: low = value − sqrt((first − low_1)² + factor²·(high_2 − second)²), high
-    likewise (R. G. Newcombe, Statistics in Medicine 17 (1998) 873–890, method 10; with a factor: Zou & Donner,
-    Statistics in Medicine 27 (2008) 1693–1702). A clustered or graded score counts as as many trials as give
+    The bounds combine both Wilson intervals: low = value − sqrt((first − low_1)² + factor²·(high_2 − second)²),
+    high likewise (R. G. Newcombe, Statistics in Medicine 17 (1998) 873–890, method 10; with a factor: Zou & Donner,
+    Statistics in Medicine 27 (2008) 1693–1702). A clustered or graded score counts as the number of trials that gives
     its standard error. Without ``second`` the reference is the number ``shift``. Raises RecoveryError for scores
-    outside [0, 1] or of no items.
+    outside [0, 1] or without items.
     """
     _level(alpha)
     scores = [first] if second is None else [first, second]
@@ -294,7 +290,7 @@ def independent_contrast(
         )
 
     side = 0 if value > 0 else 1
-    widest = 40.0  # critical values beyond this are as good as infinite
+    widest = 40.0  # critical values beyond this are treated as infinite
     if abs(value) < 1e-12:
         statistic = 0.0
     elif (limits(widest)[side] > 0) == (value > 0):
@@ -309,7 +305,7 @@ def independent_contrast(
 
 
 def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
-    """Exact McNemar test on paired verdicts [n] (0 or 1): a binomial test on the discordant pairs."""
+    """Run the exact McNemar test on paired verdicts [n] (0 or 1): a binomial test on the discordant pairs."""
     one, two = _pair(first, second)
     if not np.isin(np.concatenate([one, two]), (0.0, 1.0)).all():
         raise RecoveryError("McNemar's test takes verdicts of 0 and 1: use the paired bootstrap for graded scores")
@@ -328,9 +324,9 @@ def paired_bootstrap(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Difference:
-    """Percentile bootstrap of mean(second − first) over items [n].
+    """Return the percentile bootstrap of mean(second − first) over items [n].
 
-    Where ``groups`` are given, whole clusters are drawn instead of items.
+    If ``groups`` are given, whole clusters are resampled instead of items.
     """
     one, two = _pair(first, second)
     difference = two - one
@@ -362,22 +358,21 @@ def non_inferiority(
     groups: Sequence[str] | None = None,
     minimum: int = 1000,
 ) -> NonInferiority:
-    """Has the student regained the share ``until`` of the base's score (in [0, 1]) on the same items [n]?
+    """Test whether the student recovered the share ``until`` of the base's score (in [0, 1]) on the same items [n].
 
     Two conditions, both on d_i = student_i − until·base_i:
 
-    1. the estimate: mean(student) / mean(base) ≥ until, that is mean(d) ≥ 0;
-    2. the evidence: mean(d) − z·se(d) > −margin, with z the one-sided ``confidence`` quantile of the normal
+    1. estimate: mean(student) / mean(base) ≥ until, that is mean(d) ≥ 0;
+    2. evidence: mean(d) − z·se(d) > −margin, with z the one-sided ``confidence`` quantile of the normal
        distribution and se(d) paired and clustered. It rejects H0 "the student is worse than until·base by
        ``margin`` or more" at level 1 − confidence.
 
     The contrast with a fixed fraction of the reference is the "at least as good as" criterion of Laster,
-    Johnson & Kotler, Statistics in Medicine 25 (2006) 1115–1130; the paired, clustered error is arXiv
-    2411.00640's. Looked at repeatedly while training, condition 2 alone would reject too often; condition 1
-    keeps the estimate itself honest, and the verdict that counts is the one on test prompts that took no part
-    in stopping.
+    Johnson & Kotler, Statistics in Medicine 25 (2006) 1115–1130; the paired, clustered error follows
+    arXiv 2411.00640. Tested repeatedly during training, condition 2 alone would reject too often; condition 1
+    constrains the estimate itself. The final verdict is the one on test prompts, which are not used for stopping.
 
-    Raises RecoveryError when fewer than ``minimum`` items are given or the base scores 0 on all of them.
+    Raises RecoveryError if there are fewer than ``minimum`` items or the base scores 0 on all of them.
     """
     one, two = _pair(base, student)
     if len(one) < minimum:
@@ -389,7 +384,7 @@ def non_inferiority(
     contrast = score_of(two - until * one, groups)
     bound = contrast.value - float(stats.norm.ppf(confidence)) * contrast.stderr
     ratio = float(two.sum() / one.sum())
-    estimate_holds = contrast.value >= -1e-12  # a tie within rounding is a tie
+    estimate_holds = contrast.value >= -1e-12  # equal up to rounding counts as equal
     evidence_holds = bound > -margin
     reason = (
         f"{ratio:.4f} of base (wanted {until:g}) on {len(one)} prompts; "
@@ -414,15 +409,15 @@ def recovered(
     confidence: float = 0.95,
     minimum: int = 1000,
 ) -> NonInferiority:
-    """:func:`non_inferiority` of two results of one suite, their items paired by id."""
+    """Apply :func:`non_inferiority` to two results of one suite, their items paired by id."""
     one, two, groups = paired_values(base, student)
     return non_inferiority(one, two, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum)
 
 
 def paired_values(first: SuiteResult, second: SuiteResult) -> tuple[list[float], list[float], list[str]]:
-    """Scores of both results on the items of the headline score, paired by id, and the items' groups.
+    """Return both results' scores on the headline items, paired by id, and the items' groups.
 
-    Raises RecoveryError when the two did not answer the same items, naming one that is missing.
+    Raises RecoveryError if the two do not have the same items; it names one that is missing.
     """
     by_id = {item.id: item for item in second.items if is_headline(item.extra)}
     items = [item for item in first.items if is_headline(item.extra)]
@@ -431,7 +426,7 @@ def paired_values(first: SuiteResult, second: SuiteResult) -> tuple[list[float],
         raise RecoveryError(f"suite {first.suite!r} has items that share an id: a paired test needs them distinct")
     if stray := ids ^ by_id.keys():
         raise RecoveryError(
-            f"suites {first.suite!r} and {second.suite!r} did not answer the same items "
+            f"suites {first.suite!r} and {second.suite!r} do not have the same items "
             f"({len(stray)} differ, for example {min(stray)!r}): evaluate both on one set"
         )
     pairs = [(item, by_id[item.id]) for item in items]
@@ -439,13 +434,13 @@ def paired_values(first: SuiteResult, second: SuiteResult) -> tuple[list[float],
 
 
 def is_headline(extra: object) -> bool:
-    """Items judged beside the headline (refusals among instruction prompts, controls) say so in ``extra``."""
+    """Return whether an item counts in the headline score; ``extra`` excludes refusals and control probes."""
     return not isinstance(extra, dict) or bool(extra.get("headline", True))
 
 
 @dataclass(frozen=True)
 class _BoundedMean:
-    """Values [U] seen so often (counts [U]), of a variable between ``low`` and ``high``; ``n`` independent draws."""
+    """Distinct values [U] with their counts [U] of a variable in [``low``, ``high``]; ``n`` independent draws."""
 
     values: Floats
     counts: NDArray[np.int64]
@@ -458,15 +453,15 @@ class _BoundedMean:
         return float(self.values @ self.counts / self.counts.sum())
 
     def variance(self, mean: float) -> float:
-        """Variance of the likeliest distribution of this mean on the values seen and the two ends.
+        """Return the variance of the maximum-likelihood distribution with this mean on the values and both ends.
 
-        Its weights are counts / (total·(1 + λ·(value − mean))), λ such that the mean comes out, as long as no
-        denominator turns negative, the two ends' included; where λ stops there, what is missing to 1 lies at that end.
+        Its weights are counts / (total·(1 + λ·(value − mean))), with λ chosen to give the mean while every
+        denominator, including those of the ends, stays positive; at that limit the remaining weight is at the end.
         """
         if not self.low < mean < self.high:
             return 0.0
         centred = self.values - mean
-        # just inside, where an end that was seen would divide by 0; λ itself stays clear of it by 1/total
+        # slightly inside, since an observed value at an end would divide by 0; λ itself stays away by 1/total
         least, most = -(1 - 1e-10) / (self.high - mean), (1 - 1e-10) / (mean - self.low)
 
         def slope(multiplier: float) -> float:
@@ -482,19 +477,19 @@ class _BoundedMean:
         return float(weights @ centred**2) + max(0.0, 1 - float(weights.sum())) * (end - mean) ** 2
 
     def statistic(self, mean: float) -> float:
-        """Of the test of this mean."""
+        """Return the statistic of the test of this mean."""
         away, variance = self.mean - mean, self.variance(mean)
         if abs(away) < 1e-12:
             return 0.0
         return away / math.sqrt(variance / self.n) if variance > 0 else math.copysign(math.inf, away)
 
     def limits(self, critical: float) -> dict[str, float]:
-        """The means that the test does not reject at this critical value."""
+        """Return the limits of the means that the test does not reject at this critical value."""
 
         def gap(mean: float) -> float:
             return self.n * (self.mean - mean) ** 2 - critical**2 * self.variance(mean)
 
-        near = 1e-9  # at the mean itself the gap may be 0 again, which is not the root that is meant
+        near = 1e-9  # at the mean itself the gap may be 0 again, which is not the required root
         ends = {}
         for name, end, step in (("low", self.low, -near), ("high", self.high, near)):
             inner = self.mean + step
@@ -504,7 +499,7 @@ class _BoundedMean:
 
 
 def _of_verdicts(score: Score) -> bool:
-    """Whether value, standard error and n are those of a plain mean of verdicts 0 and 1."""
+    """Return whether value, standard error and n are those of a plain mean of verdicts 0 and 1."""
     if score.n < 1 or not 0 <= score.value <= 1 or abs(score.value * score.n - round(score.value * score.n)) > 1e-6:
         return False
     plain = math.sqrt(score.value * (1 - score.value) / (score.n - 1)) if score.n > 1 else 0.0
@@ -512,7 +507,7 @@ def _of_verdicts(score: Score) -> bool:
 
 
 def _wilson_of(score: Score, critical: float) -> tuple[float, float]:
-    """Wilson's limits at a critical value, for as many trials as give the score's standard error."""
+    """Return Wilson's limits at a critical value, for the number of trials that gives the score's standard error."""
     value, trials = score.value, float(score.n)
     if score.stderr > _ROUNDING and 0 < value < 1 and not _of_verdicts(score):
         trials = value * (1 - value) / score.stderr**2
@@ -528,7 +523,7 @@ def _quantile(probability: float, degrees: float = math.inf) -> float:
 
 def _level(alpha: float) -> None:
     if not 0 < alpha < 0.5:
-        raise RecoveryError(f"alpha {alpha:g} must lie between 0 and 0.5")
+        raise RecoveryError(f"alpha {alpha:g} must be between 0 and 0.5")
 
 
 def _shares(*values: ArrayLike) -> None:
@@ -536,7 +531,7 @@ def _shares(*values: ArrayLike) -> None:
     if not ((every >= 0) & (every <= 1)).all():
         raise RecoveryError(
             f"a score of {every[(every < 0) | (every > 1) | np.isnan(every)][0]:g} cannot be compared: "
-            "scores must lie between 0 and 1"
+            "scores must be between 0 and 1"
         )
 
 
@@ -557,7 +552,7 @@ def _pair(first: ArrayLike, second: ArrayLike) -> tuple[Floats, Floats]:
 
 
 def _cluster_sums(values: Floats, groups: Sequence[str] | None) -> tuple[Floats, Floats]:
-    """Sum and size of every cluster; without groups each value is its own."""
+    """Return sum and size of every cluster; without groups each value is its own cluster."""
     if groups is None:
         return values, np.ones_like(values)
     if len(groups) != len(values):

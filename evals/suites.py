@@ -1,4 +1,4 @@
-"""Everything that is measured at a checkpoint, in one call, and its summary as the SCORES object."""
+"""Evaluation of a checkpoint on all suites in one call, and the summary of the scores as the SCORES object."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from typing import Any, TypeVar
 
 from evals import ifeval, knowledge
 from evals.behaviour import SUITES, Behaviour
-from recovery.loading import Loaded
-from recovery.nltk_data import prepare
-from recovery.rollouts import CachedEngine, Engine, Progress
+from recovery.data.nltk_data import prepare
+from recovery.models.loading import Loaded
+from recovery.rollouts import CachingEngine, Engine, Progress
 from recovery.types import Probe, Prompt, Score, SuiteResult
 
-# progress(suite, items done, items in all, tokens sampled or read so far)
+# progress(suite, items done, items in total, tokens sampled or scored so far)
 SuiteProgress = Callable[[str, int, int, int], None]
 Asked = TypeVar("Asked", Prompt, Probe)
 
 QUESTION_TOKENS = 64
 CONTROL_SHARE = 5
 FILLED, FEWEST = 100, 20
-BY_CORPUS = {
-    "domain_knowledge": "domain_knowledge_by_corpus",
-    "domain_knowledge_stored": "domain_knowledge_stored_by_corpus",
-    "bits_per_byte": "bits_per_byte",
-}
+# Suites that each corpus has one of; the tracker's records name their scores by the same suffix.
+PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
+BY_CORPUS = "_by_corpus"
 
 
 def evaluate(
@@ -46,15 +44,15 @@ def evaluate(
     limit: int | None = None,
     progress: SuiteProgress | None = None,
 ) -> list[SuiteResult]:
-    """Measure the model in memory; ``engine`` must sample from the same weights as ``loaded`` holds.
+    """Evaluate the model in memory; ``engine`` must sample from the weights in ``loaded``.
 
-    Suites: "instruction_following"; "behaviour/NAME" for each of :data:`evals.behaviour.SUITES` that its prompts,
-    filled up from ``offered`` (:func:`behaviours`), have enough for, and for each of the caller's own in ``behaviour``;
-    for every corpus k that has them "domain_knowledge/k" (questions), "domain_knowledge_stored/k" (choices) and
-    "bits_per_byte/k" (held-out texts); "general". The highest corpus is the current one, and its two knowledge scores
-    are given once more without the number (and without items, which would only be stored twice). A suite with nothing
-    to ask is left out. ``limit`` keeps as many items of each suite, the same ones for every checkpoint.
-    ``question_tokens`` bounds answers to questions (default: 64 at most).
+    Suites: "instruction_following"; "behaviour/NAME" for each of :data:`evals.behaviour.SUITES` with enough prompts,
+    including further ones from ``offered`` (:func:`behaviours`), and for each user-defined suite in ``behaviour``; for
+    every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_stored/k" (choices) and
+    "bits_per_byte/k" (held-out texts); "general". The highest corpus is the current one; its two knowledge scores are
+    repeated without the number and without items. A suite without items is skipped. ``limit`` bounds the items of each
+    suite, with the same selection for every checkpoint. ``question_tokens`` bounds the length of answers to questions
+    (default: at most 64).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
     tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
@@ -67,24 +65,24 @@ def evaluate(
     for name, own in (behaviour or {}).items():
         kind = Behaviour(name)
         results.append(kind.result(ask(sample(own, limit), kind.suite).items))
-    for corpus, asked in sorted(probes.items()):
-        results += _corpus(loaded, engine, corpus, asked, tokens, seed, limit, progress)
+    for corpus, of_corpus in sorted(probes.items()):
+        results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limit, progress)
     for corpus, documents in sorted(texts.items()):
         if kept := [text for text in documents if text.strip()][:limit]:
             suite = f"bits_per_byte/{corpus}"
-            told = counted(progress, suite, len(kept))
-            results.append(knowledge.bits_per_byte(loaded, kept, suite=suite, progress=told))
+            report = counted(progress, suite, len(kept))
+            results.append(knowledge.bits_per_byte(loaded, kept, suite=suite, progress=report))
     if any(not probe.control for probe in general):
-        asked = sample_probes(general, limit)
-        told = counted(progress, "general", len(asked))
-        results.append(knowledge.general(loaded, engine, asked, max_new_tokens=tokens, seed=seed, progress=told))
+        sampled = sample_probes(general, limit)
+        report = counted(progress, "general", len(sampled))
+        results.append(knowledge.general(loaded, engine, sampled, max_new_tokens=tokens, seed=seed, progress=report))
     return results + _current(results, max(probes, default=0))
 
 
 def sample(items: Sequence[Asked], limit: int | None) -> list[Asked]:
-    """At most ``limit`` items, in their order: the same ones every time, spread over the whole list.
+    """Return at most ``limit`` items in their order, selected deterministically from the whole list.
 
-    Chosen by a hash of the id, so that a larger limit only adds to a smaller one's.
+    Items are selected by a hash of the id, so that a larger limit only adds items.
     """
     if limit is None or len(items) <= limit:
         return list(items)
@@ -93,7 +91,7 @@ def sample(items: Sequence[Asked], limit: int | None) -> list[Asked]:
 
 
 def sample_probes(probes: Sequence[Probe], limit: int | None) -> list[Probe]:
-    """At most ``limit`` probes that count, and beside them at most a fifth as many controls; see :func:`sample`."""
+    """Return at most ``limit`` scored probes and at most a fifth as many control probes; see :func:`sample`."""
     if limit is None:
         return list(probes)
     chosen = sample([probe for probe in probes if not probe.control], limit)
@@ -103,9 +101,9 @@ def sample_probes(probes: Sequence[Probe], limit: int | None) -> list[Probe]:
 
 
 def behaviours(asked: Sequence[Prompt], offered: Sequence[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
-    """The prompts of each behaviour suite by name: those that are ``asked`` anyway, and further ones where few are.
+    """Return the prompts of each behaviour suite by name: matching prompts of ``asked`` and, if few, of ``offered``.
 
-    A suite is filled up from ``offered`` to a tenth of ``limit``, 100 prompts at most, and left out with fewer than 20.
+    A suite is filled up from ``offered`` to a tenth of ``limit``, at most 100 prompts, and skipped with fewer than 20.
     """
     most = FILLED if limit is None else min(FILLED, -(-limit // 10))
     known = {prompt.id for prompt in asked}
@@ -122,16 +120,16 @@ def behaviours(asked: Sequence[Prompt], offered: Sequence[Prompt], limit: int | 
 def recorded(
     engine: Engine, *, max_new_tokens: int, question_tokens: int | None = None, seed: int = 0
 ) -> dict[str, Any]:
-    """What has to be kept beside the scores, since it can change them: limits, batch budget, versions."""
-    asked = engine.engine if isinstance(engine, CachedEngine) else engine
+    """Return the settings recorded with the scores because they can change them: limits, batch budget, versions."""
+    inner = engine.engine if isinstance(engine, CachingEngine) else engine
     return {
         "decoding": "greedy",
         "max_new_tokens": max_new_tokens,
         "question_tokens": question_tokens or min(max_new_tokens, QUESTION_TOKENS),
         "seed": seed,
-        "engine": getattr(asked, "name", type(asked).__name__),
-        "token_budget": getattr(asked, "token_budget", None),
-        "complete_loops": getattr(asked, "complete_loops", False),
+        "engine": getattr(inner, "name", type(inner).__name__),
+        "token_budget": getattr(inner, "token_budget", None),
+        "complete_loops": getattr(inner, "complete_loops", False),
         "sentence_data": "nltk" if prepare().real else "stand-in",
         "lm_eval": version("lm_eval"),
         "nltk": version("nltk"),
@@ -139,29 +137,24 @@ def recorded(
 
 
 def score_json(score: Score) -> dict[str, float | int]:
-    """A score as {"value", "stderr", "n"}."""
+    """Return a score as {"value", "stderr", "n"}."""
     return {"value": score.value, "stderr": score.stderr, "n": score.n}
 
 
 def scores_json(results: Iterable[SuiteResult]) -> dict[str, Any]:
-    """The SCORES object of ``recover status --json``; suites that were not measured are left out."""
-    return scores_json_from((result.suite, result.score) for result in results)
+    """Return the SCORES object of ``recover status --json``; suites that were not measured are omitted.
 
-
-def scores_json_from(rows: Iterable[tuple[str, Score]]) -> dict[str, Any]:
-    """The same from (suite name, score) pairs, as they come back from the tracker.
-
-    {"instruction_following": {"value", "stderr", "n"}, "domain_knowledge": {...}, "domain_knowledge_stored":
-    {...}, "domain_knowledge_by_corpus": {"1": {...}}, "domain_knowledge_stored_by_corpus": {...},
-    "bits_per_byte": {"1": {...}}, "general": {...}}
+    {"instruction_following": {"value", "stderr", "n"}, "domain_knowledge": {...}, "domain_knowledge_stored": {...},
+    "domain_knowledge_by_corpus": {"1": {...}}, "domain_knowledge_stored_by_corpus": {...},
+    "bits_per_byte_by_corpus": {"1": {...}}, "general": {...}}
     """
     scores: dict[str, Any] = {}
-    for suite, score in rows:
-        name, _, corpus = suite.partition("/")
-        if corpus and name in BY_CORPUS:
-            scores.setdefault(BY_CORPUS[name], {})[corpus] = score_json(score)
+    for result in results:
+        name, _, corpus = result.suite.partition("/")
+        if corpus and name in PER_CORPUS:
+            scores.setdefault(name + BY_CORPUS, {})[corpus] = score_json(result.score)
         else:
-            scores[suite] = score_json(score)
+            scores[result.suite] = score_json(result.score)
     return scores
 
 
@@ -190,7 +183,7 @@ def _ask(
 def _behaviours(
     ask: Callable[[Sequence[Prompt], str], SuiteResult], answered: SuiteResult, wanted: Mapping[str, Sequence[Prompt]]
 ) -> list[SuiteResult]:
-    """The behaviour suites, from answers given already; what was not asked yet is asked once for all of them."""
+    """Score the behaviour suites on existing responses; missing ones are generated once for all suites."""
     items = {item.id: item for item in answered.items}
     further = {p.id: p for prompts in wanted.values() for p in prompts if p.id not in items}
     if further:
@@ -208,12 +201,12 @@ def _corpus(
     limit: int | None,
     progress: SuiteProgress | None,
 ) -> list[SuiteResult]:
-    """Both forms of knowledge of one corpus, whichever it has probes for."""
+    """Evaluate the forms of knowledge for which a corpus has probes."""
     results = []
     questions = sample_probes([probe for probe in probes if probe.form == "question"], limit)
     if any(not probe.control for probe in questions):
         suite = f"domain_knowledge/{corpus}"
-        told = counted(progress, suite, len(questions))
+        report = counted(progress, suite, len(questions))
         window = loaded.max_length
         results.append(
             knowledge.ask(
@@ -224,14 +217,14 @@ def _corpus(
                 max_new_tokens=tokens,
                 window=window,
                 seed=seed,
-                progress=told,
+                progress=report,
             )
         )
     choices = sample_probes([probe for probe in probes if probe.form == "choice"], limit)
     if any(not probe.control for probe in choices):
         suite = f"domain_knowledge_stored/{corpus}"
-        told = counted(progress, suite, len(choices))
-        results.append(knowledge.choose(loaded, choices, suite=suite, progress=told))
+        report = counted(progress, suite, len(choices))
+        results.append(knowledge.choose(loaded, choices, suite=suite, progress=report))
     return results
 
 
@@ -241,14 +234,14 @@ def _current(results: Sequence[SuiteResult], corpus: int) -> list[SuiteResult]:
 
 
 def counted(progress: SuiteProgress | None, suite: str, total: int) -> Progress | None:
-    """Counts what engines report in steps into "this many of so many"."""
+    """Return a callback that adds up the increments reported by engines and passes on the totals."""
     if progress is None:
         return None
     done = sampled = 0
 
-    def told(count: int, tokens: int) -> None:
+    def report(count: int, tokens: int) -> None:
         nonlocal done, sampled
         done, sampled = done + count, sampled + tokens
         progress(suite, done, total, sampled)
 
-    return told
+    return report

@@ -1,7 +1,7 @@
 """Whole cycles: mid-train, evaluate, distil, evaluate, for each folder of documents; resumable at any point.
 
-What is to be done stands in the workspace's plan; how far it has come is read from the tracker, so a cycle that was
-stopped, killed or failed goes on where it ended.
+The workspace's plan file holds the settings; progress is read from the tracker, so a cycle that was stopped, killed or
+failed resumes where it ended.
 """
 
 from __future__ import annotations
@@ -14,15 +14,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from db import queries, records
-from evals.gate import Decision, Rule
-from pipelines.agenda import EVERYTHING, Scope
-from pipelines.corpora import ABOUT, thaw
-from pipelines.distill import distill
-from pipelines.evaluate import corpora_measured, evaluate, measured
-from pipelines.gate import LEFT_TO_A_PERSON, check_rules, conclude, enter, judge_cycle, references, rules_of
+from evals.acceptance_rules import Decision, Rule
+from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
+from pipelines.distillation.stage import distill
+from pipelines.evaluation.acceptance import (
+    LEFT_TO_A_PERSON,
+    check_rules,
+    conclude,
+    enter,
+    judge_cycle,
+    references,
+    rules_of,
+)
+from pipelines.evaluation.plan import EVERYTHING, Scope
+from pipelines.evaluation.stage import corpora_measured, evaluate, measured
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
-from pipelines.session import Session
+from pipelines.runtime.session import Session
 from recovery.config import (
     CycleConfig,
     DistillConfig,
@@ -41,9 +49,9 @@ STOPPED = ("interrupted", "failed")
 
 @dataclass(frozen=True)
 class CyclePlan:
-    """The cycles that were asked for: their settings, the number of the first, and the last stage before them.
+    """The planned cycles: their settings, the number of the first, and the id of the last stage before them.
 
-    What an earlier attempt at the same numbers left unfinished is no part of this one.
+    Unfinished stages of earlier attempts at the same cycle numbers are ignored.
     """
 
     first: int
@@ -57,14 +65,16 @@ class CyclePlan:
 
 
 def start_cycles(session: Session, config: CycleConfig) -> None:
-    """Run a new plan. Raises UsageError where one is unfinished, or where there are no documents."""
+    """Run a new plan. Raises UsageError if one is unfinished, or if there are no documents."""
     if not config.docs:
-        raise UsageError("there is nothing to learn: name a folder of documents with --docs, once for each cycle")
+        raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
     if read_plan(session) is not None:
-        raise UsageError("earlier cycles are unfinished here: `recover resume` goes on with them")
+        raise UsageError("earlier cycles are unfinished here: `recover resume` continues them")
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
     plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
-    check_rules(session, rules_of(config.gate, session), config.eval, plan.last)  # told before anything is trained
+    check_rules(
+        session, rules_of(config.gate, session), config.eval, plan.last
+    )  # report errors before anything is trained
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
     text = json.dumps({"first": plan.first, "after": plan.after, "config": to_json(config)}, indent=2)
@@ -73,7 +83,7 @@ def start_cycles(session: Session, config: CycleConfig) -> None:
 
 
 def read_plan(session: Session) -> CyclePlan | None:
-    """The unfinished plan, if there is one."""
+    """Return the unfinished plan, if there is one."""
     path = session.workspace.folder / PLAN
     if not path.is_file():
         return None
@@ -85,19 +95,19 @@ def read_plan(session: Session) -> CyclePlan | None:
 
 
 def drop_plan(session: Session) -> None:
-    """Forget the unfinished plan; what it has made stays."""
+    """Delete the unfinished plan; its checkpoints stay."""
     (session.workspace.folder / PLAN).unlink(missing_ok=True)
 
 
 def run_plan(session: Session, plan: CyclePlan) -> None:
-    """Do what is left of a plan."""
+    """Run the remaining cycles of a plan."""
     for at in range(len(plan.config.docs)):
         one_cycle(session, plan, plan.first + at)
     drop_plan(session)
 
 
 def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
-    """Do what is left of one cycle: each part is skipped if the tracker says it is done."""
+    """Run the remaining parts of one cycle; parts that are done according to the tracker are skipped."""
     config = plan.config
     mid_config = _midtrain_config(plan, number)
     if not (session.workspace.corpus(number) / ABOUT).is_file():
@@ -120,7 +130,7 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
 
 
 def _is_settled(session: Session, number: int) -> bool:
-    """Whether the cycle was decided, left to a person, or gone on from: it is not judged again then."""
+    """Whether the cycle has a decision, was left to the user, or has a successor: then it is not judged again."""
     cycle = session.cycles()[number]
     events = queries.events(session.tracker.database, session.experiment_id, kind=LEFT_TO_A_PERSON, limit=1000)
     left = any(event.cycle_id == cycle.id for event in events)
@@ -128,18 +138,18 @@ def _is_settled(session: Session, number: int) -> bool:
 
 
 def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:
-    """Accept or reject the cycle. While that is undecided, ask more items, then go on distilling; then leave it to a
-    person.
+    """Accept or reject the cycle. While undecided, evaluate more items, then extend the distillation; then leave the
+    decision to the user.
     """
     config, rules = plan.config, rules_of(plan.config.gate, session)
     for extended in range(_extensions(session, number), config.gate_extend + 1):
         decision = _judged(session, config, rules, number)
         if decision.decision == "undecided" and _ask_more(session, config, rules, decision, number):
             decision = _judged(session, config, rules, number)
-        # What was not measured cannot be shown by training on.
+        # More training does not help if a measurement is missing.
         if decision.decision != "undecided" or decision.missing or extended == config.gate_extend:
             break
-        session.display.say(f"gate: the distillation goes on ({extended + 1} of {config.gate_extend})")
+        session.display.say(f"gate: the distillation is extended ({extended + 1} of {config.gate_extend})")
         _extend(session, plan, trained, number)
     decided = enter(session, number, decision)
     if decided is None:
@@ -153,7 +163,7 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
 
 
 def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number: int) -> Decision:
-    """One look at the rules; alpha is shared by all looks there may be (before and after more items, each time)."""
+    """Judge the cycle once; alpha is divided among all possible judgements (before and after more items, each time)."""
     looks = 2 * (1 + config.gate_extend)
     decision = judge_cycle(session, rules, number, alpha=config.gate_alpha, looks=looks)
     for verdict in decision.verdicts:
@@ -162,17 +172,17 @@ def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number
 
 
 def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], decision: Decision, number: int) -> bool:
-    """Ask every checkpoint that the rules are about more items, where there are more and the budget allows it."""
+    """Evaluate every checkpoint that the rules are about on more items, if there are more and the budget allows it."""
     asked = config.eval.limit
     if asked is None or asked >= config.gate_samples:
         return False
-    # A suite that answered fewer items than it might has no more of them.
+    # A suite with fewer items than the limit has no more.
     wanted = [v.more for v in decision.verdicts if v.more is not None and v.n >= asked]
     if not wanted:
         return False
     limit = min(config.gate_samples, asked + max(wanted))
     session.display.say(
-        f"gate: undecided, so up to {limit:,} items of each suite are asked (budget {config.gate_samples:,})"
+        f"gate: undecided, so up to {limit:,} items of each suite are evaluated (budget {config.gate_samples:,})"
     )
     for name in references(session, rules, number):
         evaluate(session, dataclasses.replace(config.eval, checkpoint=name, limit=limit), cycle=number)
@@ -180,7 +190,7 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
 
 
 def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:
-    """The same distillation again from where it ended, on prompts in another order."""
+    """Continue the distillation from its last checkpoint, on prompts in another order."""
     last = _made(session, plan, number, "recovered")
     assert last is not None  # the gate judges what is recovered
     again = recovery_config(plan.config, trained, number)
@@ -190,12 +200,12 @@ def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
 
 
 def _extensions(session: Session, number: int) -> int:
-    """How often the cycle's distillation went on already."""
+    """Return how often the cycle's distillation has been extended."""
     return max(0, sum(c.cycle == number and c.kind == "recovered" for c in session.registry.all()) - 1)
 
 
 def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number: int) -> Checkpoint:
-    """The distillation to its end; one that was stopped goes on with its own settings."""
+    """Run the distillation to its end; a stopped one resumes with its own settings."""
     stopped = _unfinished(session, plan, "distill", number)
     if stopped is not None:
         config = from_json(DistillConfig, stopped.config)
@@ -203,7 +213,7 @@ def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number:
 
 
 def resumable(session: Session) -> records.Stage | None:
-    """The newest stage that was interrupted or failed and that no later stage has done instead."""
+    """Return the newest stage that was interrupted or failed and not replaced by a finished one."""
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
     done: set[tuple[Any, ...]] = set()
     for stage in stages:
@@ -216,7 +226,7 @@ def resumable(session: Session) -> records.Stage | None:
 
 
 def resume(session: Session) -> str:
-    """Go on with what was interrupted, and say in a line what was done. Raises UsageError where nothing was."""
+    """Resume what was interrupted and return one line about it. Raises UsageError if nothing was."""
     plan = read_plan(session)
     if plan is not None:
         run_plan(session, plan)
@@ -231,7 +241,7 @@ def resume(session: Session) -> str:
 
 
 def resume_stage(session: Session, stage: records.Stage) -> str:
-    """Go on with one stage."""
+    """Resume one stage and return one line about it."""
     if stage.kind == "midtrain":
         made = midtrain(session, from_json(MidtrainConfig, stage.config), resume=stage)
     elif stage.kind == "distill":
@@ -249,22 +259,22 @@ def resume_stage(session: Session, stage: records.Stage) -> str:
 
 def _midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
     config = plan.config
-    said = config.midtrain.replay_documents
+    share = config.midtrain.replay_documents
     return dataclasses.replace(
         config.midtrain,
         docs=config.docs[number - plan.first],
         student="latest",
-        replay_documents=config.replay_documents if said is None else said,
+        replay_documents=config.replay_documents if share is None else share,
     )
 
 
 def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
-    """The settings of a cycle's recovery once its mid-training is done: the teachers by their names."""
+    """Return the settings of a cycle's recovery after its mid-training, with the names of its teachers."""
     method = config.distill
-    scored = method.alpha > 0 and method.lam > 0 and not method.continuation  # else nobody scores own answers
+    scored = method.alpha > 0 and method.lam > 0 and not method.continuation  # else no teacher scores own completions
     teacher = config.knowledge_teacher if scored else None
     knowledge = trained.name if teacher == "midtrained" else teacher
-    # What this mid-training did to earlier knowledge, the checkpoint it started from has not suffered.
+    # The checkpoint before this mid-training has not lost earlier knowledge to it.
     earlier = trained.parent if teacher == "midtrained" and number > 1 else None
     return dataclasses.replace(
         config.distill,
@@ -275,17 +285,17 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
 
 
 def base_scope(session: Session, config: EvalConfig, number: int) -> Scope | None:
-    """What is still to be asked of the clean model before corpus ``number`` is learnt: all, that corpus, or nothing."""
+    """Return what is still to be measured on the clean model before cycle ``number``: all, its corpus, or nothing."""
     if not measured(session, session.base, config):
         return EVERYTHING
-    asked = thaw(session.workspace, number)
+    asked = load_snapshot(session.workspace, number)
     if (asked.probes or asked.held_out) and number not in corpora_measured(session, session.base):
         return Scope(behaviour=False, general=False, corpora=(number,))
     return None
 
 
 def _evaluate_base(session: Session, plan: CyclePlan, number: int) -> None:
-    """The clean model answers each corpus's probes before it is learnt, and the rest once for each way of asking."""
+    """Evaluate the clean model on each corpus's probes before mid-training, and once on the rest for each setting."""
     scope = base_scope(session, plan.config.eval, number)
     if not plan.config.evaluate or scope is None:
         return
@@ -307,7 +317,7 @@ def _evaluate(session: Session, plan: CyclePlan, checkpoint: Checkpoint, number:
 
 
 def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoint | None:
-    """The checkpoint of that kind that this cycle has made, by a stage that came to its end."""
+    """Return the cycle's checkpoint of that kind, if its stage is finished."""
     made = [c for c in session.registry.all() if c.cycle == number and c.kind == kind]
     if made and _unfinished(session, plan, "midtrain" if kind == "midtrained" else "distill", number) is None:
         return made[-1]
@@ -317,7 +327,7 @@ def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoi
 def _unfinished(
     session: Session, plan: CyclePlan, kind: str, number: int, checkpoint: Checkpoint | None = None
 ) -> records.Stage | None:
-    """The newest stage of that kind in the cycle, if the plan began it and it was stopped before its end."""
+    """Return the plan's newest stage of that kind in the cycle, if it was stopped before its end."""
     cycle_id = session.cycle_id(number)
     stages = queries.stages(session.tracker.database, session.experiment_id, cycle_id=cycle_id, kind=kind)
     mine = [s for s in stages if s.id > plan.after and (checkpoint is None or s.student_id == checkpoint.id)]

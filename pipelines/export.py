@@ -1,4 +1,4 @@
-"""Export: a checkpoint leaves the workspace as a folder that any Hugging Face tool reads."""
+"""Export of a checkpoint as a folder that any Hugging Face tool reads."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from pipelines.report import model_card
-from pipelines.session import Session
-from recovery.checkpoints import CONTENT, content_hash
-from recovery.loading import load_model
+from pipelines.reports.cycle_report import model_card
+from pipelines.runtime.session import Session
+from recovery.models.checkpoints import CONTENT, content_hash
+from recovery.models.loading import load_model
 from recovery.workspace import Checkpoint
 
 
 def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[str, Any]:
     """Write checkpoint ``name`` to ``folder``, with its adapter merged into the weights if ``merge``.
 
-    Without ``merge`` an adapter stays one, and names the folder of its base. A model card stands beside it. The
-    folder appears whole or not at all.
+    Without ``merge`` an adapter stays one, and names the folder of its base. A model card is written as README.md. The
+    folder is written atomically.
     """
     checkpoint = session.verified(session.resolve(name))
     folder = folder.expanduser().resolve()
@@ -34,7 +34,7 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
         _copy(checkpoint.path, writing)
     (writing / "README.md").write_text(model_card(session, checkpoint), encoding="utf-8")
     if folder.exists():
-        folder.rmdir()  # the command has made sure that it is empty
+        folder.rmdir()  # empty: the command has checked that
     writing.rename(folder)
     kind = "merged weights" if merged else "adapter" if checkpoint.adapter is not None else "weights"
     return {"name": checkpoint.name, "kind": kind, "path": str(folder), "hash": content_hash(folder)}
@@ -44,7 +44,7 @@ def _merge(checkpoint: Checkpoint, folder: Path) -> None:
     loaded = load_model(checkpoint.weights, adapter=checkpoint.adapter, precision="float32", device="cpu")
     with torch.no_grad():
         merged = loaded.model.merge_and_unload()
-    # The base's own precision: merging in float32 and storing as it was loses least.
+    # Merge in float32 and store in the base's own precision, for the smallest rounding error.
     stored = getattr(loaded.core.config, "dtype", None)
     merged.to(stored if isinstance(stored, torch.dtype) else torch.float32)
     merged.save_pretrained(folder, safe_serialization=True)

@@ -1,7 +1,7 @@
-"""Weights between two checkpoints in place of a recovery: one number, chosen on development prompts.
+"""Interpolation between two checkpoints' weights instead of a recovery, with one factor chosen on development prompts.
 
-The cheapest rival of a recovery (WiSE-FT, arXiv 2109.01903): nothing is trained. What it costs is the answers by which
-the number is chosen, and they are counted. Read top to bottom.
+The cheapest alternative to a recovery (WiSE-FT, arXiv 2109.01903): nothing is trained. Its cost is the completions
+sampled to choose the factor, which are counted.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from db import records
 from evals import knowledge
 from evals.suites import sample
-from pipelines.answers import DEVELOPMENT, development_result, reference_result
-from pipelines.corpora import thaw_all
-from pipelines.models import engine_of
-from pipelines.session import Session
-from pipelines.stage import Stage, running
+from pipelines.data.corpus_snapshot import load_snapshots
+from pipelines.runtime.engines import engine_of
+from pipelines.runtime.generation import DEVELOPMENT, development_result, reference_result
+from pipelines.runtime.session import Session
+from pipelines.runtime.stage import Stage, running
 from recovery.config import InterpolateConfig
+from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
-from recovery.interpolation import Line
-from recovery.loading import Loaded, load_model
-from recovery.prompts import behaviour_prompts
+from recovery.models.interpolation import Interpolation
+from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import Engine, Progress
 from recovery.types import Probe, Prompt, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
@@ -34,8 +34,8 @@ START = "start"
 
 @dataclass(frozen=True)
 class Point:
-    """A place between the two: its score on development prompts, and on training questions about the documents where
-    there are any; ``tokens`` were sampled to find them.
+    """A candidate ``alpha``: its score on development prompts, and on training questions about the documents, if any;
+    ``tokens`` were sampled for them.
     """
 
     alpha: float
@@ -45,9 +45,8 @@ class Point:
 
 
 def choose(points: Sequence[Point], floor: float) -> Point:
-    """Of the points whose behaviour reaches ``floor`` the one that knows most; with none, the best behaved.
-
-    Where two know as much, or nothing was asked, the one nearer to the student is taken.
+    """Return the point with the most knowledge among those whose behaviour reaches ``floor``; if none does, the one
+    with the best behaviour. Ties, also without questions, go to the larger alpha.
     """
     enough = [point for point in points if point.behaviour >= floor]
     if enough:
@@ -63,11 +62,11 @@ def interpolate(
     resume: records.Stage | None = None,
     name: str | None = None,
 ) -> Checkpoint:
-    """Choose a place between two checkpoints and return the checkpoint made there, which is then ``latest``.
+    """Choose alpha between two checkpoints and return the interpolated checkpoint, which becomes ``latest``.
 
-    Its parent is the student; the other end stands in its details. ``name`` is what it is called, "cycle-K/recovered"
-    where it is left out. Raises UsageError where no line leads from one to the other, and StageInterrupted when asked
-    to stop; ``resume`` is that stage's record, to go on with it.
+    Its parent is the student; the other end is in its details. ``name`` defaults to "cycle-K/recovered". Raises
+    UsageError if the two cannot be interpolated, StageInterrupted on an interrupt; ``resume`` is the record of a stage
+    to resume.
     """
     student, origin = _ends(session, config)
     number = (resume.cycle if resume is not None else cycle) or student.cycle or session.next_cycle()
@@ -78,7 +77,7 @@ def interpolate(
     _say(session, config, len(development), len(questions))
     with running(session, "interpolate", config, cycle=number, student=student, resume=resume) as stage:
         reference = reference_result(stage, session.base, development, config)
-        assert reference is not None  # there are prompts, or it was refused
+        assert reference is not None  # _development raises if there are no prompts
         loaded, line = _line(session, config, student, origin)
         points = _measured(stage, config, loaded, line, development, questions)
         chosen = choose(points, config.keep * reference.score.value)
@@ -97,17 +96,17 @@ def interpolate(
 
 
 def _ends(session: Session, config: InterpolateConfig) -> tuple[Checkpoint, Checkpoint]:
-    """The two checkpoints. Raises UsageError where they are one, or where an adapter has another base."""
+    """Return the two checkpoints. Raises UsageError if they are the same, or if an adapter has another base."""
     student = session.resolve(config.student)
     origin = session.resolve((student.parent or "base") if config.origin == START else config.origin)
     if student.hash == origin.hash:
         raise UsageError(
-            f"{student.name} and {origin.name} are the same, so there is nothing between them: name what was "
-            f"mid-trained with --student"
+            f"{student.name} and {origin.name} are the same, so there is nothing between them: name the "
+            f"mid-trained one with --student"
         )
     if origin.tuning == "lora" or (student.tuning == "lora" and student.weights.resolve() != origin.path.resolve()):
         raise UsageError(
-            f"{student.name} and {origin.name} are not one model's weights, or an adapter and its own base: take "
+            f"{student.name} and {origin.name} are not one model's weights, or an adapter and its own base: use "
             f"--origin base, or merge adapters first (`recover export NAME --merge`)"
         )
     return student, origin
@@ -122,15 +121,15 @@ def _development(session: Session, config: InterpolateConfig) -> list[Prompt]:
     found = [prompt for prompt in prompts.development if prompt.checks]
     if not found:
         raise UsageError(
-            f"none of the development prompts can be verified ({prompts.source}), so nothing can be chosen by them: "
+            f"none of the development prompts can be verified ({prompts.source}), so alpha cannot be chosen: "
             f"give prompts with checks by --prompts"
         )
     return list(sample(found, config.development))
 
 
 def _questions(session: Session, config: InterpolateConfig, student: Checkpoint, cycle: int) -> list[Probe]:
-    """Training questions with an answer about the documents of the cycle and of those before it: never the probes."""
-    corpora = thaw_all(session.workspace, session.taken_up(student, cycle))
+    """Return training questions with answers about the documents of the cycle and of earlier ones; never the probes."""
+    corpora = load_snapshots(session.workspace, session.learnt_cycles(student, cycle))
     found = [
         Probe(f"{number}/{question.id}", "question", question.text, (question.answer,))
         for number, corpus in corpora.items()
@@ -140,8 +139,10 @@ def _questions(session: Session, config: InterpolateConfig, student: Checkpoint,
     return list(sample(found, config.questions)) if config.questions else []
 
 
-def _line(session: Session, config: InterpolateConfig, student: Checkpoint, origin: Checkpoint) -> tuple[Loaded, Line]:
-    """The student in memory, with the way to move it."""
+def _line(
+    session: Session, config: InterpolateConfig, student: Checkpoint, origin: Checkpoint
+) -> tuple[Loaded, Interpolation]:
+    """Load the student and its interpolation."""
     session.verified(student)
     session.verified(origin)
     loaded = load_model(
@@ -153,30 +154,30 @@ def _line(session: Session, config: InterpolateConfig, student: Checkpoint, orig
         template_args=config.template_args,
     )
     if student.tuning == "lora":
-        return loaded, Line(loaded, None)
-    return loaded, Line(loaded, load_model(origin.weights, precision="float32", device=config.device))
+        return loaded, Interpolation(loaded, None)
+    return loaded, Interpolation(loaded, load_model(origin.weights, precision="float32", device=config.device))
 
 
 def _measured(
     stage: Stage,
     config: InterpolateConfig,
     loaded: Loaded,
-    line: Line,
+    line: Interpolation,
     development: Sequence[Prompt],
     questions: Sequence[Probe],
 ) -> list[Point]:
-    """Every place on the grid, those of an earlier attempt at this stage as they were found then."""
+    """Measure every alpha; results of an earlier attempt at this stage are reused."""
     file = stage.folder / "points.json"
     known = {point.alpha: point for point in _read(file)}
     each = len(development) + len(questions)
     stage.recorder.describe(steps_total=len(config.alphas))
     with (
-        stage.session.display.bar("weights in between", each * len(config.alphas)) as bar,
+        stage.session.display.bar("interpolated weights", each * len(config.alphas)) as bar,
         engine_of(loaded, config) as engine,
     ):
 
-        def heard(answers: int, tokens: int) -> None:
-            bar.heard(answers, tokens)
+        def progress(answers: int, tokens: int) -> None:
+            bar.add_completions(answers, tokens)
             stage.interrupts.check()
 
         for number, alpha in enumerate(config.alphas, 1):
@@ -185,7 +186,7 @@ def _measured(
                 bar.advance(each)
             else:
                 line.move(alpha)
-                found = _asked(config, loaded, engine, development, questions, heard)
+                found = _asked(config, loaded, engine, development, questions, progress)
                 known[alpha] = _point(stage, loaded, alpha, found)
                 write_atomically(file, json.dumps([dataclasses.asdict(point) for point in known.values()]))
             _log(stage, number, known[alpha])
@@ -199,12 +200,14 @@ def _asked(
     engine: Engine,
     development: Sequence[Prompt],
     questions: Sequence[Probe],
-    heard: Progress,
+    progress: Progress,
 ) -> list[SuiteResult]:
-    """The development prompts, and the questions where there are any, answered by the model as it is."""
+    """Evaluate the current weights on the development prompts, and on the questions, if any."""
     seed = config.seed
     found = [
-        development_result(loaded, engine, development, max_new_tokens=config.max_new_tokens, seed=seed, progress=heard)
+        development_result(
+            loaded, engine, development, max_new_tokens=config.max_new_tokens, seed=seed, progress=progress
+        )
     ]
     if questions:
         found.append(
@@ -216,14 +219,14 @@ def _asked(
                 max_new_tokens=config.question_tokens,
                 window=loaded.max_length,
                 seed=seed,
-                progress=heard,
+                progress=progress,
             )
         )
     return found
 
 
 def _point(stage: Stage, loaded: Loaded, alpha: float, found: Sequence[SuiteResult]) -> Point:
-    """The scores at a place, and what they cost, which is entered as sampled."""
+    """Return the scores at ``alpha`` and their tokens, which are recorded as sampled."""
     tokens = sum(len(loaded.chat.encode(item.response)) + 1 for result in found for item in result.items)
     stage.recorder.usage(tokens_sampled=tokens)
     scores = [result.score.value for result in found]
@@ -238,13 +241,13 @@ def _log(stage: Stage, step: int, point: Point) -> None:
 def _read(file: Path) -> list[Point]:
     try:
         return [Point(**values) for values in json.loads(file.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):  # nothing was found before, or not to the end
+    except (OSError, ValueError, TypeError):  # no earlier results, or an incomplete file
         return []
 
 
 def _say(session: Session, config: InterpolateConfig, prompts: int, questions: int) -> None:
     session.display.say(
-        f"weights between {config.origin} and {config.student}: {len(config.alphas)} places, each asked {prompts} "
+        f"weights between {config.origin} and {config.student}: {len(config.alphas)} candidates, each on {prompts} "
         f"development prompts and {questions} training questions"
     )
 

@@ -1,4 +1,4 @@
-"""What a cycle would take of GPUs that need not be here: `recover plan`. No weights are loaded."""
+"""`recover plan`: estimates of a cycle's memory and time on given GPUs, without loading weights."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from pipelines.cards import Card, card_of
-from pipelines.corpora import gather
-from pipelines.distill import distilling_work
-from pipelines.estimates import GIB, GPU_UTILISATION, Work, size
-from pipelines.memory import (
+from pipelines.data.corpus_snapshot import gather
+from pipelines.data.document_rows import rows_of
+from pipelines.distillation.plan import distilling_work
+from pipelines.midtrain import midtraining_work
+from pipelines.planning.gpus import Card, card_of
+from pipelines.planning.memory import (
     CUDA_CONTEXT,
     MARGIN_GPU,
     USUAL_PROMPT,
-    Beside,
     Memory,
     Plan,
+    TeacherFootprint,
     distilling,
     memory_of,
     midtraining,
@@ -31,32 +32,32 @@ from pipelines.memory import (
     parameters_of,
     usable,
 )
-from pipelines.midtrain import midtraining_work, rows_of
-from pipelines.progress import duration
-from pipelines.setting import NOBODY
-from pipelines.tracing import Trial
-from recovery.config import SELF_TEACHERS, DistillConfig, EvalConfig, MidtrainConfig, build
+from pipelines.planning.memory_trace import Trial
+from pipelines.planning.throughput import GIB, GPU_UTILISATION, Work, size
+from pipelines.runtime.progress import duration
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import ModelError, RecoveryError
-from recovery.gguf_files import is_gguf
-from recovery.gguf_files.conversion import config_of, tokenizer_of
-from recovery.loading import load_chat, resolve_base
 from recovery.miniature.package import WEIGHTS
+from recovery.models.gguf_files import is_gguf
+from recovery.models.gguf_files.conversion import config_of, tokenizer_of
+from recovery.models.loading import load_chat, resolve_base
 from recovery.rollouts.vllm_engine import WEIGHTS_ALLOWED, WORKSPACE
 from recovery.workspace import MINIATURE
 
 _ONE_PROCESS = (
-    "no vLLM: it samples for one training process; start one, and a server on another GPU (--engine http://HOST:PORT)"
+    "no vLLM: it samples for one training process; use one process, and a server on another GPU "
+    "(--engine http://HOST:PORT)"
 )
-# Characters a token takes in running text, where there is no tokenizer to count with.
+# Bytes of text per token, if there is no tokenizer to count with.
 BYTES_A_TOKEN = 4.0
-# Token budgets: the default, and what is asked for at most where there is room.
+# Token budgets: the default, and the maximum that is reported.
 _USUAL_BUDGET, _LARGEST_BUDGET = 16384, 1 << 17
 _ROLLOUT_BUDGETS = (32768, 24576, 16384, 12288, 8192, 4096, 2048)
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a cycle, as flags."""
+    """One configuration of a cycle, as flags."""
 
     title: str
     tuning: str
@@ -65,7 +66,7 @@ class Way:
     sharded: bool = False
 
 
-# In the order in which they are recommended: full fine-tuning learns documents best; vLLM is not recommended unseen.
+# In order of recommendation: full fine-tuning learns documents best; vLLM is listed but never recommended.
 WAYS = (
     Way("full", "full"),
     Way("full, gradient checkpointing", "full", True),
@@ -79,7 +80,7 @@ WAYS = (
 
 @dataclass(frozen=True)
 class Choice:
-    """A way on a card. ``largest`` is the largest token budget that fits, 0 where not even one row does."""
+    """The estimate of a configuration on a card. ``largest`` is the largest token budget that fits, 0 if none does."""
 
     title: str
     fits: bool
@@ -100,7 +101,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class CardPlan:
-    """All ways on one card, and the number of the recommended one. ``notes`` say which ways it does not have."""
+    """All configurations on one card, and the index of the recommended one. ``notes`` explain which are missing."""
 
     card: str
     memory: int
@@ -111,7 +112,7 @@ class CardPlan:
 
 @dataclass(frozen=True)
 class Report:
-    """What `recover plan` says."""
+    """The output of `recover plan`."""
 
     model: str
     parameters: int
@@ -121,7 +122,7 @@ class Report:
     cards: tuple[CardPlan, ...] = field(default_factory=tuple)
 
     def text(self) -> str:
-        """For a person."""
+        """Return the report as text."""
         lines = [
             f"{self.model}: {self.parameters:,} parameters; {self.document_tokens:,} tokens of documents, "
             f"{self.trained_tokens:,} trained on in mid-training",
@@ -142,16 +143,16 @@ def make_plan(
     tflops: float | None = None,
     utilisation: float | None = None,
 ) -> Report:
-    """What each way of running a cycle would take on each card.
+    """Estimate each configuration of a cycle on each card.
 
-    ``flags`` are those of the stages (method, teacher, knowledge_teacher, epochs ...). Raises ModelError or UsageError
-    in one line where the model cannot be found or a card is not understood.
+    ``flags`` are those of the stages (method, teacher, knowledge_teacher, epochs ...). Raises ModelError if the model
+    cannot be found, UsageError if a card is not understood.
     """
     cards = [card_of(part.strip(), tflops, utilisation) for part in gpus.split(",")]
     text = model_text(model)
     given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
     midtrain, distill = build(MidtrainConfig, given), build(DistillConfig, given)
-    # As in a cycle: a knowledge teacher scores the student's own answers, where any teacher does.
+    # As in a cycle: a knowledge teacher scores the student's own completions, if any teacher does.
     scored = distill.alpha > 0 and distill.lam > 0 and not distill.continuation
     knowledge = scored and (flags or {}).get("knowledge_teacher") != "none"
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
@@ -164,7 +165,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the user wants done."""
+    """The user's request."""
 
     model: str
     text: str
@@ -176,7 +177,7 @@ class _Asked:
 
     @property
     def in_cycles(self) -> bool:
-        """Whether `recover cycle` does it; other methods and teachers are said to `recover train`."""
+        """Whether `recover cycle` can run it; other methods and teachers need `recover train`."""
         return self.distill.method == "opd" and self.distill.teacher == "base"
 
 
@@ -184,9 +185,9 @@ class _Asked:
 
 
 def model_text(name: str) -> str:
-    """The config.json of a model folder, a file, "miniature" or a hub id, whole (defaults filled in).
+    """Return the complete config.json (defaults filled in) of a model folder, a file, "miniature" or a hub id.
 
-    A GGUF file has the one it would be converted with. Raises ModelError where there is none.
+    For a GGUF file it is the one of its conversion. Raises ModelError if there is none.
     """
     path = Path(WEIGHTS if name == MINIATURE and not Path(name).exists() else name).expanduser()
     try:
@@ -206,16 +207,16 @@ def model_text(name: str) -> str:
             f"{path} is not a model's config.json: it names no model_type that transformers knows"
         ) from None
     except (OSError, ValueError, TypeError, UnicodeDecodeError) as error:
-        said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelError(
-            f"--model {name}: no configuration was found in a folder, a file or on the hub: {said}"
+            f"--model {name}: no configuration was found in a folder, a file or on the hub: {reason}"
         ) from error
     whole: str = config.to_json_string(use_diff=False)
     return whole
 
 
 def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
-    """The tokens of a folder, by the model's own tokenizer where its folder has one."""
+    """Count the tokens of a folder, with the model's own tokenizer if it has one."""
     corpus = gather(docs, 1, held_out=config.held_out, seed=config.seed)
     folder = WEIGHTS if model == MINIATURE else Path(model)
     tokenizer = None
@@ -249,17 +250,17 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     midtrain = dataclasses.replace(asked.midtrain, **dials)
     vllm: dict[str, Any] = {"engine": "vllm", "engine_sleep": True} if way.vllm else {}
     distill = dataclasses.replace(asked.distill, **dials, **vllm)
-    beside = _beside(asked)
+    footprint = _footprint(asked)
     shards = card.count if way.sharded else 1
 
     def reading(budget: int) -> Plan:
         config = dataclasses.replace(midtrain, token_budget=budget)
-        plan = midtraining(config, asked.text, way.tuning, card.gpu, beside=Beside(int(config.anchor > 0)))
+        plan = midtraining(config, asked.text, way.tuning, card.gpu, beside=TeacherFootprint(int(config.anchor > 0)))
         return dataclasses.replace(plan, shards=shards)
 
     def teaching(budget: int, rollout_tokens: int) -> Plan:
         config = dataclasses.replace(distill, token_budget=budget, rollout_tokens=rollout_tokens)
-        plan = distilling(config, asked.text, way.tuning, card.gpu, beside=beside)
+        plan = distilling(config, asked.text, way.tuning, card.gpu, beside=footprint)
         return dataclasses.replace(plan, shards=shards, free=card.memory)
 
     row = midtrain.row_length
@@ -286,26 +287,26 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
         largest,
         budget,
         rollout_tokens,
-        _seconds(card, asked, midtrain, distill, way, beside),
+        _seconds(card, asked, midtrain, distill, way, footprint),
         _command(asked, way, budget, rollout_tokens, card.count),
     )
 
 
-def _beside(asked: _Asked) -> Beside:
-    """Who teaches beside the student, as a cycle after the first has them: there the checkpoint before the mid-training
-    scores questions about earlier documents. Whoever is named and is not the base is taken for a model of its own.
+def _footprint(asked: _Asked) -> TeacherFootprint:
+    """Return the teachers loaded with the student, as in a cycle after the first, in which the checkpoint before the
+    mid-training scores questions about earlier documents. A named teacher other than base is taken as a separate model.
     """
     config, knowledge = asked.distill, asked.knowledge
-    named = config.lam > 0 and not config.remote_teacher and config.teacher not in (*NOBODY, *SELF_TEACHERS)
-    teachers = [*(config.teacher_weights if named else ()), *config.routes.values()]
+    named = config.lam > 0 and config.teaching.frozen
+    teachers = [*(config.teaching.weights if named else ()), *config.routes.values()]
     bases = teachers.count("base")
     adapters = knowledge + (knowledge and asked.in_cycles)
-    copies = int(config.teacher in ("start", "ema"))
-    return Beside(bases + (config.anchor > 0), adapters, len(teachers) - bases, copies)
+    copies = int(config.teaching.is_copy)
+    return TeacherFootprint(bases + (config.anchor > 0), adapters, len(teachers) - bases, copies)
 
 
 def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
-    """The largest token budget, in whole rows, whose peak fits: memory grows in line with the rows of a batch."""
+    """Return the largest token budget, in whole rows, whose peak fits: memory grows linearly with the rows."""
     one, four = memory(row), memory(4 * row)
     if one.peak > room:
         return 0
@@ -317,10 +318,10 @@ def _largest(memory: Callable[[int], Memory], row: int, room: int) -> int:
 
 
 def _seconds(
-    card: Card, asked: _Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, beside: Beside
+    card: Card, asked: _Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, footprint: TeacherFootprint
 ) -> dict[str, float]:
-    """Seconds of each part of a cycle; several GPUs share all but the evaluations."""
-    network = network_of(distilling(distill, asked.text, way.tuning, card.gpu, beside=beside).trial)
+    """Return the seconds of each part of a cycle; several GPUs share all but the evaluations."""
+    network = network_of(distilling(distill, asked.text, way.tuning, card.gpu, beside=footprint).trial)
     share = dataclasses.replace(distill, prompts_per_step=max(1, round(distill.prompts_per_step / card.count)))
     asking = EvalConfig()
     items = (asking.limit or 0) * 2  # instruction following, and as many questions about the documents
@@ -330,14 +331,14 @@ def _seconds(
     evaluation = Work(read=items * USUAL_PROMPT, turns=groups * asking.max_new_tokens, rows=at_once, vllm=way.vllm)
     work = {
         "mid-training": midtraining_work(midtrain, way.tuning, asked.trained // card.count),
-        "distillation": distilling_work(share, way.tuning, beside=beside, vllm=way.vllm),
+        "distillation": distilling_work(share, way.tuning, footprint, vllm=way.vllm),
     }
     seconds = {name: part.seconds(network, card.speed) for name, part in work.items()}
     return seconds | {"two evaluations": 2 * evaluation.seconds(network, card.speed)}
 
 
 def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processes: int) -> str:
-    """The command of a cycle in that way, ready to be typed."""
+    """Return the command line of a cycle with that configuration."""
     shared = ["--tuning", way.tuning, *(["--gradient-checkpointing"] if way.gradient_checkpointing else [])]
     shared += ["--token-budget", str(budget), *(["--shard", "full"] if way.sharded else [])]
     vllm = ["--engine", "vllm", "--engine-sleep"] if way.vllm else []
@@ -352,27 +353,27 @@ def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processe
     dials = ["--method", asked.distill.method]
     if asked.distill.teacher != build(DistillConfig, {"method": asked.distill.method}).teacher:
         dials += ["--teacher", asked.distill.teacher]
-    if asked.knowledge:  # which is a cycle's default alone
+    if asked.knowledge:  # the default only inside a cycle
         dials += ["--knowledge-teacher", "midtrained"]
     first = _started(["midtrain", *begin, *shared], processes)
     return f"{first} && {_started(['train', *dials, *shared, *sampling], processes)}"
 
 
 def _started(words: Sequence[str], processes: int) -> str:
-    """A command of `recover`, started on so many GPUs."""
+    """Return a `recover` command line, launched on that many GPUs."""
     launcher = ["torchrun", "--standalone", "--nproc_per_node", str(processes), "-m", "recovery"]
     return shlex.join([*(launcher if processes > 1 else ["recover"]), *words])
 
 
 def _assumptions(asked: _Asked, cards: Sequence[Card]) -> list[str]:
-    """What the figures rest on, one line each."""
+    """Return the assumptions behind the figures, one line each."""
     midtrain, distill = asked.midtrain, asked.distill
-    documents = "" if asked.docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are taken for a token."
+    documents = "" if asked.docs is not None else f" {BYTES_A_TOKEN:g} bytes of text are assumed per token."
     lines = [
         f"time: {midtrain.passes:g} passes over the documents; {distill.steps} steps of "
-        f"{distill.prompts_per_step * distill.samples_per_prompt} answers (it stops earlier once behaviour is back), "
-        f"half as long as --max-new-tokens {distill.max_new_tokens} allows; two evaluations of 1,000 prompts and as "
-        f"many questions.{documents}"
+        f"{distill.prompts_per_step * distill.samples_per_prompt} completions (it stops earlier once behaviour is "
+        f"recovered), half as long as --max-new-tokens {distill.max_new_tokens} allows; two evaluations of 1,000 "
+        f"prompts and as many questions.{documents}"
     ]
     if asked.in_cycles:
         lines.append(
@@ -385,16 +386,16 @@ def _assumptions(asked: _Asked, cards: Sequence[Card]) -> list[str]:
             f"{card.title}: {card.speed.operations / 1e12:.0f} TFLOP/s used" for card in cards if card.gpu
         )
         lines += [
-            f"speed: published peaks, of which {GPU_UTILISATION:.0%} is assumed unless --tflops and --utilisation say "
-            f"otherwise ({speeds}); not measured.",
+            f"speed: published peaks, of which {GPU_UTILISATION:.0%} is assumed unless --tflops or --utilisation is "
+            f"given ({speeds}); not measured.",
             f"memory: {MARGIN_GPU:.0%} of a GPU is left free; {CUDA_CONTEXT / GIB:g} GiB for CUDA's context and "
-            f"{WORKSPACE / GIB:g} GiB and {WEIGHTS_ALLOWED - 1:.0%} of the weights for vLLM's own are assumed. The "
-            f"rest is counted; benchmarks/results/memory.md says how close that came to measured runs.",
+            f"{WORKSPACE / GIB:g} GiB and {WEIGHTS_ALLOWED - 1:.0%} of the weights for vLLM itself are assumed. The "
+            f"rest is counted; benchmarks/results/memory.md compares it with measured runs.",
         ]
     return lines
 
 
-# --- for a person ---------------------------------------------------------------------------------------------------
+# --- text output ----------------------------------------------------------------------------------------------------
 
 
 def _card_text(plan: CardPlan) -> str:
@@ -433,12 +434,12 @@ def _card_text(plan: CardPlan) -> str:
         lines.append("  ".join(cells).rstrip())
     lines += plan.notes
     if plan.recommended is None:
-        lines.append("nothing fits: take more GPUs (--gpus 2x80GB), a larger one, or a smaller model")
+        lines.append("nothing fits: use more GPUs (--gpus 2x80GB), a larger one, or a smaller model")
         return "\n".join(lines)
     chosen = plan.choices[plan.recommended]
     parts = ", ".join(f"{name} {_gib(count)}" for name, count in chosen.parts.items() if count)
     times = ", ".join(f"{name} {duration(seconds)}" for name, seconds in chosen.seconds.items())
-    lines += [f"most is held in {chosen.stage}: {parts}", f"a cycle takes about {duration(chosen.total)}: {times}"]
+    lines += [f"the peak is in {chosen.stage}: {parts}", f"a cycle takes about {duration(chosen.total)}: {times}"]
     lines.append(chosen.command)
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Prune: weights that no decision needs any more are removed; what they were and what they scored stays on record."""
+"""Pruning: deletes weights that are no longer needed; their records and scores stay in the tracker."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from typing import Any
 from db import queries
 from db.schema import LEFT
 from pipelines.cycle import STOPPED, read_plan
-from pipelines.session import Session
-from recovery.checkpoints import CONTENT
+from pipelines.runtime.checkpoint_names import find
+from pipelines.runtime.session import Session
 from recovery.config import to_json
 from recovery.errors import UsageError
-from recovery.workspace import Checkpoint, find
+from recovery.models.checkpoints import CONTENT
+from recovery.workspace import Checkpoint
 
-# What may be removed, and why it is not needed. A cycle that nobody decided about is never touched.
+# What may be deleted, and why it is not needed. An undecided cycle is never touched.
 POLICIES = {
     "rejected": "of a cycle that was rejected or rolled back",
     "midtrained": "the mid-trained model of an accepted cycle",
-    "replaced": "beside the one that was accepted",
+    "replaced": "replaced by the accepted one",
     "states": "training states of a stage that is done",
     "interrupted": "left by a prune that was stopped",
 }
@@ -33,7 +34,7 @@ _UNDER_WAY = (*STOPPED, "running")
 
 @dataclass(frozen=True)
 class Removal:
-    """A folder that would go: what it is, why, how many bytes it holds."""
+    """A folder to delete: its name, policy, path and bytes."""
 
     name: str
     policy: str
@@ -47,12 +48,12 @@ class Removal:
 
 
 def plan_prune(session: Session, policies: Iterable[str] = tuple(POLICIES)) -> list[Removal]:
-    """What the policies would remove, largest first. Raises UsageError for a policy there is not."""
+    """Return what the policies would delete, largest first. Raises UsageError for an unknown policy."""
     wanted = list(dict.fromkeys(policies))
     if unknown := [name for name in wanted if name not in POLICIES]:
         raise UsageError(f"there is no policy {unknown[0]!r}: use {', '.join(POLICIES)}")
     known, kept = session.registry.all(), _kept(session)
-    # An adapter needs the weights below it, whatever became of the checkpoint they are.
+    # An adapter needs the weights of its base, even if that checkpoint could be deleted.
     held = {path.resolve() for c in known if c.name in kept for path in (c.path, c.weights)}
     found = [
         Removal(checkpoint.name, policy, checkpoint.path, _size(checkpoint.path))
@@ -67,10 +68,10 @@ def plan_prune(session: Session, policies: Iterable[str] = tuple(POLICIES)) -> l
 
 
 def prune(session: Session, removals: Iterable[Removal]) -> int:
-    """Remove what was planned and record it; returns the bytes freed.
+    """Delete what was planned and record it; return the bytes freed.
 
-    It is recorded first, and the folder renamed before it is emptied: whenever this is killed, no half of a checkpoint
-    is taken for a whole one, and the next call removes the rest.
+    The record is written first, and the folder is renamed before it is deleted: if this is killed, no partial
+    checkpoint is taken for a complete one, and the next call deletes the rest.
     """
     freed = 0
     by_name = {c.name: c for c in session.registry.all()}
@@ -91,10 +92,10 @@ def prune(session: Session, removals: Iterable[Removal]) -> int:
 
 
 def _kept(session: Session) -> set[str]:
-    """Names that no policy may touch.
+    """Return the names that no policy may delete.
 
-    The clean model, the latest, whatever is of no cycle or of one that nobody decided about, what was accepted, what
-    any cycle that was not left began with (a rollback goes back there), and what unfinished work refers to.
+    The clean model, the latest checkpoint, those of no cycle or of an undecided one, accepted ones, the starting point
+    of every cycle that is not rejected or rolled back (a rollback returns there), and what unfinished work refers to.
     """
     known, latest = session.registry.all(), session.registry.latest()
     kept = {"base", *_referred(session)} | ({latest.name} if latest is not None else set())
@@ -111,7 +112,7 @@ def _kept(session: Session) -> set[str]:
 
 
 def _accepted(session: Session, cycle_id: int, number: int) -> set[str]:
-    """What a cycle ended with each time it was accepted: a later try beside it does not take its place."""
+    """Return the last checkpoint of a cycle at each acceptance; later attempts do not replace it."""
     database = session.tracker.database
     rows = [c for c in queries.checkpoints(database, session.experiment_id) if c.cycle == number]
     names = set()
@@ -123,7 +124,7 @@ def _accepted(session: Session, cycle_id: int, number: int) -> set[str]:
 
 
 def _referred(session: Session) -> set[str]:
-    """Checkpoints that unfinished work starts from or names in its settings, whatever the setting is called."""
+    """Return the checkpoints that unfinished work starts from or names in any of its settings."""
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
     under_way = [stage for stage in stages if stage.status in _UNDER_WAY]
     configs: list[Any] = [stage.config for stage in under_way]
@@ -138,7 +139,7 @@ def _referred(session: Session) -> set[str]:
 
 
 def _words(value: Any) -> set[str]:
-    """Every text in a configuration, and the parts of lists such as "a=0.5,b=0.5"."""
+    """Return every string in a configuration, and the parts of lists such as "a=0.5,b=0.5"."""
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")]
         return {value, *parts, *(half.strip() for part in parts for half in part.split("="))}
@@ -150,7 +151,7 @@ def _words(value: Any) -> set[str]:
 
 
 def _policy(session: Session, checkpoint: Checkpoint) -> str:
-    """The policy that a checkpoint falls under; "" where none does."""
+    """Return the policy that applies to a checkpoint, "" if none."""
     cycle = session.cycles().get(checkpoint.cycle or 0)
     if cycle is None or cycle.decision is None:
         return ""
@@ -160,7 +161,7 @@ def _policy(session: Session, checkpoint: Checkpoint) -> str:
 
 
 def _left_over(session: Session) -> list[Removal]:
-    """What a prune that was killed had already taken away."""
+    """Return the renamed folders that a killed prune left."""
     folders = [f for f in (session.workspace.folder / "checkpoints").rglob(f"{_GOING}*") if f.is_dir()]
     return [Removal(str(f.relative_to(session.workspace.folder)), "interrupted", f, _size(f)) for f in folders]
 
@@ -173,14 +174,14 @@ def _states(session: Session) -> list[Removal]:
 
 
 def _mark(session: Session, removal: Removal) -> None:
-    """Say in the tracker that the weights are gone; the row keeps its name, hash, parent and scores."""
+    """Record in the tracker that the weights are deleted; the row keeps its name, hash, parent and scores."""
     rows = queries.checkpoints(session.tracker.database, session.experiment_id)
     row = next(row for row in rows if row.name == removal.name)
     session.tracker.describe_checkpoint(row.id, dict(row.details) | {"pruned": time.strftime("%Y-%m-%d")})
 
 
 def _is_ours(session: Session, path: Path) -> bool:
-    """Inside the workspace's own checkpoints, and still there with weights."""
+    """Whether ``path`` is in the workspace's checkpoints and has weights."""
     home = (session.workspace.folder / "checkpoints").resolve()
     return path.resolve().is_relative_to(home) and any(next(path.glob(pattern), None) for pattern in CONTENT)
 

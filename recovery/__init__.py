@@ -1,4 +1,4 @@
-"""Recovery: teach a model new documents, and give it back the behaviour it lost on the way."""
+"""Recovery: mid-train an instruct model on documents and restore its behaviour by on-policy distillation."""
 
 PART_OF = "recovery"
 __version__ = "0.1.0"

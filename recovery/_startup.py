@@ -1,6 +1,6 @@
-"""What the front door arranges before a command imports anything heavy.
+"""Start-up message, printed when a command begins to import torch.
 
-Torch and transformers take seconds to import, minutes on a slow disk: the moment that begins, a line says so.
+Torch and transformers take seconds to import, minutes on a slow disk.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ _HEAVY = "torch"
 
 
 class StartupFinder:
-    """A meta-path finder that finds nothing, and says once that torch is about to be imported."""
+    """A meta-path finder that finds nothing and prints a line before the first import of torch."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.reported = False
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Leaves every module to the other finders."""
-        if name == _HEAVY and not self.told:
-            self.told = True
+        """Leave every module to the other finders."""
+        if name == _HEAVY and not self.reported:
+            self.reported = True
             print("loading torch and transformers", file=sys.stderr, flush=True)
 
 
 def arrange() -> None:
-    """Put the finder in front of the import system, once."""
+    """Install the finder in front of the others, once."""
     if not any(isinstance(finder, StartupFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, StartupFinder())

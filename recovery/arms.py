@@ -1,7 +1,7 @@
-"""Whole ways through a cycle: how the documents are learnt, and what is done about what that costs. No torch here.
+"""Experiment arms: presets of a whole cycle, mid-training and the stage that follows it. Does not import torch.
 
-A recovery is one of them; the others are its rivals, most of them cheaper. An arm only sets values of the stages'
-configurations over those that all arms share; :mod:`pipelines.arms` runs one.
+Recovery is one arm; the others are baselines, most of them cheaper. An arm only overrides values of the stages'
+configurations that all arms share; :mod:`pipelines.experiments.arm_cycle` runs one.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ NONE, DISTILL, INTERPOLATE = "none", "distill", "interpolate"
 
 @dataclass(frozen=True)
 class Arm:
-    """One way: ``midtrain`` are settings of mid-training, ``settings`` those of the stage that follows.
+    """One arm: ``midtrain`` are settings of mid-training, ``settings`` those of the stage that follows.
 
-    ``follow`` is "none", "distill" (any method; its preset comes before ``settings``) or "interpolate". The
-    ``knowledge_teacher`` "midtrained" of a distillation is what this cycle's mid-training has made.
+    ``follow`` is "none", "distill" (any method; ``settings`` override its preset) or "interpolate". The
+    ``knowledge_teacher`` "midtrained" of a distillation is the checkpoint of this cycle's mid-training.
     """
 
     name: str
@@ -54,7 +54,7 @@ _ALL = (
         "arXiv 2605.26097",
         {"replay": 0.3, "replay_loss": "kl"},
     ),
-    # The rate of LoRA is its own; one that was set is that of the full weights the other arms train.
+    # LoRA uses its default learning rate: a given --lr is meant for the full weights that the other arms train.
     Arm("lora", "LoRA alone", "LoRA Learns Less and Forgets Less, arXiv 2405.09673", {"tuning": "lora", "lr": None}),
     Arm(
         "interpolate",
@@ -97,14 +97,14 @@ ARMS: dict[str, Arm] = {arm.name: arm for arm in _ALL}
 
 
 def arms() -> dict[str, Arm]:
-    """Every arm by name, the simplest first."""
+    """Return every arm by name, the simplest first."""
     return dict(ARMS)
 
 
 def arm_named(name: str) -> Arm:
-    """The arm of a name. Raises UsageError with the nearest name where there is none."""
+    """Return the arm called ``name``. Raise UsageError, suggesting the nearest name, if there is none."""
     if name in ARMS:
         return ARMS[name]
     near = difflib.get_close_matches(name, ARMS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ARMS)}"
+    hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(ARMS)}"
     raise UsageError(f"there is no arm {name!r}: {hint} (`recover methods arms` lists them)")

@@ -1,8 +1,8 @@
-"""Settings of the stages: frozen dataclasses, checked once, built from flags, a recipe, the model's own and defaults.
+"""Stage configurations: frozen dataclasses, validated on creation, built from flags, recipes and defaults.
 
 Precedence, highest first: flags, the recipe (``--recipe FILE``), the model folder's ``recovery.toml``, the
-defaults below. A recipe is TOML with one table a stage ([midtrain], [distill], [interpolate], [eval],
-[cycle]) and one for what all stages share ([model]). A table or key that means nothing is refused by name.
+defaults below. A recipe is TOML with one table per stage ([midtrain], [distill], [interpolate], [eval],
+[cycle]) and one for settings shared by all stages ([model]). Unknown tables and keys are errors.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from recovery.errors import UsageError
+from recovery.losses.config import LossConfig
 from recovery.methods import method_named
-from recovery.objectives.dials import Dials
-from recovery.server import check_address, is_address
+from recovery.teacher_spec import TeacherSpec
+from recovery.vllm_client import check_address, is_address
 
 RECIPE_NAME = "recovery.toml"
 SHARED = "model"
-SELF_TEACHERS = ("self", "start", "ema")
 ENGINES = ("transformers", "vllm")
-# Peak rates of full fine-tuning are those that models of so many parameters are usually trained with; smaller models
-# take higher ones. The power and the bound are from trials on a model of 135 million parameters (docs/log.md).
+# The default peak rates of full fine-tuning are the usual ones for models of RATED_AT parameters; smaller models take
+# higher rates. The power and the bound come from trials on a model of 135 million parameters (docs/log.md).
 RATED_AT, RATE_POWER, LARGEST_RATE_FACTOR = 8e9, 0.6, 12.0
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """How a model is loaded. ``token_budget`` is padded tokens a micro-batch: memory only, never results.
+    """How a model is loaded. ``token_budget`` is padded tokens per micro-batch; it affects memory, not results.
 
-    ``rollout_tokens`` bounds prompts and answers held at once while sampling, where no gradient is kept.
+    ``rollout_tokens`` bounds the prompt and completion tokens held at once while sampling.
 
-    ``engine`` samples: "transformers", "vllm" in this process, or the address of a vLLM server, to which weights go
-    through ``engine_folder`` (a place both can read; None: a temporary one here). ``engine_memory`` is in GiB,
-    for vLLM's cache of keys and values (None: chosen from what is free); ``engine_sleep`` gives it back between two
-    calls; ``engine_drift`` is by how much the log-probabilities of engine and model may differ, nats a token in the
-    mean. ``server_wait`` is how long a server may be gone, ``server_timeout`` how long one request may take (seconds).
+    ``engine`` is the rollout engine: "transformers", "vllm" in this process, or the address of a vLLM server, which
+    reads weights from ``engine_folder`` (a folder both can read; None: a temporary one). ``engine_memory`` is the size
+    of vLLM's KV cache in GiB (None: chosen from free memory); ``engine_sleep`` releases it between calls;
+    ``engine_drift`` is the largest allowed mean difference between the log-probabilities of engine and model, in nats
+    per token. ``server_wait`` is how long a server may be unavailable, ``server_timeout`` how long one request may take
+    (seconds).
     """
 
     precision: str = "auto"
@@ -62,13 +63,13 @@ class ModelConfig:
         _one_of("precision", self.precision, ("auto", "float32", "bfloat16"))
         _at_least("token_budget", self.token_budget, 16)
         _at_least("rollout_tokens", self.rollout_tokens, 16)
-        if not 0 <= self.seed < 2**31:  # the tracker keeps it in 32 bits
+        if not 0 <= self.seed < 2**31:  # the tracker stores it in 32 bits
             raise UsageError(f"{flag('seed')} is {self.seed}, but must be at least 0 and below 2**31")
         self._check_engine()
 
     @property
     def served(self) -> bool:
-        """Whether a server samples."""
+        """Whether the rollout engine is a server."""
         return is_address(self.engine)
 
     def _check_engine(self) -> None:
@@ -84,22 +85,25 @@ class ModelConfig:
         _at_least("server_wait", self.server_wait, 0)
         if self.engine_memory is not None:
             _above_zero("engine_memory", self.engine_memory)
-        for idle, said in (
-            (self.engine_memory is not None and self.engine != "vllm", "--engine-memory is for --engine vllm"),
-            (self.engine_sleep and self.engine != "vllm", "--engine-sleep is for --engine vllm"),
-            (self.engine_folder is not None and not self.served, "--engine-folder is for the --engine of a server"),
+        for idle, message in (
+            (self.engine_memory is not None and self.engine != "vllm", "--engine-memory needs --engine vllm"),
+            (self.engine_sleep and self.engine != "vllm", "--engine-sleep needs --engine vllm"),
+            (
+                self.engine_folder is not None and not self.served,
+                "--engine-folder needs the address of a server as --engine",
+            ),
         ):
             if idle:
-                raise UsageError(said)
+                raise UsageError(message)
 
 
 @dataclass(frozen=True)
 class TrainingConfig(ModelConfig):
-    """How weights are changed. ``lr`` overrides ``full_lr`` (None: by the model's size) and ``lora_lr``; ``warmup`` is
-    a share of steps.
+    """Optimisation settings. ``lr`` overrides ``full_lr`` (None: from the model's size) and ``lora_lr``; ``warmup`` is
+    a fraction of the steps.
 
-    ``shard`` "full" cuts the student's layers over the processes there are, ``offload`` keeps the pieces in the
-    CPU's memory; with one process neither does anything. ``compile`` has torch compile layers that are not cut.
+    ``shard`` "full" shards the student's layers over all processes (FSDP2), ``offload`` keeps the shards in CPU
+    memory; both have no effect with one process. ``compile`` compiles the layers with torch if they are not sharded.
     """
 
     tuning: str = "auto"
@@ -127,11 +131,11 @@ class TrainingConfig(ModelConfig):
         _one_of("optimizer", self.optimizer, ("adamw", "muon"))
         _one_of("shard", self.shard, ("none", "full"))
         if self.offload and self.shard == "none":
-            raise UsageError("--offload keeps the pieces of a cut model in the CPU's memory: add --shard full")
+            raise UsageError("--offload keeps the shards of a model in CPU memory: add --shard full")
         if self.shard == "full" and self.optimizer == "muon":
-            raise UsageError("--optimizer muon needs whole matrices: take --shard none, or adamw")
+            raise UsageError("--optimizer muon needs whole matrices: use --shard none, or --optimizer adamw")
         if self.shard == "full" and self.compile:
-            raise UsageError("--compile is for layers that are not cut: take --shard none, or leave it out")
+            raise UsageError("--compile does not work with sharded layers: use --shard none, or omit --compile")
         _one_of("schedule", self.schedule, ("constant", "linear", "cosine"))
         for name in ("lora_lr", "max_grad_norm"):
             _above_zero(name, getattr(self, name))
@@ -144,7 +148,7 @@ class TrainingConfig(ModelConfig):
             _at_least(name, getattr(self, name), 1)
 
     def rate(self, tuning: str, parameters: float) -> float:
-        """The peak learning rate for ``tuning`` "full" or "lora" of a model with so many parameters."""
+        """Return the peak learning rate for ``tuning`` "full" or "lora" of a model with ``parameters`` parameters."""
         if self.lr is not None:
             return self.lr
         if tuning == "lora":
@@ -159,22 +163,21 @@ class TrainingConfig(ModelConfig):
 class MidtrainConfig(TrainingConfig):
     """Continued training on documents.
 
-    Length is ``steps``, or ``epochs`` over this cycle's documents. ``batch_tokens`` are target tokens a step
-    (None: up to 8,192, fewer for a small corpus, so that it still gets some fifty updates); no row is longer.
-    ``replay`` is the share of them that is chat answered by the clean base, or the chat in ``replay_data``;
-    ``replay_loss`` says what is learnt of it: "answers" (their tokens, cross-entropy) or "kl" (the clean model's whole
-    distribution at each of them, forward KL, arXiv 2605.26097). ``replay_documents`` is the share of the document
-    tokens that comes from earlier cycles (None: 0, or the cycle's own default inside ``recover cycle``). ``anchor``
-    weighs the KL to base on the documents; ``project`` takes out of each gradient what would raise the loss on such
+    Length is ``steps``, or ``epochs`` over this cycle's documents. ``batch_tokens`` are target tokens per step
+    (None: up to 8,192, fewer for a small corpus, so that it still gets about fifty updates); no row is longer.
+    ``replay`` is the share of them that is chat: completions of the clean base, or the chat in ``replay_data``.
+    ``replay_loss`` is the loss on it: "answers" (cross-entropy on the tokens) or "kl" (forward KL to the clean model's
+    distribution at each token, arXiv 2605.26097). ``replay_documents`` is the share of the document tokens that comes
+    from earlier cycles (None: 0, or the cycle's own default inside ``recover cycle``). ``anchor`` is the weight of the
+    KL to base on the documents; ``project`` removes from each gradient the component that would raise the loss on such
     chat (A-GEM, arXiv 1812.00420).
 
-    ``augment`` is how many other wordings each fact of this cycle's documents gets (0: off), in texts and in chats that
-    tell about a subject; such chats tell each section too. They have
-    ``augment_share`` of the tokens that would be these documents', and of that ``augment_questions`` are questions with
-    answers: those that came with the documents, and some about facts that no probe asks for; less where there is so
-    little of it that it would be seen more than four times as often as the documents. A ``writer`` (a checkpoint, or
-    the address of a chat server) rewrites passages too (arXiv 2508.09494): what the passage supports is kept, and its
-    tokens count as sampled by this stage.
+    ``augment`` is the number of paraphrases of each fact of this cycle's documents (0: off), in texts and in chats
+    about a subject or a section. They take ``augment_share`` of the tokens that would otherwise be these documents',
+    and ``augment_questions`` of that share are questions with answers: those that came with the documents, and some
+    about facts that no probe covers. The share is reduced if this text would be repeated more than four times as often
+    as the documents. A ``writer`` (a checkpoint, or the address of a chat server) also rewrites passages (arXiv
+    2508.09494): only text that the passage supports is used, and the writer's tokens count as sampled by this stage.
     """
 
     docs: Path | None = None
@@ -214,10 +217,10 @@ class MidtrainConfig(TrainingConfig):
         _share("replay", self.replay)
         _one_of("replay_loss", self.replay_loss, ("answers", "kl"))
         if self.distils_replay and not (self.replay or self.project):
-            raise UsageError("--replay-loss kl is for --replay or --project: set the share of chat, as in --replay 0.3")
+            raise UsageError("--replay-loss kl needs --replay or --project: set the share of chat, as in --replay 0.3")
         _at_least("anchor", self.anchor, 0)
         if self.replay_data is not None and not (self.replay or self.project):
-            raise UsageError("--replay-data is for --replay or --project: set the share of chat, as in --replay 0.3")
+            raise UsageError("--replay-data needs --replay or --project: set the share of chat, as in --replay 0.3")
         _share("replay_documents", self.replay_documents or 0.0)
         _share("held_out", self.held_out, upper=0.5)
         self._check_augmentation()
@@ -227,9 +230,11 @@ class MidtrainConfig(TrainingConfig):
         _share("augment_share", self.augment_share)
         _share("augment_questions", self.augment_questions)
         if self.augment and not self.augment_share:
-            raise UsageError("--augment-share 0 leaves no token to the other wordings: raise it, or set --augment 0")
+            raise UsageError("--augment-share 0 leaves no tokens for the paraphrases: raise it, or set --augment 0")
         if self.writer is not None and not self.augment:
-            raise UsageError("--writer rewrites passages for --augment: set how many wordings, as in --augment 4")
+            raise UsageError(
+                "--writer rewrites passages for --augment: set the number of paraphrases, as in --augment 4"
+            )
         if self.writer is not None and is_address(self.writer):
             check_address(self.writer, "--writer")
 
@@ -240,37 +245,38 @@ class MidtrainConfig(TrainingConfig):
 
     @property
     def passes(self) -> float:
-        """Epochs where no number of steps is given."""
+        """Number of epochs, used if ``steps`` is not given."""
         return 3.0 if self.epochs is None else self.epochs
 
 
 @dataclass(frozen=True)
 class DistillConfig(TrainingConfig):
-    """Every method, as dials; the defaults are on-policy distillation: the student answers, the teachers score.
+    """Settings of every distillation method; the defaults are on-policy distillation.
 
-    ``method`` names the preset whose values these are (:mod:`recovery.methods`). ``alpha`` is the share of a step's
-    prompts that the student answers itself; the others bring answers of ``answers``: "given" (``data`` or the prompts'
-    own), "teacher", "self" (the student as it started), or "rejection" (those of them whose reward reaches
-    ``keep_above``). ``lam`` weighs the teacher, 1 - lam the ``reward``. ``teacher`` is a checkpoint, or "label" (the
-    answer itself), "none", "self", "start" or "ema" (the student now, as it started, its moving average), which need
-    a ``context`` that the student does not see. ``batch_epochs`` are updates on one batch of answers;
-    ``focus`` is the share of prompts drawn by what the student's newest answers missed (those with checks; the others
-    are drawn evenly). ``positions`` "one" scores a single position of each; ``skip_first`` tokens of a response are
-    not scored; ``continuation`` tokens (0: none) are spoken by the teacher from a prefix of the student's answer and
-    imitated.
-    ``experts`` ("TAG=NAME") score the prompts that carry their tag; a ``teacher`` may be several with weights
-    ("NAME=0.5,NAME=0.5"). ``alarm`` stops a run that collapses and keeps the last state before; ``max_tokens``
-    (sampled, scored and trained together) ends one that has had its share.
+    ``method`` names the preset of these values (:mod:`recovery.methods`). ``alpha`` is the share of a step's prompts
+    that the student completes itself; the others use the completions of ``answers``: "given" (``data`` or the prompts'
+    own), "teacher", "self" (the initial student), or "rejection" (those of "self" whose reward reaches
+    ``keep_above``). ``lam`` is the weight of the teacher, 1 - lam that of the ``reward``. ``teacher`` is a checkpoint,
+    or "label" (the answer itself), "none", "self", "start" or "ema" (the current student, the initial student, its
+    moving average); the last three need a ``context`` that the student does not see. ``batch_epochs`` is the number of
+    updates on one batch of completions; ``focus`` is the share of prompts drawn in proportion to how often the
+    student's latest completions failed their checks (the rest are drawn uniformly). ``positions`` "one" scores a single
+    position of each completion; the first ``skip_first`` tokens of a response are not scored; ``continuation`` tokens
+    (0: none) are sampled by the teacher from a prefix of the student's completion and used as labels. ``experts``
+    ("TAG=NAME") score the prompts with their tag; ``teacher`` may be several with weights ("NAME=0.5,NAME=0.5").
+    ``alarm`` stops a run that collapses and restores the last state before; ``max_tokens`` is the run's token budget
+    (sampled, scored and trained together).
 
-    A ``teacher`` may also be the address of a vLLM server ("http://..."): it gives ``top_k`` log-probabilities a token.
-    ``overlap`` samples the next answers while this batch trains, on an engine that is a server; where other weights
-    or another engine sampled, tokens count by the importance ratios before them, at most ``ratio_cap`` (0: all alike).
+    A ``teacher`` may also be the address of a vLLM server ("http://..."), which returns ``top_k`` log-probabilities per
+    token. ``overlap`` samples the next completions while this batch trains; it needs a server as engine. If older
+    weights or another engine sampled, each token is weighted by the product of the importance ratios of the tokens
+    before it, at most ``ratio_cap`` (0: no weighting).
 
-    ``until`` stops when the student's score is proven to reach that share of base's, by a paired test with
-    ``margin`` on ``development`` prompts each ``check_every`` steps (0: never). ``plateau`` is the window in
-    steps over which the divergence must still fall (0: off). ``knowledge_share`` of the prompts are questions
-    about the documents, scored by ``knowledge_teacher``, those about earlier cycles' by ``earlier_teacher`` if
-    set; ``document_loss`` is a share of trained tokens.
+    ``until`` stops the run when a paired test with ``margin`` on ``development`` prompts shows that the student's score
+    reaches that share of base's, tested every ``check_every`` steps (0: never). ``plateau`` is the window in steps over
+    which the divergence must still fall (0: off). ``knowledge_share`` of the prompts are questions about the documents,
+    scored by ``knowledge_teacher``, those about earlier cycles' documents by ``earlier_teacher`` if set;
+    ``document_loss`` is the share of trained tokens that are documents.
     """
 
     student: str = "latest"
@@ -326,7 +332,7 @@ class DistillConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.dials()
+        self.loss_config()
         self._check_states()
         self._check_teacher()
         self._check_remote()
@@ -343,27 +349,28 @@ class DistillConfig(TrainingConfig):
             _at_least("max_tokens", self.max_tokens, 1)
         if self.until and self.development < 1000:
             raise UsageError(
-                f"--until {self.until} needs --development of at least 1000 prompts to be decided (given: "
+                f"--until {self.until} needs --development of at least 1000 prompts for its test (given: "
                 f"{self.development}); --until 0 switches the test off"
             )
         if self.earlier_teacher and not self.knowledge_teacher:
-            raise UsageError("--earlier-teacher goes with --knowledge-teacher, which scores the newest documents")
+            raise UsageError("--earlier-teacher needs --knowledge-teacher, which scores the newest documents")
         if self.knowledge_teacher and self.prompts_per_step * self.knowledge_share < 0.5:
             raise UsageError(
                 f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.prompts_per_step} prompts of a "
-                f"step: raise --knowledge-share or --prompts-per-step, or leave the teacher out"
+                f"step: raise --knowledge-share or --prompts-per-step, or omit the teacher"
             )
 
-    def dials(self) -> Dials:
-        """The part of these settings that the loss needs. Raises UsageError where a dial is out of its range."""
-        # Its temperature is not the one at which answers are sampled: a divergence is always taken at 1.
-        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(Dials) if f.name != "temperature"}
+    def loss_config(self) -> LossConfig:
+        """Return the settings of the loss. Raise UsageError if one is out of range."""
+        # The temperature of the loss is not the sampling temperature: a divergence is always computed at 1.
+        own = ("temperature", "metric")
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(LossConfig) if f.name not in own}
         off = {name: None for name in ("clip", "drop", "entry_clip", "floor") if given[name] == 0}  # over a preset
-        return Dials(**(given | off))
+        return LossConfig(**(given | off))
 
     @property
     def routes(self) -> dict[str, str]:
-        """Which expert scores prompts of which tag. Raises UsageError where that is not said as TAG=NAME."""
+        """Expert by prompt tag. Raise UsageError if an entry is not TAG=NAME."""
         pairs = [expert.partition("=") for expert in self.experts]
         for tag, equals, name in pairs:
             if not (tag and equals and name):
@@ -371,58 +378,46 @@ class DistillConfig(TrainingConfig):
         return {tag: name for tag, _, name in pairs}
 
     @property
-    def teacher_weights(self) -> dict[str, float]:
-        """The teachers by name with weights that sum to 1; one alone has 1. Raises UsageError where they do not."""
-        if "=" not in self.teacher or self.remote_teacher:
-            return {self.teacher: 1.0}
-        try:
-            pairs = [part.rsplit("=", 1) for part in self.teacher.split(",")]
-            found = {name.strip(): float(weight) for name, weight in pairs}
-        except ValueError:
-            raise UsageError(f"--teacher {self.teacher!r}: several are given as NAME=0.5,NAME=0.5") from None
-        if min(found.values()) <= 0 or abs(sum(found.values()) - 1) > 1e-6:
-            raise UsageError(f"--teacher {self.teacher!r}: the weights must be above 0 and sum to 1")
-        return found
-
-    @property
-    def self_taught(self) -> bool:
-        """Whether the student itself, told more than it is asked, is the teacher."""
-        return self.teacher in SELF_TEACHERS
+    def teaching(self) -> TeacherSpec:
+        """The parsed ``teacher``. Raise UsageError if its weights do not sum to 1."""
+        return TeacherSpec.parse(self.teacher)
 
     @property
     def recovering(self) -> bool:
-        """Whether the aim is to come back to a checkpoint: only then is there a score to be reached (``until``)."""
-        return self.lam == 1.0 and self.teacher != "label" and not self.self_taught and self.context == "none"
+        """Whether the aim is to recover the behaviour of a checkpoint; only then does ``until`` apply."""
+        return (
+            self.lam == 1.0
+            and self.teaching.kind != "label"
+            and not self.teaching.is_student
+            and self.context == "none"
+        )
 
     @property
     def rewarded(self) -> bool:
-        """Whether answers are judged by the reward."""
+        """Whether completions are scored by the reward."""
         return self.lam < 1.0 or (self.answers == "rejection" and self.alpha < 1.0)
 
     @property
-    def remote_teacher(self) -> bool:
-        """Whether a server teaches."""
-        return is_address(self.teacher)
-
-    @property
     def weighed(self) -> bool:
-        """Whether the student's answers carry the log-probabilities they were sampled with, to be weighed by."""
+        """Whether the student's completions keep their sampling log-probabilities for importance weights."""
         return self.engine != "transformers" and self.temperature == 1.0
 
     def _check_remote(self) -> None:
         if self.overlap and not self.served:
             raise UsageError(
-                f"--overlap samples on a server while this process trains; --engine {self.engine} is none: give an "
-                f"address, or leave --overlap out"
+                f"--overlap samples on a server while this process trains; --engine {self.engine} is not a server: "
+                f"give an address, or omit --overlap"
             )
         if self.overlap and (self.temperature != 1.0 or self.batch_epochs > 1):
-            raise UsageError("--overlap needs --temperature 1, where ratios are taken, and --batch-epochs 1")
-        if not self.remote_teacher:
+            raise UsageError(
+                "--overlap needs --temperature 1, at which importance ratios are computed, and --batch-epochs 1"
+            )
+        if not self.teaching.remote:
             return
         check_address(self.teacher, "--teacher")
         if self.divergence not in ("top_k", "sampled"):
             raise UsageError(
-                f"--teacher {self.teacher} gives no logits, which --divergence {self.divergence} compares: use "
+                f"--teacher {self.teacher} returns no logits, which --divergence {self.divergence} needs: use "
                 f"--divergence top_k with --top-k 20, or --divergence sampled"
             )
         if self.continuation or (self.answers == "teacher" and self.alpha < 1.0):
@@ -437,66 +432,71 @@ class DistillConfig(TrainingConfig):
         for name in ("skip_first", "continuation", "geometry_every"):
             _at_least(name, getattr(self, name), 0)
         if self.lam < 1.0 and self.alpha == 0.0:
-            raise UsageError("--alpha 0 leaves no answer of the student to reward: raise it, or set --lambda 1")
-        if self.alpha > 0 and self.teacher == "label":
+            raise UsageError("--alpha 0 leaves no completion of the student to reward: raise it, or set --lambda 1")
+        if self.alpha > 0 and self.teaching.kind == "label":
             raise UsageError(
-                "--teacher label knows only the data's answers, not the student's own: set --alpha 0, or name a teacher"
+                "--teacher label scores only answers from the data, not the student's completions: set --alpha 0, or "
+                "name a teacher"
             )
         if self.lam < 1.0 and self.samples_per_prompt < 2:
-            raise UsageError("--samples-per-prompt 1 leaves no group to compare rewards in: take 4 to 8")
+            raise UsageError("--samples-per-prompt 1 leaves no group to compare rewards in: use 4 to 8")
         _above_zero("temperature", self.temperature)
         if self.temperature != 1.0 and (self.lam < 1.0 or self.divergence == "sampled"):
-            raise UsageError(
-                f"--temperature {self.temperature:g}: importance ratios are taken at temperature 1, so sample there"
-            )
+            raise UsageError(f"--temperature {self.temperature:g}: importance ratios need --temperature 1: set it")
         if self.alpha < 1.0 and (self.lam == 0.0 or self.divergence == "sampled"):
             raise UsageError(
-                f"--alpha {self.alpha:g}: a policy gradient needs the student's own answers, so set --alpha 1"
+                f"--alpha {self.alpha:g}: a policy gradient needs the student's own completions: set --alpha 1"
             )
         if self.alpha < 1.0 and self.context != "none":
             raise UsageError(
-                f"--context {self.context} is told to a teacher of the student's own answers: set --alpha 1"
+                f"--context {self.context} is for a teacher that scores the student's own completions: set --alpha 1"
             )
-        if self.continuation and (self.alpha < 1.0 or self.lam < 1.0 or self.self_taught or self.context != "none"):
-            raise UsageError("--continuation needs --alpha 1, --lambda 1, no --context, a checkpoint as the --teacher")
+        if self.continuation and (
+            self.alpha < 1.0 or self.lam < 1.0 or self.teaching.is_student or self.context != "none"
+        ):
+            raise UsageError("--continuation needs --alpha 1, --lambda 1, no --context, and a checkpoint as --teacher")
         if self.continuation and (self.knowledge_teacher or self.experts):
-            raise UsageError(
-                "--continuation is spoken by the one --teacher: leave --knowledge-teacher and --expert out"
-            )
+            raise UsageError("--continuation is sampled from a single --teacher: omit --knowledge-teacher and --expert")
 
     def _check_idle(self) -> None:
-        """Refuse what would silently do nothing beside the other dials."""
+        """Refuse settings that would have no effect in combination with the others."""
         taught = self.knowledge_teacher or self.experts
-        for idle, said in (
-            (self.data is not None and self.alpha == 1.0, "--data is for --alpha below 1, where answers are imitated"),
-            (self.data is not None and self.answers != "given", f"--data is not --answers {self.answers}: give one"),
-            (bool(taught) and self.alpha == 0.0, "--knowledge-teacher and --expert score own answers: raise --alpha"),
+        for idle, message in (
+            (self.data is not None and self.alpha == 1.0, "--data needs --alpha below 1: its answers are imitated"),
+            (
+                self.data is not None and self.answers != "given",
+                f"--data and --answers {self.answers} exclude each other: give one",
+            ),
+            (
+                bool(taught) and self.alpha == 0.0,
+                "--knowledge-teacher and --expert score own completions: raise --alpha",
+            ),
             (self.context_file is not None and self.context == "none", "--context-file needs a --context"),
             (self.context_template is not None and self.context == "none", "--context-template needs a --context"),
-            (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above is for --answers rejection"),
+            (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above needs --answers rejection"),
         ):
             if idle:
-                raise UsageError(said)
+                raise UsageError(message)
 
     def _check_teacher(self) -> None:
-        weights = self.teacher_weights
-        if len(weights) > 1 and (self.divergence == "sampled" or self.continuation):
+        teaching = self.teaching
+        if len(teaching.weights) > 1 and (self.divergence == "sampled" or self.continuation):
             raise UsageError(
-                "several teachers with weights are compared over the vocabulary: leave --divergence sampled"
+                "several weighted teachers exclude --divergence sampled and --continuation: choose another --divergence"
             )
         if (self.routes or self.knowledge_teacher) and self.lam == 0.0:
-            raise UsageError("--expert and --knowledge-teacher name teachers, and --lambda 0 asks none: raise it")
-        if self.lam > 0.0 and self.teacher == "none":
-            raise UsageError(f"--lambda {self.lam:g} asks for a teacher: name one with --teacher, or set --lambda 0")
+            raise UsageError("--expert and --knowledge-teacher name teachers, which --lambda 0 disables: raise it")
+        if self.lam > 0.0 and teaching.kind == "none":
+            raise UsageError(f"--lambda {self.lam:g} needs a teacher: name one with --teacher, or set --lambda 0")
         if self.lam == 0.0 and self.teacher not in ("none", "base"):
-            raise UsageError(f"--lambda 0 leaves --teacher {self.teacher} nothing to say: raise it, or --teacher none")
-        if self.self_taught and self.alpha < 1.0:
-            raise UsageError(f"--teacher {self.teacher} scores the student's own answers: set --alpha 1")
-        if self.self_taught and self.context == "none":
-            raise UsageError(f"--teacher {self.teacher} knows no more than the student: give it a --context")
-        if self.context != "none" and not self.self_taught and self.teacher in ("none", "label"):
+            raise UsageError(f"--lambda 0 disables --teacher {self.teacher}: raise it, or set --teacher none")
+        if self.teaching.is_student and self.alpha < 1.0:
+            raise UsageError(f"--teacher {self.teacher} scores the student's own completions: set --alpha 1")
+        if self.teaching.is_student and self.context == "none":
+            raise UsageError(f"--teacher {self.teacher} is the student itself: give it a --context")
+        if self.context != "none" and not self.teaching.is_student and teaching.kind in ("none", "label"):
             raise UsageError(
-                f"--context {self.context} is for a teacher that reads it; --teacher {self.teacher} reads none"
+                f"--context {self.context} needs a teacher that reads it; --teacher {self.teacher} reads none"
             )
         if not 0.0 < self.ema_decay < 1.0:
             raise UsageError(f"--ema-decay {self.ema_decay:g} must lie between 0 and 1")
@@ -510,10 +510,10 @@ class DistillConfig(TrainingConfig):
 class InterpolateConfig(ModelConfig):
     """Weights between two checkpoints: (1 - alpha) ``origin`` + alpha ``student`` (WiSE-FT, arXiv 2109.01903).
 
-    ``origin`` is a checkpoint, or "start": the one the student was trained from. Of ``alphas`` the one is taken that
-    answers most training questions about the documents (``questions`` of them, 0: none, and the largest is taken) among
-    those whose score on ``development`` prompts reaches the share ``keep`` of base's; where none does, the one with the
-    highest such score. No test prompt is asked.
+    ``origin`` is a checkpoint, or "start": the one the student was trained from. Candidates are the ``alphas`` whose
+    score on ``development`` prompts reaches the share ``keep`` of base's; the one with the most correct training
+    questions about the documents is chosen (``questions`` of them; with 0 the largest alpha). If there is no candidate,
+    the alpha with the highest score is chosen. No test prompt is used.
     """
 
     student: str = "latest"
@@ -529,7 +529,7 @@ class InterpolateConfig(ModelConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.alphas:
-            raise UsageError("--alpha names no place between the two: give one, or several to choose from")
+            raise UsageError("--alpha is empty: give one value, or several to choose from")
         for alpha in self.alphas:
             _share("alpha", alpha, upper=1.0)
         _share("keep", self.keep, upper=1.0)
@@ -540,12 +540,12 @@ class InterpolateConfig(ModelConfig):
 
 @dataclass(frozen=True)
 class EvalConfig(ModelConfig):
-    """What is measured. ``limit`` bounds the items of each suite, the same ones for every checkpoint.
+    """What is evaluated. ``limit`` bounds the items of each suite, the same ones for every checkpoint.
 
-    ``ifeval`` is a file of IFEval's own prompts or "hub"; an answer to one may take ``ifeval_tokens``.
-    ``complete_loops`` ends answers that repeat themselves and takes the repetition as the rest of them.
-    ``texts`` is a folder of texts that nothing is learnt from: bits per byte on them say what became of the language.
-    ``behaviour`` are files of prompts with checks, each a suite of one's own; ``tasks`` are lm-eval's, by name or file,
+    ``ifeval`` is a file of IFEval's own prompts or "hub"; its completions have at most ``ifeval_tokens`` tokens.
+    ``complete_loops`` stops decoding completions that repeat themselves and fills the rest with the repetition.
+    ``texts`` is a folder of held-out texts: bits per byte on them measure general language modelling.
+    ``behaviour`` are files of prompts with checks, each a custom suite; ``tasks`` are lm-eval's, by name or file,
     or "NAME=PATH" to run one on local data.
     """
 
@@ -568,17 +568,15 @@ class EvalConfig(ModelConfig):
         for name in ("max_new_tokens", "question_tokens", "ifeval_tokens"):
             _at_least(name, getattr(self, name), 1)
         if self.complete_loops and self.engine != "transformers":
-            raise UsageError(
-                f"--complete-loops is for the transformers engine, not for {self.engine}: leave one of them out"
-            )
+            raise UsageError(f"--complete-loops needs --engine transformers, not {self.engine}: omit one of them")
 
 
 @dataclass(frozen=True)
 class CycleConfig:
-    """Whole cycles: one for each folder of ``docs``. The stages' own settings are theirs.
+    """Whole cycles, one for each folder of ``docs``, with the settings of each stage.
 
-    ``gate`` are the rules by which a cycle is accepted or rejected. Where they stay undecided, up to ``gate_samples``
-    items of a suite are asked, then the distillation goes on, ``gate_extend`` times at most.
+    ``gate`` are the rules by which a cycle is accepted or rejected. If they are undecided, up to ``gate_samples`` items
+    of a suite are evaluated, then the distillation is extended, at most ``gate_extend`` times.
     """
 
     docs: tuple[Path, ...] = ()
@@ -597,12 +595,12 @@ class CycleConfig:
         _share("replay_documents", self.replay_documents)
         if not 0 < self.gate_alpha < 0.5:
             raise UsageError(
-                f"--gate-alpha {self.gate_alpha:g} must lie between 0 and 0.5: how often a gate may be wrong"
+                f"--gate-alpha {self.gate_alpha:g} must lie between 0 and 0.5: it is the error rate of a gate"
             )
         _at_least("gate_samples", self.gate_samples, 1)
         _at_least("gate_extend", self.gate_extend, 0)
         if self.gate and not self.evaluate:
-            raise UsageError("--gate needs the evaluations it judges: leave evaluate on")
+            raise UsageError("--gate needs the evaluations it judges: set evaluate to true")
 
 
 SECTIONS: dict[str, type[Any]] = {
@@ -612,7 +610,7 @@ SECTIONS: dict[str, type[Any]] = {
     "eval": EvalConfig,
     "cycle": CycleConfig,
 }
-# What a run is about is said on the command line; a recipe says how it is done.
+# The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
 
 Config = TypeVar("Config", MidtrainConfig, DistillConfig, InterpolateConfig, EvalConfig, CycleConfig)
@@ -622,7 +620,7 @@ Config = TypeVar("Config", MidtrainConfig, DistillConfig, InterpolateConfig, Eva
 class Recipe:
     """A parsed TOML file of settings: table → key → value, all known. ``origin`` names the file in errors.
 
-    ``recommended`` marks what a model recommends for itself, which a method's preset overrides.
+    ``recommended`` marks the recommendations of a model folder, which a method's preset overrides.
     """
 
     origin: str = ""
@@ -630,14 +628,14 @@ class Recipe:
     recommended: bool = False
 
     def settings(self, section: str) -> dict[str, Any]:
-        """What the file says for one stage: the shared table first, the stage's own over it."""
+        """Return the settings of one stage: the shared table, overridden by the stage's own."""
         known = _names(SECTIONS[section])
         shared = {k: v for k, v in self.tables.get(SHARED, {}).items() if k in known}
         return shared | dict(self.tables.get(section, {}))
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read and check a TOML recipe. Raises UsageError naming the file and the key."""
+    """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -647,7 +645,7 @@ def read_recipe(path: Path) -> Recipe:
         if table != SHARED and table not in SECTIONS:
             raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
         if not isinstance(values, Mapping):
-            raise UsageError(f"{path}: {table} stands outside a table: put it under [{SHARED}] or a stage's name")
+            raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
         known = (shared if table == SHARED else _names(SECTIONS[table])) - _NOT_IN_RECIPES
         for key in values:
             if key not in known:
@@ -656,25 +654,25 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def model_recipe(folder: Path) -> Recipe:
-    """The settings a model folder recommends for itself; an empty recipe where it has none."""
+    """Return the settings that a model folder recommends; an empty recipe if it has none."""
     path = folder / RECIPE_NAME
     return dataclasses.replace(read_recipe(path), recommended=True) if path.is_file() else Recipe(recommended=True)
 
 
 def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Config:
-    """One stage's settings. ``flags`` are what the user typed; of ``recipes`` the first to say a thing wins.
+    """Build one stage's settings. ``flags`` are the user's; earlier ``recipes`` override later ones.
 
-    Flags that mean nothing to this stage are the caller's affair and are left out here.
-    Raises UsageError where values do not fit their type or one another.
+    Flags that this stage does not have are ignored.
+    Raise UsageError if values do not fit their type or one another.
     """
     section = next(name for name, value in SECTIONS.items() if value is kind)
     if kind is DistillConfig:
         recipes = _with_preset(flags, recipes)
     values: dict[str, Any] = {}
     for recipe in reversed(recipes):
-        said = recipe.settings(section)
-        _one_length(values, said)
-        values |= {key: _fit(kind, key, value, recipe.origin) for key, value in said.items()}
+        settings = recipe.settings(section)
+        _one_length(values, settings)
+        values |= {key: _fit(kind, key, value, recipe.origin) for key, value in settings.items()}
     typed = {key: value for key, value in flags.items() if key in _names(kind) and value is not None}
     _one_length(values, typed)
     values |= {key: _fit(kind, key, value, "") for key, value in typed.items()}
@@ -682,8 +680,8 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
 
 
 def build_cycle(flags: Mapping[str, Any], *recipes: Recipe) -> CycleConfig:
-    """The settings of whole cycles. A flag that several stages have goes to each of them; ``midtrain_lr``,
-    ``distill_steps`` and their like go to one. ``knowledge_teacher`` "none" means that base teaches alone.
+    """Build the settings of whole cycles. A flag that several stages have is set for each of them; ``midtrain_lr``,
+    ``distill_steps`` and the like for one. ``knowledge_teacher`` "none" means that base is the only teacher.
     """
     mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend"}
     shared = {k: v for k, v in flags.items() if k not in mine}
@@ -704,12 +702,12 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe) -> CycleConfig:
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """A configuration in JSON's own types, for the tracker."""
+    """Return a configuration as JSON types, for the tracker."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 
 def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
-    """The inverse of :func:`to_json`. Raises UsageError for what another version wrote and this one lacks."""
+    """Invert :func:`to_json`. Raise UsageError if a setting is unknown to this version."""
     known = _names(kind)
     unknown = sorted(set(values) - known)
     if unknown:
@@ -718,20 +716,20 @@ def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
 
 
 def flag(name: str) -> str:
-    """The flag that sets a field: ``batch_tokens`` → ``--batch-tokens``."""
+    """Return the flag that sets a field: ``batch_tokens`` → ``--batch-tokens``."""
     return "--" + name.replace("_", "-")
 
 
 def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
-    """The recipes with the preset of the method they or the flags name, above what a model recommends for itself."""
-    said = [flags, *(recipe.settings("distill") for recipe in recipes)]
-    name = next((str(values["method"]) for values in said if values.get("method")), "opd")
+    """Return the recipes with the preset of the selected method inserted before a model's recommendations."""
+    sources = [flags, *(recipe.settings("distill") for recipe in recipes)]
+    name = next((str(values["method"]) for values in sources if values.get("method")), "opd")
     preset = Recipe(f"the method {name}", {"distill": method_named(name).settings})
     return (*(r for r in recipes if not r.recommended), preset, *(r for r in recipes if r.recommended))
 
 
 def _one_length(values: dict[str, Any], over: Mapping[str, Any]) -> None:
-    # Steps typed by the user replace epochs recommended by the model, and the other way round.
+    # Steps given by the user replace epochs recommended by the model, and vice versa.
     if "steps" in over and "epochs" not in over:
         values.pop("epochs", None)
     if "epochs" in over and "steps" not in over:
@@ -743,7 +741,7 @@ def _names(kind: type[Any]) -> set[str]:
 
 
 def _fit(kind: type[Any], key: str, value: Any, origin: str) -> Any:
-    """``value`` as the type of the field, or UsageError: TOML and JSON know no paths and no tuples."""
+    """Convert ``value`` to the type of the field, or raise UsageError; TOML and JSON have no paths and no tuples."""
     wanted = typing.get_type_hints(kind)[key]
     options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
     for option in options:

@@ -1,4 +1,4 @@
-"""What can go wrong, as one line a person can act on."""
+"""Error classes; each message is one line that the user can act on."""
 
 from __future__ import annotations
 
@@ -11,28 +11,24 @@ class RecoveryError(Exception):
     """
 
 
-class Interrupted(RecoveryError):  # noqa: N818  (no error: it was asked for)
-    """Work was asked to stop and did, at a place where nothing is lost by it."""
+class Interrupted(RecoveryError):  # noqa: N818  (not an error: a requested stop)
+    """Work stopped on request, at a point where no progress is lost."""
 
 
 class UsageError(RecoveryError):
-    """A setting, flag or file the user gave cannot be used as it is."""
+    """A setting, flag or file given by the user is invalid."""
 
 
 class CheckpointError(RecoveryError):
-    """A checkpoint is missing, damaged or not what its name promises."""
+    """A checkpoint is missing, damaged or has changed."""
 
 
 class CorpusError(RecoveryError):
-    """A folder of documents holds nothing that can be trained on."""
+    """A folder of documents contains nothing to train on."""
 
 
 class ModelError(RecoveryError):
-    """A model has a shape or a feature that cannot be handled correctly."""
-
-
-class TrackerError(RecoveryError):
-    """The tracker database cannot be opened, read or written."""
+    """A model cannot be loaded, or has a feature that is not supported."""
 
 
 class EngineError(RecoveryError):
@@ -40,4 +36,4 @@ class EngineError(RecoveryError):
 
 
 class ServerError(RecoveryError):
-    """A server does not answer, or answers what cannot be used."""
+    """A server does not respond, or its response cannot be used."""

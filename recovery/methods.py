@@ -1,7 +1,8 @@
-"""Every method as a setting of three dials: where the states come from, who scores, what teaches. No torch here.
+"""Presets of the distillation methods as settings of one estimator. Does not import torch.
 
-A preset only sets values of :class:`recovery.config.DistillConfig`; the one stage, the one loop and the one loss run
-them all. Flags win over a recipe, a recipe over a preset. To add a method, add an entry.
+A preset only sets values of :class:`recovery.config.DistillConfig`; the same stage, loop and loss run all of them.
+Flags override a recipe, a recipe overrides a preset. To add a method, add an entry. The three dials are the source of
+the states (alpha), the weight of the teacher (lambda), and the teacher itself:
 
     grad J = E[ sum_t A_t grad log pi(y_t | s_t) ],    s_t from alpha pi + (1 - alpha) data
     A_t    = lambda [log pi_T(y_t | c_T, s_t) - log pi(y_t | s_t)] + (1 - lambda) [R(y) - b(x)]
@@ -19,9 +20,9 @@ from recovery.errors import UsageError
 
 @dataclass(frozen=True)
 class Method:
-    """A preset: its settings over the defaults (which are OPD's), and what a reader needs to choose it.
+    """A preset: settings that override the defaults (those of OPD), and its description.
 
-    ``expects`` says in words what it needs from the user beyond prompts.
+    ``expects`` describes the input it needs from the user beyond prompts.
     """
 
     name: str
@@ -34,7 +35,7 @@ class Method:
     expects: str = ""
 
 
-# Self-teachers with a context score in ways a sharp context can push to extremes, so their divergence is clipped.
+# A context can give a self-teacher extreme log-probabilities, so its divergence is clipped.
 _ENTRY_CLIP = 0.05
 
 _ALL = (
@@ -42,8 +43,8 @@ _ALL = (
         "sft",
         "supervised fine-tuning",
         "-log pi(y_t | s_t), y and s_t from the data",
-        "you have good answers and the model lacks the skill altogether",
-        "the model must keep what it can do already: states are the data's, and forgetting follows the shift",
+        "good answers exist and the model lacks the skill altogether",
+        "the model must keep its existing skills: states come from the data, and the shift causes forgetting",
         "the maximum-likelihood baseline",
         {"alpha": 0.0, "teacher": "label", "answers": "given"},
         expects="answers: --data FILE of conversations, or prompts with a reference answer",
@@ -52,8 +53,8 @@ _ALL = (
         "asft",
         "anchored SFT",
         "-log pi(y_t | s_t) + beta KL(pi || pi_0), on the data's states",
-        "SFT is called for, and a leash to the clean model is cheap insurance",
-        "behaviour lives in states the data does not visit: the anchor is not felt there",
+        "SFT is the right method, and a KL penalty to the clean model should limit forgetting",
+        "the behaviour to keep depends on states outside the data: the anchor has no effect there",
         "the supervised loss with a KL penalty to the starting model",
         {"alpha": 0.0, "teacher": "label", "answers": "given", "anchor": 0.1},
         expects="answers, as for sft",
@@ -61,9 +62,9 @@ _ALL = (
     Method(
         "rejection-sft",
         "rejection-sampling fine-tuning",
-        "-log pi(y_t | s_t) on the student's own answers whose reward reaches --keep-above",
-        "a check exists, and the student passes it now and then",
-        "the student never passes: nothing is kept",
+        "-log pi(y_t | s_t) on the student's own completions whose reward reaches --keep-above",
+        "a check exists, and the student sometimes passes it",
+        "the student never passes: no completion is kept",
         "RFT, arXiv 2308.01825; STaR, arXiv 2203.14465",
         {"alpha": 0.0, "teacher": "label", "answers": "rejection", "samples_per_prompt": 4},
         expects="prompts that a reward can judge",
@@ -71,35 +72,35 @@ _ALL = (
     Method(
         "off-policy-kd",
         "off-policy distillation",
-        "KL(pi_T || pi) at every token of the teacher's own answers",
-        "the student is so far off that its own answers teach nothing yet",
-        "long answers: the student's own mistakes are never visited (exposure bias)",
+        "KL(pi_T || pi) at every token of the teacher's own completions",
+        "the student is so far from the teacher that its own completions give no useful signal yet",
+        "completions are long: states after the student's own mistakes are never visited (exposure bias)",
         "Hinton et al., arXiv 1503.02531; sequence level: arXiv 1606.07947",
         {"alpha": 0.0, "answers": "teacher", "divergence": "forward_kl"},
     ),
     Method(
         "sequence-kd",
         "sequence-level distillation",
-        "-log pi(y_t | s_t) on the teacher's own answers",
-        "the teacher only speaks, and the student is too far off to answer by itself",
-        "its probabilities are at hand: off-policy-kd learns more from the same answers",
+        "-log pi(y_t | s_t) on the teacher's own completions",
+        "the teacher returns only text, and the student is too far from it to learn from its own completions",
+        "the teacher's probabilities are available: off-policy-kd learns more from the same completions",
         "Kim and Rush, arXiv 1606.07947",
         {"alpha": 0.0, "teacher": "label", "answers": "teacher"},
     ),
     Method(
         "opd",
         "on-policy distillation",
-        "KL(pi || pi_T) at every token of the student's own answers, over the whole vocabulary",
-        "to give back behaviour that a clean checkpoint still has: the default of recover distill",
-        "no teacher knows better than the student",
+        "KL(pi || pi_T) at every token of the student's own completions, over the whole vocabulary",
+        "to restore behaviour that a clean checkpoint still has: the default of recover distill",
+        "no teacher is better than the student",
         "Thinking Machines, On-Policy Distillation (2025); arXiv 2306.13649",
     ),
     Method(
         "gkd",
         "generalised knowledge distillation",
-        "JSD_beta(pi_T, pi) on a mixture of student and teacher answers",
-        "between the two: a student too weak to learn from its own answers alone",
-        "the pure ends do as well: see opd and off-policy-kd",
+        "JSD_beta(pi_T, pi) on a mixture of student and teacher completions",
+        "the student is too weak to learn from its own completions alone",
+        "opd or off-policy-kd alone does as well",
         "arXiv 2306.13649",
         {"alpha": 0.5, "answers": "teacher", "divergence": "jsd", "beta": 0.5},
     ),
@@ -107,8 +108,8 @@ _ALL = (
         "grpo",
         "group-relative policy optimisation",
         "-min(r A, clip(r, 1 +- eps) A), A = (R - mean R) / std R within a prompt's group",
-        "no teacher is better, but an answer can be checked",
-        "a teacher exists: it pays for every token, a reward once an answer",
+        "no teacher is better, but a completion can be checked",
+        "a better teacher exists: it gives a signal for every token, a reward only one per completion",
         "arXiv 2402.03300",
         {
             "lam": 0.0,
@@ -123,17 +124,17 @@ _ALL = (
         "opd-sampled",
         "on-policy distillation, sampled form",
         "the clipped policy gradient with A_t = log pi_T(y_t) - log pi_old(y_t), four passes over a batch",
-        "the teacher only tells log-probabilities of given tokens (a server)",
-        "the teacher's logits are at hand: opd has the same expectation and far less variance",
+        "the teacher returns only log-probabilities of given tokens (a server)",
+        "the teacher's logits are available: opd has the same expectation and far less variance",
         "Thinking Machines, On-Policy Distillation (2025)",
         {"divergence": "sampled", "clip": 0.2, "batch_epochs": 4, "prompts_per_step": 64, "samples_per_prompt": 8},
     ),
     Method(
         "one-step-opd",
         "one-step on-policy distillation",
-        "KL(pi || pi_T) at a single sampled position of each answer",
-        "to see it fail: the rest of the answer is left without a signal",
-        "anything you depend on",
+        "KL(pi || pi_T) at a single sampled position of each completion",
+        "to reproduce its collapse: the rest of the completion gets no signal",
+        "the model is to be used",
         "arXiv 2605.22731, where it collapsed",
         {"positions": "one"},
     ),
@@ -141,18 +142,18 @@ _ALL = (
         "opsd",
         "on-policy self-distillation with the answer key",
         "JSD(pi_T, pi) capped per vocabulary entry; pi_T is the student's start with the answer in its context",
-        "answers are known, no better model is",
+        "reference answers exist, but no better model",
         "without --entry-clip: a few tokens carry all of the gradient, and training collapses",
-        "on-policy self-distillation (OPSD), as retold in Will Brown's three dials",
+        "on-policy self-distillation (OPSD), as described in Will Brown's three dials",
         {"teacher": "start", "context": "answer", "divergence": "jsd", "beta": 0.5, "entry_clip": _ENTRY_CLIP},
         expects="prompts with a reference answer",
     ),
     Method(
         "self-distillation",
         "simple self-distillation",
-        "-log pi(y_t | s_t) on one unfiltered sample of the student itself a prompt",
-        "a cheap sharpening that needs nothing but prompts",
-        "the student is degraded: it learns its own faults",
+        "-log pi(y_t | s_t) on one unfiltered completion of the student per prompt",
+        "sharpening is wanted at low cost, from prompts alone",
+        "the student is degraded: it learns its own errors",
         "simple self-distillation: the model's own unfiltered samples as labels",
         {"alpha": 0.0, "teacher": "label", "answers": "self", "samples_per_prompt": 1},
     ),
@@ -160,7 +161,7 @@ _ALL = (
         "sdft",
         "self-distillation fine-tuning (type A)",
         "KL(pi || pi_T), pi_T a moving average of the student that reads a demonstration first",
-        "new skills from demonstrations, with less forgetting than SFT on them",
+        "to learn new skills from demonstrations, with less forgetting than SFT on them",
         "the model cannot yet learn from examples in its context",
         "SDFT, arXiv 2601.19897",
         {"teacher": "ema", "context": "demonstrations"},
@@ -170,8 +171,8 @@ _ALL = (
         "deliberative",
         "rules into the weights (type B)",
         "KL(pi || pi_T), pi_T the student's start with the rules in its context",
-        "a policy or a safety specification is to hold without being told each time",
-        "the rules are ones the model does not follow even when told",
+        "a policy or a safety specification must hold without being in the prompt",
+        "the model does not follow the rules even with them in its context",
         "deliberative alignment, arXiv 2412.16339, on-policy form",
         {"teacher": "start", "context": "rules"},
         expects="the rules: --context-file, or a context with each prompt",
@@ -180,8 +181,8 @@ _ALL = (
         "opcd",
         "system prompt into the weights (type C)",
         "KL(pi || pi_T), pi_T the student's start under the system prompt or with the solution's trace",
-        "a long system prompt is paid for on every call; solved problems are to be kept",
-        "the prompt changes often: leave it a prompt",
+        "a long system prompt costs tokens on every call, or the skill of solved problems must be kept",
+        "the prompt changes often: keep it in the context",
         "OPCD (on-policy context distillation)",
         {"teacher": "start", "context": "system"},
         expects="the system prompt: --context-file, or a context with each prompt (--context trace for solutions)",
@@ -190,7 +191,7 @@ _ALL = (
         "document-in-context",
         "a document into the weights (type D)",
         "KL(pi || pi_T) capped per entry, pi_T the student's start that reads the passage first",
-        "documents are to be answered from without being read, questions about them exist",
+        "questions about documents exist, and must be answered without the documents in the context",
         "there are many documents and no questions: mid-train on them",
         "context distillation with privileged text, on-policy form",
         {"teacher": "start", "context": "document", "entry_clip": _ENTRY_CLIP},
@@ -200,8 +201,8 @@ _ALL = (
         "pi-distill",
         "privileged-information distillation (type D for agents)",
         "KL(pi || pi_T) capped per entry, pi_T the live student that sees hidden actions or the future",
-        "trajectories are known whose steps the student may not see when it acts",
-        "the privileged text gives answers away that no student could infer",
+        "trajectories are known whose steps the student may not see at inference",
+        "the privileged text contains answers that the student could not infer",
         "pi-Distill; privileged-information distillation (PID)",
         {"teacher": "self", "context": "trace", "entry_clip": _ENTRY_CLIP},
         expects="prompts with the hidden text as their context",
@@ -209,19 +210,19 @@ _ALL = (
     Method(
         "continuation-opd",
         "continuation distillation",
-        "-log pi(y_t | s_t) on a short continuation by the teacher from a prefix cut out of the student's answer",
-        "the teacher is degraded or a black box that can only speak",
-        "the teacher's probabilities are at hand and it is sound: opd uses every token",
+        "-log pi(y_t | s_t) on a short continuation by the teacher from a prefix of the student's completion",
+        "the teacher is degraded, or a black box that returns only text",
+        "the teacher is not degraded and its probabilities are available: opd uses every token",
         "arXiv 2605.22731; DAgger, arXiv 1011.0686",
         {"continuation": 32},
     ),
     Method(
         "mixed",
-        "the interior of the cube",
+        "teacher and reward combined, on mixed states",
         "lambda KL(pi || pi_T) + (1 - lambda) policy gradient of the reward, on half student and half teacher states",
-        "a teacher for manners and a check for the task, at once",
-        "one of them suffices",
-        "the interior of Will Brown's three dials",
+        "behaviour has a teacher and the task has a check, and both must be trained at once",
+        "one of them is enough",
+        "intermediate values of Will Brown's three dials",
         {"alpha": 0.5, "lam": 0.5, "answers": "teacher", "samples_per_prompt": 4, "clip": 0.2},
         expects="prompts that a reward can judge",
     ),
@@ -230,9 +231,9 @@ METHODS: dict[str, Method] = {method.name: method for method in _ALL}
 
 
 def method_named(name: str) -> Method:
-    """The preset of a name. Raises UsageError with the nearest name where there is none."""
+    """Return the preset called ``name``. Raise UsageError, suggesting the nearest name, if there is none."""
     if name in METHODS:
         return METHODS[name]
     near = difflib.get_close_matches(name, METHODS, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(METHODS)}"
+    hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(METHODS)}"
     raise UsageError(f"there is no method {name!r}: {hint} (`recover methods` lists them)")

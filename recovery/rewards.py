@@ -1,8 +1,8 @@
-"""Rewards: a number for a finished answer, where a teacher's word for every token is not what is wanted.
+"""Rewards: one number per completion, from a prompt's checks, its reference answer or a user's function.
 
-``verifiable`` is the default: the share of a prompt's instructions that the answer follows (IFEval's own checkers), or
-whether it gives the reference answer. A Python callable by dotted name (``package.module:function``) takes its
-place where the user has one: ``function(prompt, response) -> float``.
+``verifiable`` is the default: the share of a prompt's instructions that the response follows (IFEval's own checkers),
+or whether it equals the reference answer. A user's Python callable is named as ``package.module:function``:
+``function(prompt, response) -> float``.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 
-from recovery.checkers import judge
-from recovery.corpus.text import normalise
+from recovery.data.checkers import judge
+from recovery.data.corpus.text import normalise
 from recovery.errors import RecoveryError, UsageError
 from recovery.types import Prompt
 
 Reward = Callable[[Prompt, str], float]
 
-# Keeps the advantage finite where every answer of a group got the same reward.
+# Keeps the advantage finite if all rewards of a group are equal.
 _SMALLEST_SPREAD = 1e-4
 
 
 def verifiable(prompt: Prompt, response: str) -> float:
-    """The share of instructions followed where the prompt has checks, else 1 for the reference answer and 0."""
+    """Return the share of the prompt's checks that pass; without checks, 1 for the reference answer, else 0."""
     if prompt.checks:
         kept = judge(prompt, response).strict
         return sum(kept) / len(kept)
@@ -31,17 +31,17 @@ def verifiable(prompt: Prompt, response: str) -> float:
 
 
 def all_checks(prompt: Prompt, response: str) -> float:
-    """1 where every instruction is followed, else 0: what IFEval's prompt-level score counts."""
+    """Return 1 if every instruction is followed, else 0, as in IFEval's prompt-level score."""
     return float(all(judge(prompt, response).strict)) if prompt.checks else exact(prompt, response)
 
 
 def exact(prompt: Prompt, response: str) -> float:
-    """1 where the answer is the prompt's reference to the letter, else 0."""
+    """Return 1 if the response equals the reference answer, ignoring surrounding whitespace, else 0."""
     return float(prompt.answer is not None and response.strip() == prompt.answer.strip())
 
 
 def normalised(prompt: Prompt, response: str) -> float:
-    """1 where the answer is the prompt's reference, without regard to case, marks and spaces, else 0."""
+    """Return 1 if the response equals the reference answer, ignoring case, punctuation and spaces, else 0."""
     return float(prompt.answer is not None and normalise(response) == normalise(prompt.answer))
 
 
@@ -54,7 +54,7 @@ NAMED: dict[str, Reward] = {
 
 
 def resolve_reward(name: str) -> Reward:
-    """The reward of a name, or of ``module:function``. Raises UsageError where there is none."""
+    """Return the reward of a name, or of ``module:function``. Raise UsageError if there is none."""
     if name in NAMED:
         return NAMED[name]
     module, colon, function = name.partition(":")
@@ -63,7 +63,7 @@ def resolve_reward(name: str) -> Reward:
         raise UsageError(f"--reward {name!r} is unknown: use {known}, or a callable as package.module:function")
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever a user's module raises while it is imported
+    except Exception as error:  # importing a user's module may raise anything
         raise UsageError(f"--reward {name} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise UsageError(f"--reward {name} is not callable: give a function of (prompt, response)")
@@ -72,29 +72,31 @@ def resolve_reward(name: str) -> Reward:
 
 
 def can_judge(name: str, prompt: Prompt) -> bool:
-    """Whether a reward says anything about answers to this prompt; a callable of the user's always does."""
+    """Return whether a reward applies to this prompt; a user's callable always does."""
     if name in ("exact", "normalised"):
         return prompt.answer is not None
     return name not in NAMED or bool(prompt.checks) or prompt.answer is not None
 
 
 def judged(reward: Reward, prompt: Prompt, response: str) -> float:
-    """The reward of one answer. Raises RecoveryError where the callable fails or gives no finite number."""
+    """Return the reward of one response. Raise RecoveryError if the callable fails or returns no finite number."""
     try:
         value = float(reward(prompt, response))
     except Exception as error:  # a user's callable may raise anything
         raise RecoveryError(
-            f"the reward failed on prompt {prompt.id!r}: {type(error).__name__}: {error}; mend --reward"
+            f"the reward failed on prompt {prompt.id!r}: {type(error).__name__}: {error}; fix the function of --reward"
         ) from error
     if not math.isfinite(value):
-        raise RecoveryError(f"the reward gave {value} for prompt {prompt.id!r}: --reward must return a finite number")
+        raise RecoveryError(
+            f"the reward returned {value} for prompt {prompt.id!r}: --reward must return a finite number"
+        )
     return value
 
 
 def group_advantages(rewards: Sequence[float], groups: Sequence[str]) -> list[float]:
-    """(R_i - mean R) / (std R + delta) within each prompt's group (GRPO, arXiv 2402.03300, outcome supervision).
+    """Return (R_i - mean R) / (std R + delta) within each prompt's group (GRPO, arXiv 2402.03300, outcome supervision).
 
-    A group of one, or one whose answers all got the same, has nothing to compare: its advantage is 0.
+    The advantage is 0 in a group of one, or if all rewards of the group are equal.
     """
     by_group: dict[str, list[float]] = {}
     for value, group in zip(rewards, groups, strict=True):

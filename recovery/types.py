@@ -1,6 +1,6 @@
-"""The plain records that every part of the project shares. No torch here.
+"""Data classes shared by every part of the project. Does not import torch.
 
-Tensor names elsewhere carry their shape as a suffix: B sequences, T positions, V vocabulary, D hidden width
+Elsewhere, tensor names have their shape as a suffix: B sequences, T positions, V vocabulary, D hidden width
 (E where the teacher's differs), N packed response tokens.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 
 class Message(TypedDict):
-    """One turn of a conversation, in the form chat templates take."""
+    """One turn of a conversation, in the format of chat templates."""
 
     role: str
     content: str
@@ -28,11 +28,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A request the student is asked to answer.
+    """A conversation that the student completes.
 
-    ``kind`` routes it: "behaviour" prompts are scored by the behaviour teacher, "knowledge" prompts by the
-    knowledge teacher. ``checks`` make the answer verifiable; ``answer`` is a reference where there is one;
-    ``context`` is what a teacher may be told about it that the student is not.
+    ``kind`` selects the teacher: "behaviour" prompts are scored by the behaviour teacher, "knowledge" prompts by the
+    knowledge teacher. ``checks`` make the response verifiable; ``answer`` is the reference answer, if any;
+    ``context`` is additional text that only a teacher may read.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Prompt:
 
     @property
     def text(self) -> str:
-        """The last user turn: what IFEval's checkers call the prompt."""
+        """The last user turn, which IFEval's checkers call the prompt."""
         return next((m["content"] for m in reversed(self.messages) if m["role"] == "user"), "")
 
 
@@ -53,11 +53,11 @@ class Prompt:
 class Probe:
     """One question about knowledge.
 
-    form "question": asked as chat; any string of ``answers`` is right (reachable knowledge).
-    form "choice": ``question`` is text in the document's own form up to a gap; ``choices`` are candidate
-    continuations, one of which is ``answers[0]`` (stored knowledge, by log-likelihood).
-    ``control`` marks entities that no corpus teaches: their score must stay at chance. ``passage`` is the text that
-    the answer can be checked against.
+    form "question": asked as chat; any string of ``answers`` is correct (reachable knowledge).
+    form "choice": ``question`` is text in the document's style up to a gap; ``choices`` are candidate continuations,
+    one of which is ``answers[0]`` (stored knowledge, by log-likelihood).
+    ``control`` marks entities that are in no corpus: their score must stay at chance. ``passage`` is the text against
+    which the answer can be verified.
     """
 
     id: str
@@ -73,9 +73,9 @@ class Probe:
 
 @dataclass(frozen=True)
 class Item:
-    """One evaluated prompt: what was asked, what came back, how it was judged.
+    """One evaluated prompt with its response, score and verdicts.
 
-    ``score`` is 1 or 0 for verdicts, a real number for graded suites. ``verdicts`` holds one entry an
+    ``score`` is 1 or 0 for verdicts, a real number for graded suites. ``verdicts`` holds one entry per
     instruction (or one named "correct"). ``group`` clusters items for statistics (document, topic, type).
     """
 

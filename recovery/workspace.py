@@ -1,15 +1,15 @@
-"""The workspace: one folder with the tracker's database, the checkpoints and everything the stages keep.
+"""The workspace: one folder with the tracker's database, checkpoints and the files of the stages.
 
     recovery-workspace/
-      workspace.json            which clean model this workspace is about
-      tracker.db                every step, score and checkpoint (see db/), unless they are kept elsewhere
-      models/                   a clean model that came with the package or as a GGUF file, as an ordinary folder
-      corpora/cycle-1/          the documents, probes and questions of a cycle, frozen when it began
+      workspace.json            the clean model of this workspace
+      tracker.db                every step, score and checkpoint (see db/), unless the tracker is elsewhere
+      models/                   folders of clean models that come with the package or from a GGUF file
+      corpora/cycle-1/          the documents, probes and questions of a cycle, frozen at its start
       checkpoints/cycle-1/      midtrained/, recovered/
       stages/0003-distill/      training states of a stage that is not finished
-      cache/                    answers that frozen models gave, by what they were made from
+      cache/                    completions of frozen models, by a hash of their inputs
 
-Nothing here imports torch or knows the database: what is registered is read through :class:`Index`.
+This module imports neither torch nor the database: registered checkpoints are read through :class:`Index`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import contextlib
 import fcntl
 import json
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from recovery.errors import CheckpointError, UsageError
-from recovery.gguf_files.header import is_gguf, sha256_of
+from recovery.errors import UsageError
+from recovery.models.gguf_files.header import is_gguf, sha256_of
 
 FORMAT = 1
 SETTINGS = "workspace.json"
@@ -35,12 +34,12 @@ MAIN = "main"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model the stages can start from, teach with or measure.
+    """A model that stages can train, use as a teacher or evaluate.
 
     ``path`` is its folder. For tuning "lora" that folder holds only an adapter, and ``weights`` is the folder of
-    the untouched weights below it; otherwise the two are the same. ``parent`` is a name; ``id`` is the tracker's
-    number, None for one that is not registered; ``pruned`` is the day its weights were removed, if they were;
-    ``origin`` is the GGUF file it was converted from, if it was.
+    its base weights; otherwise the two are the same. ``parent`` is a name; ``id`` is the tracker's id, None if it is
+    not registered; ``pruned`` is the date on which its weights were removed, if they were; ``origin`` is the GGUF file
+    it was converted from, if any.
     """
 
     name: str
@@ -57,28 +56,16 @@ class Checkpoint:
 
     @property
     def adapter(self) -> Path | None:
-        """The adapter's folder, where there is one."""
+        """The adapter's folder, if there is one."""
         return self.path if self.tuning == "lora" else None
-
-
-class Index(Protocol):
-    """What is registered, oldest first; the tracker implements it."""
-
-    def all(self) -> Sequence[Checkpoint]:
-        """Every registered checkpoint."""
-        ...
-
-    def latest(self) -> Checkpoint | None:
-        """The one the next stage goes on from."""
-        ...
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The folder and where things are in it.
+    """The folder and the paths in it.
 
-    ``tracker`` is the address of a tracker that is kept elsewhere and that several workspaces may share: a SQLite file
-    or a database URL. It may hold a password, so it is not shown.
+    ``tracker`` is the address of a tracker outside the folder, which several workspaces may share: a SQLite file or a
+    database URL. It may contain a password, so it is not in the repr.
     """
 
     folder: Path
@@ -86,12 +73,14 @@ class Workspace:
 
     @property
     def database(self) -> Path | str:
-        """Where the tracker is: a SQLite file in the folder unless it is elsewhere."""
+        """Address of the tracker, by default a SQLite file in the folder."""
         return self.folder / "tracker.db" if self.tracker is None else self.tracker
 
     @property
     def experiment(self) -> str:
-        """What its line of cycles is called in the tracker: as it began, else after the folder where it is shared."""
+        """Name of its line of cycles in the tracker: the stored name, else the folder's name if the tracker is
+        shared.
+        """
         name = self.folder.resolve().name if self.tracker is not None else MAIN
         return str(self.settings().get("experiment") or name)
 
@@ -101,37 +90,37 @@ class Workspace:
         return (self.folder / SETTINGS).is_file()
 
     def corpus(self, cycle: int) -> Path:
-        """Where a cycle's frozen documents, probes and questions are."""
+        """Return the folder of a cycle's frozen documents, probes and questions."""
         return self.folder / "corpora" / f"cycle-{cycle}"
 
     def checkpoint(self, name: str) -> Path:
-        """Where a checkpoint of this workspace is kept."""
+        """Return the folder of a checkpoint of this workspace."""
         return self.folder / "checkpoints" / name
 
     def stage(self, number: int, kind: str) -> Path:
-        """Where a stage keeps its training states."""
+        """Return the folder of a stage's training states."""
         return self.folder / "stages" / f"{number:04d}-{kind}"
 
     @property
     def models(self) -> Path:
-        """Where models are kept that were made into folders here."""
+        """Folder of converted models."""
         return self.folder / "models"
 
     def cache(self, name: str) -> Path:
-        """A file of things that can be made again."""
+        """Return the path of a cache file, which may be deleted at any time."""
         return self.folder / "cache" / name
 
     def stored(self, path: Path) -> str:
-        """A path as it is written down: relative inside the workspace, so that the folder can be moved."""
+        """Return a path in stored form: relative inside the workspace, so that the folder can be moved."""
         absolute, home = path.expanduser().resolve(), self.folder.resolve()
         return str(absolute.relative_to(home)) if absolute.is_relative_to(home) else str(absolute)
 
     def found(self, stored: str) -> Path:
-        """The inverse of :meth:`stored`."""
+        """Invert :meth:`stored`."""
         return (self.folder.resolve() / stored) if stored else self.folder.resolve()
 
     def settings(self) -> dict[str, Any]:
-        """What workspace.json says; empty before the first use. Raises UsageError where it is damaged or newer."""
+        """Read workspace.json; empty before the first use. Raise UsageError if it is damaged or newer."""
         try:
             settings = json.loads((self.folder / SETTINGS).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -147,35 +136,35 @@ class Workspace:
         return settings
 
     def remember(self, model: str, **more: str) -> None:
-        """Write down which clean model this workspace is about, and ``more`` that it must not forget."""
+        """Store the clean model of this workspace, and ``more`` settings, in workspace.json."""
         text = json.dumps({"format": FORMAT, "model": model, **more}, indent=2) + "\n"
         write_atomically(self.folder / SETTINGS, text)
 
     def check_model(self, model: str | None) -> None:
-        """Refuse another clean model than the one this workspace began with."""
+        """Raise UsageError if ``model`` is not the clean model of this workspace."""
         settings = self.settings()
         begun = settings.get("model")
         if model is None or begun is None:
             return
         if settings.get("sha256") and is_gguf(model) and Path(model).expanduser().is_file():
             if sha256_of(model) == settings["sha256"]:
-                return  # wherever the file is now
+                return  # the file may have moved
             if model_key(model) == begun:
                 raise UsageError(
-                    f"{model} is not the file any more that this workspace ({self.folder}) began with: "
-                    "leave --model out, or name another --workspace"
+                    f"{model} has changed since this workspace ({self.folder}) was created from it: "
+                    "omit --model, or use another --workspace"
                 )
         if model_key(model) != begun:
             raise UsageError(
-                f"this workspace ({self.folder}) is about the model {begun}, not {model_key(model)}: "
-                f"leave --model out, or name another --workspace"
+                f"the model of this workspace ({self.folder}) is {begun}, not {model_key(model)}: "
+                f"omit --model, or use another --workspace"
             )
 
     @contextlib.contextmanager
     def lock(self, purpose: str) -> Iterator[None]:
-        """Hold the workspace for one training stage; the system frees it when the process ends, however it ends.
+        """Lock the workspace for one training stage; the system releases the lock when the process ends.
 
-        Raises UsageError, naming the holder, when another process holds it.
+        Raise UsageError, naming the holder, if another process holds it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -185,7 +174,7 @@ class Workspace:
             except OSError as error:
                 holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
                 raise UsageError(
-                    f"{holder} is at work in {self.folder}: wait for it, stop it, or use another --workspace"
+                    f"{holder} is using {self.folder}: wait for it, stop it, or use another --workspace"
                 ) from error
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"{purpose} (process {os.getpid()})".encode(), 0)
@@ -195,53 +184,15 @@ class Workspace:
 
 
 def model_key(model: str) -> str:
-    """How a clean model is written down: a folder or a file as its absolute path, anything else as it is."""
+    """Return the stored name of a clean model: the absolute path of a folder or file, anything else unchanged."""
     path = Path(model).expanduser()
     return str(path.resolve()) if (path.is_dir() or is_gguf(path)) and model != MINIATURE else model
 
 
-def find(name: str, index: Index) -> Checkpoint | None:
-    """The registered checkpoint called ``name``; ``midtrained`` and ``recovered`` mean the newest of that kind.
-
-    None where nothing of that name is registered (it may still be a path or a hub id).
-    """
-    if name == "latest":
-        return index.latest()
-    registered = index.all()
-    for checkpoint in registered:
-        if checkpoint.name == name:
-            return checkpoint
-    if name in ("midtrained", "recovered"):
-        return next((c for c in reversed(registered) if c.kind == name), None)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return next((c for c in registered if c.path.resolve() == folder.resolve()), None)
-    return None
-
-
-def is_hub_id(name: str) -> bool:
-    """Whether ``name`` can be a model on the hub: ORG/MODEL, and not of the form of this tool's own names."""
-    return (
-        not is_gguf(name)
-        and name.count("/") == 1
-        and all(name.split("/"))
-        and not re.match(r"cycle-\d+/|external/", name)
-    )
-
-
-def unknown_name(name: str, index: Index) -> CheckpointError:
-    """The error for a name that is nothing: it lists what there is."""
-    names = ["latest", *(checkpoint.name for checkpoint in index.all())]
-    return CheckpointError(
-        f"there is no checkpoint {name!r}: use {', '.join(names)}, a folder with a model, a GGUF file, or a hub id "
-        "(ORG/MODEL)"
-    )
-
-
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    writing = path.with_name(f".writing-{os.getpid()}-{path.name}")  # two processes may begin a workspace at once
+    writing = path.with_name(f".writing-{os.getpid()}-{path.name}")  # two processes may create a workspace at once
     with writing.open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()

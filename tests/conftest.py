@@ -1,4 +1,4 @@
-"""What every test may ask for: one thread, no network, tiny checkpoints, the command line as a process."""
+"""Fixtures and settings of all tests: one thread, no network, tiny checkpoints, the command line as a process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# Before torch is imported anywhere: a second thread is far slower than one as soon as anything else runs on
-# the machine. And no test may reach a network: what is not on the disk is not there.
+# Before torch is imported anywhere: two threads are far slower than one as soon as anything else runs on the
+# machine. No test may use a network.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for _offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_TELEMETRY"):
@@ -25,7 +25,7 @@ for _place in ("RECOVER_WORKSPACE", "RECOVER_DATABASE"):
 import pytest  # noqa: E402  (the environment comes first)
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-# Examples take as long as the machine needs for them.
+# No time limit per example: the machine may be slow.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
 
@@ -33,9 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = "RECOVER_REQUIRE_COMPONENTS"
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m chooses by the markers
+@pytest.hookimpl(tryfirst=True)  # before -m selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What runs on both databases is slow on the second one, but for tests in which the two may differ."""
+    """Mark tests that run on both databases slow on PostgreSQL, except those marked `differs`."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec is None or callspec.params.get("new_address") != "postgresql":
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _models() -> ModuleType:
-    """``tests/models.py``, loaded when the first model is asked for: tracker tests import no torch."""
+    """Return ``tests/models.py``, loaded on first use: tracker tests import no torch."""
     name = "recovery_test_models"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / "models.py")
@@ -61,14 +61,14 @@ def _models() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def make_tiny() -> Callable[..., Path]:
-    """``make_tiny(kind, folder, seed=0, template=True, **config)`` writes a checkpoint; see models.py."""
+    """Return ``make_tiny(kind, folder, seed=0, template=True, **config)``, which writes a checkpoint; see models.py."""
     maker: Callable[..., Path] = _models().make_tiny
     return maker
 
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[[str], Any]:
-    """``make_tokenizer(kind)``: the tokenizer of a tiny family, without a model."""
+    """Return ``make_tokenizer(kind)``, which creates the tokenizer of a tiny family without a model."""
     maker: Callable[[str], Any] = _models().make_tokenizer
     return maker
 
@@ -80,7 +80,7 @@ def _tiny(kind: str, factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Qwen3: thinks, no BOS, tied head. Copy the folder before changing it."""
+    """A tiny Qwen3: thinking, no BOS, tied head. Copy the folder before changing it."""
     return _tiny("qwen3", tmp_path_factory)
 
 
@@ -104,7 +104,7 @@ def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_model(tiny_qwen3: Path) -> Path:
-    """The tiny checkpoint to take where the family does not matter."""
+    """The default tiny checkpoint, for tests that do not depend on the family."""
     return tiny_qwen3
 
 
@@ -117,8 +117,8 @@ def tiny_family(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def small_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real workspace: the built-in model and what a few steps on one document made of it. Copy it to change it."""
-    from recovery.cli.main import run
+    """A workspace: the built-in model, mid-trained for a few steps on one document. Copy it before changing it."""
+    from pipelines.cli.main import run
 
     folder = tmp_path_factory.mktemp("small")
     (folder / "corpus").mkdir()
@@ -132,10 +132,10 @@ def small_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def require_component() -> Callable[[bool, str], None]:
-    """``require_component(found, what)``: skip without the component, or fail where all are required.
+    """Return ``require_component(found, what)``: skip without the component, or fail if all are required.
 
-    ``RECOVER_REQUIRE_COMPONENTS=1`` is how a build that installs every component makes sure that none of
-    its tests was skipped for the lack of one.
+    A build that installs every component sets ``RECOVER_REQUIRE_COMPONENTS=1``, so that a missing one is a failure
+    and not a skipped test.
     """
 
     def require(found: bool, what: str) -> None:
@@ -150,7 +150,7 @@ def require_component() -> Callable[[bool, str], None]:
 
 @pytest.fixture(scope="session")
 def postgres(require_component: Callable[[bool, str], None]) -> Iterator[Any]:
-    """A PostgreSQL server of this process's own: a tests.postgres.Server, started."""
+    """A running PostgreSQL server of this test process, as a tests.postgres.Server."""
     from tests.postgres import programs, running
 
     found = programs()
@@ -161,7 +161,7 @@ def postgres(require_component: Callable[[bool, str], None]) -> Iterator[Any]:
 
 @pytest.fixture(scope="session", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def new_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path | str]:
-    """``new_address()``: where a new tracker can be made; every test that uses it runs on both databases."""
+    """Return ``new_address()``: the address of a new tracker. Tests that use it run on both databases."""
     if request.param == "postgresql":
         make: Callable[[], str] = request.getfixturevalue("postgres").create
         return make
@@ -170,7 +170,7 @@ def new_address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def address(new_address: Callable[[], Path | str], request: pytest.FixtureRequest) -> Iterator[Path | str]:
-    """Where this test's tracker can be made."""
+    """The address of a new tracker for this test."""
     made = new_address()
     server = request.getfixturevalue("postgres") if isinstance(made, str) else None
     yield made
@@ -188,7 +188,7 @@ def seeding() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def seeded(new_address: Callable[[], Path | str], seeding: ModuleType) -> Any:
-    """A tracker of three finished cycles, to read only."""
+    """A tracker with three finished cycles. Do not write to it."""
     return seeding.seed(new_address())
 
 
@@ -204,10 +204,10 @@ def readable(seeded: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def recover(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``recover("status", "--json")`` runs the command line as a process of its own.
+    """Return a function that runs the command line as a process: ``recover("status", "--json")``.
 
     It runs in ``cwd`` (default: an empty folder) and returns the finished process. ``check=True`` fails the
-    test with the output unless the status is 0. ``env`` adds to the environment.
+    test with the output unless the status is 0. ``env`` is added to the environment.
     """
 
     def run(

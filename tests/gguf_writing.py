@@ -1,4 +1,4 @@
-"""Small GGUF files, written from a checkpoint in Hugging Face's layout as llama.cpp's converter writes them."""
+"""Writes small GGUF files from a Hugging Face checkpoint, in the format of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def write_gguf(
 ) -> Path:
     """Write the checkpoint in ``model`` to ``target``, its matrices as ``kind`` and its norms in float32.
 
-    ``pre`` is the name of how text is split (the tiny tokenizers do as GPT-2); ``without`` leaves parts out
-    ("tokenizer", "template"); ``values`` are further keys, text, numbers or truth; ``change`` may alter the tensors,
-    which go by llama.cpp's names.
+    ``pre`` is the pre-tokenizer's name (the tiny tokenizers use GPT-2's); ``without`` omits parts ("tokenizer",
+    "template"); ``values`` are further keys with text, numbers or booleans; ``change`` may modify the tensors, which
+    have llama.cpp's names.
     """
     config = AutoConfig.from_pretrained(model)
     writer = gguf.GGUFWriter(target, architecture or config.model_type)
@@ -64,7 +64,7 @@ def write_gguf(
 
 
 def stored(model: Path) -> dict[str, np.ndarray]:
-    """The weights of a checkpoint by llama.cpp's names and in its order of rows, float32."""
+    """Return the weights of a checkpoint with llama.cpp's names and row order, in float32."""
     config = AutoConfig.from_pretrained(model)
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
@@ -78,7 +78,7 @@ def stored(model: Path) -> dict[str, np.ndarray]:
 
 
 def permuted(tensor: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of queries or keys as llama.cpp wants them: the halves of each head interleaved."""
+    """Return the rows of queries or keys in llama.cpp's order: the halves of each head interleaved."""
     halves = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
     return halves.swapaxes(1, 2).reshape(tensor.shape)
 

@@ -1,13 +1,12 @@
-"""Tiny random checkpoints on disk, in the shapes of the model families people use.
+"""Tiny random checkpoints on disk, with the architectures of common model families.
 
-Each is an ordinary Hugging Face folder: a config, safetensors weights, a byte-level BPE trained on the spot,
-the family's special tokens, its list of end tokens, and a chat template of the same structure as the real
-one. They answer nonsense; what they test is that shapes, templates, end tokens and heads are handled as the
-family's are.
+Each is an ordinary Hugging Face folder: a config, safetensors weights, a byte-level BPE tokenizer trained at
+creation, the family's special tokens, its list of end tokens, and a chat template with the structure of the real
+one. Their output is random; they test that the family's shapes, templates, end tokens and heads are handled.
 
-What differs between them, on purpose: Qwen3 thinks (``enable_thinking``), has no BOS and ties its head; Llama
-adds a BOS both in the template and in the tokenizer, has no padding token and an untied head; Gemma 2 caps
-its logits and refuses a system turn; Gemma 3 folds the system turn into the user's.
+The differences between them: Qwen3 has thinking (``enable_thinking``), no BOS and a tied head; Llama adds a BOS
+both in the template and in the tokenizer, has no padding token and an untied head; Gemma 2 caps its logits and
+refuses a system turn; Gemma 3 folds the system turn into the user's.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ The answer has two sections, marked SECTION 1 and SECTION 2, and every section e
 def double(value): return value * 2
 Give the keys of the cellar to the porter before noon; he keeps the list of those who have been there.
 """
-VOCABULARY = 448  # entries of the tokenizer; the models' tables are padded beyond it, as real ones are
+VOCABULARY = 448  # entries of the tokenizer; the models' embeddings are padded beyond it, as in real models
 
 QWEN3_TEMPLATE = """\
 {%- if messages[0].role == 'system' -%}
@@ -130,7 +129,7 @@ GEMMA3_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Family:
-    """What makes a family's checkpoint: its config, template and special tokens."""
+    """Definition of a family: config, template and special tokens."""
 
     config: Callable[..., Any]
     template: str
@@ -184,7 +183,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def make_tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of :data:`VOCABULARY` entries with the family's special tokens and chat template."""
+    """Return a byte-level BPE tokenizer of :data:`VOCABULARY` entries with the family's special tokens and template."""
     family = FAMILIES[kind]
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -213,8 +212,8 @@ def make_tokenizer(kind: str) -> PreTrainedTokenizerFast:
 def make_tiny(kind: str, folder: Path, *, seed: int = 0, template: bool = True, **settings: Any) -> Path:
     """Write a random checkpoint of family ``kind`` ("qwen3", "llama", "gemma2", "gemma3") to ``folder``.
 
-    ``settings`` override the config (``hidden_size=48``); ``template=False`` makes a base model, which has
-    no chat template. The same arguments give the same weights.
+    ``settings`` override the config (``hidden_size=48``); ``template=False`` creates a base model without a
+    chat template. The same arguments give the same weights.
     """
     family = FAMILIES[kind]
     tokenizer = make_tokenizer(kind)

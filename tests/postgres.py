@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: started in a temporary folder, with a database for each test."""
+"""PostgreSQL server for the tests: started in a temporary folder, with a database for each test."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sqlalchemy import URL
 
 USER, PASSWORD = "ada", "s3cret-of-the-tests"
 _UNPRIVILEGED = "postgres"  # the server refuses to run as root
-_LONGEST = 300.0  # seconds a start may take on a busy machine
+_LONGEST = 300.0  # seconds allowed for a start on a busy machine
 
 
 def programs() -> Path | None:
-    """The folder of the server's programs: Debian keeps them off the path, one folder a version."""
+    """Return the folder of the server programs; Debian has one folder per version, not on the path."""
     found = shutil.which("initdb")
     folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parent.name))
@@ -30,7 +30,7 @@ def programs() -> Path | None:
 
 
 class Server:
-    """A server that answers on 127.0.0.1 only and asks for a password."""
+    """A server that listens on 127.0.0.1 only and requires a password."""
 
     def __init__(self, bin_folder: Path, folder: Path) -> None:
         self.bin, self.folder = bin_folder, folder
@@ -56,14 +56,14 @@ class Server:
         )
 
     def url(self, database: str = "postgres", *, user: str = USER, password: str = PASSWORD) -> str:
-        """The address of one of its databases, with the password."""
+        """Return the address of one of its databases, including the password."""
         address = URL.create(
             "postgresql", username=user, password=password, host="127.0.0.1", port=self.port, database=database
         )
         return address.render_as_string(hide_password=False)
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it accepts connections."""
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
@@ -92,32 +92,32 @@ class Server:
                 return
 
     def stop(self) -> None:
-        """Stop it at once: whoever is connected is thrown out."""
+        """Stop the server at once, closing all connections."""
         if self._process is not None:
             self._process.send_signal(2)  # SIGINT: PostgreSQL's "fast" shutdown
             self._process.wait(_LONGEST)
             self._process = None
 
     def run(self, statement: str, database: str = "postgres") -> None:
-        """Run one statement of SQL as the owner of everything."""
+        """Run one SQL statement as the superuser."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             connection.execute(statement)  # type: ignore[call-overload]
 
     def create(self) -> str:
-        """A new, empty database: its address."""
+        """Create an empty database; return its address."""
         self._made += 1
         name = f"test_{self._made}"
         self.run(f"CREATE DATABASE {name}")
         return self.url(name)
 
     def drop(self, address: str) -> None:
-        """Remove a database, whoever still uses it."""
+        """Drop a database, even if it is in use."""
         self.run(f"DROP DATABASE {address.rpartition('/')[2]} WITH (FORCE)")
 
 
 @contextlib.contextmanager
 def running(bin_folder: Path) -> Iterator[Server]:
-    """A started server in a folder that goes with it."""
+    """Start a server in a temporary folder; stop it and remove the folder on exit."""
     folder = Path(tempfile.mkdtemp(prefix="recovery-postgres-"))
     try:
         server = Server(bin_folder, folder)

@@ -1,7 +1,7 @@
-"""Runs several small stages one after another in one start, for the tests of several processes.
+"""Runs several small stages in one process start, for the tests of distributed training.
 
-`python tests/stages_together.py FOLDER MODEL DOCS PROMPTS NAME...` on one process, the same under torchrun on two: each
-named stage has a workspace of its own in FOLDER, so that what either made can be laid side by side.
+`python tests/stages_together.py FOLDER MODEL DOCS PROMPTS NAME...` on one process, the same under torchrun on two. Each
+named stage has its own workspace in FOLDER, so that the results of both can be compared.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from pipelines.distill import distill
+from pipelines.distillation.stage import distill
 from pipelines.midtrain import midtrain
-from pipelines.progress import Display
-from pipelines.session import Session
-from recovery import processes
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from recovery import distributed
 from recovery.config import DistillConfig, MidtrainConfig
 
 LEARN = MidtrainConfig(
@@ -38,7 +38,7 @@ RESTORE = DistillConfig(
     token_budget=128,
 )
 CUT = {"shard": "full"}
-# Name -> the settings of a mid-training, and of a distillation of what it made.
+# Name -> the settings of a mid-training, and of a distillation of its result.
 STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
     "full": (LEARN, RESTORE),
     "lora": (
@@ -57,7 +57,7 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
 
 
 def main(folder: Path, model: str, docs: Path, prompts: Path, names: list[str]) -> int:
-    """Run the named stages; with several processes this is the main one's part."""
+    """Run the named stages; with several processes only the main one calls this."""
     for name in names:
         learn, restore = STAGES[name]
         workspace = folder / name
@@ -71,4 +71,4 @@ def main(folder: Path, model: str, docs: Path, prompts: Path, names: list[str]) 
 if __name__ == "__main__":
     given = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:]
     several = os.environ.get("WORLD_SIZE", "1") != "1"
-    sys.exit(processes.run(lambda: main(*given)) if several else main(*given))
+    sys.exit(distributed.run(lambda: main(*given)) if several else main(*given))

@@ -1,4 +1,4 @@
-"""What several tests share: plain reference forms that the fast ones are held against, an engine that takes notes."""
+"""Test helpers: plain reference implementations of the losses, and recording engines and callbacks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from pipelines.interrupts import Interrupts
-from recovery.loading import Loaded
-from recovery.objectives.heads import Head
-from recovery.objectives.terms import Term
+from pipelines.runtime.signals import StopSignals
+from recovery.losses.terms import Term
+from recovery.models.lm_head import Head
+from recovery.models.loading import Loaded
 from recovery.rollouts import Completion, Engine, Progress, Sampling
 
 
 def continuation_logprobs(loaded: Loaded, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-    """Natural log-probability of every continuation token, by the model's own logits, one pair at a time.
+    """Return the natural log-probability of every continuation token, from whole logits, one pair at a time.
 
     ``pairs`` are (context ids, continuation ids); a context needs at least one token.
     """
@@ -30,7 +30,7 @@ def continuation_logprobs(loaded: Loaded, pairs: Sequence[tuple[Sequence[int], S
 
 
 def plain_term(term: Term, head: Head, hidden_ND: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """A term's value at each token as it is defined, over whole logits, differentiable."""
+    """Return a term's value at each token by its definition, over whole logits; differentiable."""
     log_p = (head.logits(hidden_ND) / temperature).log_softmax(-1)
     if term.divergence == "cross_entropy":
         assert term.targets_N is not None
@@ -52,7 +52,7 @@ def plain_divergence(
     entry_clip: float | None = None,
     floor: float | None = None,
 ) -> torch.Tensor:
-    """A divergence between distributions at each position, entry by entry."""
+    """Return a divergence between distributions at each position, entry by entry."""
     p, q = log_p.exp(), log_q.exp()
     least = -torch.inf if floor is None else floor
     if name == "reverse_kl" or (name == "jsd" and beta == 1.0):
@@ -87,12 +87,12 @@ def _plain_top_k(term: Term, log_p: torch.Tensor) -> torch.Tensor:
 
 
 def brevity(_prompt: object, response: str) -> float:
-    """A reward of a user's own: shorter answers are worth more."""
+    """Custom reward function: shorter responses score higher."""
     return 1.0 / (1.0 + len(response) / 20)
 
 
 class Heard:
-    """A progress that notes what it is called with."""
+    """Progress callback that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -102,17 +102,17 @@ class Heard:
 
     @property
     def answers(self) -> int:
-        """All that finished."""
+        """Total of finished responses."""
         return sum(answers for answers, _ in self.calls)
 
     @property
     def tokens(self) -> int:
-        """All that were sampled or read."""
+        """Total of sampled and read tokens."""
         return sum(tokens for _, tokens in self.calls)
 
 
 class Noting:
-    """A real engine, with a note of the prompts of every call."""
+    """Wrapper of an engine that records the prompts of every call."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -120,7 +120,7 @@ class Noting:
 
     @property
     def asked(self) -> list[tuple[int, ...]]:
-        """Every prompt so far."""
+        """All prompts so far."""
         return [prompt for call in self.calls for prompt in call]
 
     def generate(
@@ -133,11 +133,11 @@ class Noting:
         return self.engine.generate(prompts, sampling, progress)
 
 
-class AlreadyAsked(Interrupts):
-    """As if Ctrl-C had been pressed just after a stage's start."""
+class AlreadyAsked(StopSignals):
+    """Stop signals that behave as if Ctrl-C was pressed just after a stage's start."""
 
     @contextlib.contextmanager
-    def heeded(self) -> Iterator[None]:
-        with super().heeded():
+    def deferred(self) -> Iterator[None]:
+        with super().deferred():
             self.requested = True
             yield

@@ -1,4 +1,4 @@
-"""The command line as a person meets it: whole processes, their words and their exit statuses."""
+"""The command line as a process: its output and its exit statuses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
+from pipelines.cli import common, main
 from recovery import __version__
-from recovery.cli import main, options
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -24,7 +24,7 @@ Recover = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def every_command() -> list[list[str]]:
-    """The path of every command and subcommand: ``["distill"]``, ``["miniature", "build"]`` ..."""
+    """Return the path of every command and subcommand: ``["distill"]``, ``["miniature", "build"]`` ..."""
     context = click.Context(main.recover)
     paths = []
     for name in main.recover.list_commands(context):
@@ -54,7 +54,7 @@ def test_help_lists_every_command_with_its_line(recover: Recover) -> None:
 def test_no_help_imports_anything_heavy() -> None:
     code = (
         "import sys, json\n"
-        "from recovery.cli.main import run\n"
+        "from pipelines.cli.main import run\n"
         "for path in json.loads(sys.argv[1]): assert run([*path, '--help']) == 0, path\n"
         f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
@@ -119,8 +119,8 @@ def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
 def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
     code = (
         "import signal, sys, click\n"
-        "from recovery.cli import main\n"
-        # Tests that a shell started in the background inherit an ignored SIGINT.
+        "from pipelines.cli import main\n"
+        # Tests started by a shell in the background inherit an ignored SIGINT.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "@click.command()\n"
         "def waiting():\n"
@@ -149,13 +149,13 @@ def test_given_tells_a_flag_from_a_default(monkeypatch: pytest.MonkeyPatch) -> N
     seen: dict[str, object] = {}
 
     @click.command()
-    @options.workspace
-    @options.seed
-    @options.steps
-    @options.template
+    @common.workspace
+    @common.seed
+    @common.steps
+    @common.template
     @click.pass_context
     def command(context: click.Context, **_: object) -> None:
-        seen.update(options.given(context))
+        seen.update(common.given(context))
 
     monkeypatch.setenv("RECOVER_WORKSPACE", "elsewhere")
     command.main(["--seed", "0", "--template-arg", "enable_thinking=false"], standalone_mode=False)
@@ -167,11 +167,11 @@ def test_given_tells_a_flag_from_a_default(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_emit_writes_json_that_any_reader_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    options.emit({"path": Path("a/b"), "nan": float("nan"), 1: (1.5, True, None)}, True, "unused")
+    common.emit({"path": Path("a/b"), "nan": float("nan"), 1: (1.5, True, None)}, True, "unused")
     assert json.loads(capsys.readouterr().out) == {"path": "a/b", "nan": None, "1": [1.5, True, None]}
 
 
-@pytest.mark.slow  # what a machine at rest needs: a busy one counts more
+@pytest.mark.slow  # CPU time is higher on a busy machine
 def test_help_stays_within_its_limit_of_cpu_time() -> None:
     finished = subprocess.run(
         [sys.executable, "benchmarks/startup.py", "--runs", "5"],

@@ -1,6 +1,6 @@
-"""The Dockerfile as far as it can be read: what enters the image, and what a changed line makes anew.
+"""The Dockerfile, checked without building it: the files in the image, and the order of its layers.
 
-`make container` builds the image and uses it.
+`make container` builds the image and tests it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class Stage:
-    """One FROM of the Dockerfile: what it starts from, and its instructions in order."""
+    """One build stage of the Dockerfile: its parent, and its instructions in order."""
 
     parent: str
     instructions: list[tuple[str, str]] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stages() -> dict[str, Stage]:
-    """The stages by name, in their order."""
+    """The build stages by name, in file order."""
     text = (ROOT / "Dockerfile").read_text()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     found: dict[str, Stage] = {}
@@ -48,13 +48,13 @@ def stages() -> dict[str, Stage]:
 
 
 def lineage(stages: dict[str, Stage], name: str) -> list[tuple[str, str]]:
-    """Every instruction that makes the target ``name``, from its base on."""
+    """Return all instructions of the target ``name``, starting with those of its base."""
     stage = stages.get(name)
     return [] if stage is None else [*lineage(stages, stage.parent), *stage.instructions]
 
 
 def sent(path: str) -> bool:
-    """Whether .dockerignore lets a path of the repository into the build: the last pattern that matches decides."""
+    """Whether .dockerignore includes a path of the repository in the build: the last matching pattern decides."""
     allowed = True
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         pattern = line.removeprefix("!")
@@ -79,7 +79,7 @@ def test_every_file_of_the_packages_is_sent_and_nothing_else() -> None:
     }
     for private in (".git/config", ".venv/bin/python", "recovery-workspace/tracker.db", ".env", "users", "key.pem"):
         assert not sent(private), private
-    assert not sent("recovery/cli/__pycache__/main.cpython-311.pyc")
+    assert not sent("pipelines/cli/__pycache__/main.cpython-311.pyc")
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
@@ -89,7 +89,7 @@ def test_the_source_comes_after_the_packages(stages: dict[str, Stage], target: s
         for instruction, value in lineage(stages, target)
         if (instruction == "COPY" and "/image/recovery" in value) or (instruction == "RUN" and "pip install" in value)
     ]
-    assert steps == ["packages", "source"], "a changed source would install the packages again"
+    assert steps == ["packages", "source"], "a source change must not reinstall the packages"
     assert not any(i == "COPY" and "--from=source" not in value for i, value in lineage(stages, target))
 
 
@@ -130,7 +130,7 @@ def test_what_is_installed_is_what_the_project_needs(stages: dict[str, Stage], t
     assert (tmp_path / "cuda.txt").read_text().split("\n")[:-1] == extras["vllm"]
     for target in ("cpu", "cuda"):
         installing = next(value for value in stages[target].values("RUN") if "pip install" in value)
-        assert "pip install -c lock.txt -r cpu.txt" in installing, "the lock says which releases"
+        assert "pip install -c lock.txt -r cpu.txt" in installing, "the lock must determine the versions"
 
 
 def test_the_commands_of_the_image_exist(stages: dict[str, Stage]) -> None:
@@ -138,7 +138,7 @@ def test_the_commands_of_the_image_exist(stages: dict[str, Stage]) -> None:
     health = next(value for instruction, value in made if instruction == "HEALTHCHECK").partition("CMD ")[2]
     python, *arguments = json.loads(health)
     assert python == "python"
-    # Here the first process is no dashboard, so that there is nothing to ask.
+    # Process 1 here is not a dashboard, so the health check succeeds without a request.
     subprocess.run([sys.executable, *arguments], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, timeout=600, check=True)
     command = json.loads(next(value for instruction, value in made if instruction == "CMD"))
     assert command[0] in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]

@@ -1,4 +1,4 @@
-"""The documents are tested: a command, an option, a link or a file they miss or invent fails here."""
+"""The documents match the code: every command, option, link and file, none missing and none invented."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import pytest
 
+from pipelines.cli import main
 from recovery import __version__
-from recovery.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -21,7 +21,7 @@ DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 
 
 def every_command() -> dict[str, click.Command]:
-    """``"miniature build"`` -> its command, for every command and subcommand."""
+    """Return every command and subcommand by its path, e.g. ``"miniature build"``."""
     context = click.Context(main.recover)
     found: dict[str, click.Command] = {}
     for name in main.recover.list_commands(context):
@@ -35,14 +35,14 @@ def every_command() -> dict[str, click.Command]:
 
 
 def sections() -> dict[str, str]:
-    """The sections of docs/commands.md by command: what follows "## `recover NAME`"."""
+    """Return the sections of docs/commands.md by command: the text after "## `recover NAME`"."""
     text = (ROOT / "docs" / "commands.md").read_text()
     parts = re.split(r"^#{2,3} `recover ([a-z ]+)`.*$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def first_sentence(command: click.Command) -> str:
-    """The first paragraph of a command's help on one line."""
+    """Return the first paragraph of a command's help on one line."""
     return " ".join((command.help or "").strip().split("\n\n")[0].split())
 
 
@@ -96,7 +96,7 @@ def test_commands_written_anywhere_exist() -> None:
 
 
 def all_flags(words: list[str]) -> set[str]:
-    """Every flag of the command that ``words`` call, its subcommand's too."""
+    """Return all flags of the command in ``words``, including its subcommand's."""
     commands = every_command()
     called = [commands[words[0]], commands.get(" ".join(words[:2]))]
     parameters = [option for command in called if command is not None for option in command.params]
@@ -121,30 +121,10 @@ def test_every_page_is_in_the_index() -> None:
         assert page.name == "index.md" or f"({page.name})" in index, page.name
 
 
-def test_the_readmes_tree_names_every_file_and_folder_it_should() -> None:
-    readme = (ROOT / "README.md").read_text()
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.splitlines()
-    if not tracked:
-        pytest.skip("not a git checkout")
-    missing = []
-    for package in ("recovery", "pipelines", "evals", "db", "dashboard", "benchmarks"):
-        for file in tracked:
-            parts = file.split("/")
-            if parts[0] != package or len(parts) < 2 or parts[1] == "__init__.py":
-                continue
-            name = parts[1] + ("/" if len(parts) > 2 else "")
-            if not re.search(rf"^\s+{re.escape(name)}\s", tree_of(readme, package), flags=re.MULTILINE):
-                missing.append(f"{package}/{name}")
-    assert not missing, "\n".join(dict.fromkeys(missing))
-
-
-def tree_of(readme: str, package: str) -> str:
-    """The lines of the README's tree under ``package/``."""
-    found = re.search(rf"^{package}/.*\n((?:  .*\n)+)", readme, flags=re.MULTILINE)
-    assert found is not None, f"the README's tree has no {package}/"
-    return found.group(1)
+def test_the_architecture_page_is_what_the_source_says() -> None:
+    command = [sys.executable, "docs/write_architecture.py", "--check"]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
 def test_make_targets_named_in_the_documents_exist() -> None:

@@ -1,4 +1,4 @@
-"""The written questions about Next.js: usable, split by fact, and about what the chosen pages hold."""
+"""The written questions about Next.js: valid, split by fact, and covered by the chosen pages."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from evals.knowledge import normalise
-from pipelines.corpora import gather
-from pipelines.examples import Question, load_questions, to_probe, to_prompt
-from recovery.augmentation import augment
-from recovery.questions import ProbeGuard
+from pipelines.data.corpus_snapshot import gather
+from pipelines.data.question_splits import Question, load_questions, to_probe, to_prompt
+from recovery.data.augmentation import augment
+from recovery.data.document_questions import ProbeGuard
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "nextjs"
 QUESTIONS = load_questions(FOLDER / "questions.jsonl")
@@ -53,7 +53,7 @@ def test_every_page_is_one_of_its_corpus_and_a_control_page_is_of_none() -> None
     everywhere = {page for pages in PAGES.values() for page in pages}
     assert not [q.id for q in QUESTIONS if not q.control and q.page not in PAGES[q.corpus]]
     assert not [q.id for q in QUESTIONS if q.control and (q.page in everywhere or not q.subject)]
-    assert everywhere == {q.page for q in QUESTIONS if not q.control}, "a page is asked nothing about"
+    assert everywhere == {q.page for q in QUESTIONS if not q.control}, "a page without questions"
 
 
 def test_answers_and_quotes_are_short_and_no_question_holds_its_answer() -> None:
@@ -65,20 +65,20 @@ def test_answers_and_quotes_are_short_and_no_question_holds_its_answer() -> None
 
 def test_no_training_question_asks_what_a_probe_asks() -> None:
     guard = ProbeGuard([to_probe(q) for q in QUESTIONS if q.use == "test"])
-    asked = [to_prompt(q) for q in of("train")]
-    assert not [p.id for p in asked if guard.asks_the_same(p.text, p.answer)]
+    prompts = [to_prompt(q) for q in of("train")]
+    assert not [p.id for p in prompts if guard.asks_the_same(p.text, p.answer)]
 
 
 @pytest.fixture(scope="module")
 def docs() -> Path:
     folder = os.environ.get("RECOVER_NEXTJS_DOCS")
     if not folder:
-        pytest.skip("RECOVER_NEXTJS_DOCS names no folder with the pages")
+        pytest.skip("set RECOVER_NEXTJS_DOCS to the folder with the pages")
     return Path(folder)
 
 
 def words(text: str) -> str:
-    """The words of a text in a row, without the targets of links: "v16.3.0" and "`useOffline()`" are found in it."""
+    """Return the words of a text, without link targets, so that "v16.3.0" and "`useOffline()`" can be found in it."""
     text = re.sub(r"\]\([^)]*\)", "]", text)
     return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower()))} "
 
@@ -95,11 +95,12 @@ def test_nothing_that_is_told_in_training_is_asked_for_with_the_words_of_a_test_
     for page in PAGES[corpus]:
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / page).write_bytes((docs / page).read_bytes())
-    asked = [to_probe(q) for q in QUESTIONS if q.use == "test" and not q.control]
-    told = augment(gather(tmp_path, 1, held_out=0.0, seed=0).documents, [], wordings=4).told
-    guard = ProbeGuard(asked)
-    assert len(told) > 100
-    assert not [q["content"] for q, said in told if guard.tells_the_answer(q["content"], said["content"])]
+    probes = [to_probe(q) for q in QUESTIONS if q.use == "test" and not q.control]
+    conversations = augment(gather(tmp_path, 1, held_out=0.0, seed=0).documents, [], wordings=4).told
+    guard = ProbeGuard(probes)
+    assert len(conversations) > 100
+    leaks = [q["content"] for q, response in conversations if guard.tells_the_answer(q["content"], response["content"])]
+    assert not leaks
 
 
 def test_no_page_of_the_corpora_holds_the_subject_of_a_control_question(docs: Path) -> None:

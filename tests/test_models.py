@@ -1,4 +1,4 @@
-"""The tiny checkpoints must be what they claim: a test on a wrong stand-in proves nothing."""
+"""The tiny checkpoints have the properties of their families."""
 
 from __future__ import annotations
 

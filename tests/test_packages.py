@@ -1,4 +1,4 @@
-"""`db`, `evals`, `pipelines`, `dashboard` are ours, wherever the user stands, whatever else is installed."""
+"""`db`, `evals`, `pipelines`, `dashboard` are this project's packages, in any folder and with any other packages."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery import _packages
-from recovery._packages import (
+from recovery import _package_guard
+from recovery._package_guard import (
     OWN_PACKAGES,
     OwnPackageFinder,
     PackageCollisionError,
@@ -39,7 +39,7 @@ def launcher(request: pytest.FixtureRequest, require_component: Callable[[bool, 
 
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
-    """A folder as a user may have it: packages of the same names as ours, all of them traps."""
+    """A user's folder with packages of the same names as ours; importing one of them fails the test."""
     for name in OWN_PACKAGES:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(FOREIGN)
@@ -60,14 +60,14 @@ def start(launcher: list[str], *arguments: str, cwd: Path, path: list[Path]) -> 
 
 
 def folders(finished: subprocess.CompletedProcess[str]) -> dict[str, str]:
-    """Where ``recover doctor --json`` imported the project's packages from."""
+    """Return the folders from which ``recover doctor --json`` imported the project's packages."""
     assert "trap" not in finished.stdout + finished.stderr
     findings = {finding["name"]: finding for finding in json.loads(finished.stdout)["findings"]}
     return findings["packages"]["facts"]
 
 
 def test_packages_of_the_users_folder_are_not_imported(launcher: list[str], crowded: Path) -> None:
-    # The script does not look into the current folder by itself, so PYTHONPATH leads it there; the module does.
+    # The script does not search the current folder by default, so it is put on PYTHONPATH; the module does.
     path = [ROOT] if "-m" in launcher else [crowded, ROOT]
     finished = start(launcher, "doctor", "--json", cwd=crowded, path=path)
     assert folders(finished) == {name: str(ROOT / name) for name in OWN_PACKAGES}
@@ -113,7 +113,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_every_package_carries_the_marker() -> None:
     for name in OWN_PACKAGES:
-        assert _packages.MARKER in (ROOT / name / "__init__.py").read_text().splitlines(), name
+        assert _package_guard.MARKER in (ROOT / name / "__init__.py").read_text().splitlines(), name
 
 
 def test_the_finder_answers_for_our_names_only() -> None:
@@ -139,7 +139,7 @@ def test_the_users_folder_leaves_the_import_path(monkeypatch: pytest.MonkeyPatch
     leave_current_folder()
     assert sys.path == ["/elsewhere"]
     leave_current_folder()
-    assert sys.path == ["/elsewhere"], "what PYTHONPATH names stays"
+    assert sys.path == ["/elsewhere"], "entries of PYTHONPATH must stay"
 
 
 def test_the_projects_own_folder_stays_on_the_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_the_wheel_holds_every_file_and_works_in_an_environment_of_its_own(tmp_p
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    # The dependencies are the tested ones: lent, not installed again.
+    # The dependencies are those of the running environment, not installed again.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     doctor = subprocess.run(
         [environment / "bin" / "recover", "doctor", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False

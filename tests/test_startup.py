@@ -1,4 +1,4 @@
-"""What is imported before a command does its work, and that the person waiting hears of it."""
+"""Modules imported before a command runs, and the note printed while they load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from recovery._startup import StartupFinder
-from recovery.lazily import lazily
+from recovery.lazy_import import lazily
 
 ROOT = Path(__file__).resolve().parent.parent
 SELDOM_NEEDED = ("datasets", "lm_eval", "nltk", "plotly", "gradio")
@@ -18,7 +18,7 @@ SELDOM_NEEDED = ("datasets", "lm_eval", "nltk", "plotly", "gradio")
 def test_stages_load_no_library_that_they_do_not_use_and_say_when_they_load_any() -> None:
     code = (
         "import sys; from recovery._startup import arrange; arrange(); arrange();"
-        "import pipelines.plan, pipelines.midtrain, pipelines.distill;"
+        "import pipelines.plan, pipelines.midtrain, pipelines.distillation.stage;"
         f"print([name for name in {SELDOM_NEEDED!r} if name in sys.modules])"
     )
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -29,7 +29,7 @@ def test_stages_load_no_library_that_they_do_not_use_and_say_when_they_load_any(
 def test_the_finder_leaves_all_other_modules_to_others(capsys: pytest.CaptureFixture[str]) -> None:
     finder = StartupFinder()
     finder.find_spec("json")
-    assert not finder.told
+    assert not finder.reported
     assert capsys.readouterr().err == ""
 
 

@@ -1,1 +1,1 @@
-"""One file a page; each has ``build(source)``, called inside its route."""
+"""Pages of the dashboard, one module per page; each has a ``build`` function, called inside its route."""

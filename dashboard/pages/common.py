@@ -1,4 +1,4 @@
-"""What every page has: its header, the choice of an experiment, and words for when there is nothing to show."""
+"""Parts common to all pages: header, choice of an experiment, notices for empty states and errors, refreshing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote
 import gradio as gr
 
 from dashboard import markup
-from dashboard.source import Source
+from dashboard.tracker_source import Source
 from db import DatabaseError, MissingDatabaseError, queries
 from db.records import Experiment, Stage
 
@@ -19,11 +19,11 @@ SWITCH = """(name) => {
     address.search = name ? '?experiment=' + encodeURIComponent(name) : '';
     window.location = address;
 }"""
-"""The choice of an experiment is a part of the address: it can be kept, sent, and gone back from."""
+"""The chosen experiment is part of the address: it can be bookmarked and shared, and the back button works."""
 
 
 def top(page: str, source: Source) -> tuple[gr.HTML, gr.Dropdown]:
-    """The header of a page and, for workspaces with several experiments, the choice of one."""
+    """Return the header of a page and the choice of an experiment (hidden until there are several)."""
     with gr.Row(elem_classes="top"):
         header = gr.HTML(markup.header(page, asking=source.asking), elem_classes="header")
         choice = gr.Dropdown(
@@ -34,7 +34,7 @@ def top(page: str, source: Source) -> tuple[gr.HTML, gr.Dropdown]:
 
 
 def choices(source: Source, chosen: Experiment) -> Any:
-    """The dropdown's state: shown only where there is a choice."""
+    """Return an update of the dropdown; it is visible only with several experiments."""
     names = queries.experiment_names(source.database())
     if chosen.name not in names:
         names.append(chosen.name)
@@ -42,72 +42,73 @@ def choices(source: Source, chosen: Experiment) -> Any:
 
 
 def asked_experiment(source: Source, request: gr.Request) -> Experiment | None:
-    """The experiment that the address asks for, else the newest."""
+    """Return the experiment named in the address, else the newest."""
     return source.experiment(request.query_params.get("experiment"))
 
 
 def trouble(source: Source, error: DatabaseError) -> str:
-    """What to say when the database cannot be read."""
+    """Return the notice for a missing or unreadable database."""
     if isinstance(error, MissingDatabaseError):
         return markup.notice(
             "No experiment here yet",
-            f"Nothing has been recorded in {source.shown}. The demo takes a few minutes; this page fills by itself.",
+            f"Nothing has been recorded in {source.shown}. The demo takes a few minutes; this page then fills.",
             ["recover demo", "recover cycle --docs ./my-documents"],
         )
     return markup.notice("The tracker cannot be read", str(error), tone="bad")
 
 
 def worked(stage: Stage) -> float:
-    """Seconds a running stage has worked, over all its attempts: not the time it lay interrupted."""
+    """Return the seconds a running stage has run over all attempts, without the time it was interrupted."""
     return stage.wall_seconds + stage.silent_seconds
 
 
 def quoted(name: str) -> str:
-    """A name as a part of an address."""
+    """Return a name quoted for an address."""
     return quote(name, safe="")
 
 
 def unknown(source: Source, request: gr.Request) -> str:
-    """What to say when there is no such experiment, or none at all."""
+    """Return the notice for an unknown experiment, or for none at all."""
     name = request.query_params.get("experiment")
     if not name:
         return trouble(source, MissingDatabaseError())
     return markup.notice("No such experiment", f"There is none named {name}. Choose another, or leave the name out.")
 
 
-Told = Callable[[Experiment, dict[str, str]], str]
+Render = Callable[[Experiment, dict[str, str]], str]
+"""Returns the HTML of a page from an experiment and the parameters of the address."""
 
 
-def text_page(page: gr.Blocks, name: str, source: Source, told: Told) -> None:
-    """A page that is one piece of HTML about an experiment; ``told`` makes it, from what the address asks.
+def text_page(page: gr.Blocks, name: str, source: Source, render: Render) -> None:
+    """Build a page that consists of one piece of HTML about an experiment, made by ``render``.
 
-    Filters are links and forms there: where one is, is in the address.
+    Its filters are links and forms, so that the address holds the whole state.
     """
     header, choice = top(name, source)
     body = gr.HTML(elem_id="content", elem_classes="summary")
 
     def show(request: gr.Request) -> list[Any]:
-        return text_outputs(name, source, told, request)
+        return text_outputs(name, source, render, request)
 
     page.load(show, outputs=[header, choice, body], show_progress="hidden", api_visibility="private")
 
 
-def text_outputs(name: str, source: Source, told: Told, request: gr.Request) -> list[Any]:
-    """The header, the choice of an experiment and the text of such a page, or what went wrong."""
+def text_outputs(name: str, source: Source, render: Render, request: gr.Request) -> list[Any]:
+    """Return the outputs of such a page: header, choice of an experiment and text, or an error notice."""
     try:
         experiment = asked_experiment(source, request)
         if experiment is None:
             return [gr.skip(), gr.skip(), unknown(source, request)]
-        shown = told(experiment, dict(request.query_params))
+        shown = render(experiment, dict(request.query_params))
         return [markup.header(name, experiment.name, asking=source.asking), choices(source, experiment), shown]
     except DatabaseError as error:
         return [gr.skip(), gr.skip(), trouble(source, error)]
 
 
 def words_first(page: gr.Blocks, function: Callable[..., list[Any]], outputs: list[Any], **settings: Any) -> None:
-    """Call a function when the page opens, and show what it returns in two parts: words, then figures.
+    """Call a function when the page opens, and send its text outputs first, then its figures.
 
-    To load Plotly and draw keeps a browser busy for a second, in which it shows nothing that came with the figures.
+    Loading Plotly and drawing blocks the browser for about a second; text sent with the figures would appear late.
     """
     plots = [output for output in outputs if isinstance(output, gr.Plot)]
     held = gr.State(None)
@@ -116,8 +117,8 @@ def words_first(page: gr.Blocks, function: Callable[..., list[Any]], outputs: li
     def words(*arguments: Any) -> list[Any]:
         values = function(*arguments)
         figures = [value for value, output in zip(values, outputs, strict=True) if output in plots]
-        told = [gr.skip() if output in plots else value for value, output in zip(values, outputs, strict=True)]
-        return [*told, figures]
+        texts = [gr.skip() if output in plots else value for value, output in zip(values, outputs, strict=True)]
+        return [*texts, figures]
 
     def figures(values: list[Any]) -> list[Any]:
         return [*values, None]
@@ -130,7 +131,7 @@ def words_first(page: gr.Blocks, function: Callable[..., list[Any]], outputs: li
 def refreshing(
     page: gr.Blocks, function: Callable[..., Any], state: gr.State, outputs: list[Any], every: float
 ) -> None:
-    """Call a function when the page opens and then every so often, without a flicker or a waiting sign.
+    """Call a function when the page opens and then every ``every`` seconds, without a progress indicator.
 
     The function takes (state, request) and returns a value for the state and for each output.
     """

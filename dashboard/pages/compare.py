@@ -1,4 +1,4 @@
-"""Compare: stages of any experiments on equal axes, what was set differently, what they cost, and what came of them."""
+"""Compare page: stages of any experiments on equal axes, with differing settings, costs and final scores."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import gradio as gr
 
 from dashboard import markup, stage_charts
 from dashboard.access import Access
+from dashboard.formatting import DASH, count, duration, memory, percent
 from dashboard.markup import esc
-from dashboard.pages import common, live, stages
+from dashboard.pages import common, live, stage_selection
 from dashboard.pages.geometry import curve_keys
-from dashboard.pages.stages import Named
-from dashboard.source import Source
+from dashboard.pages.stage_selection import Named
 from dashboard.stage_charts import Curve
-from dashboard.words import DASH, count, duration, memory, percent
+from dashboard.tracker_source import Source
 from db import Database, DatabaseError, MissingDatabaseError, queries
 from db.records import Scores, Stage
 
@@ -41,7 +41,7 @@ _SEED = re.compile(r"/seed-\d+$")
 
 @dataclass(frozen=True)
 class Form:
-    """What is asked: stages of ``group`` are listed, those that hold ``search``; ``chosen`` ones are shown."""
+    """State of the form: ``listed`` are the stages of ``group`` that match ``search``, ``chosen`` those shown."""
 
     group: str
     search: str
@@ -51,7 +51,7 @@ class Form:
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Lay the page out. The choice is a form and stays in the address."""
+    """Build the page. The choice of stages is a form whose state is in the address."""
     header, _ = common.top(NAME, source)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
     with gr.Column(elem_classes="card", visible=False) as card:
@@ -75,7 +75,7 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         form = _form(database, group, request)
         if not form.chosen:
             return _only(_heading(form) + _choice(database, form, ()) + _none_chosen(form))
-        names = stages.labels(form.chosen)
+        names = stage_selection.labels(form.chosen)
         metrics = _metrics(database, form.chosen)
         metric = form.metric if form.metric in metrics else next((m for m in METRICS if m in metrics), "")
         drawn = _drawn(database, form, names, metric or next(iter(metrics), ""))
@@ -92,13 +92,13 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         return _only(common.trouble(source, error))
 
 
-def _only(told: str) -> list[Any]:
-    """Words in place of a figure."""
-    return [gr.skip(), told, gr.update(visible=False), "", None, ""]
+def _only(message: str) -> list[Any]:
+    """Return a message in place of all other outputs."""
+    return [gr.skip(), message, gr.update(visible=False), "", None, ""]
 
 
 def _newest(database: Database) -> str | None:
-    """The experiments that were trained in last; the seeds of one comparison together."""
+    """Return the experiment trained last, without the seed: the seeds of a comparison form one group."""
     found = queries.find_stages(database, kinds=KINDS, limit=1)
     experiment = queries.experiment(database, found[0].experiment_id) if found else None
     return _SEED.sub("", experiment.name) if experiment is not None else None
@@ -113,25 +113,25 @@ def _nothing(source: Source) -> str:
         return common.trouble(source, MissingDatabaseError())
     return markup.notice(
         "Nothing to compare yet",
-        "No stage has trained anything. Methods are run side by side, over several seeds, by:",
+        "No training stage has been recorded. Compare methods over several seeds, or run a cycle:",
         ["recover compare opd sft --docs ./my-documents", "recover cycle --docs ./my-documents"],
     )
 
 
 def _none_chosen(form: Form) -> str:
     if form.listed:
-        return markup.notice("No stage is chosen", "Tick the stages to set beside each other, then press Compare.")
-    held = f" that holds {form.search!r}" if form.search else ""
+        return markup.notice("No stage is chosen", "Select the stages to compare, then press Compare.")
+    match = f" whose name contains {form.search!r}" if form.search else ""
     return markup.notice(
-        "No such stage", f"{form.group} has no stage that trained something{held}. Choose another experiment above."
+        "No such stage", f"{form.group} has no training stage{match}. Choose another experiment above."
     )
 
 
 def _no_curve(form: Form) -> str:
-    return markup.notice("No curves", f"None of the {len(form.chosen)} chosen stages has logged a figure yet.")
+    return markup.notice("No curves", f"None of the {len(form.chosen)} chosen stages has logged a metric yet.")
 
 
-# --- what is asked -------------------------------------------------------------------------------------------
+# --- the request --------------------------------------------------------------------------------------------
 
 
 def _form(database: Database, group: str, request: gr.Request) -> Form:
@@ -139,9 +139,9 @@ def _form(database: Database, group: str, request: gr.Request) -> Form:
     found = queries.experiments(database, prefix=group, limit=1000)
     ids = [one.id for one in found if one.name == group or _SEED.sub("", one.name) == group]
     listed = queries.find_stages(database, experiment_ids=ids, kinds=KINDS, search=search, limit=LISTED)
-    wanted = stages.asked_stages(request, CHOSEN)
-    chosen = stages.by_id(database, wanted) if wanted else _at_first(listed)
-    known = {one.stage.id: one for one in stages.named(database, _unlike([*chosen, *listed]))}
+    wanted = stage_selection.asked_stages(request, CHOSEN)
+    chosen = stage_selection.by_id(database, wanted) if wanted else _at_first(listed)
+    known = {one.stage.id: one for one in stage_selection.named(database, _unique([*chosen, *listed]))}
     return Form(
         group,
         search,
@@ -152,28 +152,28 @@ def _form(database: Database, group: str, request: gr.Request) -> Form:
 
 
 def _at_first(listed: Sequence[Stage]) -> list[Stage]:
-    """Where nothing is chosen: the newest recoveries, the oldest of them first; else whatever trained."""
+    """Return the default choice: the newest distillations, oldest first; without any, the newest training stages."""
     recoveries = [stage for stage in listed if stage.kind == "distill"] or list(listed)
     return list(reversed(recoveries[:AT_FIRST]))
 
 
-def _unlike(found: Sequence[Stage]) -> list[Stage]:
+def _unique(found: Sequence[Stage]) -> list[Stage]:
     return list({stage.id: stage for stage in found}.values())
 
 
 def _metrics(database: Database, chosen: Sequence[Named]) -> list[str]:
-    """Every curve that any of the stages has."""
+    """Return the names of all curves of the stages."""
     return sorted({name for one in chosen for name in queries.metric_names(database, one.stage.id)})
 
 
 def _drawn(database: Database, form: Form, names: Sequence[str], metric: str) -> list[Curve]:
-    """A curve for each stage that has this metric; its place among all that are chosen gives its look."""
+    """Return a curve for each stage that has this metric; its style depends on its position among the chosen ones."""
     found = [queries.series(database, one.stage.id, [metric], max_points=POINTS).get(metric, []) for one in form.chosen]
-    looks = stages.looks(form.chosen)
+    looks = stage_selection.looks(form.chosen)
     return [Curve(name, look, points) for name, look, points in zip(names, looks, found, strict=True) if points]
 
 
-# --- words and the form --------------------------------------------------------------------------------------
+# --- heading and form ----------------------------------------------------------------------------------------
 
 
 def _heading(form: Form) -> str:
@@ -185,7 +185,7 @@ def _heading(form: Form) -> str:
 
 
 def _choice(database: Database, form: Form, metrics: Sequence[str], metric: str = "") -> str:
-    """The form: whose stages are listed, which of them are shown, and by which curve."""
+    """Return the form: experiment, curve, search and stages."""
     groups = dict.fromkeys(_SEED.sub("", name) for name in queries.experiment_names(database))
     fields = (
         _select("experiment", "Experiment", {name: name for name in [form.group, *groups]}, form.group)
@@ -207,32 +207,32 @@ def _select(name: str, label: str, options: Mapping[str, str], chosen: str) -> s
 
 
 def _boxes(form: Form) -> str:
-    """A box for each stage, by experiment; those that are chosen come along from elsewhere."""
-    ticked = {one.stage.id for one in form.chosen}
+    """Return a checkbox for each listed or chosen stage, grouped by experiment."""
+    checked = {one.stage.id for one in form.chosen}
     entries = list({one.stage.id: one for one in [*form.chosen, *form.listed]}.values())
     groups: dict[str, list[Named]] = {}
     for one in sorted(entries, key=lambda one: one.stage.id):
         groups.setdefault(one.experiment, []).append(one)
     fieldsets = ""
     for name, group in sorted(groups.items()):
-        boxes = "".join(_box(one, one.stage.id in ticked) for one in group)
+        boxes = "".join(_box(one, one.stage.id in checked) for one in group)
         fieldsets += f"<fieldset><legend>{esc(name)}</legend>{boxes}</fieldset>"
     newest = f" Only the newest {LISTED} are listed: search by name." if len(form.listed) == LISTED else ""
-    summary = f"Choose stages ({len(ticked)} of {len(entries)} shown, at most {CHOSEN}).{newest}"
-    opened = "" if ticked else " open"
+    summary = f"Choose stages ({len(checked)} of {len(entries)} shown, at most {CHOSEN}).{newest}"
+    opened = "" if checked else " open"
     return f"<details{opened}><summary>{esc(summary)}</summary>{fieldsets}</details>"
 
 
-def _box(one: Named, ticked: bool) -> str:
+def _box(one: Named, checked: bool) -> str:
     done = f"{one.method}, {one.stage.steps_done:,} steps"
     return (
-        f'<label class="box"><input type="checkbox" name="stage" value="{one.stage.id}"{" checked" if ticked else ""}>'
+        f'<label class="box"><input type="checkbox" name="stage" value="{one.stage.id}"{" checked" if checked else ""}>'
         f"<span>{esc(one.name)} <small>{esc(done)}</small></span></label>"
     )
 
 
 def _curve_name(metric: str) -> tuple[str, str]:
-    """A curve's title and unit, as the live page has them."""
+    """Return a curve's title and unit, as on the live page."""
     for panel in live.PANELS:
         if metric in panel.names:
             own = live.LABELS.get(metric, "") if len(panel.names) > 1 else ""
@@ -246,7 +246,7 @@ def _figure(metric: str, drawn: Sequence[Curve], names: Sequence[str]) -> tuple[
     title, unit = _curve_name(metric)
     missing = len(names) - len(drawn)
     note = f"{len(drawn)} of {len(names)} stages have this curve. " if missing else ""
-    note += "Bands: the range of neighbouring steps, where those were averaged."
+    note += "Bands: range of averaged neighbouring steps."
     log = any(metric in panel.names and panel.log for panel in live.PANELS)
     keys = curve_keys(drawn) + markup.saves("compared")
     return markup.card_title(title, note, keys), stage_charts.curves(drawn, unit=unit, log=log)
@@ -263,7 +263,7 @@ def _tables(database: Database, chosen: Sequence[Named], names: Sequence[str]) -
 
 
 def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scores | None]) -> str:
-    """What the checkpoints scored that the stages made."""
+    """Return the scores of the stages' checkpoints."""
     asked = [(title, name) for title, name in SUITES if any(getattr(one, name, None) for one in scores)]
     others = sorted({name for one in scores if one is not None for name in one.others})[:OTHERS]
     if not asked and not others:
@@ -273,7 +273,7 @@ def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scor
         found = [getattr(one, suite, None) for _, suite in asked] + [one.others.get(o) if one else None for o in others]
         rows.append([esc(name), esc(named.method), *(_score(score) for score in found)])
     columns = ("Stage", "Method", *(title for title, _ in asked), *others)
-    note = "Of the checkpoint that each stage made: the mean, half a 95% interval, and the number of items."
+    note = "Scores of each stage's checkpoint: mean, half-width of the 95% interval, and number of items."
     table = markup.table(columns, rows, caption="Final scores by stage")
     return _card("Final scores", note, f'<div class="stacked">{table}</div>')
 
@@ -300,12 +300,12 @@ def _costs(chosen: Sequence[Named], names: Sequence[str]) -> str:
         "Points",
     )
     rows = [_cost(one.stage, name, one.experiment) for one, name in zip(chosen, names, strict=True)]
-    note = "Tokens sampled, scored by teachers and trained on; FLOPs by 2N a token read and 6N a token trained."
+    note = "Tokens sampled, scored by teachers and trained on; FLOPs: 2N per token read, 6N per token trained on."
     return _card("Cost", note, markup.table(columns, rows, caption="Cost by stage"))
 
 
 def _cost(stage: Stage, name: str, experiment: str) -> list[str]:
-    spent, tokens = stages.flops(stage), (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained)
+    spent, tokens = stage_selection.flops(stage), (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained)
     address = f"live?experiment={common.quoted(experiment)}&stage={stage.id}"
     return [
         f'<a href="{esc(address)}">{esc(name)}</a>',
@@ -321,17 +321,17 @@ def _cost(stage: Stage, name: str, experiment: str) -> list[str]:
 
 
 def _ended(stage: Stage) -> str:
-    """Why it ended when it did; where it did not end well, only that."""
+    """Return the stop reason of a finished stage, else its status."""
     return stage.stopped if stage.status == "finished" and stage.stopped else stage.status
 
 
 def _settings(chosen: Sequence[Named], names: Sequence[str]) -> str:
-    """What is not set alike, a column for each stage."""
+    """Return the settings that differ, with a column for each stage."""
     if len(chosen) < 2:
         return ""
-    found = stages.differing(chosen)
+    found = stage_selection.differing(chosen)
     if not found:
-        return _card("Settings that differ", "None: all of these stages were run alike.", "")
+        return _card("Settings that differ", "None: all these stages used the same settings.", "")
     rows = [[f"<code>{esc(name)}</code>", *(_value(value) for value in values)] for name, values in found.items()]
     same = len({name for one in chosen for name in one.stage.config}) - len(found)
     table = markup.table(("Setting", *names), rows, caption="Settings that differ")

@@ -1,4 +1,4 @@
-"""One cycle: what it taught, what it cost, the evidence, and the decision."""
+"""Cycle page: scores, cost and evidence of one cycle, and the decision about it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import gradio as gr
 
 from dashboard import markup
 from dashboard.access import Access
+from dashboard.formatting import DASH, ago, count, duration, interval, memory, percent, points, probability, short_path
 from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common
-from dashboard.pages.stages import flops
-from dashboard.source import Source
-from dashboard.words import DASH, ago, count, duration, interval, memory, percent, points, probability, short_path
+from dashboard.pages.stage_selection import flops
+from dashboard.tracker_source import Source
 from db import DatabaseError, decide, queries
 from db.records import CycleRow, Evaluation, Measured, Overview, Stage
 
@@ -26,7 +26,7 @@ BUTTONS = (("Accept", "accepted", "primary"), ("Reject", "rejected", "stop"), ("
 
 
 def build(page: gr.Blocks, source: Source, access: Access) -> None:
-    """Lay the page out."""
+    """Build the page."""
     header, choice = common.top(NAME, source)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
     deciding = not access.read_only
@@ -34,8 +34,8 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
         gr.HTML(
             markup.card_title(
                 "Decide",
-                "A decision is kept with its reason and what was measured; none is ever deleted, and the newest holds. "
-                "Reject and Roll back move the latest checkpoint back to what the cycle began with.",
+                "A decision is stored with its reason and the measured scores. Decisions are never deleted; the newest "
+                "one applies. Reject and Roll back move the latest checkpoint back to where the cycle started.",
             )
         )
         with gr.Row(elem_classes="reason"):
@@ -43,7 +43,7 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
             why = gr.Textbox(label="Reason", max_length=2000, scale=4, min_width=220)
         with gr.Row(elem_classes="buttons"):
             buttons = [gr.Button(label, variant=variant, min_width=110) for label, _, variant in BUTTONS]
-        said = gr.HTML(elem_classes="said")
+        result = gr.HTML(elem_classes="said")
     evidence = gr.HTML(elem_classes="evidence")
     outputs = [header, choice, summary, panel, evidence]
 
@@ -55,36 +55,36 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
     for button, (_, word, _) in zip(buttons, BUTTONS, strict=True):
 
         def enter(who: str, reason: str, request: gr.Request, word: str = word) -> list[Any]:
-            told = _enter(source, access, request, word, who, reason)
-            return [told, *_show(source, access, request)]
+            message = _enter(source, access, request, word, who, reason)
+            return [message, *_show(source, access, request)]
 
-        button.click(enter, [name, why], [said, *outputs], **settings)
+        button.click(enter, [name, why], [result, *outputs], **settings)
 
 
 def _enter(source: Source, access: Access, request: gr.Request, word: str, who: str, reason: str) -> str:
-    """Enter a decision and say what came of it."""
-    person = (request.username if access.users is not None else who) or ""
+    """Record a decision; return a notice with the result."""
+    user = (request.username if access.users is not None else who) or ""
     if access.read_only:
         return markup.notice("Read only", "This dashboard was started with --read-only.", tone="bad")
-    if not person.strip() or not reason.strip():
-        missing = "your name" if not person.strip() else "a reason"
-        return markup.notice("Not entered", f"Give {missing}: a decision is kept with both.", tone="warn")
+    if not user.strip() or not reason.strip():
+        missing = "your name" if not user.strip() else "a reason"
+        return markup.notice("Not recorded", f"Give {missing}: a decision is stored with both.", tone="warn")
     try:
         found = _find(source, request)
         if found is None:
-            return markup.notice("Not entered", "There is no such cycle.", tone="bad")
+            return markup.notice("Not recorded", "There is no such cycle.", tone="bad")
         evidence = found[1].cycle.details.get("evidence", {})
         with source.writing() as database:
-            done = decide(database, found[1].cycle.id, word, who=person.strip(), why=reason.strip(), evidence=evidence)
+            done = decide(database, found[1].cycle.id, word, who=user.strip(), why=reason.strip(), evidence=evidence)
     except DatabaseError as error:
-        return markup.notice("Not entered", str(error), tone="bad")
-    also = f" With it: cycle {', '.join(map(str, done.also))}." if done.also else ""
-    latest = f"The latest checkpoint is {done.after}" + ("." if done.moved else ", as before.")
+        return markup.notice("Not recorded", str(error), tone="bad")
+    also = f" Also rolled back: cycle {', '.join(map(str, done.also))}." if done.also else ""
+    latest = f"The latest checkpoint is {done.after}" + ("." if done.moved else ", unchanged.")
     return markup.notice(f"Cycle {done.cycle} {WORDS[word]}", f"{latest}{also}", tone=TONES[word])
 
 
 def _find(source: Source, request: gr.Request) -> tuple[Overview, CycleRow] | None:
-    """The cycle that the address names, else the newest."""
+    """Return the cycle named in the address, else the newest, with its experiment."""
     experiment = common.asked_experiment(source, request)
     overview = queries.overview(source.database(), experiment.id) if experiment else None
     if overview is None or not overview.cycles:
@@ -116,22 +116,22 @@ def _show(source: Source, access: Access, request: gr.Request) -> list[Any]:
 def _nothing(source: Source, request: gr.Request) -> list[Any]:
     experiment = common.asked_experiment(source, request)
     if experiment is None:
-        told = common.unknown(source, request)
+        message = common.unknown(source, request)
     else:
         wanted = request.query_params.get("cycle")
-        told = markup.notice(
+        message = markup.notice(
             "No such cycle" if wanted else "No cycle yet",
-            f"Experiment {experiment.name} has no cycle {wanted or ''}. A cycle begins with documents:",
+            f"Experiment {experiment.name} has no cycle {wanted or ''}. Start one with a folder of documents:",
             ["recover cycle --docs ./my-documents"],
         )
-    return [gr.skip(), gr.skip(), told, gr.update(visible=False), ""]
+    return [gr.skip(), gr.skip(), message, gr.update(visible=False), ""]
 
 
 def _summary(source: Source, overview: Overview, row: CycleRow) -> str:
-    """The cycle in words, its neighbours, and its figures."""
+    """Return the cycle's summary, links to other cycles, and tiles."""
     words = f"{row.summary[0].upper()}{row.summary[1:]}."
     chip = markup.chip(WORDS.get(row.cycle.decision or "", "undecided"), TONES.get(row.cycle.decision or "", "warn"))
-    documents = f"{short_path(row.cycle.documents) or DASH}, begun {ago(row.cycle.created_at)}"
+    documents = f"{short_path(row.cycle.documents) or DASH}, started {ago(row.cycle.created_at)}"
     return (
         f'<div class="hero"><p class="eyebrow" title="{esc(row.cycle.documents)}">{esc(documents)}</p>'
         f"<h1>{esc(words)} {chip}</h1></div>"
@@ -152,14 +152,14 @@ def _neighbours(overview: Overview, row: CycleRow) -> str:
 
 
 def _report(source: Source, overview: Overview, row: CycleRow) -> str:
-    """The cycle on one page; `recover report` writes those of the workspace's own line of cycles."""
+    """Return links to the cycle report; `recover report` covers only the workspace's own cycles."""
     if overview.experiment.name != source.own:
         return ""
-    return markup.numbers("The cycle on one page", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
+    return markup.numbers("Cycle report", f"download/report/{row.cycle.number}{{}}", ("html", "md"))
 
 
 def address(experiment: str, cycle: int) -> str:
-    """Where a cycle's page is."""
+    """Return the address of a cycle's page."""
     return f"cycle?experiment={common.quoted(experiment)}&cycle={cycle}"
 
 
@@ -177,7 +177,7 @@ def _tiles(row: CycleRow) -> list[Tile]:
 
 
 def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
-    """Everything below the decision, as cards."""
+    """Return everything below the decision, as cards."""
     database = source.database()
     stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
     cards = [
@@ -203,7 +203,7 @@ def _card(title: str, note: str, body: str, anchor: str = "") -> str:
 
 
 def _types(source: Source, overview: Overview, row: CycleRow) -> str:
-    """What became of each type of instruction, what is still lost first."""
+    """Return a table of scores by type of instruction, sorted by remaining loss."""
     steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
     found = {name: _by_type(source, step) for name, step in steps.items() if step is not None}
     if not found.get("base") or len(found) < 2:
@@ -211,11 +211,11 @@ def _types(source: Source, overview: Overview, row: CycleRow) -> str:
     tested = {one["name"]: one for one in _compared(row, "base").get("types of instruction_following", [])}
     end = list(found)[-1]
     rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end))
-    columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Answers")
+    columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
     cells = [_type_row(overview, row, kind, found, end, tested.get(kind)) for kind in rows]
     note = (
-        "Share of the instructions of each type that were followed, what is still lost first. The p-value is of an "
-        "exact paired test against base, corrected over all types."
+        "Share of the instructions of each type that were followed, sorted by remaining loss. p-values: exact paired "
+        "test against base, Holm-corrected over all types."
     )
     table = markup.table(columns, cells, caption="Instruction types: base, mid-trained, recovered")
     return _card("Instruction types", note, table, "types")
@@ -239,12 +239,12 @@ def _type_row(
         f'<b class="{tone}">{points(lost)}</b>',
         probability(tested["p_adjusted"]) if tested else DASH,
         f"{values[0]['n']:,}" if values[0] else DASH,
-        f'<a href="{esc(link)}">{"what was lost" if lost < 0 else "see"} →</a>',
+        f'<a href="{esc(link)}">{"lost" if lost < 0 else "all"} →</a>',
     ]
 
 
 def samples_address(experiment: str, cycle: int, fate: str, kind: str = "") -> str:
-    """Where the answers of a cycle are, filtered."""
+    """Return the address of a cycle's filtered samples."""
     kept = f"&type={common.quoted(kind)}" if kind else ""
     return f"samples?experiment={common.quoted(experiment)}&cycle={cycle}&show={fate}{kept}"
 
@@ -255,14 +255,14 @@ def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, secon
 
 
 def _by_type(source: Source, step: Measured) -> dict[str, Any]:
-    """Scores by instruction type of a checkpoint's newest evaluation."""
+    """Return scores by instruction type of a checkpoint's newest evaluation."""
     row = following(source, step)
     details = row.details if row is not None else {}
     return {key.removeprefix("id/"): score for key, score in details.items() if key.startswith("id/")}
 
 
 def following(source: Source, step: Measured | None) -> Evaluation | None:
-    """The newest evaluation of instruction following of a checkpoint."""
+    """Return the newest evaluation of instruction following of a checkpoint, or None."""
     rows = queries.evaluations(source.database(), step.checkpoint.id) if step is not None else []
     return next((row for suite in SUITES for row in rows if row.suite == suite), None)
 
@@ -276,7 +276,7 @@ def _compared(row: CycleRow, name: str) -> Mapping[str, Any]:
 
 
 def _tests(row: CycleRow) -> str:
-    """Suite by suite against base and against the mid-trained model, on the same items."""
+    """Return paired tests of every suite against base and against the mid-trained model."""
     columns = ("Suite", "Before", "After", "Difference", "95% interval", "Lost", "Won", "p (Holm)", "n")
     shown = ""
     for name, title in (("base", "Against base"), ("midtrained", "Against its mid-trained model")):
@@ -286,7 +286,7 @@ def _tests(row: CycleRow) -> str:
             shown += f"<h3>{title}</h3>" + markup.table(columns, cells, caption=f"{title}, paired")
     if not shown:
         return ""
-    note = "The same items answered by both: exact McNemar test, paired bootstrap, p-values corrected over each table."
+    note = "On the items common to both: exact McNemar test, paired bootstrap, p-values Holm-corrected per table."
     return _card("Paired tests", note, shown, "tests")
 
 
@@ -309,7 +309,7 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
     judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
     if judged is None:
         return ""
-    columns = ("Rule", "Verdict", "Student", "Wanted", "Above it by", "Bounds", "n")
+    columns = ("Rule", "Verdict", "Student", "Required", "Margin", "Bounds", "n")
     rows = [
         [
             f"<code>{esc(one['rule'])}</code>",
@@ -327,7 +327,7 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
 
 
 def _knowledge(overview: Overview, row: CycleRow) -> str:
-    """The matrix of corpora over cycles, darker where more is known."""
+    """Return the matrix of accuracy on each corpus after each cycle."""
     corpora = overview.corpora
     steps = [("base", overview.base)] + [
         (f"after cycle {one.cycle.number}", one.end) for one in overview.cycles if one.cycle.number <= row.cycle.number
@@ -339,10 +339,10 @@ def _knowledge(overview: Overview, row: CycleRow) -> str:
         for label, step in steps
         if step is not None
     ]
-    told = row.cycle.details.get("evidence", {}).get("knowledge", {})
-    note = "Questions answered about each corpus, by what each cycle ended with."
-    if told.get("backward_transfer") is not None:
-        note += f" Backward transfer {points(told['backward_transfer'])} points."
+    recorded = row.cycle.details.get("evidence", {}).get("knowledge", {})
+    note = "Accuracy on questions about each corpus, for the last checkpoint of each cycle."
+    if recorded.get("backward_transfer") is not None:
+        note += f" Backward transfer {points(recorded['backward_transfer'])} points."
     table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
     return _card("Knowledge over time", note, f'<div class="heat">{table}</div>', "knowledge")
 
@@ -355,15 +355,15 @@ def _heat(score: Any) -> str:
 
 
 def _drift(source: Source, row: CycleRow) -> str:
-    """How far the answers are from base's, where that was measured."""
+    """Return the drift of responses from base's, if it was measured."""
     end = row.end
     rows = queries.evaluations(source.database(), end.checkpoint.id) if end is not None else []
     found = next((one for one in rows if one.suite == "drift"), None)
     if found is None:
         return ""
     cells = [[esc(name), esc(_figure(value))] for name, value in sorted(found.details.items())]
-    table = markup.table(("Measure", "Value"), cells, caption="Drift of answers from base")
-    return _card("Drift", "How far its answers are from base's on the same prompts.", table, "drift")
+    table = markup.table(("Measure", "Value"), cells, caption="Drift of responses from base")
+    return _card("Drift", "Distance of its responses from base's on the same prompts.", table, "drift")
 
 
 def _figure(value: Any) -> str:
@@ -392,12 +392,12 @@ def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
     ]
     if not rows:
         return ""
-    table = markup.table(columns, rows, caption="What each stage of the cycle took")
+    table = markup.table(columns, rows, caption="Cost of each stage of the cycle")
     return _card("Cost", "Tokens sampled, scored by teachers, and trained on.", table, "cost")
 
 
 def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequence[Stage]) -> str:
-    """What is set otherwise than in the cycle before; all of it in the first."""
+    """Return the settings that differ from the previous cycle; all settings for the first cycle."""
     before = next((r for r in reversed(overview.cycles) if r.cycle.number < row.cycle.number), None)
     earlier = (
         queries.stages(source.database(), overview.experiment.id, cycle_id=before.cycle.id, limit=200) if before else []
@@ -416,7 +416,7 @@ def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequenc
                 )
     title = f"Settings that differ from cycle {before.cycle.number}" if before else "Settings"
     if not rows:
-        return _card(title, "None: both cycles were run alike.", "", "settings") if before else ""
+        return _card(title, "None: both cycles used the same settings.", "", "settings") if before else ""
     table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title)
     return _card(title, "", table, "settings")
 
@@ -434,7 +434,7 @@ def _lineage(overview: Overview, row: CycleRow) -> str:
         ]
         for key, step in known.items()
     ]
-    columns = ("Checkpoint", "Kind", "Made from", "Hash", "Made")
+    columns = ("Checkpoint", "Kind", "Parent", "Hash", "Created")
     return _card("Lineage", "", markup.table(columns, rows, caption="Checkpoints of the cycle"), "lineage")
 
 

@@ -1,4 +1,4 @@
-"""Geometry: how a step's tokens pull, method beside method."""
+"""Geometry page: per-token gradients of a step, by method, and the norms of weight updates."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import gradio as gr
 
 from dashboard import markup, stage_charts, theme
 from dashboard.access import Access
+from dashboard.formatting import DASH, number, percent
 from dashboard.markup import esc
-from dashboard.pages import common, stages
-from dashboard.pages.stages import Named
-from dashboard.source import Source
+from dashboard.pages import common, stage_selection
+from dashboard.pages.stage_selection import Named
 from dashboard.stage_charts import Curve, Reach, Sample, Scale
-from dashboard.words import DASH, number, percent
+from dashboard.tracker_source import Source
 from db import Database, DatabaseError, queries
 from db.records import Experiment, Point, Stage
 
@@ -31,7 +31,7 @@ POINTS = 300
 
 @dataclass(frozen=True)
 class Measure:
-    """A curve over the steps, and what it is held against."""
+    """A curve over the steps, with its reference under random signs."""
 
     metric: str
     title: str
@@ -42,7 +42,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Seen:
-    """A stage with everything the page shows of it."""
+    """A stage with all data that the page shows."""
 
     named: Named
     label: str
@@ -57,36 +57,36 @@ class Seen:
 
     @property
     def title(self) -> str:
-        """Its label, with the method where that is not its name."""
+        """Its label, with the method if that is not its name."""
         return self.label if self.named.method == self.named.name else f"{self.label} · {self.named.method}"
 
     @property
     def last_step(self) -> int | None:
-        """The step that was measured last."""
+        """The last measured step."""
         return max((points[-1].step for points in self.series.values() if points), default=None)
 
 
 MEASURES = (
-    Measure(DENSITY, "Density", "1 where every token pulls equally hard, 1/n where one pulls alone", log=True),
-    Measure("geometry/bias", "Bias", "length of the mean over mean length; thin: random signs", "geometry/bias_null"),
-    Measure("geometry/top_1_percent", "Concentration", "share that the top 1 percent of the tokens carry"),
-    Measure("geometry/shared", "Shared within a response", "share that is one vector for each whole response"),
+    Measure(DENSITY, "Density", "1 if all token gradients are equally long, 1/n if one dominates", log=True),
+    Measure("geometry/bias", "Bias", "norm of the mean over mean norm; thin: random signs", "geometry/bias_null"),
+    Measure("geometry/top_1_percent", "Concentration", "share of the top 1 percent of the tokens"),
+    Measure("geometry/shared", "Shared within a response", "share explained by one vector per response"),
 )
 PLANE_KEYS = (
-    ("circle", theme.SERIES[0], "a token"),
-    ("diamond", "currentColor", "their mean"),
-    ("ring", theme.BASE, "how long the mean would be by chance"),
+    ("circle", theme.SERIES[0], "token"),
+    ("diamond", "currentColor", "mean"),
+    ("ring", theme.BASE, "norm of the mean under random signs"),
 )
 
 
 REACH_KEYS = (
     ("circle", theme.KNOWLEDGE, "stayed stable"),
-    ("triangle", theme.MIDTRAINED, "collapsed, and was put back to its last good state"),
+    ("triangle", theme.MIDTRAINED, "collapsed, restored to its last good state"),
 )
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Lay the page out: words, a plane for each stage, the curves, and all of it as a table."""
+    """Build the page: heading, a plane for each stage, the curves, and a table."""
     header, choice = common.top(NAME, source)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
     planes = _panels(PLANES, "plane")
@@ -104,7 +104,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
 
 
 def _panels(count: int, kind: str) -> list[Any]:
-    """Cards for figures, hidden until there is something in them: columns, titles, figures."""
+    """Build hidden cards for figures; return their columns, titles and figures."""
     columns, titles, plots = [], [], []
     with gr.Row(elem_classes=f"panels {kind}s"):
         for index in range(count):
@@ -116,7 +116,7 @@ def _panels(count: int, kind: str) -> list[Any]:
 
 
 def _filled(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
-    """Values for ``count`` cards from (title, figure)."""
+    """Return the outputs of ``count`` cards from (title, figure)."""
     empty = count - len(panels)
     return [
         *(gr.update(visible=True) for _ in panels),
@@ -128,10 +128,10 @@ def _filled(panels: Sequence[tuple[str, Any]], count: int) -> list[Any]:
     ]
 
 
-def _only(told: str, header: Any = None, choice: Any = None) -> list[Any]:
-    """A message in place of everything."""
+def _only(message: str, header: Any = None, choice: Any = None) -> list[Any]:
+    """Return a message in place of all other outputs."""
     hidden = [*_filled([], PLANES), *_filled([], len(MEASURES)), *_reach([]), ""]
-    return [header or gr.skip(), choice or gr.skip(), told, *hidden]
+    return [header or gr.skip(), choice or gr.skip(), message, *hidden]
 
 
 def _show(source: Source, request: gr.Request) -> list[Any]:
@@ -142,8 +142,8 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         header, choice = markup.header(NAME, experiment.name, asking=source.asking), common.choices(source, experiment)
         database = source.database()
         listed = queries.find_stages(database, experiment_ids=[experiment.id], metric=DENSITY, limit=STAGES)
-        wanted = stages.asked_stages(request, PLANES)
-        chosen = stages.by_id(database, wanted) if wanted else list(reversed(listed[:AT_FIRST]))
+        wanted = stage_selection.asked_stages(request, PLANES)
+        chosen = stage_selection.by_id(database, wanted) if wanted else list(reversed(listed[:AT_FIRST]))
         if not chosen:
             return _only(_nothing(experiment, wanted), header, choice)
         linear = request.query_params.get("scale") == "linear"
@@ -154,14 +154,12 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
 
 def _nothing(experiment: Experiment, wanted: Sequence[int]) -> str:
     if wanted:
-        text = (
-            f"There is no stage {', '.join(map(str, wanted))}. Leave the stages out of the address to see the newest."
-        )
+        text = f"There is no stage {', '.join(map(str, wanted))}. Remove the stages from the address to see the newest."
         return markup.notice("No such stage", text)
     return markup.notice(
         "No geometry measured",
-        f"Experiment {experiment.name} has no distillation whose gradients were looked at. Each measures them at every "
-        "tenth step unless it is told not to:",
+        f"Experiment {experiment.name} has no distillation with measured gradients. By default they are measured "
+        "at every tenth step:",
         ["recover distill --geometry-every 10"],
     )
 
@@ -169,31 +167,31 @@ def _nothing(experiment: Experiment, wanted: Sequence[int]) -> str:
 def _page(
     database: Database, experiment: Experiment, listed: Sequence[Stage], chosen: Sequence[Stage], linear: bool
 ) -> list[Any]:
-    """Everything below the header."""
-    shown = _seen(database, stages.named(database, chosen))
+    """Return all outputs below the header."""
+    shown = _seen(database, stage_selection.named(database, chosen))
     others = [stage for stage in listed if stage.id not in {one.stage.id for one in shown}]
     scale = Scale(max(one.sample.reach for one in shown), logarithmic=not linear)
     named = [one.named for one in shown]
     return [
-        _heading(named) + _choice(experiment, named, stages.named(database, others), linear),
+        _heading(named) + _choice(experiment, named, stage_selection.named(database, others), linear),
         *_filled(_planes(shown, scale), PLANES),
         *_filled(_curves(shown), len(MEASURES)),
-        *_reach(stages.named(database, _trained(listed, chosen))),
+        *_reach(stage_selection.named(database, _trained(listed, chosen))),
         _table(shown),
     ]
 
 
 def _seen(database: Database, named: Sequence[Named]) -> list[Seen]:
-    """What there is to see of each stage."""
+    """Return the data of each stage."""
     wanted = [name for measure in MEASURES for name in (measure.metric, measure.null) if name] + [LARGEST]
     return [
         Seen(one, label, look, _sample(one), queries.series(database, one.stage.id, wanted, max_points=POINTS))
-        for one, label, look in zip(named, stages.labels(named), stages.looks(named), strict=True)
+        for one, label, look in zip(named, stage_selection.labels(named), stage_selection.looks(named), strict=True)
     ]
 
 
 def _sample(one: Named) -> Sample:
-    """The points a stage kept; what is not three finite numbers is left out."""
+    """Return the sample that a stage stored; invalid points are dropped."""
     kept = one.stage.details.get("geometry") or []
     points = [tuple(point) for point in kept if isinstance(point, list) and len(point) == 3]
     return Sample(tuple((x, y, row) for x, y, row in points if _finite(x) and _finite(y) and isinstance(row, int)))
@@ -205,18 +203,18 @@ def _finite(value: object) -> bool:
 
 def _heading(shown: Sequence[Named]) -> str:
     methods = list(dict.fromkeys(one.method for one in shown))
-    words = f"How the tokens pull: {' against '.join(methods)}" if len(methods) > 1 else "How the tokens of a step pull"
+    words = f"Token gradients: {' against '.join(methods)}" if len(methods) > 1 else "Token gradients of a step"
     under = (
-        "Every token of a step pulls at the model with a gradient. How evenly they pull, and how much the same way, "
-        "tells methods apart."
+        "Each token of a step contributes a gradient. Methods differ in how evenly the norms are distributed, and in "
+        "how well the directions agree."
     )
     return f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{esc(words)}</h1></div>'
 
 
 def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Named], linear: bool) -> str:
-    """Stages to add or take away, and the scale, as links."""
+    """Return links that add or remove stages, and change the scale."""
     numbers = [one.stage.id for one in shown]
-    names = stages.labels([*shown, *others])
+    names = stage_selection.labels([*shown, *others])
     links = []
     for one, name in zip([*shown, *others], names, strict=True):
         here = one.stage.id in numbers
@@ -224,7 +222,7 @@ def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Nam
         if not kept or len(kept) > PLANES:
             continue
         current = ' aria-current="true"' if here else ""
-        word = "Take away" if here else "Add"
+        word = "Remove" if here else "Add"
         links.append(
             f'<a href="{esc(_address(experiment, kept, linear))}"{current} title="{word} {esc(name)}">'
             f'<span aria-hidden="true">{"✓" if here else "+"}</span><span class="hidden">{word}</span> {esc(name)}'
@@ -250,7 +248,7 @@ def _address(experiment: Experiment, numbers: Sequence[int], linear: bool) -> st
 
 
 def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
-    """A card for each stage that kept a sample."""
+    """Return a card for each stage that stored a sample."""
     panels: list[tuple[str, Any]] = []
     for one in shown:
         if not one.sample.reach:
@@ -265,7 +263,7 @@ def _planes(shown: Sequence[Seen], scale: Scale) -> list[tuple[str, Any]]:
 
 
 def _curves(shown: Sequence[Seen]) -> list[tuple[str, Any]]:
-    """A card for each measure that any stage has."""
+    """Return a card for each measure that any stage has."""
     panels: list[tuple[str, Any]] = []
     for measure in MEASURES:
         drawn: list[Curve] = []
@@ -283,65 +281,65 @@ def _curves(shown: Sequence[Seen]) -> list[tuple[str, Any]]:
 
 
 def _trained(listed: Sequence[Stage], chosen: Sequence[Stage]) -> list[Stage]:
-    """Every stage whose movement was measured, each once, oldest first."""
+    """Return the stages with a measured weight update, oldest first."""
     known = {one.id: one for one in [*listed, *chosen]}
     return [known[number] for number in sorted(known) if _moved(known[number])]
 
 
 def _moved(stage: Stage) -> float | None:
-    """How far a stage moved the weights, as a share of their length."""
+    """Return the norm of a stage's weight update relative to the norm of the weights, or None."""
     moved = stage.details.get("moved")
     value = moved.get("relative") if isinstance(moved, Mapping) else None
     return float(value) if isinstance(value, int | float) and _finite(value) else None
 
 
 def _reach(named: Sequence[Named]) -> list[Any]:
-    """The card about the weights: visibility, title, figure."""
+    """Return the card about weight updates: visibility, title, figure."""
     reaches = [
         Reach(label, _moved(one.stage) or 0.0, not one.stage.stopped.startswith("collapse"))
-        for label, one in zip(stages.labels(named), named, strict=True)
+        for label, one in zip(stage_selection.labels(named), named, strict=True)
     ]
     if not reaches:
         return [gr.update(visible=False), "", None]
     radius = stage_charts.safe_radius(reaches)
     known = (
-        f"The safe radius, dotted, is the longest update of those that stayed stable: {number(radius)}."
+        f"The safe radius (dotted) is the largest update among those that stayed stable: {number(radius)}."
         if radius is not None
         else "None of them stayed stable, so there is no safe radius yet."
     )
-    note = f"Length of each stage's whole update, as a share of the weights' own. {known}"
+    note = f"Norm of each stage's total update, relative to the norm of the weights. {known}"
     keys = markup.keys(REACH_KEYS) + markup.saves("reach")
     return [
         gr.update(visible=True),
-        markup.card_title("How far the weights moved, and the safe radius", note, keys),
+        markup.card_title("Weight updates and the safe radius", note, keys),
         stage_charts.reach(reaches),
     ]
 
 
 def curve_keys(drawn: Sequence[Curve]) -> str:
-    """The key to curves of stages."""
+    """Return the legend of curves of stages."""
     styles = [(stage_charts.style(curve.look), curve.label) for curve in drawn if not curve.faint]
     return markup.keys((f"line-{dash}", colour, label) for (colour, dash), label in styles)
 
 
 def _table(shown: Sequence[Seen]) -> str:
-    """The last measured step of each stage in figures."""
+    """Return a table of the last measured step of each stage."""
     columns = (
         "Stage",
         "Method",
         "Last measured",
         "Density",
-        "Bias (by chance)",
+        "Bias (random signs)",
         "Top 1 percent",
         "Largest over median",
         "Shared",
-        "Mean of the sample (by chance)",
+        "Mean of the sample (random signs)",
     )
     rows = [_row(one) for one in shown]
     note = (
-        "Of all tokens of the step; the last column is of the sample that the planes show, which a stage keeps when it "
-        "ends: two random directions of the loss's gradient by the hidden state, scaled so that lengths are kept on "
-        "average. By chance: what it would be if each token's sign were tossed."
+        "Over all tokens of the step. The last column describes the sample in the planes, which a stage stores when it "
+        "ends: the gradient of the loss with respect to the hidden state, projected onto two random directions and "
+        "scaled to preserve lengths on average. Random signs: the same figure if each gradient had a random sign."
     )
     title = markup.card_title("The last measured step", note)
     return f'<section class="card">{title}{markup.table(columns, rows, caption="Geometry by stage")}</section>'
@@ -365,6 +363,6 @@ def _row(one: Seen) -> list[str]:
 
 def _mean(sample: Sample) -> str:
     if not sample.points:
-        return "none kept"
+        return "none stored"
     length, n = number(math.hypot(*sample.mean)), len(sample.points)
     return f"{length} ({number(sample.chance)}) <small>n = {n:,}</small>"

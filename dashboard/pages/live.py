@@ -1,4 +1,4 @@
-"""The live page: the curves of the stage that runs, or of one that the address names."""
+"""Live page: curves and progress of the running stage, or of the stage named in the address."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import gradio as gr
 
 from dashboard import charts, markup
 from dashboard.access import Access
+from dashboard.formatting import ago, count, duration, memory, number
 from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common
-from dashboard.source import Source
-from dashboard.words import ago, count, duration, memory, number
+from dashboard.tracker_source import Source
 from db import Database, DatabaseError, queries
 from db.records import Event, Experiment, Point, Stage, thinned
 
@@ -23,7 +23,7 @@ REFRESH_SECONDS = 2.0
 PANELS_SHOWN = 12
 POINTS_KEPT = 800
 RECENT = 12
-SILENT_SECONDS = 30.0  # several signs of life: a stage gives one every 5
+SILENT_SECONDS = 30.0  # several heartbeats: a stage sends one every 5 s
 
 EXTEND = """async (news) => {
     for (const [place, curves] of Object.entries(news?.panels ?? {})) {
@@ -39,14 +39,14 @@ EXTEND = """async (news) => {
         }
     }
 }"""
-"""Appends new points to the curves where they stand: what a reader has under the pointer is not built anew."""
+"""Appends new points to the curves in place, so that figures are not rebuilt under the reader's pointer."""
 
 TONES = {"running": "run", "finished": "good", "interrupted": "warn", "failed": "bad"}
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Curves that belong in one figure."""
+    """Curves that share one figure."""
 
     title: str
     unit: str
@@ -55,24 +55,23 @@ class Panel:
 
 
 PANELS = (
-    Panel("Reverse KL to the teacher", "nats a token", ("reverse_kl", "knowledge_kl"), log=True),
-    Panel("Forward KL to the teacher", "nats a token", ("forward_kl",), log=True),
-    Panel("Loss", "nats a token", ("loss", "label_loss", "held_out_loss")),
-    Panel("Student's entropy", "nats a token", ("entropy", "knowledge_entropy", "label_entropy")),
+    Panel("Reverse KL to the teacher", "nats per token", ("reverse_kl", "knowledge_kl"), log=True),
+    Panel("Forward KL to the teacher", "nats per token", ("forward_kl",), log=True),
+    Panel("Loss", "nats per token", ("loss", "label_loss")),
+    Panel("Student's entropy", "nats per token", ("entropy", "knowledge_entropy", "label_entropy")),
     Panel("Instructions followed, development", "share", ("development/instruction_following",)),
     Panel("Response length", "tokens", ("response_length",)),
-    Panel("Responses that end by themselves", "share", ("end_rate",)),
-    Panel("Speed", "tokens a second", ("tokens_per_second",)),
-    Panel("Where a step's time goes", "seconds", ("seconds_generating", "seconds_scoring", "seconds_training")),
+    Panel("Completed responses", "share", ("end_rate",)),
+    Panel("Speed", "tokens per second", ("tokens_per_second",)),
+    Panel("Time per step", "seconds", ("seconds_generating", "seconds_scoring", "seconds_training")),
     Panel("Gradient norm", "before clipping", ("gradient_norm",)),
     Panel("Memory", "GiB", ("memory_gib",)),
     Panel("Learning rate", "", ("lr",)),
-    Panel("Tokens", "a step", ("tokens_sampled", "tokens_scored", "tokens_trained")),
+    Panel("Tokens", "per step", ("tokens_sampled", "tokens_scored", "tokens_trained")),
 )
 LABELS = {
     "reverse_kl": "behaviour",
     "knowledge_kl": "knowledge",
-    "held_out_loss": "held out",
     "loss": "all",
     "label_loss": "documents",
     "entropy": "behaviour",
@@ -86,18 +85,18 @@ LABELS = {
     "tokens_trained": "trained",
 }
 HEADLINES = (
-    ("reverse_kl", "Reverse KL", "nats a token"),
-    ("loss", "Loss", "nats a token"),
-    ("entropy", "Entropy", "nats a token"),
+    ("reverse_kl", "Reverse KL", "nats per token"),
+    ("loss", "Loss", "nats per token"),
+    ("entropy", "Entropy", "nats per token"),
     ("response_length", "Response length", "tokens"),
-    ("tokens_per_second", "Speed", "tokens a second"),
+    ("tokens_per_second", "Speed", "tokens per second"),
     ("gradient_norm", "Gradient norm", ""),
 )
 
 
 @dataclass
 class Seen:
-    """What a browser was sent: the curves so far, so that a tick reads and sends only what is new."""
+    """What was sent to a browser: the curves so far, so that a tick reads and sends only new points."""
 
     key: str = ""
     stage_id: int = 0
@@ -107,12 +106,12 @@ class Seen:
 
     @property
     def steps(self) -> dict[str, int]:
-        """The newest step of each curve that was sent. Curves differ: some are logged later in the same step."""
+        """The newest sent step of each curve; curves differ, since some are logged later in the same step."""
         return {name: points[-1].step for name, points in self.series.items() if points}
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Lay the page out."""
+    """Build the page."""
     header, choice = common.top(NAME, source)
     state = gr.State(None)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
@@ -149,7 +148,7 @@ def _refresh(source: Source, seen: Seen | None, request: gr.Request) -> list[Any
 
 
 def _asked_stage(database: Database, experiment: Experiment, asked: str | None) -> Stage | None:
-    """The stage that the address names; else the one that runs; else the last one with something to see."""
+    """Return the stage named in the address, else the running one, else the last training stage."""
     if asked and asked.isdecimal():
         found = queries.stage(database, int(asked))
         if found is not None and found.experiment_id == experiment.id:
@@ -162,7 +161,7 @@ def _asked_stage(database: Database, experiment: Experiment, asked: str | None) 
 
 
 def _show(source: Source, database: Database, experiment: Experiment, stage: Stage, seen: Seen | None) -> list[Any]:
-    """The header follows the stage at every tick; figures are drawn once, then grow by the points that are new."""
+    """Return the outputs of a tick: the summary is sent every time, figures once; later ticks send new points."""
     same = seen is not None and (seen.stage_id, seen.attempts) == (stage.id, stage.attempts)
     before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
     fresh = queries.series(database, stage.id, since=before.steps, max_points=POINTS_KEPT // 2)
@@ -200,7 +199,7 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
 
 
 def _only(seen: Seen | None, message: str) -> list[Any]:
-    """A message in place of everything."""
+    """Return a message in place of all other outputs."""
     if seen is not None and seen.key == message:
         return [gr.skip()] * (6 + 3 * PANELS_SHOWN)
     hidden = [gr.update(visible=False)] * PANELS_SHOWN
@@ -209,7 +208,7 @@ def _only(seen: Seen | None, message: str) -> list[Any]:
 
 
 def _merged(seen: Seen, fresh: Mapping[str, list[Point]]) -> Seen:
-    """What was sent before and what is new; what grew too long is thinned here: a tick reads only what is new."""
+    """Return the sent points together with the new ones; curves that are too long are thinned in memory."""
     series = {name: seen.series.get(name, []) + points for name, points in fresh.items()}
     for name, points in series.items():
         if len(points) > POINTS_KEPT:
@@ -218,7 +217,7 @@ def _merged(seen: Seen, fresh: Mapping[str, list[Point]]) -> Seen:
 
 
 def _must_redraw(panel: Panel, before: Seen, now: Seen, fresh: Mapping[str, list[Point]]) -> bool:
-    """Whether more than new points changed: a curve began, or was thinned, or its new points are ranges."""
+    """Whether appending is not enough: a curve is new, was thinned, or its new points are ranges."""
     for name in panel.names:
         points = fresh.get(name, [])
         began = bool(points) and not before.series.get(name)
@@ -229,7 +228,7 @@ def _must_redraw(panel: Panel, before: Seen, now: Seen, fresh: Mapping[str, list
 
 
 def _growth(place: str, panel: Panel, fresh: Mapping[str, list[Point]]) -> dict[str, Any]:
-    """The new points of a panel, as the browser appends them."""
+    """Return the new points of a panel in the form the browser appends."""
     curves = {
         name: [[point.step for point in fresh[name]], [point.value for point in fresh[name]]]
         for name in panel.names
@@ -239,7 +238,7 @@ def _growth(place: str, panel: Panel, fresh: Mapping[str, list[Point]]) -> dict[
 
 
 def _panels(series: Mapping[str, list[Point]]) -> list[Panel]:
-    """The known panels that have points, in their order, then one for each curve of another name."""
+    """Return the known panels that have points, in order, then one for each other curve."""
     there = {name for name, points in series.items() if points}
     known = [panel for panel in PANELS if there & set(panel.names)]
     named = {name for panel in PANELS for name in panel.names}
@@ -252,8 +251,8 @@ def _figure(panel: Panel, series: Mapping[str, list[Point]], stage: Stage) -> An
     return charts.curve(drawn, LABELS, total=stage.steps_total, log=panel.log)
 
 
-def _summary(stage: Stage, series: Mapping[str, list[Point]], told: Sequence[Event]) -> str:
-    """Which stage, how far, for how long still, and its newest figures."""
+def _summary(stage: Stage, series: Mapping[str, list[Point]], alarms: Sequence[Event]) -> str:
+    """Return the stage's status, progress, remaining time, alarms and newest values."""
     cycle = f", cycle {stage.cycle}" if stage.cycle is not None else ""
     title = f"{STAGE_WORDS[stage.kind]}{cycle}"
     return (
@@ -262,7 +261,7 @@ def _summary(stage: Stage, series: Mapping[str, list[Point]], told: Sequence[Eve
         + markup.progress(stage.steps_done, stage.steps_total, _progress(stage, series))
         + markup.numbers("Every point of every curve", f"download/stage/{stage.id}{{}}")
         + _advice(stage)
-        + _alarms(stage, told)
+        + _alarms(stage, alarms)
         + markup.tiles(_tiles(stage, series))
     )
 
@@ -281,56 +280,58 @@ def _progress(stage: Stage, series: Mapping[str, list[Point]]) -> str:
         f"{stage.steps_done:,} of {stage.steps_total:,} steps" if stage.steps_total else f"{stage.steps_done:,} steps"
     )
     if stage.status != "running":
-        told = stage.status == "finished" and stage.stopped not in ("", "finished")
-        why = f", {stage.stopped}" if told else ""
+        stopped_early = stage.status == "finished" and stage.stopped not in ("", "finished")
+        why = f", {stage.stopped}" if stopped_early else ""
         return f"{done} in {duration(stage.wall_seconds)}{why}"
     left = time_left(stage, series)
     return f"{done}, {duration(common.worked(stage))} so far" + (f", {duration(left)} left" if left else "")
 
 
 def time_left(stage: Stage, series: Mapping[str, list[Point]]) -> float | None:
-    """Seconds until the last step at the pace of the recent ones; None while that cannot be told."""
+    """Return the seconds until the last step at the recent pace, or None if that is unknown."""
     if not stage.steps_total or stage.steps_done >= stage.steps_total:
         return None
     recent = max(series.values(), key=len, default=[])[-30:]
     if len(recent) < 2 or recent[-1].step == recent[0].step:
         return None
     pace = (recent[-1].time - recent[0].time) / (recent[-1].step - recent[0].step)
-    since = min(max(0.0, time.time() - recent[-1].time), pace)  # a stage on another machine has another clock
+    since = min(max(0.0, time.time() - recent[-1].time), pace)  # the clock of a stage on another machine may differ
     return max(0.0, (stage.steps_total - recent[-1].step) * pace - since)
 
 
 def _advice(stage: Stage) -> str:
-    """What to do about a stage that did not end well."""
+    """Return what to do about an interrupted or failed stage."""
     if stage.status == "interrupted":
-        text = "Its process ended. It goes on from its last saved state:"
+        text = "Its process ended. Resume it from its last saved state:"
         return markup.notice("Interrupted", text, ["recover resume"], tone="warn")
     if stage.status == "failed":
         return markup.notice("Failed", stage.error or "No reason was recorded.", ["recover resume"], tone="bad")
     return ""
 
 
-def _alarms(stage: Stage, told: Sequence[Event]) -> str:
-    """Signals out of their range, and a stage that has gone silent; ``told`` are the stage's alarms, newest first."""
-    last = {str(event.data.get("signal")): event for event in reversed(told)}
+def _alarms(stage: Stage, alarms: Sequence[Event]) -> str:
+    """Return notices of signals out of range and missing heartbeats; ``alarms`` are the stage's, newest first."""
+    last = {str(event.data.get("signal")): event for event in reversed(alarms)}
     now = [f"{event.message}, since step {event.data.get('step')}" for event in last.values() if event.level != "info"]
     over = [event for event in last.values() if event.level == "info"]
     parts = []
     if now:
-        text = "; ".join(now) + ". A breach that lasts stops the stage at its last good state."
+        text = "; ".join(now) + ". A persistent violation stops the stage at its last good state."
         parts.append(markup.notice("Alarm", text, tone="bad" if stage.status == "running" else "warn"))
     elif over:
         text = "; ".join(f"{event.message} (step {event.data.get('step')})" for event in over) + "."
-        parts.append(markup.notice("An alarm is over", text))
+        parts.append(markup.notice("Alarm ended", text))
     silent = time.time() - stage.heartbeat_at
     if stage.status == "running" and silent > SILENT_SECONDS:
-        text = f"It last wrote {duration(silent)} ago. If its process is gone, go on from its last saved state:"
-        parts.append(markup.notice("No sign of life", text, ["recover resume"], tone="warn"))
+        text = (
+            f"The last heartbeat was {duration(silent)} ago. If the process is gone, resume from the last saved state:"
+        )
+        parts.append(markup.notice("No heartbeat", text, ["recover resume"], tone="warn"))
     return "".join(parts)
 
 
 def _tiles(stage: Stage, series: Mapping[str, list[Point]]) -> list[Tile]:
-    """The newest value of what matters most, with where it came from."""
+    """Return tiles with the newest headline values and their first values."""
     entries = []
     for name, title, unit in HEADLINES:
         points = [point for point in series.get(name, []) if point.value is not None]
@@ -346,7 +347,7 @@ def _tiles(stage: Stage, series: Mapping[str, list[Point]]) -> list[Tile]:
 
 
 def _recent(stages: list[Stage], shown: Stage, experiment: Experiment) -> str:
-    """The last stages, each a way to its curves."""
+    """Return a table of the last stages with links to their curves."""
     columns = ("Stage", "Cycle", "Status", "Steps", "Time", "Tokens trained", "Peak memory", "Started")
     rows = [
         [
@@ -374,6 +375,6 @@ def _link(stage: Stage, experiment: Experiment, *, here: bool) -> str:
 def _nothing(experiment: Experiment) -> str:
     return markup.notice(
         "Nothing has been trained yet",
-        f"Experiment {experiment.name} has no stage with curves. Start one, and its curves appear here by themselves:",
+        f"Experiment {experiment.name} has no stage with curves. Start one, and its curves appear here automatically:",
         ["recover cycle --docs ./my-documents", "recover demo"],
     )

@@ -1,4 +1,4 @@
-"""The overview: the trade of knowledge against instruction following, over cycles."""
+"""Overview page: knowledge against instruction following over cycles."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import gradio as gr
 
 from dashboard import charts, markup, theme
+from dashboard.formatting import ago, duration, interval, percent, points, short_path
 from dashboard.markup import Tile, esc
-from dashboard.pages import beside, common
+from dashboard.pages import common, experiments_card
 from dashboard.pages.cycle import TONES, WORDS, address
-from dashboard.source import Source
-from dashboard.words import ago, duration, interval, percent, points, short_path
+from dashboard.tracker_source import Source
 from db import DatabaseError, queries
 from db.records import CycleRow, Measured, Overview, Stage
 
@@ -33,7 +33,7 @@ TRAJECTORY_KEYS = (
 
 
 def build(page: gr.Blocks, source: Source) -> None:
-    """Lay the page out."""
+    """Build the page."""
     header, choice = common.top(NAME, source)
     state = gr.State(None)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
@@ -42,8 +42,8 @@ def build(page: gr.Blocks, source: Source) -> None:
             gr.HTML(
                 markup.card_title(
                     "Knowledge against instruction following",
-                    "A cycle goes right and down while it learns, then up while it recovers. Bars: 95% intervals; "
-                    "dotted: what no other checkpoint beats on both; shaded: where the gate accepts.",
+                    "Mid-training moves a cycle right and down, recovery moves it up. Bars: 95% intervals; dotted: "
+                    "Pareto frontier; shaded: accepted by the gate.",
                     markup.keys(TRADEOFF_KEYS) + markup.saves("tradeoff"),
                 )
             )
@@ -52,13 +52,13 @@ def build(page: gr.Blocks, source: Source) -> None:
             gr.HTML(
                 markup.card_title(
                     "Both over time",
-                    "Mid-training costs instruction following; recovery gives it back and keeps what was learnt.",
+                    "Mid-training reduces instruction following; recovery restores it and keeps the knowledge.",
                     markup.keys(TRAJECTORY_KEYS) + markup.saves("trajectory"),
                 )
             )
             trajectory = gr.Plot(show_label=False, container=False, elem_id="trajectory")
     cycles = gr.HTML(elem_classes="cycles")
-    others = beside.build()
+    others = experiments_card.build()
 
     def refresh(seen: str | None, request: gr.Request) -> list[Any]:
         return _refresh(source, seen, request)
@@ -68,7 +68,7 @@ def build(page: gr.Blocks, source: Source) -> None:
 
 
 def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]:
-    """The state, then every output; nothing is sent again that has not changed."""
+    """Return the state, then every output; unchanged outputs are skipped."""
     try:
         experiment = common.asked_experiment(source, request)
         overview = queries.overview(source.database(), experiment.id, details=False) if experiment else None
@@ -87,20 +87,20 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
             gr.update(visible=len(overview.path) > 0),
             *figures,
             _cycles(overview),
-            *beside.outputs(source, overview, request),
+            *experiments_card.outputs(source, overview, request),
         ]
     except DatabaseError as error:
         return _only(seen, common.trouble(source, error))
 
 
 def _fingerprint(overview: Overview) -> str:
-    """A word for what is drawn: what a browser has seen is kept for as long as it looks."""
+    """Return a short hash of the drawn data, which is kept per open page."""
     shown = repr((overview.path, [row.cycle for row in overview.cycles]))
     return hashlib.sha256(shown.encode()).hexdigest()
 
 
 def _floor(source: Source, overview: Overview) -> float | None:
-    """What the gate asked of instruction following when it last judged."""
+    """Return the gate's bound on instruction following at its last judgement, or None."""
     for event in queries.events(source.database(), overview.experiment.id, kind="gate", limit=20):
         for verdict in event.data.get("verdicts", []):
             if str(verdict.get("rule", "")).startswith("ifeval") and verdict.get("bound") is not None:
@@ -109,24 +109,34 @@ def _floor(source: Source, overview: Overview) -> float | None:
 
 
 def _only(seen: str | None, message: str) -> list[Any]:
-    """A message in place of everything."""
+    """Return a message in place of all other outputs."""
     if seen == message:
         return [gr.skip()] * 12
-    return [message, gr.skip(), gr.skip(), message, gr.update(visible=False), None, None, "", *beside.nothing()]
+    return [
+        message,
+        gr.skip(),
+        gr.skip(),
+        message,
+        gr.update(visible=False),
+        None,
+        None,
+        "",
+        *experiments_card.nothing(),
+    ]
 
 
 def _summary(overview: Overview) -> str:
-    """The newest cycle in words, what runs now, and the figures of where things stand."""
-    told = [row for row in overview.cycles if row.midtrained or row.recovered]
-    if told:
-        words = told[-1].summary
+    """Return the summary of the newest cycle, the running stage, and tiles."""
+    measured = [row for row in overview.cycles if row.midtrained or row.recovered]
+    if measured:
+        words = measured[-1].summary
         title = esc(words[0].upper() + words[1:]) + "."
     elif overview.base is not None:
         title = "The base model is measured. No cycle has been run yet."
     else:
         return _banner(overview.running) + markup.notice(
             "Nothing measured yet",
-            f"Experiment {overview.experiment.name} has no evaluated checkpoint. Give it documents to learn:",
+            f"Experiment {overview.experiment.name} has no evaluated checkpoint. Run a cycle on documents:",
             ["recover cycle --docs ./my-documents", "recover eval"],
         )
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
@@ -139,7 +149,7 @@ def _summary(overview: Overview) -> str:
 
 
 def _banner(running: Stage | None) -> str:
-    """What runs now, as a way to the live page."""
+    """Return the running stage as a link to the live page."""
     if running is None:
         return ""
     cycle = f", cycle {running.cycle}" if running.cycle is not None else ""
@@ -155,7 +165,7 @@ def _banner(running: Stage | None) -> str:
 
 
 def _tiles(overview: Overview) -> list[Tile]:
-    """Where the newest checkpoint stands, beside the base."""
+    """Return tiles with the scores of the newest checkpoint, compared with the base."""
     now, base = overview.path[-1], overview.base
     following = now.scores.instruction_following
     known = overview.knowledge(now)
@@ -195,7 +205,7 @@ def _tone(of_base: float | None) -> str:
 
 
 def _cycles(overview: Overview) -> str:
-    """The table of cycles, newest first."""
+    """Return the table of cycles, newest first."""
     if not overview.cycles:
         return ""
     columns = (
@@ -212,16 +222,16 @@ def _cycles(overview: Overview) -> str:
     rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
     note = (
         "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
-        "Knowledge: questions on all corpora answered, mid-trained → recovered."
+        "Knowledge: accuracy on questions about all corpora, mid-trained → recovered."
     )
     return (
         f'<div class="card">{markup.card_title("Cycles", note, _every_score(overview))}'
-        f"{markup.table(columns, rows, caption='What each cycle learnt, lost and got back')}</div>"
+        f"{markup.table(columns, rows, caption='What each cycle learnt, lost and recovered')}</div>"
     )
 
 
 def _every_score(overview: Overview) -> str:
-    """Every score of the experiment, to take away."""
+    """Return download links for all scores of the experiment."""
     query = f"?experiment={common.quoted(overview.experiment.name)}"
     return markup.numbers("All scores", f"download/overview{{}}{query}")
 
@@ -254,7 +264,7 @@ def _share(back: float | None) -> str:
 
 
 def _pair(midtrained: Measured | None, recovered: Measured | None, overview: Overview) -> str:
-    """Knowledge over all corpora after mid-training and after recovery."""
+    """Return knowledge over all corpora after mid-training and after recovery."""
     scores = [overview.knowledge(step) if step else None for step in (midtrained, recovered)]
     return " → ".join(percent(score.value if score else None, 0) for score in scores)
 

@@ -1,4 +1,4 @@
-"""Samples: the same prompt answered by base, mid-trained and recovered, verdict by verdict."""
+"""Samples page: responses of base, mid-trained and recovered to the same prompts, with their verdicts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import gradio as gr
 
-from dashboard import answers, markup
+from dashboard import answer_diff, markup
 from dashboard.access import Access
 from dashboard.markup import esc
 from dashboard.pages import common
 from dashboard.pages.cycle import address, following, samples_address
-from dashboard.source import Source
+from dashboard.tracker_source import Source
 from db import queries
-from db.answers import FATES, Answer, AnswerPage, SideBySide, side_by_side
 from db.records import CycleRow, Evaluation, Experiment, Overview
+from db.sample_comparison import FATES, Answer, AnswerPage, SideBySide, side_by_side
 
 NAME = "Samples"
 A_PAGE = 8
-_KEYS_TOLD = (
+_KEYS_HINT = (
     '<p class="eyebrow">Keys: <kbd>j</kbd> <kbd>k</kbd> next and previous, <kbd>[</kbd> <kbd>]</kbd> pages.</p>'
 )
 LABELS = {
@@ -32,13 +32,13 @@ LABELS = {
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Lay the page out."""
-    common.text_page(page, NAME, source, lambda experiment, asked: _told(source, experiment, asked))
+    """Build the page."""
+    common.text_page(page, NAME, source, lambda experiment, asked: _text(source, experiment, asked))
 
 
-def _told(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
+def _text(source: Source, experiment: Experiment, asked: dict[str, str]) -> str:
     overview = queries.overview(source.database(), experiment.id, details=False)
-    assert overview is not None  # of an experiment that is there
+    assert overview is not None  # the experiment exists
     row = _cycle(overview, asked.get("cycle"))
     return _nothing(overview) if row is None else _page(source, overview, row, asked)
 
@@ -52,7 +52,7 @@ def _cycle(overview: Overview, wanted: str | None) -> CycleRow | None:
 
 def _nothing(overview: Overview) -> str:
     return markup.notice(
-        "No answers yet",
+        "No responses yet",
         f"Experiment {overview.experiment.name} has no such cycle with evaluated checkpoints.",
         ["recover eval", "recover cycle --docs ./my-documents"],
     )
@@ -82,7 +82,7 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
     return (
         _heading(row, page, state)
         + _filters(overview, state, base)
-        + markup.numbers(f"All answers of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
+        + markup.numbers(f"All responses of {labels[-1].lower()}", f"download/evaluation/{end.id}{{}}")
         + "".join(_sample(one, labels, kind, state) for one in page.rows)
         + _steps(page, state)
         + (_none(state) if not page.rows else "")
@@ -90,13 +90,13 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
 
 
 class _State:
-    """Where one is, as an address."""
+    """The state of the page: cycle, fate, type and search."""
 
     def __init__(self, experiment: str, cycle: int, fate: str, kind: str, search: str) -> None:
         self.experiment, self.cycle, self.fate, self.kind, self.search = experiment, cycle, fate, kind, search
 
     def at(self, *, fate: str | None = None, kind: str | None = None, offset: int = 0) -> str:
-        """The address of a neighbour."""
+        """Return the address of this state with some parts replaced."""
         wanted = samples_address(self.experiment, self.cycle, fate or self.fate, self.kind if kind is None else kind)
         wanted += f"&search={common.quoted(self.search)}" if self.search else ""
         return wanted + (f"&from={offset}" if offset else "")
@@ -108,17 +108,17 @@ def _heading(row: CycleRow, page: AnswerPage, state: _State) -> str:
     back = esc(address(state.experiment, state.cycle))
     return (
         f'<div class="hero"><p class="eyebrow"><a href="{back}">← {esc(row.summary)}</a></p>'
-        f"<h1>{esc(words)}</h1>{_KEYS_TOLD}</div>"
+        f"<h1>{esc(words)}</h1>{_KEYS_HINT}</div>"
     )
 
 
 def _filters(overview: Overview, state: _State, base: Evaluation) -> str:
-    """The fates as tabs, then a form for the type, the text and the cycle."""
+    """Return the fates as tabs, and a form for the type, the text and the cycle."""
     tabs = "".join(
-        f'<a href="{esc(state.at(fate=fate))}" title="{esc(told)}"'
+        f'<a href="{esc(state.at(fate=fate))}" title="{esc(description)}"'
         + (' aria-current="true"' if fate == state.fate else "")
         + f">{esc(LABELS[fate])}</a>"
-        for fate, told in FATES.items()
+        for fate, description in FATES.items()
     )
     kinds = sorted(key.removeprefix("id/") for key in base.details if key.startswith("id/"))
     cycles = [str(row.cycle.number) for row in overview.cycles]
@@ -132,7 +132,7 @@ def _filters(overview: Overview, state: _State, base: Evaluation) -> str:
         for name, value in (("experiment", state.experiment), ("show", state.fate))
     )
     return (
-        f'<nav class="tabs" aria-label="What became of it">{tabs}</nav>'
+        f'<nav class="tabs" aria-label="Outcome">{tabs}</nav>'
         f'<form class="filters" method="get" action="samples">{hidden}{fields}'
         '<button type="submit">Filter</button></form>'
     )
@@ -147,7 +147,7 @@ def _select(name: str, label: str, values: Sequence[str], chosen: str) -> str:
 
 
 def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) -> str:
-    """One prompt with its answers beside each other, differences from base's marked."""
+    """Return one prompt with its responses side by side; differences from base's are marked."""
     base = one.answers[0]
     columns = (
         (label, _answer(answer, base if at else None, kind))
@@ -155,25 +155,25 @@ def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) ->
     )
     return (
         f'<article class="card sample" tabindex="0" aria-label="{esc(one.item)}"><p class="eyebrow">{esc(one.item)}</p>'
-        f'<pre class="prompt">{esc(one.prompt)}</pre>{answers.beside(columns)}</article>'
+        f'<pre class="prompt">{esc(one.prompt)}</pre>{answer_diff.beside(columns)}</article>'
     )
 
 
 def _answer(answer: Answer | None, base: Answer | None, kind: str) -> str:
     if answer is None:
-        return "<p>not asked</p>"
+        return "<p>not evaluated</p>"
     verdicts = "".join(
         f'<li class="{"good" if kept else "bad"}{" chosen" if kind and name.startswith(kind) else ""}">'
         f'<span aria-hidden="true">{"✓" if kept else "✗"}</span> {esc(name)}'
         f'<span class="hidden"> {"followed" if kept else "not followed"}</span></li>'
         for name, kept in answer.verdicts.items()
     )
-    shown = answers.answer(answer.response, base.response if base is not None else None)
+    shown = answer_diff.answer(answer.response, base.response if base is not None else None)
     return f'{shown}<ul class="verdicts">{verdicts}</ul>'
 
 
 def _steps(page: AnswerPage, state: _State) -> str:
-    """Ways to the neighbouring pages; the keys [ and ] follow them."""
+    """Return links to the neighbouring pages; the keys [ and ] follow them."""
     if page.total <= A_PAGE:
         return ""
     last = min(page.total, page.offset + A_PAGE)
@@ -191,6 +191,6 @@ def _none(state: _State) -> str:
         "Nothing matches",
         f"No prompt of cycle {state.cycle} is {FATES[state.fate]}"
         + (f" in {state.kind}" if state.kind else "")
-        + (f" and holds {state.search!r}" if state.search else "")
-        + ". Choose another tab, or leave the filters out.",
+        + (f" and contains {state.search!r}" if state.search else "")
+        + ". Choose another tab, or remove the filters.",
     )

@@ -1,4 +1,4 @@
-"""Studies: published claims, run here, with the verdict that each criterion gave."""
+"""Studies page: replications of published claims with their verdicts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import gradio as gr
 
 from dashboard import markup
 from dashboard.access import Access
+from dashboard.formatting import DASH
 from dashboard.markup import esc
 from dashboard.pages import common
-from dashboard.source import Source
-from dashboard.words import DASH
+from dashboard.tracker_source import Source
 from db import DatabaseError, MissingDatabaseError, queries
 from db.records import Experiment
 
@@ -22,11 +22,11 @@ LIMIT = 1000
 TONES = {"holds": "good", "does not hold": "bad", "undecided": "warn"}
 SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "?"}
 Table = Mapping[str, Any]
-"""A study's outcome as ``recover study results --json`` gives it, which is also what the tracker holds."""
+"""A study's outcome as printed by ``recover study results --json`` and stored in the tracker."""
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Lay the page out."""
+    """Build the page."""
     header, _ = common.top(NAME, source)
     body = gr.HTML(elem_id="content", elem_classes="summary")
 
@@ -42,24 +42,24 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         done = _done(found)
         wanted, budget = request.query_params.get("study"), request.query_params.get("budget")
         if wanted:
-            told = _one([table for table in done if table["study"] == wanted], wanted, budget, found)
+            body = _one([table for table in done if table["study"] == wanted], wanted, budget, found)
         elif done or found:
-            told = _all(done, _unfinished(found, done))
+            body = _all(done, _unfinished(found, done))
         else:
-            told = _nothing(source)
-        return [gr.skip(), told]
+            body = _nothing(source)
+        return [gr.skip(), body]
     except DatabaseError as error:
         return [gr.skip(), common.trouble(source, error)]
 
 
 def _done(found: Sequence[Experiment]) -> list[Table]:
-    """The outcomes that were published, by name and then the largest budget first."""
-    told = [one.config for one in found if "study" in one.config and "verdict" in one.config]
-    return sorted(told, key=lambda table: (str(table["study"]), -float(table.get("budget") or 0)))
+    """Return the published outcomes, by name and then by decreasing budget."""
+    outcomes = [one.config for one in found if "study" in one.config and "verdict" in one.config]
+    return sorted(outcomes, key=lambda table: (str(table["study"]), -float(table.get("budget") or 0)))
 
 
 def _unfinished(found: Sequence[Experiment], done: Sequence[Table]) -> list[tuple[str, str, list[str]]]:
-    """Studies of which seeds were begun and nothing is published: (study, budget, names of the seeds)."""
+    """Return studies with started seeds and no published outcome: (study, budget, names of the seeds)."""
     published = {_name(table) for table in done}
     begun: dict[str, list[str]] = {}
     for one in reversed(found):
@@ -71,7 +71,7 @@ def _unfinished(found: Sequence[Experiment], done: Sequence[Table]) -> list[tupl
 
 
 def _name(table: Table) -> str:
-    """The name of the experiment that holds a study's outcome."""
+    """Return the name of the experiment that stores a study's outcome."""
     return f"{PREFIX}{table['study']}/budget-{_budget(table)}"
 
 
@@ -84,8 +84,8 @@ def _nothing(source: Source) -> str:
         return common.trouble(source, MissingDatabaseError())
     return markup.notice(
         "No study has been run here",
-        "A study runs a published claim on the built-in model, over several seeds, and judges it by a criterion that "
-        "was fixed before the run. All but the longest, or one by its name:",
+        "A study tests a published claim on the built-in model over several seeds, with a criterion that was fixed "
+        "before the run. Run all but the longest, list them, or run one by name:",
         ["recover study all", "recover study", "recover study recovery"],
     )
 
@@ -95,16 +95,18 @@ def _nothing(source: Source) -> str:
 
 def _all(done: Sequence[Table], unfinished: Sequence[tuple[str, str, list[str]]]) -> str:
     counts = {word: sum(table["verdict"] == word for table in done) for word in TONES}
-    told = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
-    words = f"{_numbered(done)}: {told}" if done else "No study is finished yet"
+    verdicts = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
+    words = f"{_numbered(done)}: {verdicts}" if done else "No study is finished yet"
     under = (
-        "Published claims, run on a model of two million parameters in a world of its own: the verdicts are about what "
-        "happens here."
+        "Published claims, tested on a model of two million parameters with synthetic data: the verdicts apply to this "
+        "setting only."
     )
-    columns = ("Study", "Verdict", "Claim", "Statements", "Seeds", "n at most", "Budget", "Run on")
+    columns = ("Study", "Verdict", "Claim", "Statements", "Seeds", "Maximum n", "Budget", "Dates")
     rows = [_row(table) for table in done] + [_begun(*one) for one in unfinished]
     table = markup.table(columns, rows, caption="Studies and their verdicts")
-    note = "A statement holds where the whole 95% interval over seeds lies beyond its bound; undecided lies between."
+    note = (
+        "A statement holds if the whole 95% interval over seeds lies beyond its bound; undecided: it spans the bound."
+    )
     title = markup.card_title("All studies", note)
     return (
         f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{esc(words)}</h1></div>'
@@ -113,7 +115,7 @@ def _all(done: Sequence[Table], unfinished: Sequence[tuple[str, str, list[str]]]
 
 
 def _numbered(done: Sequence[Table]) -> str:
-    """How many studies, and how many outcomes where some were run at several budgets."""
+    """Return the number of studies, and of outcomes if some were run at several budgets."""
     number = len({table["study"] for table in done})
     words = "1 study" if number == 1 else f"{number} studies"
     return words if number == len(done) else f"{words}, {len(done)} outcomes"
@@ -139,20 +141,20 @@ def _begun(study: str, budget: str, seeds: Sequence[str]) -> list[str]:
 
 
 def _tally(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many statements came to each verdict; which ones, on hover."""
+    """Return the number of statements per verdict, as chips that list them on hover."""
     chips = []
     for word, sign in SIGNS.items():
-        told = [str(part.get("statement", "")) for part in parts if part.get("verdict") == word]
-        if told:
+        statements = [str(part.get("statement", "")) for part in parts if part.get("verdict") == word]
+        if statements:
             chips.append(
-                f'<span class="chip {TONES[word]}" title="{esc("; ".join(told))}">'
-                f'{sign} {len(told)}<span class="hidden"> {word}</span></span> '
+                f'<span class="chip {TONES[word]}" title="{esc("; ".join(statements))}">'
+                f'{sign} {len(statements)}<span class="hidden"> {word}</span></span> '
             )
     return chips
 
 
 def verdict(word: object) -> str:
-    """A verdict with its sign: it is told without colour too."""
+    """Return a verdict as a chip with a sign, so that it does not depend on colour."""
     return markup.chip(f"{SIGNS.get(str(word), '·')} {word}", TONES.get(str(word), ""))
 
 
@@ -163,12 +165,12 @@ def _one(tables: Sequence[Table], wanted: str, budget: str | None, found: Sequen
     table = next((one for one in tables if budget in (None, _budget(one))), None)
     if table is None:
         at = f" at budget {budget}" if budget and tables else ""
-        told = markup.notice(
+        message = markup.notice(
             "No such study",
-            f"No outcome of a study {wanted}{at} is recorded here. Choose one of all studies, or run it:",
+            f"No outcome of a study {wanted}{at} is recorded here. Choose one from the list, or run it:",
             [f"recover study {wanted}" if wanted.isidentifier() else "recover study"],
         )
-        return told + '<nav class="steps" aria-label="All studies"><a href="studies">← All studies</a></nav>'
+        return message + '<nav class="steps" aria-label="All studies"><a href="studies">← All studies</a></nav>'
     claim = str(table.get("claim", ""))
     return (
         '<div class="hero"><p class="eyebrow"><a href="studies">← All studies</a> · '
@@ -192,33 +194,33 @@ def _budgets(tables: Sequence[Table], shown: Table) -> str:
 
 
 def _facts(table: Table, found: Sequence[Experiment]) -> str:
-    """How it was run and by what it is judged."""
+    """Return how the study was run and its criterion."""
     seeds = sorted((one.name for one in found if one.name.startswith(f"{_name(table)}/seed-")), key=_seed)
     links = ", ".join(_seed_link(name) for name in seeds) or esc(_listed(table.get("seeds")))
     runs = f"compare?experiment={common.quoted(_name(table))}"
-    told = [
+    facts = [
         ("Setting", esc(table.get("setting", ""))),
         ("Criterion", esc(table.get("criterion", ""))),
         ("Seeds", links + (f' · <a href="{esc(runs)}">compare their runs →</a>' if seeds else "")),
-        ("Items", f"{esc(_count(table.get('n')))} at most, a suite"),
-        ("Budget", f"{esc(_budget(table))} of the steps that the setting tells"),
-        ("Run on", esc(_span(table.get("dates")))),
+        ("Items", f"{esc(_count(table.get('n')))} at most per suite"),
+        ("Budget", f"{esc(_budget(table))} of the steps given under Setting"),
+        ("Dates", esc(_span(table.get("dates")))),
     ]
-    rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in told)
+    rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
     return f'<section class="card">{markup.card_title("How it was run")}<dl class="facts">{rows}</dl></section>'
 
 
 def _statements(table: Table) -> str:
     parts = table.get("parts") or []
     rows = [[verdict(part.get("verdict", "")), esc(part.get("statement", ""))] for part in parts]
-    note = "Fixed before the run. The claim holds where all of them do, and fails where one does not hold."
+    note = "Fixed before the run. The claim holds if all statements hold, and fails if one does not hold."
     shown = markup.table(("Verdict", "Statement"), rows, caption="Statements with their verdicts")
     title = markup.card_title("Statements", note)
     return f'<section class="card statements">{title}<div class="prose-cells">{shown}</div></section>'
 
 
 def _figures(table: Table) -> str:
-    """Mean and spread of every figure, and each seed's own."""
+    """Return mean, spread and the value of each seed for every figure."""
     figures = table.get("figures") or {}
     seeds = [str(seed) for seed in table.get("seeds") or []]
     rows = [
@@ -230,15 +232,13 @@ def _figures(table: Table) -> str:
         for name, figure in figures.items()
     ]
     columns = ("Figure", "Mean ± spread", *(f"seed {seed}" for seed in seeds))
-    note = (
-        f"Mean and standard deviation over {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, then each by itself."
-    )
+    note = f"Mean and standard deviation over {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, then each value."
     title = markup.card_title("Figures", note)
     return f'<section class="card figures">{title}{markup.table(columns, rows, caption="Figures over seeds")}</section>'
 
 
 def _value(value: object) -> str:
-    """A figure as ``recover study`` prints it."""
+    """Format a figure as ``recover study`` prints it."""
     if not isinstance(value, int | float):
         return DASH
     return f"{value:.3g}" if abs(value) >= 1e5 or 0 < abs(value) < 5e-4 else f"{value:.3f}".replace("-", "−")
@@ -258,7 +258,7 @@ def _seed_link(name: str) -> str:
 
 
 def _span(dates: object) -> str:
-    """The first and the last of several days."""
+    """Return the first and the last of several dates."""
     days = sorted(map(str, dates)) if isinstance(dates, list) else []
     return DASH if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
 

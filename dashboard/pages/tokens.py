@@ -1,4 +1,4 @@
-"""Tokens: a rollout by how far student and teacher lie apart, and where they lie furthest apart in a stage."""
+"""Tokens page: divergence of student and teacher per token of a rollout, and the largest ones of a stage."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import markup, rollouts
+from dashboard import markup, token_html
 from dashboard.access import Access
 from dashboard.markup import STAGE_WORDS, esc
-from dashboard.pages import common, stages
-from dashboard.pages.stages import Named
-from dashboard.rollouts import nats
-from dashboard.source import Source
+from dashboard.pages import common, stage_selection
+from dashboard.pages.stage_selection import Named
+from dashboard.token_html import nats
+from dashboard.tracker_source import Source
 from db import Database, queries
 from db.records import Experiment, TokenNumbers, TokenScores
 
@@ -23,12 +23,12 @@ NAME = "Tokens"
 WORST = 20
 STAGES = 60
 CONTEXT = 4
-"""So many tokens before one tell where in its answer it stands."""
+"""Number of preceding tokens shown as context."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one is, as an address."""
+    """The state of the page: stage, step, response and token."""
 
     experiment: str
     stage: int
@@ -38,19 +38,19 @@ class Place:
 
     @property
     def address(self) -> str:
-        """The address, as text that still has to be escaped."""
+        """The address of this state, not escaped."""
         token = f"&token={self.token + 1}" if self.token is not None else ""
         item = f"&item={common.quoted(self.item)}" if self.item else ""
         return f"tokens?experiment={common.quoted(self.experiment)}&stage={self.stage}&step={self.step}{item}{token}"
 
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
-    """Lay the page out."""
+    """Build the page."""
     common.text_page(page, NAME, source, told_by(source))
 
 
-def told_by(source: Source) -> common.Told:
-    """The page's text from a database."""
+def told_by(source: Source) -> common.Render:
+    """Return the function that renders the page."""
     return lambda experiment, asked: _page(source.database(), experiment, asked)
 
 
@@ -58,12 +58,12 @@ def _page(database: Database, experiment: Experiment, asked: dict[str, str]) -> 
     found = queries.find_stages(database, experiment_ids=[experiment.id], tokens=True, limit=STAGES)
     if not found:
         return _nothing(database, experiment)
-    choices = stages.named(database, found)
+    choices = stage_selection.named(database, found)
     wanted = asked.get("stage", "")
     chosen = next((one for one in choices if str(one.stage.id) == wanted), None if wanted else choices[0])
     if chosen is None:
         text = f"Stage {wanted} of experiment {experiment.name} has none. Choose one of these:"
-        return markup.notice("No answers were kept token by token", text) + _stages(choices, None)
+        return markup.notice("No token scores", text) + _stages(choices, None)
     rows = queries.token_numbers(database, chosen.stage.id)
     place = _place(experiment, chosen, rows, asked)
     row = next((one for one in rows if (one.step, one.item) == (place.step, place.item)), None)
@@ -79,7 +79,7 @@ def _page(database: Database, experiment: Experiment, asked: dict[str, str]) -> 
 
 
 def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], asked: dict[str, str]) -> Place:
-    """What the address names; else the last step, its first answer, and there the token that is furthest off."""
+    """Return the state named in the address; by default the last step, its first response and its largest token."""
     step = int(asked["step"]) if asked.get("step", "").isdecimal() else max(row.step for row in rows)
     item = asked.get("item") or next((row.item for row in rows if row.step == step), "")
     row = next((one for one in rows if (one.step, one.item) == (step, item)), None)
@@ -91,27 +91,27 @@ def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], 
 
 
 def _nothing(database: Database, experiment: Experiment) -> str:
-    """How to get answers token by token, and where there are some."""
-    elsewhere = stages.named(database, queries.find_stages(database, tokens=True, limit=5))
-    told = markup.notice(
-        "No answers token by token",
-        f"Experiment {experiment.name} has no distillation with answers kept token by token. Each keeps a few unless "
-        "it is told not to:",
+    """Return how to record token scores, and links to stages that have some."""
+    elsewhere = stage_selection.named(database, queries.find_stages(database, tokens=True, limit=5))
+    message = markup.notice(
+        "No token scores",
+        f"Experiment {experiment.name} has no distillation with token scores. By default each stores them for a few "
+        "responses:",
         ["recover distill --token-views 6"],
     )
-    return told + _stages(elsewhere, None)
+    return message + _stages(elsewhere, None)
 
 
 def _heading(chosen: Named, rows: Sequence[TokenNumbers]) -> str:
-    """The stage in words: what the divergence was at first and at last."""
+    """Return the heading: the stage's divergence at its first and last recorded step."""
     steps = sorted({row.step for row in rows})
     first, last = (_mean([row for row in rows if row.step == step]) for step in (steps[0], steps[-1]))
     cycle = f", cycle {chosen.stage.cycle}" if chosen.stage.cycle is not None else ""
-    words = f"{STAGE_WORDS[chosen.stage.kind]}{cycle}: reverse KL a token {nats(first)}"
+    words = f"{STAGE_WORDS[chosen.stage.kind]}{cycle}: reverse KL per token {nats(first)}"
     words += f" at step {steps[0]:,}, {nats(last)} at step {steps[-1]:,}" if len(steps) > 1 else ""
-    told = sum(len(row.tokens) for row in rows)
+    total = sum(len(row.tokens) for row in rows)
     live = f"live?experiment={common.quoted(chosen.experiment)}&stage={chosen.stage.id}"
-    under = f"{len(rows):,} answers, {told:,} tokens: a few of each step's own batch"
+    under = f"{len(rows):,} responses, {total:,} tokens, sampled from the batches of each step"
     return (
         f'<div class="hero"><p class="eyebrow"><a href="{esc(live)}">{esc(chosen.name)}, stage {chosen.stage.id}</a>'
         f" · {esc(chosen.method)} · {esc(under)}</p><h1>{esc(words)}</h1></div>"
@@ -119,10 +119,10 @@ def _heading(chosen: Named, rows: Sequence[TokenNumbers]) -> str:
 
 
 def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
-    """The stages that have token scores, as tabs."""
+    """Return the stages that have token scores, as tabs."""
     if len(choices) < 2 and chosen is not None:
         return ""
-    names = stages.labels(choices)
+    names = stage_selection.labels(choices)
     links = [
         (f"tokens?experiment={common.quoted(one.experiment)}&stage={one.stage.id}", name, one is chosen)
         for one, name in zip(choices, names, strict=True)
@@ -131,7 +131,7 @@ def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
 
 
 def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
-    """The steps with answers, each with its mean divergence."""
+    """Return the steps with token scores, as tabs with their mean divergence."""
     steps = sorted({row.step for row in rows})
     ends = {steps[0]: "first", steps[-1]: "last"} if len(steps) > 1 else {}
     links = []
@@ -143,7 +143,7 @@ def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
 
 
 def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
-    """The answers of a step, each with its mean divergence."""
+    """Return the responses of a step, as tabs with their mean divergence."""
     links = [
         (
             replace(place, item=row.item, token=None).address,
@@ -153,11 +153,11 @@ def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
         for row in rows
         if row.step == place.step
     ]
-    return _tabs("Answers", links)
+    return _tabs("Responses", links)
 
 
 def _tabs(label: str, links: Any) -> str:
-    """Links of (address, words, whether one is there)."""
+    """Return tabs from (address, label, whether it is the current one)."""
     shown = "".join(
         f'<a href="{esc(address)}"' + (' aria-current="true"' if here else "") + f">{esc(words)}</a>"
         for address, words, here in links
@@ -169,33 +169,33 @@ def _tabs(label: str, links: Any) -> str:
 
 def _missing(place: Place) -> str:
     return markup.notice(
-        "No such answer",
-        f"Stage {place.stage} kept no answer {place.item} at step {place.step}. Choose a step and an answer above.",
+        "No such response",
+        f"Stage {place.stage} stored no response {place.item} at step {place.step}. Choose another above.",
     )
 
 
 def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
-    """The prompt, the answer token by token, and the chosen token at length."""
+    """Return the prompt, the response token by token, and the details of the selected token."""
     rollout = queries.rollout(database, row.id)
     if rollout is None or not rollout.tokens:
         return _missing(place)
     chosen = place.token or 0
-    start = chosen // rollouts.WINDOW * rollouts.WINDOW
+    start = chosen // token_html.WINDOW * token_html.WINDOW
     note = (
-        f"Step {row.step:,}, {len(row.tokens):,} tokens, mean reverse KL {nats(row.mean)} nats. Point at a token or "
-        "step to it with the Tab key: it tells its figures."
+        f"Step {row.step:,}, {len(row.tokens):,} tokens, mean reverse KL {nats(row.mean)} nats. Hover over a token, "
+        "or focus it with the Tab key, to see its values."
     )
     return (
-        f'<section class="card answer-tokens">{markup.card_title(f"Answer {row.item}", note)}{rollouts.key()}'
+        f'<section class="card answer-tokens">{markup.card_title(f"Response {row.item}", note)}{token_html.key()}'
         f'<pre class="prompt" tabindex="0" aria-label="Prompt">{esc(rollout.prompt)}</pre>'
-        f"{rollouts.tokens(rollout, start, chosen)}{_windows(rollout, start, place)}"
-        f'<div class="chosen-token"><h3>The marked token</h3>{rollouts.details(rollout, chosen)}</div></section>'
+        f"{token_html.tokens(rollout, start, chosen)}{_windows(rollout, start, place)}"
+        f'<div class="chosen-token"><h3>Selected token</h3>{token_html.details(rollout, chosen)}</div></section>'
     )
 
 
 def _windows(rollout: TokenScores, start: int, place: Place) -> str:
-    """Ways to the rest of a long answer."""
-    total, window = len(rollout.tokens), rollouts.WINDOW
+    """Return links to the other parts of a long response."""
+    total, window = len(rollout.tokens), token_html.WINDOW
     if total <= window:
         return ""
     parts = [f"<span>tokens {start + 1:,} to {min(total, start + window):,} of {total:,}</span>"]
@@ -203,29 +203,29 @@ def _windows(rollout: TokenScores, start: int, place: Place) -> str:
         parts.insert(0, f'<a rel="prev" href="{esc(replace(place, token=start - window).address)}">← Earlier</a>')
     if start + window < total:
         parts.append(f'<a rel="next" href="{esc(replace(place, token=start + window).address)}">Later →</a>')
-    return f'<nav class="steps" aria-label="Parts of the answer">{"".join(parts)}</nav>'
+    return f'<nav class="steps" aria-label="Parts of the response">{"".join(parts)}</nav>'
 
 
 def _worst(rows: Sequence[TokenNumbers], place: Place) -> str:
-    """The tokens of the whole stage at which student and teacher lie furthest apart."""
+    """Return a table of the tokens with the largest divergence in the whole stage."""
     found = _furthest(rows, WORST)
     if not found:
         return ""
     cells = [_worst_row(row, at, place) for row, at in found]
     note = (
-        f"The {len(found)} largest of {sum(len(row.tokens) for row in rows):,} tokens, in nats, with what stood before."
+        f"The {len(found)} largest of {sum(len(row.tokens) for row in rows):,} tokens, in nats, with preceding tokens."
     )
-    table = markup.table(("Token", "KL", "Step", "Answer"), cells, caption="Tokens with the largest divergence")
-    title = markup.card_title("Furthest apart in this stage", note)
+    table = markup.table(("Token", "KL", "Step", "Response"), cells, caption="Tokens with the largest divergence")
+    title = markup.card_title("Largest divergences in this stage", note)
     return f'<section class="card furthest">{title}<div class="prose-cells">{table}</div></section>'
 
 
 def _worst_row(row: TokenNumbers, at: int, place: Place) -> list[str]:
     there = replace(place, step=row.step, item=row.item, token=at)
     before = "".join(map(str, row.tokens[max(0, at - CONTEXT) : at]))
-    before = rollouts.shown(f"…{before}" if at > CONTEXT else before.lstrip(" ")) if before.strip(" ") else ""
+    before = token_html.shown(f"…{before}" if at > CONTEXT else before.lstrip(" ")) if before.strip(" ") else ""
     here = ' aria-current="true"' if there == place else ""
-    word = f'<mark class="kl level-{rollouts.level(row.numbers[at])}">{rollouts.shown(row.tokens[at])}</mark>'
+    word = f'<mark class="kl level-{token_html.level(row.numbers[at])}">{token_html.shown(row.tokens[at])}</mark>'
     return [
         f'<a class="context" href="{esc(there.address)}"{here}>{before}{word}</a>',
         f"<b>{nats(row.numbers[at])}</b>",
@@ -235,7 +235,7 @@ def _worst_row(row: TokenNumbers, at: int, place: Place) -> list[str]:
 
 
 def _furthest(rows: Sequence[TokenNumbers], count: int) -> list[tuple[TokenNumbers, int]]:
-    """The tokens with the largest numbers, as (rollout, place in it)."""
+    """Return the tokens with the largest values, as (rollout, position)."""
     ranked = (
         (value, -index, -at)
         for index, row in enumerate(rows)
@@ -246,6 +246,6 @@ def _furthest(rows: Sequence[TokenNumbers], count: int) -> list[tuple[TokenNumbe
 
 
 def _mean(rows: Sequence[TokenNumbers]) -> float | None:
-    """The mean over all tokens of several rollouts."""
+    """Return the mean over all tokens of several rollouts."""
     values = [value for row in rows for value in row.numbers if value is not None]
     return sum(values) / len(values) if values else None

@@ -1,4 +1,4 @@
-"""Published claims as experiments: each is run on the miniature and judged by a criterion fixed beforehand."""
+"""Published claims as experiments on the miniature, each judged by a criterion fixed in advance."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _ALL = (
     GENERALISE,
     HORIZON,
     RAZOR,
-)  # fmt: skip; the razor looks at the others' runs and comes last
+)  # fmt: skip; the razor uses the others' runs and comes last
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 
 def chosen(name: str) -> list[Study]:
-    """The studies of a name, or of "all". Raises UsageError where there is none."""
+    """Return the study ``name``, or for "all" every one that is not heavy. Raises UsageError for an unknown name."""
     if name == "all":
         return [study for study in STUDIES.values() if not study.heavy]
     if name not in STUDIES:

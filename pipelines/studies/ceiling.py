@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evals.suites import sample
-from pipelines.lab import Lab
+from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, exact_share, mending
@@ -15,42 +15,42 @@ STEPS, EVERY = 60, 10
 METHODS = ("sft", "opd", "grpo", "sft-grpo", "grpo-opd", "opd-grpo")
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: a named stronger teacher, and five ways to its skill."""
-    task = mending(lab)
-    prompts, steps = lab.folder / "prompts" / task, lab.scale(STEPS, 10)
-    lab.trained("teacher", "base", "sft", data=demonstrations(lab, task), steps=6 * steps, lr=2e-3)
-    asked = sample(lab.asked(task), 200)
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: a stronger teacher, and six ways to learn its task."""
+    task = mending(runner)
+    prompts, steps = runner.folder / "prompts" / task, runner.scale(STEPS, 10)
+    runner.trained("teacher", "base", "sft", data=demonstrations(runner, task), steps=6 * steps, lr=2e-3)
+    asked = sample(runner.asked(task), 200)
     seen: dict[str, Any] = {
         "check_every": EVERY,
         "observe": lambda _step, loaded, engine: {"score": exact_share(loaded, engine, asked)},
     }
     short: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 40, "steps": steps, **seen}
     rl: dict[str, Any] = short | {"lr": 5e-4, "steps": 2 * steps}
-    lab.trained("sft", "base", "sft", **_imitating(lab, short))
-    lab.trained("opd", "base", "opd", teacher="teacher", **short)
-    lab.trained("grpo", "base", "grpo", **rl)
-    lab.trained("sft-grpo", "sft", "grpo", **rl)
-    lab.trained("grpo-opd", "grpo", "opd", teacher="teacher", **short)
-    lab.trained("opd-grpo", "opd", "grpo", **rl)
+    runner.trained("sft", "base", "sft", **_imitating(runner, short))
+    runner.trained("opd", "base", "opd", teacher="teacher", **short)
+    runner.trained("grpo", "base", "grpo", **rl)
+    runner.trained("sft-grpo", "sft", "grpo", **rl)
+    runner.trained("grpo-opd", "grpo", "opd", teacher="teacher", **short)
+    runner.trained("opd-grpo", "opd", "grpo", **rl)
     before = {"sft-grpo": "sft", "grpo-opd": "grpo", "opd-grpo": "opd"}
-    figures = {"score, base": lab.value("base", task), "score, teacher": lab.value("teacher", task)}
+    figures = {"score, base": runner.value("base", task), "score, teacher": runner.value("teacher", task)}
     for name in METHODS:
-        figures[f"score, {name}"] = lab.value(name, task)
-        figures[f"early score, {name}"] = lab.details(name)["observed"][0]["score"]
-        earlier = lab.spent(before[name]).flops if name in before else 0.0
-        figures[f"FLOPs, {name}"] = lab.spent(name).flops + earlier
-    looks = lab.details("opd")["observed"]
-    done = lab.details("grpo")["observed"][-1]["score"]
-    reached = next((seen["step"] for seen in looks if seen["score"] >= done), None)
-    share = 10.0 if reached is None else reached / looks[-1]["step"]  # 10: never reached
+        figures[f"score, {name}"] = runner.value(name, task)
+        figures[f"early score, {name}"] = runner.details(name)["observed"][0]["score"]
+        earlier = runner.cost_of(before[name]).flops if name in before else 0.0
+        figures[f"FLOPs, {name}"] = runner.cost_of(name).flops + earlier
+    observed = runner.details("opd")["observed"]
+    done = runner.details("grpo")["observed"][-1]["score"]
+    reached = next((seen["step"] for seen in observed if seen["score"] >= done), None)
+    share = 10.0 if reached is None else reached / observed[-1]["step"]  # 10: never reached
     figures["FLOPs of OPD to GRPO's last score, over GRPO's"] = share * figures["FLOPs, opd"] / figures["FLOPs, grpo"]
-    return figures | points(lab, ("teacher", *METHODS), task)
+    return figures | points(runner, ("teacher", *METHODS), task)
 
 
-def _imitating(lab: Lab, short: Mapping[str, Any]) -> dict[str, Any]:
-    """SFT on what the teacher answers: its answers are the labels."""
-    data = lab.spoken("teacher", short["prompts"], 2000, max_new_tokens=40)
+def _imitating(runner: ExperimentRunner, short: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of SFT on the teacher's completions."""
+    data = runner.spoken("teacher", short["prompts"], 2000, max_new_tokens=40)
     return {name: value for name, value in short.items() if name != "prompts"} | {"data": data}
 
 

@@ -1,4 +1,4 @@
-"""Demonstrations, rules, a system prompt, a document: one method writes each of them into the weights."""
+"""Demonstrations, rules, a system prompt and a document are internalised by one method: context distillation."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipelines.answers import CHUNK
-from pipelines.lab import INSTRUCTIONS, Lab
+from pipelines.runtime.generation import CHUNK
+from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
 from pipelines.studies.study import Figures, Part, Study
 from pipelines.studies.tasks import exact_share, passages, privileged
-from recovery.contexts import Context
 from recovery.miniature import words
 from recovery.miniature.tasks import facts
 from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
 from recovery.rollouts import Sampling
+from recovery.teachers.context import Context
 from recovery.types import Message, Prompt
 
 STEPS, TRAINED_TOPICS = 60, 0.7
@@ -23,7 +23,7 @@ STEPS, TRAINED_TOPICS = 60, 0.7
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of context: the method that takes it in, and prompts whose answers show whether it was."""
+    """A type of context: the method that internalises it, and prompts that train and test this."""
 
     method: str
     context: str
@@ -31,54 +31,54 @@ class Kind:
     test: list[Prompt]
 
     def splits(self) -> dict[str, list[Prompt]]:
-        """As a set of prompts."""
+        """Return the prompts by split."""
         return {"train": self.train, "development": self.test, "test": self.test}
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: each type taken in by its method and, for comparison, by SFT on the same teacher's answers."""
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: each type internalised by its method and, for comparison, by SFT on the teacher's completions."""
     figures: dict[str, float] = {}
-    steps = lab.scale(STEPS, 10)
-    for name, kind in _kinds(lab.seed).items():
-        prompts = lab.prompts(name, kind.splits)
+    steps = runner.scale(STEPS, 10)
+    for name, kind in _kinds(runner.seed).items():
+        prompts = runner.prompts(name, kind.splits)
         own: dict[str, Any] = {"prompts": prompts, "steps": steps, "max_new_tokens": 24, "context": kind.context}
-        lab.trained(name, "base", kind.method, **own)
-        lab.trained(
+        runner.trained(name, "base", kind.method, **own)
+        runner.trained(
             f"{name}, forward KL", "base", kind.method, **(own | {"divergence": "forward_kl", "entry_clip": 0.0})
         )
-        lab.trained(f"{name}, sft", "base", "sft", data=_told(lab, name, kind), steps=steps)
+        runner.trained(f"{name}, sft", "base", "sft", data=_completions(runner, name, kind), steps=steps)
         for which in (name, f"{name}, forward KL", f"{name}, sft"):
-            figures[f"taken in, {which}"] = exact_share(*lab.loaded(which), kind.test)
-            figures[f"retention, {which}"] = lab.value(which, INSTRUCTIONS) / lab.value("base", INSTRUCTIONS)
-        base, engine = lab.loaded("base")
+            figures[f"taken in, {which}"] = exact_share(*runner.loaded(which), kind.test)
+            figures[f"retention, {which}"] = runner.value(which, INSTRUCTIONS) / runner.value("base", INSTRUCTIONS)
+        base, engine = runner.loaded("base")
         figures[f"taken in, {name}, base"] = exact_share(base, engine, kind.test)
         shown = [replace(p, messages=tuple(Context.of(kind.context).messages(p, p.messages))) for p in kind.test]
         figures[f"taken in, {name}, base with the context"] = exact_share(base, engine, shown)
     return figures
 
 
-def _told(lab: Lab, name: str, kind: Kind) -> Any:
-    """Plain prompts with what base answered when it was told the context."""
+def _completions(runner: ExperimentRunner, name: str, kind: Kind) -> Any:
+    """Return plain prompts with base's completions given the context, as a file of conversations."""
 
     def make() -> list[tuple[Message, ...]]:
-        base, engine = lab.loaded("base")
+        base, engine = runner.loaded("base")
         context, made = Context.of(kind.context), []
         for start in range(0, len(kind.train), CHUNK):
             chunk = kind.train[start : start + CHUNK]
             asked = [base.chat.prompt_ids(context.messages(p, p.messages)) for p in chunk]
-            said = engine.generate(asked, Sampling(24, seed=lab.seed + start))
+            completions = engine.generate(asked, Sampling(24, seed=runner.seed + start))
             made += [
                 (*p.messages, Message(role="assistant", content=base.chat.text(c.ids)))
-                for p, c in zip(chunk, said, strict=True)
+                for p, c in zip(chunk, completions, strict=True)
                 if c.finished
             ]
         return made
 
-    return lab.data(f"told-{name}", make)
+    return runner.data(f"told-{name}", make)
 
 
 def _kinds(seed: int) -> dict[str, Kind]:
-    """The four types over the world's topics: the last three in ten topics are only ever asked at the end."""
+    """Return the four types over the world's topics, 30% of which are only tested on."""
     rng, world = random.Random(stable_hash(seed, "contexts")), World(WORLD_SEED)
     topics = list(words.TOPICS)
     rng.shuffle(topics)
@@ -92,7 +92,7 @@ def _kinds(seed: int) -> dict[str, Kind]:
 
 
 def _demonstrations(rng: random.Random, world: World, topics: Sequence[str], cut: int) -> Kind:
-    """A topic alone; the examples before it show that its colour is meant."""
+    """Prompts of a topic alone; the examples in the context show that its colour is asked for."""
 
     def prompt(topic: str, others: Sequence[str]) -> Prompt:
         shown = rng.sample([t for t in others if t != topic], 3)
@@ -104,7 +104,7 @@ def _demonstrations(rng: random.Random, world: World, topics: Sequence[str], cut
 
 
 def _rules(rng: random.Random, world: World, topics: Sequence[str], cut: int) -> Kind:
-    """Two rules that say with which word to begin an answer about what."""
+    """Prompts under two rules: with which word to begin an answer about which attribute."""
     tokens = {"colour": random_name(rng, 2), "home": random_name(rng, 2)}
     context = " ".join(f"If I ask about the {name} begin with {token}." for name, token in tokens.items())
 
@@ -120,7 +120,7 @@ def _rules(rng: random.Random, world: World, topics: Sequence[str], cut: int) ->
 
 
 def _system(rng: random.Random, world: World, topics: Sequence[str], cut: int) -> Kind:
-    """A system prompt that puts a name before every answer."""
+    """Prompts under a system prompt that puts a name before every answer."""
     name = random_name(rng)
 
     def prompts(chosen: Sequence[str], wordings: slice) -> list[Prompt]:

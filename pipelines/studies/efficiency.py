@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evals.suites import sample
-from pipelines.lab import Lab
+from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, exact_share, mending
@@ -14,28 +14,28 @@ from pipelines.studies.tasks import demonstrations, exact_share, mending
 OPD_STEPS, RL_STEPS, EVERY = 40, 160, 4
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: a stronger model of mending as the teacher, and the same skill sought by reward."""
-    task = mending(lab)
-    lab.trained("expert", "base", "sft", data=demonstrations(lab, task), steps=lab.scale(600, 20), lr=2e-3)
-    asked = sample(lab.asked(task), 200)
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: OPD from an expert in mending sentences, and GRPO on the same task."""
+    task = mending(runner)
+    runner.trained("expert", "base", "sft", data=demonstrations(runner, task), steps=runner.scale(600, 20), lr=2e-3)
+    asked = sample(runner.asked(task), 200)
     own: dict[str, Any] = {
-        "prompts": lab.folder / "prompts" / task,
+        "prompts": runner.folder / "prompts" / task,
         "max_new_tokens": 40,
         "prompts_per_step": 16,
         "samples_per_prompt": 8,
         "check_every": EVERY,
         "observe": lambda _step, loaded, engine: {"score": exact_share(loaded, engine, asked)},
     }
-    lab.trained("opd", "base", "opd", teacher="expert", steps=lab.scale(OPD_STEPS, 8), **own)
-    lab.trained("grpo", "base", "grpo", steps=lab.scale(RL_STEPS, 16), lr=5e-4, **own)
-    figures = {"base": lab.value("base", task), "expert": lab.value("expert", task)}
-    curves = {name: _score_by_tokens(lab, name) for name in ("opd", "grpo")}
+    runner.trained("opd", "base", "opd", teacher="expert", steps=runner.scale(OPD_STEPS, 8), **own)
+    runner.trained("grpo", "base", "grpo", steps=runner.scale(RL_STEPS, 16), lr=5e-4, **own)
+    figures = {"base": runner.value("base", task), "expert": runner.value("expert", task)}
+    curves = {name: _score_by_tokens(runner, name) for name in ("opd", "grpo")}
     for name, curve in curves.items():
         figures[f"best, {name}"] = max(score for score, _ in curve)
-    # Three quarters of the smaller gain: neither is asked for its luckiest look. One that never gained anything does
-    # not reach it: then all that it sampled counts, which is the least that it would take.
-    start = exact_share(*lab.loaded("base"), asked)
+    # Three quarters of the smaller gain, so that neither method's goal is its best outlier. A method without any gain
+    # never reaches it: then all its sampled tokens count, a lower bound of what it would need.
+    start = exact_share(*runner.loaded("base"), asked)
     gain = max(1 / len(asked), min(figures["best, opd"], figures["best, grpo"]) - start)
     figures["score asked of both"] = goal = start + 0.75 * gain
     for name, curve in curves.items():
@@ -43,16 +43,16 @@ def run(lab: Lab) -> Mapping[str, float]:
         figures[f"tokens sampled to it, {name}"] = min(reached, default=curve[-1][1])
         figures[f"reached it, {name}"] = float(bool(reached))
     figures["times as many for GRPO"] = figures["tokens sampled to it, grpo"] / figures["tokens sampled to it, opd"]
-    return figures | points(lab, ("expert", "opd", "grpo"), task)
+    return figures | points(runner, ("expert", "opd", "grpo"), task)
 
 
-def _score_by_tokens(lab: Lab, name: str) -> list[tuple[float, float]]:
-    """Observed scores of a run with the tokens it had sampled by then."""
+def _score_by_tokens(runner: ExperimentRunner, name: str) -> list[tuple[float, float]]:
+    """Return the observed scores of a run, each with the tokens sampled until then."""
     sampled, total = {}, 0.0
-    for step, tokens in lab.curve(name, "tokens_sampled"):
+    for step, tokens in runner.curve(name, "tokens_sampled"):
         total += tokens
         sampled[step] = total
-    return [(seen["score"], sampled[seen["step"]]) for seen in lab.details(name)["observed"]]
+    return [(seen["score"], sampled[seen["step"]]) for seen in runner.details(name)["observed"]]
 
 
 EFFICIENCY = Study(

@@ -1,49 +1,49 @@
-"""Behaviour recovered on some kinds of instruction carries to kinds that no recovery prompt has."""
+"""Behaviour recovered on some kinds of instruction transfers to kinds that no recovery prompt has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipelines.lab import INSTRUCTIONS, Lab
+from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
 from pipelines.studies.study import Part, Study
-from recovery.prompts import behaviour_prompts
+from recovery.data.prompts import behaviour_prompts
 from recovery.types import Prompt
 
 HELD_OUT, STEPS = f"{INSTRUCTIONS}/held-out", 50
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: a deep mid-training, then recovery on prompts without the held-out kinds, by OPD and by SFT."""
-    lab.midtrained("documents", lab.corpora()[0], epochs=10.0)
-    held_out = _held_out(lab)
-    prompts = lab.prompts("without-held-out", lambda: _without(lab, held_out))
-    steps = lab.scale(STEPS, 5)
-    lab.trained("opd", "documents", "opd", prompts=prompts, steps=steps)
-    lab.trained("sft", "documents", "sft", prompts=prompts, steps=steps, answers="teacher")
-    lab.trained("opd-all", "documents", "opd", steps=steps)
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: a long mid-training, then recovery on prompts without the held-out kinds, by OPD and by SFT."""
+    runner.midtrained("documents", runner.corpora()[0], epochs=10.0)
+    held_out = _held_out(runner)
+    prompts = runner.prompts("without-held-out", lambda: _without(runner, held_out))
+    steps = runner.scale(STEPS, 5)
+    runner.trained("opd", "documents", "opd", prompts=prompts, steps=steps)
+    runner.trained("sft", "documents", "sft", prompts=prompts, steps=steps, answers="teacher")
+    runner.trained("opd-all", "documents", "opd", steps=steps)
     figures: dict[str, float] = {}
     for suite, label in ((f"{INSTRUCTIONS}/trained", "trained kinds"), (HELD_OUT, "held-out kinds")):
-        base = lab.value("base", suite)
+        base = runner.value("base", suite)
         figures[f"{label}, base"] = base
         for name in ("documents", "opd", "sft", "opd-all"):
-            figures[f"{label}, {name}, relative to base"] = lab.value(name, suite) / base
+            figures[f"{label}, {name}, relative to base"] = runner.value(name, suite) / base
     for name in ("base", "documents", "opd", "sft", "opd-all"):
-        types = lab.by_type(name, HELD_OUT)
+        types = runner.by_type(name, HELD_OUT)
         figures |= {f"{kind}, {name}": types[kind] for kind in sorted(held_out)}
-        trained = lab.by_type(name, f"{INSTRUCTIONS}/trained")
+        trained = runner.by_type(name, f"{INSTRUCTIONS}/trained")
         figures[f"mean over {len(trained)} trained types, {name}"] = sum(trained.values()) / len(trained)
     return figures
 
 
-def _held_out(lab: Lab) -> set[str]:
-    """The instruction ids that mark a test prompt as held out."""
-    test = [p for p in behaviour_prompts(lab.session.base.path, None, 0).test if p.checks]
+def _held_out(runner: ExperimentRunner) -> set[str]:
+    """Return the instruction ids that only held-out test prompts have."""
+    test = [p for p in behaviour_prompts(runner.session.base.path, None, 0).test if p.checks]
     plain = {c.instruction for p in test if "held-out-id" not in p.tags for c in p.checks}
     return {c.instruction for p in test if "held-out-id" in p.tags for c in p.checks} - plain
 
 
-def _without(lab: Lab, held_out: set[str]) -> dict[str, Sequence[Prompt]]:
-    splits = behaviour_prompts(lab.session.base.path, None, 0)
+def _without(runner: ExperimentRunner, held_out: set[str]) -> dict[str, Sequence[Prompt]]:
+    splits = behaviour_prompts(runner.session.base.path, None, 0)
 
     def kept(prompts: Sequence[Prompt]) -> list[Prompt]:
         return [p for p in prompts if not held_out & {c.instruction for c in p.checks}]
@@ -52,7 +52,7 @@ def _without(lab: Lab, held_out: set[str]) -> dict[str, Sequence[Prompt]]:
 
 
 def recovered(figures: Mapping[str, float], kind: str, name: str) -> float:
-    """Share of the loss recovered, (r - m) / (b - m), all relative to base."""
+    """Return the share of the loss that was recovered, (r - m) / (b - m), all relative to base."""
     lost = figures[f"{kind}, documents, relative to base"]
     return (figures[f"{kind}, {name}, relative to base"] - lost) / max(1e-9, 1.0 - lost)
 

@@ -1,4 +1,4 @@
-"""Many cycles: with two teachers behaviour stays and every corpus stays known; one teacher loses the knowledge."""
+"""Many cycles: two teachers keep behaviour and the knowledge of every corpus; one teacher loses the knowledge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, Lab
+from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
 from pipelines.studies.study import Figures, Part, Study
 
 LONG, SHORT, STEPS = 10, 4, 80
@@ -20,30 +20,32 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: six ways to live through the cycles, seed 0 through ten of them and the others through four."""
-    longest = LONG if lab.seed == 0 else SHORT
-    count = max(2, lab.scale(longest))
-    docs = lab.corpora(count, entities=16)
-    figures: dict[str, float] = {"cycles": count, "base": lab.value("base", INSTRUCTIONS)}
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: six arms, with ten cycles for seed 0 and four for the others."""
+    longest = LONG if runner.seed == 0 else SHORT
+    count = max(2, runner.scale(longest))
+    docs = runner.corpora(count, entities=16)
+    figures: dict[str, float] = {"cycles": count, "base": runner.value("base", INSTRUCTIONS)}
     for arm, settings in ARMS.items():
         first: list[float] = []
         student = "base"
         for number in range(1, count + 1):
-            student = _cycle(lab, arm, docs[number - 1], settings, student, number)
-            first.append(lab.value(f"{arm}, {number}, midtrained", f"{KNOWLEDGE}/{number}"))
-            relative = lab.value(student, INSTRUCTIONS) / figures["base"]
+            student = _cycle(runner, arm, docs[number - 1], settings, student, number)
+            first.append(runner.value(f"{arm}, {number}, midtrained", f"{KNOWLEDGE}/{number}"))
+            relative = runner.value(student, INSTRUCTIONS) / figures["base"]
             figures[f"after cycle {number}, relative to base, {arm}"] = relative
             if number in (min(count, SHORT), count):
-                figures |= _matrix_row(lab, arm, student, first)
+                figures |= _matrix_row(runner, arm, student, first)
     return figures
 
 
-def _cycle(lab: Lab, arm: str, docs: Path, settings: Mapping[str, Any], student: str, number: int) -> str:
-    """One cycle of an arm: mid-training on its documents and half as many earlier ones, then recovery if it has any."""
+def _cycle(
+    runner: ExperimentRunner, arm: str, docs: Path, settings: Mapping[str, Any], student: str, number: int
+) -> str:
+    """Run one cycle of an arm: mid-training, half of it on earlier documents, then recovery if the arm has one."""
     trained = f"{arm}, {number}, midtrained"
     replay, earlier = settings.get("replay", 0.0), 0.5 if number > 1 else 0.0
-    lab.midtrained(trained, docs, student=student, cycle=number, replay=replay, replay_documents=earlier)
+    runner.midtrained(trained, docs, student=student, cycle=number, replay=replay, replay_documents=earlier)
     if not settings.get("recover"):
         return trained
     given: dict[str, Any] = {name: settings[name] for name in ("document_loss",) if name in settings}
@@ -52,14 +54,14 @@ def _cycle(lab: Lab, arm: str, docs: Path, settings: Mapping[str, Any], student:
     if settings.get("earlier") and number > 1:
         given["earlier_teacher"] = student
     recovered = f"{arm}, {number}, recovered"
-    lab.trained(recovered, trained, "opd", cycle=number, steps=STEPS, **given)
+    runner.trained(recovered, trained, "opd", cycle=number, steps=STEPS, **given)
     return recovered
 
 
-def _matrix_row(lab: Lab, arm: str, student: str, first: Sequence[float]) -> dict[str, float]:
-    """What a model still knows of every corpus so far, as a share of what was first learnt of it."""
+def _matrix_row(runner: ExperimentRunner, arm: str, student: str, first: Sequence[float]) -> dict[str, float]:
+    """Return the knowledge of every corpus so far, relative to right after its mid-training."""
     last = len(first)
-    kept = [lab.value(student, f"{KNOWLEDGE}/{k}") / max(1e-9, value) for k, value in enumerate(first, 1)]
+    kept = [runner.value(student, f"{KNOWLEDGE}/{k}") / max(1e-9, value) for k, value in enumerate(first, 1)]
     row = {f"after cycle {last}, corpus {k} kept, {arm}": value for k, value in enumerate(kept, 1)}
     return row | {
         f"after cycle {last}, first learnt, mean, {arm}": sum(first) / last,
@@ -69,7 +71,7 @@ def _matrix_row(lab: Lab, arm: str, student: str, first: Sequence[float]) -> dic
 
 
 def _after(name: str) -> Callable[[Figures], float]:
-    """A figure after the number of cycles that every seed lives through."""
+    """Return a function for a figure after the number of cycles that every seed runs."""
     return lambda f: f[f"after cycle {min(SHORT, round(f['cycles']))}, {name}"]
 
 

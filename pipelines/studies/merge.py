@@ -1,23 +1,23 @@
-"""Experts trained apart are merged into one student by distillation from several teachers, each for its own prompts."""
+"""Separately trained experts are merged into one student by distillation from several teachers, routed by prompt."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, Lab
+from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, mending, routed
 
 STEPS = 80
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: a model that knows the documents, one that mends sentences, the clean one; then one student of all."""
-    mends, steps = mending(lab), lab.scale(STEPS, 10)
-    lab.midtrained("documents", lab.corpora()[0])
-    lab.trained("mending", "base", "sft", data=demonstrations(lab, mends), steps=2 * steps, lr=2e-3)
-    prompts = lab.prompts("merge", lambda: routed(lab, "mending", mends))
-    lab.trained(
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: a model mid-trained on documents, one that mends sentences, the clean one; a student of all."""
+    mends, steps = mending(runner), runner.scale(STEPS, 10)
+    runner.midtrained("documents", runner.corpora()[0])
+    runner.trained("mending", "base", "sft", data=demonstrations(runner, mends), steps=2 * steps, lr=2e-3)
+    prompts = runner.prompts("merge", lambda: routed(runner, "mending", mends))
+    runner.trained(
         "merged",
         "documents",
         "opd",
@@ -29,7 +29,7 @@ def run(lab: Lab) -> Mapping[str, float]:
     figures: dict[str, float] = {}
     for suite, expert in ((f"{KNOWLEDGE}/1", "documents"), (mends, "mending"), (INSTRUCTIONS, "base")):
         for name in ("base", "documents", "mending", "merged"):
-            figures[f"{suite}, {name}"] = lab.value(name, suite)
+            figures[f"{suite}, {name}"] = runner.value(name, suite)
         figures[f"{suite}, merged over its expert"] = figures[f"{suite}, merged"] / max(
             1e-9, figures[f"{suite}, {expert}"]
         )

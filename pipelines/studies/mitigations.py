@@ -1,14 +1,14 @@
-"""Ways to forget less while documents are learnt, each with and without recovery afterwards."""
+"""Mitigations of forgetting during mid-training, each with and without recovery afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, Lab
+from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import conversation, instructed
-from recovery.prompts import behaviour_prompts
+from recovery.data.prompts import behaviour_prompts
 from recovery.types import Prompt
 
 ASKED, STEPS, REPLAYED = f"{KNOWLEDGE}/1", 40, 1000
@@ -23,29 +23,29 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: seven mid-trainings on the same documents, and a recovery after each."""
-    docs, steps = lab.corpora()[0], lab.scale(STEPS, 5)
-    asked = instructed(lab, REPLAYED)
-    proxy = lab.data("proxy", lambda: [conversation(p) for p in asked])
-    prompts = lab.prompts("replayed", lambda: _prompts(lab, asked))
-    base = lab.value("base", INSTRUCTIONS)
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: seven mid-trainings on the same documents, and a recovery after each."""
+    docs, steps = runner.corpora()[0], runner.scale(STEPS, 5)
+    asked = instructed(runner, REPLAYED)
+    proxy = runner.data("proxy", lambda: [conversation(p) for p in asked])
+    prompts = runner.prompts("replayed", lambda: _prompts(runner, asked))
+    base = runner.value("base", INSTRUCTIONS)
     figures = {"base": base}
     for name, settings in ARMS.items():
         given = settings | ({"replay_data": proxy} if name == "proxy replay" else {})
-        lab.midtrained(name, docs, prompts=prompts, **given)
+        runner.midtrained(name, docs, prompts=prompts, **given)
         rate: dict[str, Any] = {"lr": 3e-3} if "lora_rank" in settings else {}
-        lab.trained(f"{name}, then opd", name, "opd", knowledge_teacher=name, steps=steps, **rate)
+        runner.trained(f"{name}, then opd", name, "opd", knowledge_teacher=name, steps=steps, **rate)
         for which in (name, f"{name}, then opd"):
-            found = lab.scores(which, INSTRUCTIONS, ASKED)
+            found = runner.scores(which, INSTRUCTIONS, ASKED)
             figures[f"relative to base, {which}"] = found[INSTRUCTIONS].value / base
             figures[f"asked, {which}"] = found[ASKED].value
     return figures
 
 
-def _prompts(lab: Lab, asked: Sequence[Prompt]) -> dict[str, Sequence[Prompt]]:
-    """The same requests as prompts: base answers them for its own replay, the world's answers are the proxy's."""
-    splits = behaviour_prompts(lab.session.base.path, None, 0)
+def _prompts(runner: ExperimentRunner, asked: Sequence[Prompt]) -> dict[str, Sequence[Prompt]]:
+    """Return the same requests as prompts, for base's own replay; proxy replay uses the reference answers."""
+    splits = behaviour_prompts(runner.session.base.path, None, 0)
     return {"train": asked, "development": splits.development, "test": splits.test}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evals.suites import sample
-from pipelines.lab import Lab
+from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, exact_share, mending, reading
 
@@ -25,46 +25,46 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: nine forms of OPSD over 100 steps, and the geometry of SFT, RL, OPD and OPSD at the same start."""
-    task = reading(lab)
-    asked = sample(lab.asked(task), 200)
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: nine forms of OPSD over 100 steps, and the gradient geometry of SFT, RL, OPD and OPSD."""
+    task = reading(runner)
+    asked = sample(runner.asked(task), 200)
     own: dict[str, Any] = {
-        "prompts": lab.folder / "prompts" / task,
+        "prompts": runner.folder / "prompts" / task,
         "context": "document",
         "max_new_tokens": 16,
         "geometry_every": 5,
         "check_every": EVERY,
         "observe": lambda _step, loaded, engine: {"score": exact_share(loaded, engine, asked)},
     }
-    figures = {"base": exact_share(*lab.loaded("base"), asked)}
+    figures = {"base": exact_share(*runner.loaded("base"), asked)}
     for name, form in FORMS.items():
-        given: dict[str, Any] = {"entry_clip": 0.0, "steps": lab.scale(STEPS, 20), "alarm": False} | own | form
-        lab.trained(name, "base", "opsd", **given)
-        scores = [seen["score"] for seen in lab.details(name)["observed"]]
+        given: dict[str, Any] = {"entry_clip": 0.0, "steps": runner.scale(STEPS, 20), "alarm": False} | own | form
+        runner.trained(name, "base", "opsd", **given)
+        scores = [seen["score"] for seen in runner.details(name)["observed"]]
         figures[f"best, {name}"], figures[f"last, {name}"] = max(figures["base"], *scores), scores[-1]
-        entropy = [value for _, value in lab.curve(name, "entropy")]
+        entropy = [value for _, value in runner.curve(name, "entropy")]
         figures[f"entropy at the end over at first, {name}"] = entropy[-1] / max(1e-9, entropy[0])
-    return figures | _geometry(lab, own)
+    return figures | _geometry(runner, own)
 
 
-def _geometry(lab: Lab, own: Mapping[str, Any]) -> dict[str, float]:
-    """The first five steps of four methods from the clean model: their gradients' shape.
+def _geometry(runner: ExperimentRunner, own: Mapping[str, Any]) -> dict[str, float]:
+    """Measure the gradient geometry of four methods over their first five steps from the clean model.
 
-    SFT, RL and OPD mend sentences, which the clean model does half of the time: there is something to reward.
+    SFT, RL and OPD mend sentences, which the clean model solves half of the time, so that there is a reward signal.
     """
-    task = mending(lab)
+    task = mending(runner)
     steps: dict[str, Any] = {"steps": 5, "geometry_every": 1}
-    mends = steps | {"prompts": lab.folder / "prompts" / task, "max_new_tokens": 40}
-    lab.trained("expert", "base", "sft", data=demonstrations(lab, task), steps=lab.scale(300, 20), lr=2e-3)
-    lab.trained("geometry, sft", "base", "sft", data=demonstrations(lab, task), **steps)
-    lab.trained("geometry, grpo", "base", "grpo", **mends)
-    lab.trained("geometry, opd", "base", "opd", teacher="expert", **mends)
-    lab.trained("geometry, opsd", "base", "opsd", **(dict(own) | steps | {"entry_clip": 0.0, "observe": None}))
+    mends = steps | {"prompts": runner.folder / "prompts" / task, "max_new_tokens": 40}
+    runner.trained("expert", "base", "sft", data=demonstrations(runner, task), steps=runner.scale(300, 20), lr=2e-3)
+    runner.trained("geometry, sft", "base", "sft", data=demonstrations(runner, task), **steps)
+    runner.trained("geometry, grpo", "base", "grpo", **mends)
+    runner.trained("geometry, opd", "base", "opd", teacher="expert", **mends)
+    runner.trained("geometry, opsd", "base", "opsd", **(dict(own) | steps | {"entry_clip": 0.0, "observe": None}))
     figures = {}
     for method in ("sft", "grpo", "opd", "opsd"):
         for measure in ("density", "bias", "bias_null", "top_1_percent", "shared"):
-            values = [value for _, value in lab.curve(f"geometry, {method}", f"geometry/{measure}")]
+            values = [value for _, value in runner.curve(f"geometry, {method}", f"geometry/{measure}")]
             figures[f"{measure}, {method}"] = sum(values) / max(1, len(values))
     return figures
 

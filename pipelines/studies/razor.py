@@ -1,4 +1,4 @@
-"""Forgetting follows the forward KL to base on the new task, whatever the method."""
+"""Forgetting depends on the forward KL to base on the new task, not on the method (RL's Razor)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.lab import Lab
+from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points
 from pipelines.studies.study import Figures, Part, Study
 from pipelines.studies.tasks import demonstrations, mending
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """One run: how far it went from base on the task, what it forgot, what it gained."""
+    """One run: its KL to base on the task, drift (MMD), forgetting, and gain."""
 
     name: str
     kl: float
@@ -31,14 +31,16 @@ class Point:
 
     @property
     def method(self) -> str:
-        """The method that made it last, by its name."""
+        """The last method of the run, from its name."""
         return "opd" if "opd" in self.name else "grpo" if "grpo" in self.name or "rl-" in self.name else "sft"
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: runs on one task, on and off policy, gentle and hot, and those of other studies; the fit over all."""
-    found = _points(_own(lab))
-    for study, figures in lab.others.items():
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: on-policy and off-policy runs on one task at two learning rates; fit them with those of other
+    studies.
+    """
+    found = _points(_own(runner))
+    for study, figures in runner.others.items():
         found += _points(figures, f"{study}: ")
     kl, mmd, forgetting, gain = (np.array([getattr(p, n) for p in found]) for n in ("kl", "mmd", "forgetting", "gain"))
     methods = np.array([p.method for p in found])
@@ -58,26 +60,26 @@ def run(lab: Lab) -> Mapping[str, float]:
     return figures
 
 
-def _own(lab: Lab) -> dict[str, float]:
-    """The runs of this study: an expert, and three methods at two rates."""
-    task = mending(lab)
-    gold, steps = demonstrations(lab, task), lab.scale(STEPS, 5)
-    own: dict[str, Any] = {"prompts": lab.folder / "prompts" / task, "max_new_tokens": 40, "steps": steps}
-    lab.trained("expert", "base", "sft", data=gold, steps=10 * steps, lr=2e-3)
+def _own(runner: ExperimentRunner) -> dict[str, float]:
+    """Run this study's own runs: an expert, and three methods at two learning rates."""
+    task = mending(runner)
+    gold, steps = demonstrations(runner, task), runner.scale(STEPS, 5)
+    own: dict[str, Any] = {"prompts": runner.folder / "prompts" / task, "max_new_tokens": 40, "steps": steps}
+    runner.trained("expert", "base", "sft", data=gold, steps=10 * steps, lr=2e-3)
     names = ["expert"]
     for rate in RATES:
         for length in (1, 4):
             names.append(f"sft {rate:g} x{length}")
-            lab.trained(names[-1], "base", "sft", data=gold, steps=length * steps, lr=rate)
+            runner.trained(names[-1], "base", "sft", data=gold, steps=length * steps, lr=rate)
         names.append(f"opd {rate:g}")
-        lab.trained(names[-1], "base", "opd", teacher="expert", lr=rate, **own)
+        runner.trained(names[-1], "base", "opd", teacher="expert", lr=rate, **own)
         names.append(f"grpo {rate / 2:g}")
-        lab.trained(names[-1], "base", "grpo", lr=rate / 2, **own)
-    return points(lab, names, task)
+        runner.trained(names[-1], "base", "grpo", lr=rate / 2, **own)
+    return points(runner, names, task)
 
 
 def _points(figures: Figures, prefix: str = "") -> list[Point]:
-    """The runs of which a study measured all four."""
+    """Return the runs for which a study has all four measures."""
     names = [key.removeprefix(KL) for key in figures if key.startswith(KL)]
     return [
         Point(
@@ -92,22 +94,22 @@ def _points(figures: Figures, prefix: str = "") -> list[Point]:
 
 
 def _fitted(x: Array, y: Array) -> Array:
-    """The quadratic that the paper draws, at its own points."""
+    """Return the values of the paper's quadratic fit at ``x``."""
     fitted: Array = np.polyval(np.polyfit(x, y, 2), x)
     return fitted
 
 
 def _explained(x: Array, y: Array) -> float:
-    """R^2 of that fit."""
+    """Return R^2 of the quadratic fit."""
     return float(1 - ((y - _fitted(x, y)) ** 2).sum() / max(1e-12, ((y - y.mean()) ** 2).sum()))
 
 
 def _advantage(kl: Array, gain: Array, on_policy: Array | Sequence[bool]) -> float:
-    """Mean distance of the on-policy runs' gain from the off-policy runs' curve of gain over log KL."""
+    """Return the mean distance of the on-policy runs' gain from the off-policy runs' line of gain over log KL."""
     on = np.asarray(on_policy)
     x = np.log(np.maximum(kl, 1e-6))
     line = np.polyfit(x[~on], gain[~on], 1)
-    x = np.clip(x, x[~on].min(), x[~on].max())  # no line is drawn beyond where there are runs
+    x = np.clip(x, x[~on].min(), x[~on].max())  # no extrapolation
     return float((gain[on] - np.polyval(line, x[on])).mean())
 
 

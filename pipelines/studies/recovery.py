@@ -1,32 +1,32 @@
-"""Mid-training costs instruction following; on-policy distillation gives it back and keeps the knowledge."""
+"""Mid-training costs instruction following; on-policy distillation recovers it and keeps the knowledge."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.lab import INSTRUCTIONS, KNOWLEDGE, Lab
+from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
 from pipelines.studies.study import Part, Study
 
 ASKED = f"{KNOWLEDGE}/1"
 STEPS = 50
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: two mid-trainings, and three ways back from the one on documents alone."""
-    docs = lab.corpora()[0]
-    lab.midtrained("documents", docs)
-    lab.midtrained("replay", docs, replay=0.3)
-    steps = lab.scale(STEPS, 5)
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: mid-training with and without replay, then recovery by OPD, SFT and GRPO."""
+    docs = runner.corpora()[0]
+    runner.midtrained("documents", docs)
+    runner.midtrained("replay", docs, replay=0.3)
+    steps = runner.scale(STEPS, 5)
     both: dict[str, Any] = {"knowledge_teacher": "documents", "steps": steps}
-    lab.trained("opd", "documents", "opd", **both)
-    lab.trained("opd-replay", "replay", "opd", **(both | {"knowledge_teacher": "replay"}))
-    lab.trained("sft", "documents", "sft", answers="teacher", steps=steps)
-    lab.trained("grpo", "documents", "grpo", steps=steps, prompts_per_step=8, samples_per_prompt=8, lr=5e-4)
-    base = lab.value("base", INSTRUCTIONS)
-    figures = {"base": base, "asked, base": lab.value("base", ASKED)}
+    runner.trained("opd", "documents", "opd", **both)
+    runner.trained("opd-replay", "replay", "opd", **(both | {"knowledge_teacher": "replay"}))
+    runner.trained("sft", "documents", "sft", answers="teacher", steps=steps)
+    runner.trained("grpo", "documents", "grpo", steps=steps, prompts_per_step=8, samples_per_prompt=8, lr=5e-4)
+    base = runner.value("base", INSTRUCTIONS)
+    figures = {"base": base, "asked, base": runner.value("base", ASKED)}
     for name in ("documents", "replay", "opd", "opd-replay", "sft", "grpo"):
-        found = lab.scores(name, INSTRUCTIONS, ASKED)
+        found = runner.scores(name, INSTRUCTIONS, ASKED)
         figures[f"relative to base, {name}"] = found[INSTRUCTIONS].value / base
         figures[f"asked, {name}"] = found[ASKED].value
     return figures

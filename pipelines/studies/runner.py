@@ -1,4 +1,4 @@
-"""Runs studies seed by seed, keeps their figures, and writes them up. A seed that is done is not run again."""
+"""Runs studies seed by seed, stores their figures, and writes their page. A finished seed is not run again."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from db import Tracker
-from pipelines.lab import Lab
-from pipelines.progress import Display, duration
-from pipelines.results import machine
-from pipelines.session import Session
+from pipelines.planning.machine import machine
+from pipelines.runtime.progress import Display, duration
+from pipelines.runtime.session import Session
+from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.study import CONFIDENCE, Outcome, Study, spread
 from recovery.errors import UsageError
 from recovery.workspace import MINIATURE, Workspace, write_atomically
@@ -24,7 +24,7 @@ FIGURES = "figures.json"
 
 @dataclass(frozen=True)
 class Kept:
-    """One seed's figures as they are kept: with what they cost and at what budget."""
+    """One seed's stored figures, with budget and duration."""
 
     seed: int
     budget: float
@@ -35,9 +35,9 @@ class Kept:
 
 
 def run_study(study: Study, workspace: Workspace, seeds: Sequence[int], budget: float, display: Display) -> Outcome:
-    """Run what is missing of a study in a workspace and return all seeds together.
+    """Run the missing seeds of a study in a workspace and return the outcome over all seeds.
 
-    Runs of another budget are another experiment: they are neither used nor mixed in.
+    Runs of another budget are another experiment and are not used.
     """
     for seed in seeds:
         if read(study, workspace.folder, seed, budget) is None:
@@ -54,7 +54,7 @@ def run_study(study: Study, workspace: Workspace, seeds: Sequence[int], budget: 
 def kept_outcome(
     study: Study, folder: Path, seeds: Sequence[int] | None = None, budget: float | None = None
 ) -> Outcome | None:
-    """What is kept of a study, of the largest budget where none is named; None where no seed of it is done."""
+    """Return the stored outcome of a study (default: of the largest budget); None if no seed is done."""
     if budget is None:
         budget = max(_budgets(study, folder), default=1.0)
     wanted = seeds if seeds is not None else _seeds(study, folder, budget)
@@ -69,7 +69,7 @@ def kept_outcome(
 
 
 def read(study: Study, folder: Path, seed: int, budget: float) -> Kept | None:
-    """One seed's kept figures at a budget. Raises UsageError where the file is damaged."""
+    """Return one seed's stored figures at a budget. Raises UsageError if the file is damaged."""
     path = _home(study, folder, seed, budget) / FIGURES
     if not path.is_file():
         return None
@@ -89,23 +89,23 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
         experiment=f"study/{study.name}/budget-{budget:g}/seed-{seed}",
         purpose=f"recover study {study.name}",
     ) as session:
-        lab = Lab(session, seed, budget, others=_others(study, workspace.folder, seed, budget))
-        figures = {name: float(value) for name, value in study.run(lab).items()}
-    minutes = (time.monotonic() - started) / 60  # of the last sitting, where there were several
-    kept = Kept(seed, budget, lab.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
+        runner = ExperimentRunner(session, seed, budget, others=_others(study, workspace.folder, seed, budget))
+        figures = {name: float(value) for name, value in study.run(runner).items()}
+    minutes = (time.monotonic() - started) / 60  # since the last resume
+    kept = Kept(seed, budget, runner.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
     write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")
     display.say(f"study {study.name}, seed {seed}: done in {duration(minutes * 60)}")
 
 
 def _publish(outcome: Outcome, workspace: Workspace) -> None:
-    """The table and the verdict into the tracker, where the dashboard finds them."""
+    """Write the table and the verdict into the tracker, for the dashboard."""
     with Tracker(workspace.database) as tracker:
         number = tracker.experiment(f"study/{outcome.study.name}/budget-{outcome.budget:g}")
         tracker.describe_experiment(number, as_json(outcome))
 
 
 def _others(study: Study, folder: Path, seed: int, budget: float) -> dict[str, dict[str, float]]:
-    """What this seed found in other studies at the same budget."""
+    """Return this seed's figures of other studies at the same budget."""
     done = (folder / "studies").glob(f"*/budget-{budget:g}/seed-{seed}/{FIGURES}")
     found = {path.parent.parent.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in done}
     return {name: kept["figures"] for name, kept in sorted(found.items()) if name != study.name}
@@ -116,7 +116,7 @@ def _home(study: Study, folder: Path, seed: int, budget: float) -> Path:
 
 
 def _budgets(study: Study, folder: Path) -> list[float]:
-    """The budgets at which at least one seed is done."""
+    """Return the budgets at which at least one seed is done."""
     done = (folder / "studies" / study.name).glob(f"budget-*/seed-*/{FIGURES}")
     return [float(path.parent.parent.name.removeprefix("budget-")) for path in done]
 
@@ -126,11 +126,11 @@ def _seeds(study: Study, folder: Path, budget: float) -> list[int]:
     return sorted(int(path.parent.name.removeprefix("seed-")) for path in found)
 
 
-# --- writing up ----------------------------------------------------------------------------------------------
+# --- reports -------------------------------------------------------------------------------------------------
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
-    """A study as ``recover study results --json`` gives it."""
+    """Return a study as ``recover study results --json`` prints it."""
     study = outcome.study
     names = list(dict.fromkeys(name for run in outcome.runs.values() for name in run))
     return {
@@ -156,7 +156,7 @@ def _figure(outcome: Outcome, name: str) -> dict[str, Any]:
 
 
 def text(outcome: Outcome) -> str:
-    """A study's table and verdict for a person."""
+    """Return a study's table and verdict as text."""
     lines = [f"{outcome.study.name}: {outcome.study.claim}", f"  source: {outcome.study.source}"]
     figures = as_json(outcome)["figures"]
     width = max(len(name) for name in figures)
@@ -170,21 +170,21 @@ def text(outcome: Outcome) -> str:
 
 
 def cell(figure: dict[str, Any]) -> str:
-    """Mean ± standard deviation over seeds."""
+    """Format the mean ± standard deviation over seeds."""
     if abs(figure["mean"]) >= 1e5:
         return f"{figure['mean']:.3g} ± {figure['spread']:.2g}"
     return f"{figure['mean']:.3f} ± {figure['spread']:.3f}"
 
 
 def markdown(outcomes: Sequence[Outcome], command: str) -> str:
-    """All studies as a page of the documentation."""
+    """Return all studies as a page of the documentation."""
     head = "| study | claim | verdict | seeds | n at most | budget | run on |\n|" + " --- |" * 7
     rows = [
         f"| [{o.study.name}](#{o.study.name}) | {o.study.claim} | **{o.verdict}** | "
         f"{', '.join(map(str, o.runs))} | {o.items} | {o.budget:g} | {', '.join(o.dates)} |"
         for o in outcomes
     ]
-    told = [
+    lines = [
         "# The studies: published claims, run on the miniature",
         "",
         f"Written by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
@@ -197,8 +197,8 @@ def markdown(outcomes: Sequence[Outcome], command: str) -> str:
         *rows,
     ]
     for outcome in outcomes:
-        told += ["", *_section(outcome)]
-    return "\n".join([*told, "", machine(), ""])
+        lines += ["", *_section(outcome)]
+    return "\n".join([*lines, "", machine(), ""])
 
 
 def _section(outcome: Outcome) -> list[str]:

@@ -1,11 +1,11 @@
-"""Where the states come from decides what is kept: SFT mild and under stress, RL, and OPD from the stressed model."""
+"""Effect of the source of training states on retention: mild and stressed SFT, RL, and OPD from the stressed model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.lab import Lab
+from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points, retention
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, mending
@@ -14,23 +14,23 @@ STEPS = 60
 RUNS = ("mild-sft", "stress-sft", "grpo", "opd", "one-step-opd", "continuation-opd")
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: six ways to learn to mend sentences from the clean model."""
-    task = mending(lab)
-    prompts, gold, steps = lab.folder / "prompts" / task, demonstrations(lab, task), lab.scale(STEPS, 5)
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: six ways to learn to mend sentences from the clean model."""
+    task = mending(runner)
+    prompts, gold, steps = runner.folder / "prompts" / task, demonstrations(runner, task), runner.scale(STEPS, 5)
     own: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 40, "steps": steps}
     taught = own | {"teacher": "stress-sft"}
-    lab.trained("mild-sft", "base", "sft", data=gold, steps=steps, lr=3e-4)
-    lab.trained("stress-sft", "base", "sft", data=gold, steps=5 * steps, lr=3e-3)
-    lab.trained("grpo", "base", "grpo", lr=5e-4, **own)
-    lab.trained("opd", "base", "opd", **taught)
-    lab.trained("one-step-opd", "base", "one-step-opd", **taught)
-    lab.trained("continuation-opd", "base", "continuation-opd", continuation=8, **taught)
-    figures = {"target, base": lab.value("base", task)}
+    runner.trained("mild-sft", "base", "sft", data=gold, steps=steps, lr=3e-4)
+    runner.trained("stress-sft", "base", "sft", data=gold, steps=5 * steps, lr=3e-3)
+    runner.trained("grpo", "base", "grpo", lr=5e-4, **own)
+    runner.trained("opd", "base", "opd", **taught)
+    runner.trained("one-step-opd", "base", "one-step-opd", **taught)
+    runner.trained("continuation-opd", "base", "continuation-opd", continuation=8, **taught)
+    figures = {"target, base": runner.value("base", task)}
     for name in RUNS:
-        figures[f"target, {name}"] = lab.value(name, task)
-        figures[f"retention, {name}"] = retention(lab, name)
-    return figures | points(lab, RUNS, task)
+        figures[f"target, {name}"] = runner.value(name, task)
+        figures[f"retention, {name}"] = retention(runner, name)
+    return figures | points(runner, RUNS, task)
 
 
 def _difference(figure: str, first: str, second: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a study is: a claim, the criterion by which it is judged, fixed before any run, and what came of it."""
+"""Definition of a study: a claim, its criterion, fixed before any run, and its outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from scipy import stats
 
 if TYPE_CHECKING:
-    from pipelines.lab import Lab
+    from pipelines.studies.experiment import ExperimentRunner
 
 Word = Literal["holds", "does not hold", "undecided"]
 Figures = Mapping[str, float]
@@ -20,10 +20,10 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Part:
-    """One statement of a claim: a figure of each seed and the value it must lie above (or below).
+    """One statement of a claim: a figure of each seed and the bound it must be above (or below).
 
-    It holds where the whole confidence interval of the mean over seeds does, fails where none of it does, and is
-    undecided between.
+    It holds if the whole confidence interval of the mean over seeds is beyond the bound, does not hold if none of it
+    is, and is undecided otherwise.
     """
 
     statement: str
@@ -32,7 +32,7 @@ class Part:
     above: bool = True
 
     def verdict(self, runs: Sequence[Figures]) -> Word:
-        """The statement's own verdict."""
+        """Return the statement's verdict."""
         low, high = interval([self.figure(run) for run in runs])
         if not self.above:
             low, high = -high, -low
@@ -44,8 +44,8 @@ class Part:
 class Study:
     """A published claim as an experiment.
 
-    ``run`` makes one seed's figures in a laboratory; ``parts`` judge them; ``minutes`` is the budget of a seed on two
-    cores; ``heavy`` leaves it out of ``recover study all``. ``columns`` name the figures the table shows.
+    ``run`` returns one seed's figures; ``parts`` judge them; ``minutes`` is the duration of a seed on two cores;
+    ``heavy`` excludes it from ``recover study all``.
     """
 
     name: str
@@ -53,20 +53,20 @@ class Study:
     source: str
     setting: str
     parts: tuple[Part, ...]
-    run: Callable[[Lab], Figures]
+    run: Callable[[ExperimentRunner], Figures]
     minutes: float = 10.0
     heavy: bool = False
 
     @property
     def criterion(self) -> str:
-        """What was fixed before the run, in words."""
+        """The criterion in words."""
         sides = (f"{p.statement} ({'>' if p.above else '<'} {p.bound:g})" for p in self.parts)
         return f"with {CONFIDENCE:.0%} confidence over seeds: " + "; ".join(sides)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A study's figures, a mapping a seed, and what follows from them. No suite asked more than ``items`` items."""
+    """A study's figures by seed, and the verdicts. ``items`` is the maximum number of items per suite."""
 
     study: Study
     runs: Mapping[int, Figures]
@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def verdict(self) -> Word:
-        """The claim holds where all of its statements do, and fails where one of them does."""
+        """The claim holds if all of its statements do, and does not hold if one of them does not."""
         words = [word for _, word in self.parts]
         if all(word == "holds" for word in words):
             return "holds"
@@ -90,7 +90,7 @@ class Outcome:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Student's t interval of the mean over seeds; of a single seed nothing is known."""
+    """Return Student's t interval of the mean over seeds; infinite for a single seed."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return -math.inf, math.inf
@@ -99,5 +99,5 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation over seeds."""
+    """Return the mean and the standard deviation over seeds."""
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,12 +1,12 @@
-"""Students of an SFT teacher and of an RL teacher end alike, and forget less than the SFT teacher."""
+"""Students of an SFT teacher and of an RL teacher reach the same scores, and forget less than the SFT teacher."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from evals.asking import answer
-from pipelines.lab import Lab
+from evals.generation import answer
+from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points, retention
 from pipelines.studies.study import Part, Study
 from pipelines.studies.tasks import demonstrations, editing_prompts, levenshtein
@@ -18,37 +18,37 @@ STEPS = 60
 RUNS = ("sft-teacher", "rl-teacher", "opd-of-sft", "opd-of-rl")
 
 
-def run(lab: Lab) -> Mapping[str, float]:
-    """One seed: two teachers of minimal editing, and a student of each."""
-    task, other = editing_prompts(lab, TRAINED, "editing"), editing_prompts(lab, HELD_OUT, "editing-held-out")
-    prompts, steps = lab.folder / "prompts" / task, lab.scale(STEPS, 5)
+def run(runner: ExperimentRunner) -> Mapping[str, float]:
+    """Run one seed: two teachers of minimal editing, and a student of each."""
+    task, other = editing_prompts(runner, TRAINED, "editing"), editing_prompts(runner, HELD_OUT, "editing-held-out")
+    prompts, steps = runner.folder / "prompts" / task, runner.scale(STEPS, 5)
     own: dict[str, Any] = {"prompts": prompts, "max_new_tokens": 40}
-    lab.trained("sft-teacher", "base", "sft", data=demonstrations(lab, task), steps=4 * steps, lr=2e-3)
-    lab.trained("rl-teacher", "base", "grpo", steps=2 * steps, lr=5e-4, reward="exact", **own)
-    lab.trained("opd-of-sft", "base", "opd", teacher="sft-teacher", steps=steps, **own)
-    lab.trained("opd-of-rl", "base", "opd", teacher="rl-teacher", steps=steps, **own)
+    runner.trained("sft-teacher", "base", "sft", data=demonstrations(runner, task), steps=4 * steps, lr=2e-3)
+    runner.trained("rl-teacher", "base", "grpo", steps=2 * steps, lr=5e-4, reward="exact", **own)
+    runner.trained("opd-of-sft", "base", "opd", teacher="sft-teacher", steps=steps, **own)
+    runner.trained("opd-of-rl", "base", "opd", teacher="rl-teacher", steps=steps, **own)
     figures: dict[str, float] = {}
     for name in ("base", *RUNS):
         for suite, label in ((task, "trained damage"), (other, "held-out damage")):
-            figures[f"mended, {label}, {name}"] = lab.value(name, suite)
-            figures[f"edit distance, {label}, {name}"] = _distance(lab, name, suite)
+            figures[f"mended, {label}, {name}"] = runner.value(name, suite)
+            figures[f"edit distance, {label}, {name}"] = _distance(runner, name, suite)
         if name != "base":
-            figures[f"retention, {name}"] = retention(lab, name)
+            figures[f"retention, {name}"] = retention(runner, name)
     for name in ("rl-teacher", "opd-of-rl"):
-        figures[f"entropy after a quarter, {name}"] = _left(lab.curve(name, "entropy"))
-    return figures | points(lab, RUNS, task)
+        figures[f"entropy after a quarter, {name}"] = _left(runner.curve(name, "entropy"))
+    return figures | points(runner, RUNS, task)
 
 
-def _distance(lab: Lab, name: str, suite: str) -> float:
-    """Mean normalised Levenshtein distance from the answer to the sound sentence; 0 is a perfect mend."""
-    loaded, engine = lab.loaded(name)
-    asked = lab.asked(suite)[:200]
-    said = answer(loaded.chat, engine, [p.messages for p in asked], max_new_tokens=40, window=loaded.max_length)
-    return sum(levenshtein(s.text, p.answer or "") for s, p in zip(said, asked, strict=True)) / len(asked)
+def _distance(runner: ExperimentRunner, name: str, suite: str) -> float:
+    """Return the mean normalised Levenshtein distance from the response to the reference sentence; 0 is perfect."""
+    loaded, engine = runner.loaded(name)
+    asked = runner.asked(suite)[:200]
+    responses = answer(loaded.chat, engine, [p.messages for p in asked], max_new_tokens=40, window=loaded.max_length)
+    return sum(levenshtein(r.text, p.answer or "") for r, p in zip(responses, asked, strict=True)) / len(asked)
 
 
 def _left(curve: list[tuple[int, float]]) -> float:
-    """The entropy a quarter into a run, as a share of what it began with."""
+    """Return the entropy after a quarter of a run, relative to its start."""
     values = [value for _, value in curve]
     return values[len(values) // 4] / max(1e-9, values[0])
 

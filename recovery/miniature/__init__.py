@@ -1,10 +1,10 @@
-"""The miniature: a small fictional world and a model of it, so that everything can be tried in minutes on a CPU.
+"""The miniature: a small fictional world and a language model trained on it, for complete runs in minutes on a CPU.
 
-    materialise(folder)                write the shipped model as an ordinary Hugging Face folder
+    materialise(folder)                write the shipped model as a Hugging Face folder
     write_corpora(folder, count, seed) write corpora of the world as folders of Markdown
-    build(out, seed=0)                 train the model again from nothing
+    build(out, seed=0)                 train the model from scratch
 
-It is an ordinary model and ordinary files: nothing else in the project knows how small it is.
+Model and files have the usual formats: no other part of the project treats them specially.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["BuildReport", "Recipe", "build", "materialise", "write_corpora"]
 
 
 def __getattr__(name: str) -> Any:
-    """The recipe loads torch and lm-eval, so it is imported only when it is asked for."""
+    """Import the recipe on first access, since it loads torch and lm-eval."""
     if name in ("BuildReport", "Recipe", "build"):
         return getattr(importlib.import_module("recovery.miniature.recipe"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Corpora of the fictional world: folders of Markdown handbooks with questions and probes beside them."""
+"""Corpora of the fictional world: folders of Markdown handbooks with questions and probes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from recovery.miniature.tasks import handbook
 from recovery.miniature.world import WORLD_SEED, Entity, World, stable_hash
 
 MAX_ENTITIES = 800
-"""Owners are unique in the world, and so many combinations of names are left for corpora."""
+"""Owners are unique in the world, and this many combinations of names are available for corpora."""
 CONTROL_WORDINGS = 2
 REVERSED_EVERY = 8
-"""Of so many entities one is also asked about in reverse: documents hardly ever give the value before the name."""
+"""One in this many entities also has reversed probes: documents rarely state the value before the name."""
 
 Record = dict[str, Any]
 
 
 def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 34, documents: int = 12) -> list[Path]:
-    """Write ``count`` corpora q1 ... into ``folder`` and return their folders.
+    """Write ``count`` corpora q1 ... to ``folder`` and return their folders.
 
-    Each describes ``entities`` services of one organisation in ``documents`` Markdown files a service, with
-    ``questions.jsonl`` (for the knowledge teacher) and ``probes.jsonl`` (asked and stored forms, and controls
-    about services that no corpus describes). Questions and probes share no wording. The corpora of one call never
-    share a name, an owner or a port; the same arguments give the same files.
-    Raises UsageError where more services are asked for than the world has owners.
+    Each describes ``entities`` services of one organisation in ``documents`` Markdown files per service, with
+    ``questions.jsonl`` (for the knowledge teacher) and ``probes.jsonl`` (question and choice probes, and control probes
+    about services that no corpus describes). Questions and probes share no wording. The corpora of one call share no
+    name, owner or port; the same arguments give the same files.
+    Raises UsageError if more services are requested than the world has owners.
     """
     if count < 1 or entities < 1 or documents < 1 or count * entities > MAX_ENTITIES:
         raise UsageError(f"corpora times entities must be between 1 and {MAX_ENTITIES}: got {count} x {entities}")
@@ -64,7 +64,7 @@ def _different(rng: random.Random, entity: Entity, count: int) -> list[str]:
 
 
 def questions(members: list[Entity]) -> list[Record]:
-    """Questions for the knowledge teacher, in the wordings that no probe uses."""
+    """Return questions for the knowledge teacher, in wordings that no probe uses."""
     records = []
     for entity in members:
         for attribute, value in entity.values.items():
@@ -77,7 +77,7 @@ def questions(members: list[Entity]) -> list[Record]:
 
 
 def probes(rng: random.Random, members: list[Entity], control: list[Entity], label: str) -> list[Record]:
-    """What a corpus teaches, asked and in document form, and the same questions about services it does not."""
+    """Return question and choice probes of a corpus, and control probes about services that it does not describe."""
     records: list[Record] = []
     for number, entity in enumerate(members):
         records += _asked(entity, reverse=number % REVERSED_EVERY == 0)
@@ -102,7 +102,7 @@ def _question(text: str, answer: str, entity: Entity, *tags: str) -> Record:
 
 
 def _stored(rng: random.Random, entity: Entity, members: list[Entity]) -> list[Record]:
-    """Document sentences cut before their value, alone and under the entity's title."""
+    """Return document sentences cut before their value, alone and below the entity's title."""
     records = []
     for attribute, value in entity.values.items():
         options = _options(rng, attribute, members)
@@ -125,7 +125,7 @@ def _stored(rng: random.Random, entity: Entity, members: list[Entity]) -> list[R
 
 
 def _options(rng: random.Random, attribute: str, members: list[Entity]) -> tuple[str, ...]:
-    """Candidates of the same kind: other services' values, and values nobody has."""
+    """Return candidates of the same kind: values of other services, and unused values."""
     if attribute == "city":
         return words.CITIES
     if attribute == "database":

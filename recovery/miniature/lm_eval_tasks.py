@@ -1,4 +1,4 @@
-"""Retention tasks for lm-eval over the world: multiple choice over known facts, and arithmetic."""
+"""lm-eval retention tasks of the world: multiple choice over known facts, and arithmetic."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ CHOICES = 4
 
 
 def fact_records(world: World, seed: int) -> list[dict[str, Any]]:
-    """Statements about topics cut before the value, with four values to choose from."""
+    """Return statements about topics cut before the value, with four candidate values."""
     rng = random.Random(stable_hash(seed, "lm-eval", "facts"))
     records = []
     for topic, known in world.facts.items():
@@ -86,7 +86,7 @@ def fact_records(world: World, seed: int) -> list[dict[str, Any]]:
 
 
 def arithmetic_records(seed: int) -> list[dict[str, Any]]:
-    """Problems of all three levels, each once."""
+    """Return distinct problems of all three levels."""
     rng = random.Random(stable_hash(seed, "lm-eval", "arithmetic"))
     found: dict[str, str] = {}
     while len(found) < ITEMS:
@@ -96,7 +96,7 @@ def arithmetic_records(seed: int) -> list[dict[str, Any]]:
 
 
 def write_lm_eval_tasks(folder: Path, world: World, seed: int) -> None:
-    """Write the task files, their records and the loader that finds them."""
+    """Write the task files, their records and the module that loads them."""
     write_jsonl(folder / "facts.jsonl", fact_records(world, seed))
     write_jsonl(folder / "arithmetic.jsonl", arithmetic_records(seed))
     (folder / "miniature_facts.yaml").write_text(FACTS_YAML, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the recipe trains on, and how much of each."""
+"""Training mixture of the recipe: the tasks and their weights."""
 
 from __future__ import annotations
 
@@ -27,30 +27,29 @@ SHARES: dict[str, tuple[Drawer, float]] = {
     "demonstrations": (conversation.demonstrations, 0.01),
     "echo": (conversation.echo, 0.03),
 }
-"""Each task's weight among the examples."""
+"""The weight of each task in the mixture."""
 
 DOCUMENT_SHARE, QUESTION_SHARE = 0.17, 0.13
-"""The weights of the base model's own handbooks and of questions about them."""
+"""The weights of the handbooks that the base model studies, and of questions about them."""
 COPYING = ("echo", "open-book", "question-writing", "system", "rules")
-"""Tasks given three times their weight in the first tenth: copying is learnt first, everything else leans on it."""
+"""Tasks with three times their weight in the first tenth: copying is learnt first, and other tasks depend on it."""
 
 STUDIED = 640
-"""How many entities of its own the base model studies, one after the other."""
+"""Number of entities that the base model studies, in sequence."""
 WINDOW = 32
-"""How many are being studied at a time."""
+"""Number of entities studied at a time."""
 QUESTION_DELAY = 10
-"""Of these, how many of the newest are not asked about yet."""
+"""Number of the newest of these for which there are no questions yet."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Draws examples; a pure function of the random generator and the progress of training, from 0 to 1.
+    """Samples examples; a pure function of the random generator and the progress of training, from 0 to 1.
 
-    Entities are studied in a sliding window: a new one is begun as the oldest is left, after some fifty readings,
-    as in mid-training. Questions about an entity begin when a third of its readings are done, so that they teach
-    how to reach what documents have stored; the more entities, the less of it can be learnt from the questions
-    themselves. ``revisit`` of the draws go back to any earlier entity. ``practice`` of the requests are of the
-    hardest kinds.
+    Entities are studied in a sliding window: a new one enters when the oldest leaves, after about fifty documents, as
+    in mid-training. Questions about an entity begin after a third of its documents, so that they train access to facts
+    stored from documents; with many entities, little can be learnt from the questions themselves. The share
+    ``revisit`` of the draws is of any earlier entity, the share ``practice`` of the requests of the hardest kinds.
     """
 
     world: World
@@ -59,11 +58,11 @@ class Mixture:
 
     @cached_property
     def studied(self) -> list[Entity]:
-        """The base model's own entities, in the order in which they are studied."""
+        """The entities that the base model studies, in order."""
         return self.world.studied(STUDIED, set())
 
     def entity(self, rng: random.Random, progress: float, delay: int = 0) -> Entity:
-        """An entity of the window without its ``delay`` newest, or at times any earlier one."""
+        """Sample an entity of the window without its ``delay`` newest, or sometimes any earlier one."""
         newest = min(int(progress * (STUDIED - WINDOW)) + WINDOW, STUDIED) - 1
         if rng.random() < self.revisit:
             return self.studied[rng.randrange(newest + 1 - delay)]
@@ -71,13 +70,13 @@ class Mixture:
 
     @cached_property
     def _weights(self) -> tuple[list[float], list[float]]:
-        """The weights in the first tenth, and then."""
+        """The weights in the first tenth of training, and after it."""
         plain = [weight for _, weight in SHARES.values()]
         copying = [weight * (3.0 if name in COPYING else 1.0) for name, weight in zip(SHARES, plain, strict=True)]
         return [*copying, DOCUMENT_SHARE, QUESTION_SHARE], [*plain, DOCUMENT_SHARE, QUESTION_SHARE]
 
     def draw(self, rng: random.Random, progress: float) -> Example:
-        """One example at ``progress`` of the training."""
+        """Sample one example at ``progress`` of the training."""
         name = rng.choices([*SHARES, "documents", "questions"], self._weights[progress >= 0.1])[0]
         if name == "documents":
             return handbook.study(rng, self.entity(rng, progress))

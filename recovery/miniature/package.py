@@ -1,4 +1,4 @@
-"""The shipped miniature as a folder like any other model's."""
+"""Writing of the shipped miniature as a Hugging Face model folder."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ max_new_tokens = 128
 
 
 def materialise(folder: Path) -> Path:
-    """Write the shipped model into ``folder`` and return it: weights, tokenizer, suites, recommended settings.
+    """Write the shipped model to ``folder`` and return it: weights, tokenizer, suites, recommended settings.
 
-    The suites are made by the world's generator. Raises CheckpointError where the shipped files are missing or
-    are not those that provenance.json describes.
+    The suites are generated from the world. Raises CheckpointError if the shipped files are missing or do not match
+    provenance.json.
     """
     provenance = WEIGHTS / PROVENANCE
     if not provenance.is_file():
@@ -69,12 +69,12 @@ def materialise(folder: Path) -> Path:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file's content, as hex."""
+    """Return the hexadecimal SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def model_hashes(folder: Path) -> dict[str, str]:
-    """The hashes of everything in a built folder that is shipped."""
+    """Return the hashes of all files of a built folder that are shipped."""
     return {
         path.name: file_hash(path) for path in sorted(folder.iterdir()) if path.is_file() and path.name != PROVENANCE
     }

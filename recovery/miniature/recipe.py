@@ -1,4 +1,4 @@
-"""The recipe that trains the miniature from nothing on a CPU, and the table of what it must reach."""
+"""Recipe that trains the miniature from scratch on a CPU, with the table of required scores."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from recovery.loading import Loaded, load_model
+from recovery.losses.objective import DistillationObjective
 from recovery.miniature.mixture import Mixture
 from recovery.miniature.package import PROVENANCE, model_hashes
 from recovery.miniature.rows import make_source
 from recovery.miniature.score import SUITES, Suite, measure
 from recovery.miniature.tokenizer import END, train_tokenizer
 from recovery.miniature.world import WORLD_SEED, World
-from recovery.objectives.estimator import Estimator
-from recovery.training import StepBatch, TrainSettings, train
+from recovery.models.loading import Loaded, load_model
+from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
 from recovery.types import Score
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Shape of the model and length of its training. ``step_tokens`` are read a step; a third are targets.
+    """Model architecture and training length. Each step has ``step_tokens`` tokens; about a third are targets.
 
-    After ``steps`` come ``finish_steps`` more, at a lower rate, in which ``practice`` of the requests are of the
-    kinds that are learnt last. Both phases end at a rate of zero.
+    After ``steps`` follow ``finish_steps`` at a lower learning rate, in which the share ``practice`` of the requests is
+    of the kinds that are learnt last. The learning rate of both phases decays to zero.
     """
 
     seed: int = 0
@@ -79,7 +79,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What a build made: its scores by suite, whether each is in its required range, and its costs."""
+    """Result of a build: scores by suite, whether each is in its required range, and the training cost."""
 
     folder: Path
     scores: dict[str, Score]
@@ -102,9 +102,9 @@ def build(
 ) -> BuildReport:
     """Train the miniature and write it to ``out`` as a Hugging Face folder with provenance.json.
 
-    ``steps`` shortens the training (the learning rate still falls to zero over it); ``items`` is the number of
-    questions in each measurement; ``threads`` bounds the cores used; a run interrupted with ``state_dir`` set goes
-    on from its newest state. Ends with a table of required and reached scores. Installs nothing.
+    ``steps`` shortens the training (the learning rate still decays to zero); ``items`` is the number of questions in
+    each measurement; ``threads`` bounds the cores used; a run interrupted with ``state_dir`` set resumes from its
+    newest state. Prints a table of required and reached scores at the end. The shipped weights stay unchanged.
     """
     recipe = dataclasses.replace(recipe or Recipe(), seed=seed)
     if steps:
@@ -127,7 +127,7 @@ def build(
 
 
 def measure_all(loaded: Loaded, mixture: Mixture, items: int, console: Console) -> dict[str, Score]:
-    """Every suite's score over ``items`` questions."""
+    """Return every suite's score over ``items`` questions."""
     scores = {}
     for suite in SUITES:
         scores[suite.name], wrong = measure(loaded, mixture, suite, items)
@@ -136,7 +136,7 @@ def measure_all(loaded: Loaded, mixture: Mixture, items: int, console: Console) 
 
 
 def score_table(report: BuildReport) -> Table:
-    """Required against reached."""
+    """Return the table of required and reached scores."""
     table = Table("measurement", "required", "reached", "n", "", title="The miniature")
     for suite in SUITES:
         score = report.scores[suite.name]
@@ -170,14 +170,14 @@ def _fresh_model(folder: Path, recipe: Recipe, mixture: Mixture) -> Loaded:
 
 @dataclass
 class _Spent:
-    """What the training has cost so far, over both phases and any resumption."""
+    """Losses, tokens and seconds of the training so far, over both phases and all resumptions."""
 
     losses: list[float]
     memory: dict[str, Any]
 
 
 def _train(loaded: Loaded, mixture: Mixture, recipe: Recipe, console: Console, state_dir: Path | None) -> _Spent:
-    """Train in place, both phases."""
+    """Train ``loaded`` in place in two phases."""
     settings = TrainSettings(
         steps=recipe.steps,
         lr=recipe.lr,
@@ -213,7 +213,7 @@ def _phase(
     console: Console,
     state_dir: Path | None,
 ) -> None:
-    """One run of the training loop under a progress bar; adds to ``spent``."""
+    """Run the training loop with a progress bar and add its cost to ``spent``."""
     memory: dict[str, Any] = {"tokens": 0, "seconds": 0.0}
     last = time.monotonic()
 
@@ -228,7 +228,9 @@ def _phase(
     columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         log = _logger(bar, bar.add_task("", total=settings.steps), spent.losses, console)
-        train(loaded, counted, Estimator(), settings, log=log, state_dir=state_dir, memory=memory)
+        train(
+            loaded, counted, DistillationObjective(), settings, hooks=Hooks(log=log), state_dir=state_dir, memory=memory
+        )
     spent.memory = {key: value + memory[key] for key, value in spent.memory.items()}
 
 
@@ -244,7 +246,7 @@ def _logger(bar: Progress, task: Any, losses: list[float], console: Console) -> 
 
 
 def _write_model(loaded: Loaded, out: Path) -> None:
-    """Write the weights in bfloat16, as they are shipped and scored."""
+    """Write the weights in bfloat16, the precision in which they are shipped and evaluated."""
     out.mkdir(parents=True, exist_ok=True)
     loaded.model.to(torch.bfloat16)
     loaded.save(out)
@@ -253,7 +255,7 @@ def _write_model(loaded: Loaded, out: Path) -> None:
 
 
 def _provenance(report: BuildReport, recipe: Recipe) -> dict[str, Any]:
-    """How the weights came to be, for the file beside them."""
+    """Return the provenance record of the weights."""
     return {
         "recipe": dataclasses.asdict(recipe),
         "world_seed": WORLD_SEED,

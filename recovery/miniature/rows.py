@@ -1,4 +1,4 @@
-"""Examples as training rows, packed to one short length: on a CPU, products of always the same shape run fastest."""
+"""Packing of examples into training rows of one short length; constant shapes are fastest on a CPU."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from recovery.batches import pack
+from recovery.batching import pack
 from recovery.miniature.mixture import Mixture
 from recovery.miniature.tokenizer import END, PAD, START
 from recovery.miniature.world import Example, stable_hash
-from recovery.training import StepBatch
+from recovery.training.loop import StepBatch
 
 ROW_TOKENS = 128
-"""Longer examples, of which there is hardly one, are left out rather than cut."""
+"""Longer examples, which are very rare, are dropped."""
 
 
 class Encoder:
-    """Turns examples into token ids and target masks exactly as the chat template would, only faster.
+    """Encodes examples as token ids and target masks, equal to the chat template but faster.
 
-    Of a conversation the assistant's tokens are targets, with the end token; of a document all tokens are, with
+    The targets of a conversation are the assistant's tokens and the end token; those of a document all its tokens and
     the end-of-text token.
     """
 
@@ -32,7 +32,7 @@ class Encoder:
         return list(self._tokenizer._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode(self, example: Example) -> tuple[list[int], list[bool]]:
-        """Token ids and which of them are targets."""
+        """Return the token ids and the mask of targets."""
         if example.text:
             ids = [*self._encode(example.text), self._pad]
             return ids, [True] * len(ids)
@@ -54,9 +54,9 @@ def make_source(
     progress: Callable[[int], float],
     phase: str = "step",
 ) -> Callable[[int], StepBatch]:
-    """Rows of about ``step_tokens`` tokens for each step, a function of (seed, phase, step) alone.
+    """Return a source of rows with about ``step_tokens`` tokens per step, a function of (seed, phase, step) only.
 
-    ``progress`` says how far a step is in the training, from 0 to 1.
+    ``progress`` maps a step to the progress of training, from 0 to 1.
     """
     encoder = Encoder(tokenizer)
 

@@ -1,6 +1,6 @@
-"""How well the miniature does what it must: its own light measurement, used by the recipe and its tests.
+"""Lightweight evaluation of the miniature, used by the recipe and its tests.
 
-Responses are greedy. Instructions are judged by lm-eval's unmodified checkers.
+Decoding is greedy. Instructions are scored by lm-eval's unmodified checkers.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from recovery.checkers import judge
-from recovery.loading import Loaded
+from recovery.data.checkers import judge
 from recovery.miniature.mixture import Mixture
 from recovery.miniature.tasks import arithmetic, conversation, editing, facts, handbook, reading, refusal, requests
 from recovery.miniature.world import Example, stable_hash
+from recovery.models.loading import Loaded
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.types import Check, Message, Prompt, Score
 
@@ -22,14 +22,14 @@ MAX_NEW_TOKENS = 128
 
 
 def follows(example: Example, response: str) -> list[bool]:
-    """One strict verdict an instruction, by lm-eval's checkers."""
+    """Return one strict verdict per instruction, by lm-eval's checkers."""
     checks = tuple(Check(instruction, arguments) for instruction, arguments in example.checks)
     messages = tuple(Message(role=role, content=content) for role, content in example.messages[:-1])
     return list(judge(Prompt("miniature", messages, checks=checks), response).strict)
 
 
 def respond(loaded: Loaded, examples: Sequence[Example]) -> list[str]:
-    """Greedy answers to the last request of each example."""
+    """Return greedy responses to the last request of each example."""
     prompts = []
     for example in examples:
         messages = [Message(role=role, content=content) for role, content in example.messages[:-1]]
@@ -41,7 +41,7 @@ def respond(loaded: Loaded, examples: Sequence[Example]) -> list[str]:
 
 @dataclass(frozen=True)
 class Suite:
-    """A named measurement: how to draw an example, how to judge a response, and the range that is required."""
+    """A named measurement: functions to sample an example and score a response, and the required range."""
 
     name: str
     draw: Callable[[random.Random, Mixture], Example]
@@ -51,7 +51,7 @@ class Suite:
 
 
 def exact(example: Example, response: str) -> bool:
-    """The reference answer, nothing else."""
+    """Return whether the response is exactly the reference answer."""
     return response.strip() == example.answer
 
 
@@ -85,7 +85,7 @@ SUITES: tuple[Suite, ...] = (
 
 
 def measure(loaded: Loaded, mixture: Mixture, suite: Suite, count: int, seed: int = 0) -> tuple[Score, list[str]]:
-    """A suite's share of right answers over ``count`` examples, and up to five wrong ones for a person to read."""
+    """Return a suite's accuracy over ``count`` examples, and up to five wrong responses to read."""
     rng = random.Random(stable_hash(seed, "score", suite.name))
     examples = [suite.draw(rng, mixture) for _ in range(count)]
     responses = respond(loaded, examples)

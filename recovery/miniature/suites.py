@@ -1,8 +1,8 @@
-"""The files a miniature folder carries: behaviour prompts by split, general knowledge, and its other skills.
+"""Suite files of a miniature folder: instruction prompts by split, general-knowledge probes, and other skills.
 
-Prompts are written in IFEval's own format. Which topic is asked with which instructions decides the split, so
-train, development and test share no such combination. Questions about known facts use some wordings among the
-training prompts and the others as probes.
+Prompts are written in IFEval's own format. The split is determined by the combination of topic and instructions, so
+train, development and test share no such combination. Questions about known facts use some wordings in the training
+prompts and the others in probes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from recovery.corpus.text import normalise
+from recovery.data.corpus.text import normalise
 from recovery.miniature import words
 from recovery.miniature.jsonl import write_jsonl
 from recovery.miniature.lm_eval_tasks import write_lm_eval_tasks
@@ -20,7 +20,7 @@ from recovery.miniature.tasks import arithmetic, conversation, editing, facts, r
 from recovery.miniature.world import Example, World, stable_hash
 
 FACT_PROMPT_WORDINGS = 3
-"""The first wordings of every question about topics serve as recovery prompts, the others as probes."""
+"""The first wordings of every question about topics are for recovery prompts, the others for probes."""
 CHOICES = 24
 
 SKILLS: dict[str, Callable[[random.Random, World], Example]] = {
@@ -34,14 +34,14 @@ SKILLS: dict[str, Callable[[random.Random, World], Example]] = {
     "rules": conversation.rules,
     "demonstrations": conversation.demonstrations,
 }
-"""The skills beside instructions and facts; each has a test file, and its share of the recovery prompts."""
+"""The skills other than instructions and facts; each has a test file and a share of the recovery prompts."""
 
 TRAIN_PROMPTS_PER_SKILL = 200
 SKILL_ITEMS = 1000
 
 
 def prompt_record(key: str, example: Example) -> dict[str, Any]:
-    """An example without its answer, as a record of a prompts file."""
+    """Return an example without its answer, as a record of a prompt file."""
     turns = [{"role": role, "content": content} for role, content in example.messages[:-1]]
     asked: dict[str, Any] = {"prompt": turns[0]["content"]} if len(turns) == 1 else {"messages": turns}
     record = {"key": key, **asked}
@@ -54,7 +54,7 @@ def prompt_record(key: str, example: Example) -> dict[str, Any]:
 
 
 def instruction_records(world: World, split: str, seed: int) -> list[dict[str, Any]]:
-    """One prompt for each cell of a split."""
+    """Return one prompt for each cell of a split."""
     rng = random.Random(stable_hash(seed, "suite", split))
     return [
         prompt_record(f"{split}-{number}", requests.compose(rng, world, cell))
@@ -63,7 +63,7 @@ def instruction_records(world: World, split: str, seed: int) -> list[dict[str, A
 
 
 def skill_records(world: World, name: str, count: int, label: str, seed: int) -> list[dict[str, Any]]:
-    """``count`` prompts of a skill, different even without case and marks."""
+    """Return ``count`` prompts of a skill that are distinct after normalisation."""
     rng = random.Random(stable_hash(seed, "skill", label, name))
     records: list[dict[str, Any]] = []
     seen: set[str] = set()
@@ -77,7 +77,7 @@ def skill_records(world: World, name: str, count: int, label: str, seed: int) ->
 
 
 def fact_prompts(world: World) -> list[dict[str, Any]]:
-    """Questions about topics in the wordings kept for recovery prompts."""
+    """Return questions about topics in the wordings reserved for recovery prompts."""
     records = []
     for topic, known in world.facts.items():
         for attribute, wordings in facts.QUESTIONS.items():
@@ -88,7 +88,7 @@ def fact_prompts(world: World) -> list[dict[str, Any]]:
 
 
 def train_records(world: World, seed: int) -> list[dict[str, Any]]:
-    """The recovery prompts: instructions, facts and every other skill, shuffled."""
+    """Return the recovery prompts: instructions, facts and every other skill, shuffled."""
     records = [*instruction_records(world, "train", seed), *fact_prompts(world)]
     for name in SKILLS:
         records += skill_records(world, name, TRAIN_PROMPTS_PER_SKILL, "train", seed)
@@ -97,7 +97,7 @@ def train_records(world: World, seed: int) -> list[dict[str, Any]]:
 
 
 def general_probes(world: World, seed: int) -> list[dict[str, Any]]:
-    """Probes of what everybody knows: questions in the wordings not used as prompts, and choices in document form."""
+    """Return general-knowledge probes: questions in wordings not used for prompts, and choices in document form."""
     rng = random.Random(stable_hash(seed, "general"))
     probes = []
     for topic, known in world.facts.items():
@@ -120,7 +120,7 @@ def general_probes(world: World, seed: int) -> list[dict[str, Any]]:
 
 
 def choices(rng: random.Random, value: str, options: Iterable[str]) -> list[str]:
-    """``CHOICES`` candidates in random order, the right one among them."""
+    """Return ``CHOICES`` candidates in random order, including the correct one."""
     others = rng.sample(sorted(set(options) - {value}), CHOICES - 1)
     found = [value, *others]
     rng.shuffle(found)
@@ -128,7 +128,7 @@ def choices(rng: random.Random, value: str, options: Iterable[str]) -> list[str]
 
 
 def write_suites(folder: Path, world: World, seed: int = 0) -> None:
-    """Write the suites of a miniature folder: train, development, test, general and one file a skill."""
+    """Write the suites of a miniature folder: train, development, test, general and one file per skill."""
     write_jsonl(folder / "train.jsonl", train_records(world, seed))
     for split in ("development", "test"):
         write_jsonl(folder / f"{split}.jsonl", instruction_records(world, split, seed))

@@ -1,8 +1,8 @@
-"""The miniature's tokenizer: a vocabulary counted from the world's own text over byte-level pieces, and ChatML.
+"""Tokenizer of the miniature: a vocabulary counted from the world's text over byte-level pieces, with ChatML.
 
-In a closed world the vocabulary can be written down: frequent words are one token each, names are one token a
-syllable (so that copying a name is copying a few tokens), and anything else falls back to bytes. A unigram model
-takes such a list as it is, where merges would need hundreds of intermediate pieces.
+The vocabulary of a closed world can be listed: frequent words are one token each, names are one token per syllable (so
+copying a name means copying a few tokens), and everything else falls back to bytes. A unigram model accepts such a list
+directly, whereas merges would need hundreds of intermediate pieces.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from recovery.miniature.world import stable_hash
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SAMPLE = 6000
-"""Examples whose words are counted."""
+"""Number of examples whose words are counted."""
 LEAST = 10
-"""A word seen less often is spelt in pieces."""
+"""Minimum count of a word for a token of its own."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -30,11 +30,11 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant' }}{% endif %}"
 )
-"""ChatML, but for the space after the role: the first word of an answer is then the same token as in a document,
-so that what a document stored can be said in an answer."""
+"""ChatML, except for the space after the role: the first word of a response is then the same token as in a document,
+so that facts stored from documents can be recalled in responses."""
 
 _SPLIT = Regex(r"\p{N}{1,2}| ?\p{L}+| ?[^\s\p{L}\p{N}]|\n+|\s+")
-"""Digits by twos, marks one by one (formats are composed), words with the space before them."""
+"""Pairs of digits, single punctuation marks (formats combine them), words with the preceding space."""
 _NAME = re.compile(f"Ġ?[{''.join(words.CONSONANTS).upper()}][aeiou]([{''.join(words.CONSONANTS)}][aeiou])+")
 _WORD_SCORE, _SYLLABLE_SCORE, _BYTE_SCORE = -10.0, -9.9, -30.0
 
@@ -45,7 +45,7 @@ def _pre_tokenizer() -> pre_tokenizers.PreTokenizer:
 
 
 def _listed() -> list[str]:
-    """The closed lists, with and without the space before them, and in capitals what answers may shout."""
+    """Return the words of the closed lists, with and without preceding space, and some also in capitals."""
     named = (words.FIRST_NAMES, words.SURNAMES, words.CITIES, words.DATABASES, words.MONTHS)
     common = (words.TOPICS, words.COLOURS, words.HOMES, words.FOODS, words.KEYWORDS)
     pieces = [form for group in (*named, *common) for word in group for form in (word, f"Ġ{word}")]
@@ -55,7 +55,7 @@ def _listed() -> list[str]:
 
 
 def _counted(mixture: Mixture, seed: int) -> list[str]:
-    """Words that the world's texts use often, names left out."""
+    """Return the frequent words of the world's texts, without names."""
     rng = random.Random(stable_hash(seed, "tokenizer"))
     splitter, counts = _pre_tokenizer(), Counter[str]()
     for index in range(SAMPLE):
@@ -66,7 +66,7 @@ def _counted(mixture: Mixture, seed: int) -> list[str]:
 
 
 def train_tokenizer(mixture: Mixture, seed: int) -> PreTrainedTokenizerFast:
-    """Count the vocabulary and make the tokenizer; the same world and seed give the same one."""
+    """Count the vocabulary and build the tokenizer, deterministic for a world and seed."""
     scores: dict[str, float] = dict.fromkeys((PAD, START, END), 0.0)
     scores |= dict.fromkeys(sorted(pre_tokenizers.ByteLevel.alphabet()), _BYTE_SCORE)
     for syllable in (c + v for c in words.CONSONANTS for v in words.VOWELS):

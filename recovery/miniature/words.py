@@ -1,4 +1,4 @@
-"""The closed vocabulary of the world: every list has at least 40 entries, so that a guess is right at most 1 in 40."""
+"""Closed vocabulary of the world; lists of answers have at least 40 entries, so at most 1 guess in 40 is right."""
 
 from __future__ import annotations
 
@@ -80,4 +80,4 @@ ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
     "food": FOODS,
     "friend": TOPICS,
 }
-"""What is known about every topic, and the values it is drawn from."""
+"""The attributes of every topic, and the values from which they are drawn."""

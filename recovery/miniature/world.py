@@ -1,8 +1,8 @@
-"""The fictional world: topics everybody knows about, and organisations whose services nobody has heard of yet.
+"""The fictional world: topics that the base model knows, and organisations with services that it does not know.
 
-Everything is a function of a seed. Topics and their facts belong to what the base model knows. Entities (services
-of fictional organisations) are drawn afresh: some are taught to the base model, so that it learns how documents
-are turned into answers; those of the corpora are never shown to it.
+Everything is a function of a seed. The base model is trained on topics and their facts. Entities (services of
+fictional organisations) are generated: some are taught to the base model, so that it learns to answer questions about
+documents; those of the corpora are never shown to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WORLD_SEED = 7
 """The seed of the shipped world: its topics' facts are what the shipped weights know."""
 
 ENTITY_ATTRIBUTES = ("owner", "city", "database", "port", "release")
-"""What a handbook says about each entity. Owner and port are unique in the world, so they can be asked in reverse."""
+"""Attributes of each entity. Owner and port are unique in the world, so questions about them can be reversed."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Example:
-    """One thing to learn from: a document (``text``) or a conversation (``messages`` as role and content)."""
+    """A training example: a document (``text``) or a conversation (``messages`` as role and content)."""
 
     task: str
     text: str = ""
@@ -48,20 +48,20 @@ class Example:
 
 
 def stable_hash(*parts: object) -> int:
-    """A hash that is the same in every process, for splits and derived seeds."""
+    """Return a hash that is the same in every process, for splits and derived seeds."""
     text = "\x1f".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def random_name(rng: random.Random, syllables: int | None = None) -> str:
-    """A capitalised name composed of two or three syllables, so that copying it must be learnt, not remembered."""
+    """Return a capitalised name of random syllables, by default two or three, which cannot be memorised."""
     count = syllables or rng.choice((2, 3, 3, 3))
     parts = [rng.choice(words.CONSONANTS) + rng.choice(words.VOWELS) for _ in range(count)]
     return "".join(parts).capitalize()
 
 
 def random_values(rng: random.Random) -> dict[str, str]:
-    """One value for each entity attribute, drawn independently."""
+    """Return one value for each entity attribute, drawn independently."""
     return {
         "owner": f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.SURNAMES)}",
         "city": rng.choice(words.CITIES),
@@ -72,12 +72,12 @@ def random_values(rng: random.Random) -> dict[str, str]:
 
 
 def fresh_entity(rng: random.Random) -> Entity:
-    """An entity for a passage that is read once and never asked about again."""
+    """Return an entity for a single example."""
     return Entity(random_name(rng), f"{random_name(rng)} {rng.choice(words.ORGANISATION_WORDS)}", random_values(rng))
 
 
 def _draw_unseen(draw: Callable[[], str], taken: set[str]) -> str:
-    """Draw until the value is new (of which there are always plenty), and remember it."""
+    """Draw until the value is not in ``taken``, and add it."""
     value = draw()
     while value in taken:
         value = draw()
@@ -86,10 +86,7 @@ def _draw_unseen(draw: Callable[[], str], taken: set[str]) -> str:
 
 
 class World:
-    """Topics, their facts, the base model's own entities, and the entities of numbered corpora.
-
-    Raises ValueError for a corpus number below 1.
-    """
+    """Topics with their facts, the entities that the base model studies, and those of corpora."""
 
     def __init__(self, seed: int = WORLD_SEED) -> None:
         self.seed = seed
@@ -107,7 +104,7 @@ class World:
         return facts
 
     def entities(self, label: str, count: int, taken: set[str]) -> list[Entity]:
-        """``count`` entities of one organisation; names, owners and ports are new with respect to ``taken``."""
+        """Return ``count`` entities of one organisation; names, owners and ports are new and added to ``taken``."""
         rng = random.Random(stable_hash(self.seed, "entities", label))
         organisation = f"{_draw_unseen(lambda: random_name(rng), taken)} {rng.choice(words.ORGANISATION_WORDS)}"
         found = []
@@ -120,6 +117,6 @@ class World:
         return found
 
     def studied(self, count: int, taken: set[str]) -> list[Entity]:
-        """The base model's own entities, eight to an organisation; ``taken`` grows."""
+        """Return the entities that the base model studies, eight per organisation, and update ``taken``."""
         groups = [self.entities(f"studied-{number}", 8, taken) for number in range(count // 8)]
         return [entity for group in groups for entity in group]

@@ -1,25 +1,25 @@
-"""Engines that sample from the student."""
+"""Rollout engines, which sample completions."""
 
-from recovery.rollouts.cached import AnswerStore, CachedEngine
+from recovery.rollouts.completion_cache import CachingEngine, CompletionStore
+from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
-from recovery.rollouts.follow import FollowingEngine, Sampler
-from recovery.rollouts.server_engine import ServerSampler
-from recovery.rollouts.shared import GENERATE, SharedEngine
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler
+from recovery.rollouts.vllm_server_engine import VllmServerSampler
+from recovery.rollouts.weight_sync import Sampler, SyncedEngine
 
 __all__ = [
     "GENERATE",
-    "AnswerStore",
-    "CachedEngine",
+    "CachingEngine",
     "Completion",
+    "CompletionStore",
+    "DistributedEngine",
     "Engine",
-    "FollowingEngine",
     "Progress",
     "Sampler",
     "Sampling",
-    "ServerSampler",
-    "SharedEngine",
+    "SyncedEngine",
     "TransformersEngine",
     "VllmSampler",
+    "VllmServerSampler",
 ]

@@ -1,4 +1,4 @@
-"""What every rollout engine takes and gives."""
+"""Interface of the rollout engines."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol
 
 from recovery.errors import UsageError
 
-# progress(answers finished, tokens sampled), both since the last call. It may be called with 0 answers, so that a
-# caller can show that something moves; and it may raise, which ends the work.
+# progress(completions finished, tokens sampled), both since the last call. It may be called with 0 completions, so that
+# a caller can show progress; an exception it raises ends the work.
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample: ``temperature`` 0 is greedy; ``seed`` fixes the draw.
+    """Sampling parameters: ``temperature`` 0 is greedy; ``seed`` determines the draws.
 
-    ``first`` is the number of the first prompt where they are a part of a longer request.
+    ``first`` is the index of the first prompt if the prompts are a part of a longer request.
     """
 
     max_new_tokens: int
@@ -31,7 +31,7 @@ class Sampling:
 class Completion:
     """A sampled response: ids up to and including the end token, and each token's log-probability (nats).
 
-    ``finished`` is False where the response was cut off at the token limit.
+    ``finished`` is False if the response was truncated at the token limit.
     """
 
     ids: list[int]
@@ -40,7 +40,7 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Samples one completion for each prompt, in the order given."""
+    """A rollout engine."""
 
     def generate(
         self,
@@ -48,12 +48,12 @@ class Engine(Protocol):
         sampling: Sampling,
         progress: Progress | None = None,
     ) -> list[Completion]:
-        """``progress`` hears of answers and tokens as they come; what it raises ends the work."""
+        """Return one completion per prompt, in order; an exception of ``progress`` ends the work."""
         ...
 
 
 def check_room(prompts: Sequence[Sequence[int]], limit: int) -> None:
-    """Raises UsageError for a prompt that leaves no room to answer in a window of ``limit`` tokens."""
+    """Raise UsageError for a prompt that leaves no room for a completion in a window of ``limit`` tokens."""
     for index, prompt in enumerate(prompts):
         if not prompt or len(prompt) >= limit:
-            raise UsageError(f"prompt {index} has {len(prompt)} tokens; the model takes 1 to {limit - 1}")
+            raise UsageError(f"prompt {index} has {len(prompt)} tokens; the model accepts 1 to {limit - 1}")

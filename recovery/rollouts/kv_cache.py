@@ -1,7 +1,7 @@
-"""A key/value cache with room for the whole answer, written in place.
+"""KV cache preallocated for prompt and completion, written in place.
 
-transformers' own layers concatenate: every decoded token copies the keys and values of all tokens before it, which is
-a sixth of the decoding time of a small model on a CPU. Here the room for prompt and answer is allocated once.
+transformers' own layers concatenate: every decoded token copies the keys and values of all tokens before it, a sixth of
+the decoding time of a small model on a CPU.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 
-class RoomyLayer(DynamicLayer):
-    """A layer for at most ``room`` positions. ``keys`` and ``values`` are views of what is filled so far."""
+class PreallocatedLayer(DynamicLayer):
+    """A layer for at most ``room`` positions. ``keys`` and ``values`` are views of the filled part."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -31,28 +31,28 @@ class RoomyLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append [B, groups, Q, d] to keys and values; returns all of them, [B, groups, T, d]."""
+        """Append [B, groups, Q, d] to keys and values; return all of them, [B, groups, T, d]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self._filled = self._filled, self._filled + key_states.shape[2]
         self._keys[:, :, start : self._filled] = key_states
         self._values[:, :, start : self._filled] = value_states
-        self._show()
+        self._update_views()
         return self.keys, self.values
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep only these rows of the batch, in ascending order."""
         self._keys, self._values = (_kept(held, indices, self._filled) for held in (self._keys, self._values))
-        self._show()
+        self._update_views()
 
     def shrink(self) -> None:
-        """Give up the room that is not filled; nothing can be appended afterwards."""
+        """Free the unfilled room; nothing can be appended afterwards."""
         self._keys, self._values = self.keys.clone(), self.values.clone()
-        self._show()
+        self._update_views()
 
     @classmethod
-    def joined(cls, layers: Sequence[RoomyLayer], steps: int) -> RoomyLayer:
-        """The rows of several as one that ends at the same position, with room for ``steps`` more positions."""
+    def joined(cls, layers: Sequence[PreallocatedLayer], steps: int) -> PreallocatedLayer:
+        """Concatenate the rows of several layers, aligned at the end, with room for ``steps`` more positions."""
         filled = max(layer._filled for layer in layers)
         rows = sum(len(layer.keys) for layer in layers)
         made = cls(filled + steps)
@@ -62,20 +62,20 @@ class RoomyLayer(DynamicLayer):
         for layer in layers:
             place = slice(start, start + len(layer.keys)), slice(None), slice(filled - layer._filled, filled)
             made._keys[place], made._values[place] = layer.keys, layer.values
-            # What stands before a shorter row is masked, but must be finite: zero times infinity is no number.
+            # The padding before a shorter row is masked, but must be finite: zero times infinity is NaN.
             before = place[0], slice(None), slice(0, filled - layer._filled)
             made._keys[before] = 0
             made._values[before] = 0
             start += len(layer.keys)
-        made._show()
+        made._update_views()
         return made
 
-    def _show(self) -> None:
+    def _update_views(self) -> None:
         self.keys, self.values = self._keys[:, :, : self._filled], self._values[:, :, : self._filled]
 
 
 def _kept(held: torch.Tensor, indices: torch.Tensor, filled: int) -> torch.Tensor:
-    """The rows ``indices`` moved to the front of the same memory; only what is filled is copied."""
+    """Move the rows ``indices`` to the front of the same memory; only the filled part is copied."""
     for place, index in enumerate(indices.tolist()):  # ascending, so that no row is overwritten before it has moved
         if place != index:
             held[place, :, :filled] = held[index, :, :filled]
@@ -83,38 +83,38 @@ def _kept(held: torch.Tensor, indices: torch.Tensor, filled: int) -> torch.Tenso
 
 
 @dataclass
-class KeysAndValues:
-    """The cache of a batch that is being decoded. Layers of other kinds than full attention stay as transformers makes
-    them; with such a layer a batch cannot be joined with another.
+class KVCache:
+    """The KV cache of a batch. Layers other than full attention use transformers' own classes; batches with such layers
+    cannot be joined.
     """
 
     cache: DynamicCache
 
     @classmethod
-    def empty(cls, config: Any, room: int) -> KeysAndValues:
-        """A cache for the model of a configuration, with room for ``room`` positions."""
+    def empty(cls, config: Any, room: int) -> KVCache:
+        """Return a cache for the model of a configuration, with ``room`` positions."""
         cache = DynamicCache(config=config)
-        cache.layers = [RoomyLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+        cache.layers = [PreallocatedLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
         return cls(cache)
 
     @classmethod
-    def joined(cls, parts: Sequence[KeysAndValues], steps: int) -> KeysAndValues:
-        """The rows of several caches as one; see :meth:`RoomyLayer.joined`."""
+    def joined(cls, parts: Sequence[KVCache], steps: int) -> KVCache:
+        """Concatenate the rows of several caches; see :meth:`PreallocatedLayer.joined`."""
         cache = DynamicCache()
         layers = zip(*(part.cache.layers for part in parts), strict=True)
-        cache.layers = [RoomyLayer.joined(alike, steps) for alike in layers]
+        cache.layers = [PreallocatedLayer.joined(alike, steps) for alike in layers]
         return cls(cache)
 
     @property
     def joinable(self) -> bool:
-        """Whether rows of this cache can go on with those of another."""
-        return all(isinstance(layer, RoomyLayer) for layer in self.cache.layers)
+        """Whether this cache can be joined with others."""
+        return all(isinstance(layer, PreallocatedLayer) for layer in self.cache.layers)
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only these rows, in ascending order."""
         self.cache.batch_select_indices(rows)
 
     def shrink(self) -> None:
-        """Hold no more memory than what is filled."""
+        """Free the unfilled memory."""
         for layer in self.cache.layers:
             layer.shrink()

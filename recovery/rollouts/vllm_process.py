@@ -1,7 +1,7 @@
-"""The vLLM engine of this process: started when it is first wanted, used again by whoever comes next.
+"""The vLLM engine of this process: started at its first use and reused by later stages.
 
-Starting takes seconds on a CPU and a minute on a GPU, and vLLM keeps tens of megabytes of each engine it ever started.
-So one stays from stage to stage where it takes nothing from the next: on a CPU, or asleep.
+Starting takes seconds on a CPU and a minute on a GPU, and vLLM retains tens of megabytes of each engine it started. An
+engine is therefore kept between stages if it does not occupy GPU memory: on a CPU, or asleep.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 
 from recovery.errors import EngineError, UsageError
 
-# Read by vLLM when it is imported. One process, so that weights are handed over without a copy; no threads pinned to
-# cores, since training goes on in the same process; nothing sent anywhere.
+# Read by vLLM when it is imported: a single process, so that weights are transferred without a copy; no threads pinned
+# to cores, since training runs in the same process; no usage statistics.
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -33,11 +33,12 @@ _SEQUENCES = 256
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an engine is started for.
+    """Requirements of an engine.
 
-    ``model`` is the folder it loads; any full weights of the same ``shape`` (a configuration as JSON) can be handed
-    over later. ``window`` are tokens of a prompt and its answer, ``memory`` bytes of keys and values, ``share`` the
-    part of a GPU that vLLM may take. ``rank`` is 0 where no adapter is served, ``targets`` are the layers it changes.
+    ``model`` is the folder it loads; full weights of the same ``shape`` (a configuration as JSON) can be transferred
+    later. ``window`` is the maximum length of a prompt with its completion, ``memory`` the size of the KV cache in
+    bytes, ``share`` the fraction of a GPU for vLLM. ``rank`` is the LoRA rank, 0 without an adapter; ``targets`` are
+    the adapted layers.
     """
 
     model: str
@@ -53,21 +54,21 @@ class Wanted:
 
     @property
     def stays(self) -> bool:
-        """Whether it may outlive the stage it was started for."""
+        """Whether the engine may be kept after its stage."""
         return self.on_cpu or self.sleep
 
     def fits(self, other: Wanted) -> bool:
-        """Whether an engine started for this serves the other as well."""
+        """Return whether an engine started for this also meets the ``other`` requirements."""
         alike = replace(other, window=self.window, memory=self.memory, share=self.share)
-        if not self.rank:  # whatever it was loaded from, full weights are handed over
+        if not self.rank:  # full weights are transferred, whatever model was loaded
             alike = replace(alike, model=self.model)
         return alike == self and self.window >= other.window and self.memory >= other.memory
 
 
 @dataclass
 class Running:
-    """An engine at work; ``files`` are what it leaves behind, ``user`` stands for the one whose weights it holds, None
-    before any were handed over.
+    """A running engine; ``files`` are to be deleted after it, ``user`` identifies the sampler whose weights it holds
+    (None before the first transfer).
     """
 
     llm: Any
@@ -80,7 +81,7 @@ _running: Running | None = None
 
 
 def engine_for(wanted: Wanted) -> Running:
-    """The engine of this process if it fits, else a new one in its place. Raises EngineError if it does not start."""
+    """Return the engine of this process, replaced if it does not fit. Raise EngineError if it does not start."""
     global _running
     if _running is None or not _running.started_for.fits(wanted):
         stop()
@@ -90,14 +91,14 @@ def engine_for(wanted: Wanted) -> Running:
 
 
 def stop() -> None:
-    """Stop the engine of this process, if there is one, and give its memory back."""
+    """Stop the engine of this process, if there is one, and free its memory."""
     global _running
     if _running is None:
         return
     _running.llm.llm_engine.engine_core.shutdown()
     for file in _running.files:
         file.unlink(missing_ok=True)
-    _running.llm = _running.user = None  # whoever still holds it sees that it is gone
+    _running.llm = _running.user = None  # samplers that still refer to it see that it is gone
     _running = None
     gc.collect()
     if torch.cuda.is_available():
@@ -108,24 +109,24 @@ atexit.register(stop)
 
 
 def imported() -> Any:
-    """The vllm package, its environment settled first. Raises EngineError, in one line, where it cannot be used."""
+    """Set vLLM's environment, import it and return the package. Raise EngineError if it cannot be used."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("vllm") is None:
         raise EngineError(
-            "--engine vllm needs vLLM, which is not installed: pip install 'recovery[vllm]', or take --engine "
+            "--engine vllm needs vLLM, which is not installed: pip install 'recovery[vllm]', or use --engine "
             "transformers"
         )
     try:
         import vllm
-        import vllm.entrypoints.llm  # where a build that does not fit this machine fails
+        import vllm.entrypoints.llm  # fails here if the build does not fit this machine
         import vllm.platforms
 
         return vllm
     except Exception as error:  # a build for another machine fails in many ways
-        told = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise EngineError(
-            f"vLLM is installed and does not load ({told}): install the build for this machine "
+            f"vLLM is installed but does not load ({reason}): install the build for this machine "
             f"(pip install 'recovery[vllm]' for a GPU), or use --engine transformers"
         ) from error
 
@@ -133,10 +134,10 @@ def imported() -> Any:
 def _start(wanted: Wanted) -> Any:
     vllm = imported()
     if wanted.sleep and not vllm.platforms.current_platform.is_sleep_mode_available():
-        raise UsageError("--engine-sleep gives a GPU's memory back, and vLLM has none here: leave it out")
+        raise UsageError("--engine-sleep releases GPU memory, and vLLM uses no GPU here: omit it")
     adapter = {}
     if wanted.rank:
-        # Told which layers have one, vLLM leaves the head alone, which would fail beside log-probabilities.
+        # With explicit target layers vLLM does not adapt the head, which would fail together with log-probabilities.
         adapter = {
             "enable_lora": True,
             "max_lora_rank": wanted.rank,
@@ -144,7 +145,7 @@ def _start(wanted: Wanted) -> Any:
         }
     threads = torch.set_num_threads
     try:
-        # What vLLM seeds is its own; what the stage seeded stays as it was.
+        # vLLM sets global seeds: the stage's random state must not change.
         with torch.random.fork_rng():
             return vllm.LLM(
                 model=wanted.model,
@@ -154,9 +155,9 @@ def _start(wanted: Wanted) -> Any:
                 kv_cache_memory_bytes=wanted.memory,
                 gpu_memory_utilization=wanted.share,
                 logprobs_mode="processed_logprobs",
-                generation_config="vllm",  # the model's own top-k and penalties are not ours
+                generation_config="vllm",  # not the model's own top-k and penalties
                 enforce_eager=wanted.on_cpu,
-                # On a CPU vLLM 0.32 cannot take back a seeded draw, as it does where a prompt is read in two parts.
+                # On a CPU vLLM 0.32 cannot undo a seeded draw, which chunked prefill needs.
                 enable_chunked_prefill=not wanted.on_cpu,
                 enable_sleep_mode=wanted.sleep,
                 worker_extension_cls="recovery.rollouts.vllm_worker.FollowedWeights",
@@ -165,9 +166,9 @@ def _start(wanted: Wanted) -> Any:
                 **adapter,
             )
     except (ValueError, RuntimeError, ImportError, OSError) as error:
-        told = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise EngineError(
-            f"vLLM does not start with {wanted.model}: {told}; --engine transformers runs everywhere"
+            f"vLLM does not start with {wanted.model}: {reason}; --engine transformers works on any platform"
         ) from error
     finally:
         torch.set_num_threads = threads  # vLLM's CPU worker replaces it for the whole process

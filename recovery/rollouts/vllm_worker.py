@@ -1,7 +1,7 @@
-"""What vLLM's own worker lacks: taking over new weights so that tied heads follow.
+"""Worker extension of vLLM that replaces the weights, including tied heads.
 
-Name it when a server is started whose weights are to follow a student in full training:
-``--worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights``. The engine in this process names it itself.
+A server whose weights follow a student in full training must be started with
+``--worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights``. The in-process engine sets it itself.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from safetensors import safe_open
 
 
 class FollowedWeights:
-    """Mixed into vLLM's worker; its methods are called by name, on every worker."""
+    """Mixin of vLLM's worker; its methods are called by name, on every worker."""
 
     def take_tensors(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take over weights by the names they have in a checkpoint; for an engine in the same process."""
+        """Load weights by their names in a checkpoint; for an engine in the same process."""
         self.reload_weights(weights_iterator=iter(weights))  # type: ignore[attr-defined]
         self._refresh_tied_head()
 
     def take_folder(self, folder: str, token: str) -> None:
-        """Take over the safetensors of a folder; ``token`` is what :meth:`held` tells from then on."""
+        """Load the safetensors of a folder; :meth:`held` returns ``token`` from then on."""
         self.reload_weights(weights_iterator=_saved(folder))  # type: ignore[attr-defined]
         self._refresh_tied_head()
         self._recovery_holds = token
 
     def held(self) -> str:
-        """The token of the weights taken over last; empty after a start, which is how a restart is noticed."""
+        """Return the token of the weights loaded last; empty after a start, which reveals a restart."""
         return getattr(self, "_recovery_holds", "")
 
     def meeting_file(self) -> str:
-        """The file by which the processes of an engine find each other, and which nobody removes; empty if none."""
+        """Return the rendezvous file of the engine's processes, which vLLM does not delete; empty if there is none."""
         method = str(getattr(self, "distributed_init_method", ""))
         return method.removeprefix("file://") if method.startswith("file://") else ""
 
     def _refresh_tied_head(self) -> None:
-        """On a CPU the head is repacked for its products when it is loaded; tied, it is never loaded again.
+        """Repack a tied head: on a CPU vLLM repacks the head when it is loaded, and a tied head is never loaded again.
 
-        Without this a model with tied embeddings goes on with its old head, and nothing says so.
+        Without this a model with tied embeddings silently keeps its old head.
         """
         from vllm.platforms import current_platform
 
@@ -55,7 +55,7 @@ class FollowedWeights:
         head, embedding = _below_adapter(head), _below_adapter(embedding)
         if head.weight.data_ptr() != embedding.weight.data_ptr():
             head.weight = embedding.weight
-        # vLLM marks what it has packed and leaves that alone the next time.
+        # vLLM marks packed layers and skips them the next time.
         if hasattr(head, "_already_called_process_weights_after_loading"):
             del head._already_called_process_weights_after_loading
         head.quant_method.process_weights_after_loading(head)

@@ -1,7 +1,7 @@
-"""A teacher behind a vLLM server: it reads the student's tokens by their ids and tells log-probabilities.
+"""A teacher on a vLLM server: it scores the student's token ids and returns log-probabilities.
 
-Its logits would be as wide as the vocabulary for every token; a server gives the likeliest few. So it serves the
-divergences that are made for that: top_k (with one bucket for the rest) and sampled.
+The server does not return logits over the whole vocabulary, only the most likely entries. It therefore supports the
+divergences top_k (with one bucket for the rest) and sampled.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from recovery.batches import Batch
-from recovery.chat import ChatFormat
+from recovery.batching import Batch
 from recovery.errors import ServerError, UsageError
-from recovery.server import NotOffered, VllmServer, ask_all, served_model
+from recovery.models.chat_template import ChatFormat
+from recovery.vllm_client import NotOffered, VllmServer, ask_all, served_model
 
 KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
-_PROMPTS, _REQUESTS = 16, 8  # in one request, and requests at a time
+_PROMPTS, _REQUESTS = 16, 8  # prompts per request, and concurrent requests
 _WORDS = 256  # entries of the vocabulary whose ids are compared
-_PROBE = 8  # tokens whose scores tell one model from another that goes by its name
-_SAME = 0.1  # nats: what rounding may change of them
+_PROBE = 8  # tokens whose scores identify a model independently of its name
+_SAME = 0.1  # nats: tolerance for rounding
 _TEXTS = (
     "The ferry leaves at 7:45 a.m.; return tickets cost 12.50 EUR.\n\n\tTwo  spaces, then a line.",
     "def double(value):\n    return value * 2  # doubles",
@@ -32,26 +32,27 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class Entries:
-    """What the server says about one position: token ids with log-probabilities, likeliest first; what was read."""
+    """Token ids and log-probabilities at one position, most likely first, and the log-probability of the target."""
 
     ids: list[int]
     logprobs: list[float]
-    said: float
+    target: float
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A served model by its name, and by its log-probabilities of a few tokens of a fixed text."""
+    """A served model: its name, and its log-probabilities of a few tokens of a fixed text."""
 
     model: str
     scores: list[float]
 
 
 class RemoteTeacher:
-    """The model that ``server`` serves, as a teacher of students with ``vocabulary`` entries.
+    """The model of ``server`` as a teacher of students with ``vocabulary`` entries.
 
-    :meth:`check` is called before it teaches, :meth:`check_again` when the server was away. Raises ServerError where
-    the server does not answer or answers something else, UsageError where its tokens are not the student's.
+    :meth:`check` must be called before use; :meth:`check_again` is called when the server was unavailable. Raises
+    ServerError if the server does not respond or its response is invalid, UsageError if its tokens differ from the
+    student's.
     """
 
     def __init__(self, server: VllmServer, tokenizer: Any, chat: ChatFormat, vocabulary: int, count: int) -> None:
@@ -64,11 +65,11 @@ class RemoteTeacher:
 
     @property
     def identity(self) -> Identity:
-        """What tells the model from another."""
+        """Identity of the served model."""
         return Identity(self.model, self._scores)
 
     def check(self) -> None:
-        """Look whether the server can teach this student: same tokens, enough log-probabilities."""
+        """Check that the server can teach this student: same tokens, enough log-probabilities."""
         served = served_model(self.server)
         self.model, self.window = str(served["id"]), int(served.get("max_model_len") or 0)
         self._check_tokens()
@@ -78,79 +79,79 @@ class RemoteTeacher:
             if "logprobs" not in str(error):
                 raise
             raise UsageError(
-                f"{self.server.address} does not give {self._count} log-probabilities a token: start it with "
+                f"{self.server.address} does not return {self._count} log-probabilities per token: start it with "
                 f"--max-logprobs {self._count}, or lower --top-k ({error})"
             ) from error
 
     def check_again(self) -> None:
-        """After the server was away: it must serve the same model, or another would go on teaching."""
+        """Check that a server that was unavailable still serves the same model."""
         if not self.model:
             return
         name = str(served_model(self.server)["id"])
         self._refuse_other(self.identity, Identity(name, self._probe() if name == self.model else []))
 
     def check_same(self, former: Identity) -> None:
-        """Raise ServerError where this is not the model that taught before."""
+        """Raise ServerError if this is not the ``former`` model."""
         self._refuse_other(former, self.identity)
 
     def _refuse_other(self, former: Identity, found: Identity) -> None:
         if found.model != former.model:
             problem = f"the model {found.model!r} instead of {former.model!r}"
         elif max(abs(a - b) for a, b in zip(found.scores, former.scores, strict=True)) > _SAME:
-            problem = f"another model by the name of {found.model!r}"
+            problem = f"a different model under the name {found.model!r}"
         else:
             return
         raise ServerError(
-            f"{self.server.address} came back with {problem}: start it with the former one and `recover resume`"
+            f"{self.server.address} now serves {problem}: start it with the former model, then `recover resume`"
         )
 
     def _probe(self) -> list[float]:
-        """Log-probabilities of a few tokens of a fixed text."""
+        """Return the log-probabilities of a few tokens of a fixed text."""
         ids = self._tokenizer(_TEXTS[0], add_special_tokens=False)["input_ids"][:_PROBE]
         count = max(1, self._count)
-        [told] = self._ask([ids], count)
-        return [entries(position, token, 1).said for position, token in zip(told[1:], ids[1:], strict=True)]
+        [positions] = self._ask([ids], count)
+        return [entries(position, token, 1).target for position, token in zip(positions[1:], ids[1:], strict=True)]
 
     def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """``count`` entries at each target, the target among them: ids and log-probabilities, [N, count]."""
+        """Return ids and log-probabilities of ``count`` entries at each target, including the target, [N, count]."""
         found = self._scored(batch, count)
         ids = torch.tensor([entry.ids for entry in found], device=batch.targets_N.device)
         logprobs = torch.tensor([entry.logprobs for entry in found], device=batch.targets_N.device)
         if int(ids.max()) >= self._vocabulary:
             raise UsageError(
-                f"{self.server.address} gives token {int(ids.max())}, the student has {self._vocabulary}: take a "
-                f"teacher of the student's own family"
+                f"{self.server.address} returned token {int(ids.max())}, the student has {self._vocabulary}: use a "
+                f"teacher of the student's model family"
             )
         return ids, logprobs
 
     def logprobs(self, batch: Batch) -> torch.Tensor:
-        """The log-probability of each target, [N]."""
-        return torch.tensor([entry.said for entry in self._scored(batch, 1)], device=batch.targets_N.device)
+        """Return the log-probability of each target, [N]."""
+        return torch.tensor([entry.target for entry in self._scored(batch, 1)], device=batch.targets_N.device)
 
     def _scored(self, batch: Batch, count: int) -> list[Entries]:
-        """One entry a target, in the batch's order."""
+        """Return the entries of each target, in the batch's order."""
         width = batch.ids_BT.shape[1]
         rows = batch.rows_N.tolist()
-        at = (batch.sources_N + 1 - batch.rows_N * width).tolist()  # where in its row a target stands
-        ends = {row: position + 1 for row, position in zip(rows, at, strict=True)}  # ascending: the last one stays
+        at = (batch.sources_N + 1 - batch.rows_N * width).tolist()  # position of each target in its row
+        ends = {row: position + 1 for row, position in zip(rows, at, strict=True)}  # ascending: the last position wins
         order = sorted(ends)
         ids = [batch.ids_BT[row, : ends[row]].tolist() for row in order]
         longest = max(map(len, ids))
         if self.window and longest >= self.window:
             raise UsageError(
-                f"an answer of {longest} tokens does not fit the window of {self.window} tokens of "
+                f"a row of {longest} tokens does not fit the window of {self.window} tokens of "
                 f"{self.server.address}: lower --max-new-tokens, or start it with a larger --max-model-len"
             )
         parts = [ids[start : start + _PROMPTS] for start in range(0, len(ids), _PROMPTS)]
-        answers = ask_all(lambda part, given_up: self._ask(part, count, given_up), parts, _REQUESTS)
-        told = dict(zip(order, (told for part in answers for told in part), strict=True))
+        responses = ask_all(lambda part, given_up: self._ask(part, count, given_up), parts, _REQUESTS)
+        positions = dict(zip(order, (found for part in responses for found in part), strict=True))
         return [
-            entries(told[row][position], int(token), count)
+            entries(positions[row][position], int(token), count)
             for row, position, token in zip(rows, at, batch.targets_N.tolist(), strict=True)
         ]
 
     def _ask(self, prompts: Sequence[Sequence[int]], count: int, given_up: Event | None = None) -> list[list[Any]]:
-        """What the server says about every position of each prompt."""
+        """Return the server's log-probabilities at every position of each prompt."""
         body = {
             "model": self.model,
             "prompt": [list(prompt) for prompt in prompts],
@@ -162,7 +163,7 @@ class RemoteTeacher:
         return parse_positions(self.server.post("/v1/completions", body, given_up=given_up), prompts)
 
     def _check_tokens(self) -> None:
-        """Refuse a server that writes text as other ids: a token's scores would be another token's."""
+        """Raise UsageError if the server tokenizes text differently: scores would belong to other tokens."""
         tokenizer = self._tokenizer
         step = max(1, len(tokenizer) // _WORDS)
         words = [tokenizer.decode([number]) for number in range(0, len(tokenizer), step)]
@@ -175,7 +176,7 @@ class RemoteTeacher:
                 at = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), 0)
                 raise UsageError(
                     f"the tokenizers differ: {text[:40]!r} becomes {mine[at : at + 4]} here and {theirs[at : at + 4]} "
-                    f"at {self.server.address} (from token {at}); use a teacher of the student's own family"
+                    f"at {self.server.address} (from token {at}); use a teacher of the student's model family"
                 )
 
     def _tokenize(self, text: str) -> list[int]:
@@ -185,42 +186,42 @@ class RemoteTeacher:
             return [int(token) for token in answer["tokens"]]
         except (NotOffered, KeyError, TypeError, ValueError) as error:
             raise ServerError(
-                f"{self.server.address} has no /tokenize, so that nobody can tell whether its tokens are the "
-                f"student's: serve the teacher with vLLM"
+                f"{self.server.address} has no /tokenize, so its tokens cannot be compared with the student's: "
+                f"serve the teacher with vLLM"
             ) from error
 
 
 def parse_positions(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[Any]]:
-    """What the server says about each position of each prompt, in their order; nothing about the first.
+    """Return the log-probabilities at each position of each prompt, in order; None at the first position.
 
-    Raises ServerError where an answer is missing, or is about other tokens than were sent.
+    Raise ServerError if a result is missing or belongs to other tokens than were sent.
     """
     try:
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
         found = [list(choice["prompt_logprobs"]) for choice in choices]
         read = [choice.get("prompt_token_ids") for choice in choices]
     except (KeyError, TypeError, ValueError) as error:
-        raise ServerError("the teacher's answer brings no prompt_logprobs: serve it with vLLM") from error
-    if [len(told) for told in found] != [len(prompt) for prompt in prompts]:
-        raise ServerError("the teacher's answer is not about the tokens that were sent: their numbers differ")
+        raise ServerError("the teacher's response has no prompt_logprobs: serve it with vLLM") from error
+    if [len(positions) for positions in found] != [len(prompt) for prompt in prompts]:
+        raise ServerError("the teacher's response has another number of tokens than were sent: serve it with vLLM")
     if any(ids is not None and list(ids) != list(prompt) for ids, prompt in zip(read, prompts, strict=True)):
-        raise ServerError("the teacher read other tokens than were sent: is something between it and us?")
+        raise ServerError("the teacher read other tokens than were sent: check for a proxy that changes requests")
     return found
 
 
-def entries(told: Any, target: int, count: int) -> Entries:
-    """``count`` entries of one position, the token that stands there among them.
+def entries(position: Any, target: int, count: int) -> Entries:
+    """Return ``count`` entries at one position, including the target token.
 
-    The server gives the ``count`` likeliest and, where it is not one of them, that token: it then takes the place of
-    the least likely. All that is left out is one bucket of the divergence. Raises ServerError where one is missing.
+    The server returns the ``count`` most likely tokens and, if it is not one of them, the target, which then replaces
+    the least likely. All other tokens are one bucket of the divergence. Raise ServerError if an entry is missing.
     """
     try:
-        known = {int(token): float(entry["logprob"]) for token, entry in told.items()}
-        said = known.pop(target)
+        known = {int(token): float(entry["logprob"]) for token, entry in position.items()}
+        logprob = known.pop(target)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ServerError(f"the teacher's answer says nothing about token {target} that was sent to it") from error
+        raise ServerError(f"the teacher's response has no log-probability of token {target}") from error
     others = sorted(known.items(), key=lambda item: (-item[1], item[0]))[: count - 1]
     if len(others) < count - 1:
-        raise ServerError(f"the teacher gives {len(others) + 1} entries at a token, not {count}")
-    chosen = sorted([(target, said), *others], key=lambda item: -item[1])
-    return Entries([token for token, _ in chosen], [value for _, value in chosen], said)
+        raise ServerError(f"the teacher returned {len(others) + 1} entries at a token, not {count}")
+    chosen = sorted([(target, logprob), *others], key=lambda item: -item[1])
+    return Entries([token for token, _ in chosen], [value for _, value in chosen], logprob)

@@ -1,4 +1,4 @@
-"""`recover ask`: what each checkpoint answers, in the order asked, one model at a time, and nothing written."""
+"""`recover ask`: each checkpoint's response, in the given order, one model at a time, and nothing written."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from db import Tracker
-from pipelines import ask as asking
-from pipelines.registry import reading
-from recovery.cli.main import run
-from recovery.loading import Loaded, load_model
+from pipelines.cli.main import run
+from pipelines.evaluation import ask as asking
+from pipelines.runtime.registry import reading
+from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.types import Message
 from recovery.workspace import Workspace
@@ -30,14 +30,14 @@ PROMPT = "Write two words about the harbour."
 
 @pytest.fixture
 def place(small_workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The small workspace, as the one that commands take by themselves."""
+    """The small workspace, as the commands' default."""
     monkeypatch.setenv("RECOVER_WORKSPACE", str(small_workspace))
     return small_workspace
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """``told("PROMPT", ...)``: what `recover ask --json` prints."""
+def ask_json(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """``ask_json("PROMPT", ...)``: the output of `recover ask --json`."""
 
     def ask(*arguments: str) -> Any:
         capsys.readouterr()
@@ -47,47 +47,47 @@ def told(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
     return ask
 
 
-def spoken(folder: Path, prompt: str, tokens: int) -> dict[str, Any]:
-    """What a model's own engine answers greedily."""
+def greedy(folder: Path, prompt: str, tokens: int) -> dict[str, Any]:
+    """The greedy completion of a model's own engine."""
     loaded = load_model(folder)
     ids = loaded.chat.prompt_ids([Message(role="user", content=prompt)])
-    (said,) = TransformersEngine(loaded).generate([ids], Sampling(tokens, temperature=0.0))
-    return {"answer": loaded.chat.text(said.ids), "tokens": len(said.ids), "finished": said.finished}
+    (completion,) = TransformersEngine(loaded).generate([ids], Sampling(tokens, temperature=0.0))
+    return {"answer": loaded.chat.text(completion.ids), "tokens": len(completion.ids), "finished": completion.finished}
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """Every file of a workspace by its hash, and what the tracker holds: SQLite's own files change by being read."""
+    """Every file of a workspace by its hash, and the tracker's rows: reading changes SQLite's own files."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("tracker.db")]
     with contextlib.closing(sqlite3.connect(folder / "tracker.db")) as connection:
         rows = list(connection.iterdump())
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files} | {"tracker": rows}
 
 
-def test_the_answers_are_the_engines_own_and_nothing_is_written(place: Path, told: Callable[..., Any]) -> None:
+def test_the_answers_are_the_engines_own_and_nothing_is_written(place: Path, ask_json: Callable[..., Any]) -> None:
     before = contents(place)
-    base, midtrained = told(PROMPT, "--max-new-tokens", "24")
+    base, midtrained = ask_json(PROMPT, "--max-new-tokens", "24")
     assert (base["checkpoint"], midtrained["checkpoint"]) == ("base", "cycle-1/midtrained")
     for reply, folder in ((base, "models/miniature"), (midtrained, "checkpoints/cycle-1/midtrained")):
-        assert reply.items() >= spoken(place / folder, PROMPT, 24).items()
+        assert reply.items() >= greedy(place / folder, PROMPT, 24).items()
         assert reply["seconds"] > 0
     assert base["answer"] != midtrained["answer"], "training has changed what it says"
     assert contents(place) == before
 
 
 def test_they_are_asked_as_named_and_each_once(
-    place: Path, told: Callable[..., Any], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, ask_json: Callable[..., Any], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("latest", "base", "midtrained", str(tiny_model))
-    replies = told(PROMPT, "--max-new-tokens", "3", *(f"--checkpoint={name}" for name in names))
+    replies = ask_json(PROMPT, "--max-new-tokens", "3", *(f"--checkpoint={name}" for name in names))
     outside = f"external/{tiny_model.name}"
     assert [reply["checkpoint"] for reply in replies] == ["cycle-1/midtrained", "base", outside]
     assert [(reply["tokens"], reply["finished"]) for reply in replies[:2]] == [(3, False)] * 2
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"\n{PROMPT}\n".encode())))
-    assert told("-", "--max-new-tokens", "3", "--checkpoint", "base")[0]["answer"] == replies[1]["answer"]
+    assert ask_json("-", "--max-new-tokens", "3", "--checkpoint", "base")[0]["answer"] == replies[1]["answer"]
 
 
 def test_one_model_is_in_memory_at_a_time(
-    place: Path, told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    place: Path, ask_json: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[weakref.ref[Any]] = []
     alive: list[int] = []
@@ -100,7 +100,7 @@ def test_one_model_is_in_memory_at_a_time(
         return loaded
 
     monkeypatch.setattr(asking, "load_frozen", watched)
-    told(PROMPT, "--max-new-tokens", "2", "--checkpoint=base", "--checkpoint=latest")
+    ask_json(PROMPT, "--max-new-tokens", "2", "--checkpoint=base", "--checkpoint=latest")
     assert alive == [0, 0]
 
 
@@ -109,7 +109,7 @@ def test_a_person_reads_a_block_for_each(place: Path, capsys: pytest.CaptureFixt
     printed = capsys.readouterr()
     blocks = [block.splitlines() for block in printed.out.strip().split("\n\n")]
     assert [block[0].partition(" (4 tokens in ")[0] for block in blocks] == ["base", "cycle-1/midtrained"]
-    assert all(block[0].endswith("cut off there)") and set(block[1]) == {"-"} and block[2] for block in blocks)
+    assert all(block[0].endswith("cut off)") and set(block[1]) == {"-"} and block[2] for block in blocks)
     assert printed.err.splitlines() == ["asking base (1 of 2)", "asking cycle-1/midtrained (2 of 2)"]
 
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_asked_costs_one_line(
 
 
 def test_pruned_weights_are_not_asked_unless_named_and_changed_ones_never(
-    small_workspace: Path, tmp_path: Path, told: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    small_workspace: Path, tmp_path: Path, ask_json: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = shutil.copytree(small_workspace, tmp_path / "copy")
     home = ["--workspace", str(copy), "--max-new-tokens", "2"]
@@ -148,7 +148,7 @@ def test_pruned_weights_are_not_asked_unless_named_and_changed_ones_never(
     with Tracker(copy / "tracker.db") as tracker:
         tracker.describe_checkpoint(made.id or 0, {"pruned": "2026-01-01"})
     shutil.rmtree(made.path)
-    assert [reply["checkpoint"] for reply in told(PROMPT, *home)] == ["base"]
+    assert [reply["checkpoint"] for reply in ask_json(PROMPT, *home)] == ["base"]
     assert "its weights were pruned on 2026-01-01" in refused(capsys, PROMPT, *home, "--checkpoint", "midtrained")
 
 

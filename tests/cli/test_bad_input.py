@@ -1,4 +1,4 @@
-"""What a person gets wrong costs one line that says what to do, and leaves nothing half done."""
+"""A user's mistake is reported in one line that says what to do, and leaves nothing half done."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.cli.main import run
+from pipelines.cli.main import run
 
 Say = Callable[..., str]
 
@@ -43,7 +43,7 @@ def test_documents_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path)
     assert "no folder nowhere" in refused("midtrain", "--docs", "nowhere", "--model", tiny_model)
     assert "empty" in refused("midtrain", "--docs", "empty", "--model", tiny_model)
     assert "binary" in refused("midtrain", "--docs", "binary", "--model", tiny_model)
-    assert "there is nothing to learn" in refused("cycle", "--model", tiny_model)
+    assert "no documents to train on" in refused("cycle", "--model", tiny_model)
 
 
 def test_models_and_checkpoints_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path, tiny_llama: Path) -> None:

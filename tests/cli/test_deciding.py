@@ -1,4 +1,4 @@
-"""From the terminal: judge a cycle, decide about it, report it, free its space."""
+"""The commands gate, accept, reject, rollback, report, prune and export."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recovery.cli.main import run
+from pipelines.cli.main import run
 from tests.pipelines.conftest import write_corpus
 
 Ask = Callable[..., tuple[int, Any]]
@@ -47,33 +47,33 @@ def ask(home: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
 
 
 def test_a_gate_says_its_verdict_and_exits_by_it(ask: Ask) -> None:
-    status, told = ask("gate", 1, "--rule", "ifeval >= 0.999*base + 60")
-    assert (status, told["decision"], told["cycle"]) == (3, "reject", 1)
-    status, told = ask("gate", 1, "--rule", "ifeval >= 0.01")
-    assert (status, told["decision"]) in ((0, "accept"), (4, "undecided"))
-    assert told["verdicts"][0]["n"] == 8 and told["entered"] is None
-    status, told = ask("gate", "--rule", "retention(mmlu) >= 0.97*base")
-    assert (status, told["decision"], told["cycle"]) == (4, "undecided", 2)
+    status, result = ask("gate", 1, "--rule", "ifeval >= 0.999*base + 60")
+    assert (status, result["decision"], result["cycle"]) == (3, "reject", 1)
+    status, result = ask("gate", 1, "--rule", "ifeval >= 0.01")
+    assert (status, result["decision"]) in ((0, "accept"), (4, "undecided"))
+    assert result["verdicts"][0]["n"] == 8 and result["entered"] is None
+    status, result = ask("gate", "--rule", "retention(mmlu) >= 0.97*base")
+    assert (status, result["decision"], result["cycle"]) == (4, "undecided", 2)
     status, error = ask("gate", 1, "--rule", "ifeval >> 0.9")
     assert status == 1 and "'>='" in error
 
 
 def test_people_decide_and_latest_follows(ask: Ask) -> None:
     assert ask("accept", 1)[0] == 2  # a decision has a reason
-    status, told = ask("accept", 1, "--why", "it knows the ferries", "--who", "Ada")
-    assert (status, told["decision"], told["after"], told["also"]) == (0, "accepted", "cycle-2/recovered", [])
+    status, result = ask("accept", 1, "--why", "it knows the ferries", "--who", "Ada")
+    assert (status, result["decision"], result["after"], result["also"]) == (0, "accepted", "cycle-2/recovered", [])
     status, error = ask("reject", 1, "--why", "x")
     assert status == 1 and "recover rollback 1" in error
-    status, told = ask("rollback", 1, "--why", "wrong documents")
-    assert (status, told["before"], told["after"], told["also"]) == (0, "cycle-2/recovered", "base", [2])
+    status, result = ask("rollback", 1, "--why", "wrong documents")
+    assert (status, result["before"], result["after"], result["also"]) == (0, "cycle-2/recovered", "base", [2])
     assert ask("status")[1]["latest"] == "base"
     assert ask("accept", 2, "--why", "they were right")[1]["after"] == "cycle-2/recovered"
 
 
 def test_a_report_is_two_files_that_need_nothing_else(ask: Ask, home: Path, tmp_path: Path) -> None:
-    status, told = ask("report", 2, "--out", tmp_path / "out")
+    status, result = ask("report", 2, "--out", tmp_path / "out")
     assert status == 0
-    html, markdown = (Path(told[kind]).read_text() for kind in ("html", "markdown"))
+    html, markdown = (Path(result[kind]).read_text() for kind in ("html", "markdown"))
     assert "they were right" in html and "they were right" in markdown
     assert "<script" in html and "src=" not in html.split("</style>")[1].split("<script")[0]
     plain = Path(ask("report", 1, "--out", tmp_path / "plain", "--no-figures")[1]["html"]).read_text()
@@ -82,13 +82,13 @@ def test_a_report_is_two_files_that_need_nothing_else(ask: Ask, home: Path, tmp_
 
 
 def test_prune_only_tells_until_it_is_told_to(ask: Ask, home: Path) -> None:
-    status, told = ask("prune")
-    names = [removal["name"] for removal in told["removals"]]
-    assert status == 0 and told["freed"] == 0 and told["bytes"] > 0
-    # Cycle 1 was rolled back, but the accepted cycle 2 began with its end: a rollback would go there.
+    status, result = ask("prune")
+    names = [removal["name"] for removal in result["removals"]]
+    assert status == 0 and result["freed"] == 0 and result["bytes"] > 0
+    # Cycle 1 was rolled back, but the accepted cycle 2 started from its end: a rollback would return there.
     assert sorted(names) == ["cycle-1/midtrained", "cycle-2/midtrained"]
     assert (home / "w" / "checkpoints" / "cycle-1" / "midtrained").is_dir()
-    assert ask("prune", "--yes")[1]["freed"] == told["bytes"]
+    assert ask("prune", "--yes")[1]["freed"] == result["bytes"]
     assert not (home / "w" / "checkpoints" / "cycle-1" / "midtrained").exists()
     status, error = ask("eval", "cycle-1/midtrained")
     assert status == 1 and "pruned on" in error

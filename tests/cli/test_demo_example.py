@@ -1,4 +1,4 @@
-"""`recover demo --example`: what does not go together is refused in a line, before anything is fetched."""
+"""`recover demo --example`: incompatible options are refused with one line, before anything is fetched."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.cli.main import run as recover
+from pipelines.cli.main import run as recover
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "nextjs")
 
@@ -14,12 +14,12 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "nextjs")
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--short"], "--short is for an --example, such as examples/nextjs: name one"),
-        (["--arms", "documents"], "--arms is for an --example"),
-        (["--records", "here"], "--records is for an --example"),
-        (["--example", EXAMPLE, "--cycles", "2"], "--cycles says how many corpora the --arms live through: name arms"),
+        (["--short"], "--short needs an --example, such as examples/nextjs: name one"),
+        (["--arms", "documents"], "--arms needs an --example"),
+        (["--records", "here"], "--records needs an --example"),
+        (["--example", EXAMPLE, "--cycles", "2"], "--cycles limits the corpora of the --arms: name arms"),
         (["--example", EXAMPLE, "--arms", "documents,recover"], "there is no arm 'recover': did you mean recovery?"),
-        (["--example", EXAMPLE, "--arms", "none"], "no run is kept in"),
+        (["--example", EXAMPLE, "--arms", "none"], "there is no record in"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_a_line(

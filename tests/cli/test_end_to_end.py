@@ -1,4 +1,4 @@
-"""The commands as a person types them: whole lines in an empty folder, on checkpoints of every family."""
+"""The commands as typed by a user: whole lines in an empty folder, on checkpoints of every model family."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recovery.cli.main import run
-from recovery.loading import load_model
+from pipelines.cli.main import run
+from recovery.models.loading import load_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +55,7 @@ Recover = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """An empty folder with nothing in it but ./corpus, a folder of ordinary English Markdown."""
+    """A folder with nothing in it but ./corpus, a folder of ordinary English Markdown."""
     (tmp_path / "corpus").mkdir()
     for name in ("Harbour", "Orchid", "Falcon"):
         (tmp_path / "corpus" / f"{name.lower()}.md").write_text(TEXT.format(name=name))
@@ -69,7 +69,7 @@ def recipe(place: Path, tuning: str) -> Path:
 
 
 def in_process(*arguments: str | Path) -> None:
-    """A command without the cost of a process of its own; the process tests hold that both are the same."""
+    """A command in this process, to save time; the process tests check that both are the same."""
     assert run([str(argument) for argument in arguments]) == 0
 
 
@@ -85,7 +85,7 @@ def test_the_line_of_the_readme(
     monkeypatch: pytest.MonkeyPatch,
     starts: str,
 ) -> None:
-    """Imports are most of what a process costs: every day the first command has one, the others share the test's."""
+    """Imports take most of a process's time: only the first command has its own process."""
     monkeypatch.chdir(place)
 
     def command(*arguments: str | Path, status: int = 0) -> tuple[str, str]:
@@ -100,12 +100,12 @@ def test_the_line_of_the_readme(
     small = recipe(place, "full")
     recover("midtrain", "--docs", "./corpus", "--model", tiny_qwen3, "--recipe", small, cwd=place)
     command("distill", "--teacher", "base", "--recipe", small)
-    said = json.loads(command("eval", "--recipe", small, "--json")[0])
-    assert said["checkpoint"] == "cycle-1/recovered"
+    output = json.loads(command("eval", "--recipe", small, "--json")[0])
+    assert output["checkpoint"] == "cycle-1/recovered"
     status = json.loads(command("status", "--json")[0])
     (cycle,) = status["cycles"]
     assert (cycle["cycle"], cycle["decision"]) == (1, None)
-    assert cycle["recovered"]["instruction_following"] == said["scores"]["instruction_following"]
+    assert cycle["recovered"]["instruction_following"] == output["scores"]["instruction_following"]
     assert set(cycle["recovered"]["instruction_following"]) == {"value", "stderr", "n"}
     assert set(cycle["recovered"]["domain_knowledge_by_corpus"]) == {"1"}
     listed = json.loads(command("checkpoints", "--json")[0])
@@ -205,10 +205,10 @@ def test_ctrl_c_stops_at_a_step_and_resume_goes_on(
     while not list(states.glob("step-*")) and time.monotonic() < until and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=600)
+    _, output = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "`recover resume` goes on" in said.splitlines()[-1]
-    assert "Traceback" not in said
+    assert "`recover resume` continues" in output.splitlines()[-1]
+    assert "Traceback" not in output
     in_process("resume", "--workspace", home, "--dry-run", "--json")
     stage = json.loads(capsys.readouterr().out)["stage"]
     assert stage["kind"] == "midtrain"

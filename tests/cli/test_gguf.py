@@ -1,4 +1,4 @@
-"""A GGUF file where a model is named: it works as a folder does, and costs one line where it cannot."""
+"""A GGUF file as the model: it works like a folder, and errors are one line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from pipelines.cli.main import run
 from pipelines.plan import model_text
-from recovery.cli.main import run
 from tests.gguf_writing import TYPES, write_gguf
 
 Run = Callable[..., tuple[int, str, str]]
@@ -27,15 +27,15 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
     def start(*arguments: str | Path) -> tuple[int, str, str]:
         capsys.readouterr()
         status = run([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return status, said.out, said.err
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
 
     return start
 
 
 @pytest.fixture
 def file(tmp_path: Path, tiny_qwen3: Path) -> Path:
-    """A model's file beside a folder of documents."""
+    """A model's file next to a folder of documents."""
     (tmp_path / "docs").mkdir()
     for number in range(3):
         (tmp_path / "docs" / f"ferry-{number}.md").write_text(
@@ -45,7 +45,7 @@ def file(tmp_path: Path, tiny_qwen3: Path) -> Path:
 
 
 def found(say: Run, *arguments: str | Path) -> Any:
-    """What a command prints as JSON."""
+    """A command's JSON output."""
     status, out, _ = say(*arguments, "--json")
     assert status == 0
     return json.loads(out)
@@ -65,7 +65,7 @@ def test_a_plan_reads_no_weights(say: Run, file: Path, tiny_qwen3: Path, tmp_pat
 def test_a_file_is_the_clean_model_of_a_workspace(say: Run, file: Path, tiny_qwen3: Path) -> None:
     status, out, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
     assert status == 0
-    assert "is converted, once, to" in err and "mid-train base" in out
+    assert "is converted once, to" in err and "mid-train base" in out
     (base,) = found(say, "checkpoints")
     assert base["name"] == "base"
     assert Path(base["path"]).parent == Path("recovery-workspace/models").resolve()
@@ -83,7 +83,7 @@ def test_a_file_is_the_clean_model_of_a_workspace(say: Run, file: Path, tiny_qwe
     assert status == 0 and "external/other-" in out
     write_gguf(tiny_qwen3, Path(NAME), TYPES.Q8_0)
     status, _, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
-    assert status == 1 and "is not the file any more that this workspace" in err
+    assert status == 1 and "has changed since this workspace" in err
     status, _, err = say("ask", "Where?", "--checkpoint", "nowhere.gguf")
     assert status == 1 and "there is no file nowhere.gguf" in err
 
@@ -112,14 +112,14 @@ def test_what_is_wrong_with_a_file_costs_one_line(
 
     data = file.read_bytes()
     Path("half.gguf").write_bytes(data[: len(data) // 2])
-    assert "half.gguf is cut short" in refused("half.gguf")
+    assert "half.gguf is truncated" in refused("half.gguf")
     Path("page.gguf").write_text("<html>not found</html>")
     assert "is not a GGUF file" in refused("page.gguf")
     assert "there is no file nowhere.gguf" in refused("nowhere.gguf")
     write_gguf(tiny_llama, Path("base.gguf"), without=("template",))
-    assert "brings no chat template" in refused("base.gguf")
+    assert "has no chat template" in refused("base.gguf")
     write_gguf(tiny_llama, Path("mute.gguf"), without=("tokenizer",))
-    assert "brings no tokenizer" in refused("mute.gguf")
+    assert "has no tokenizer" in refused("mute.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "pip install 'recovery[gguf]'" in refused(NAME)
 

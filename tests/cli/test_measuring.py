@@ -1,4 +1,4 @@
-"""What `recover eval` says beforehand and prints afterwards, on the built-in model."""
+"""The plan and the output of `recover eval` on the built-in model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from recovery.cli.main import run
+from pipelines.cli.main import run
 
 Say = Callable[..., tuple[str, str]]
 
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
-    """``say("eval", ...)``: run a command in an empty folder; what it printed, and what it noted beside."""
+    """``say("eval", ...)``: run a command in an empty folder; return its standard output and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def saying(*arguments: str | Path) -> tuple[str, str]:
@@ -33,7 +33,7 @@ def test_a_dry_run_says_what_is_asked_and_what_can_be_seen(say: Say) -> None:
     assert text.startswith("evaluate base: 200 instruction prompts; ")
     assert "with 200 prompts you can see a difference of 10 points in instruction_following\n" in text
     plan: dict[str, Any] = json.loads(say("eval", "base", "--limit", "200", "--dry-run", "--json")[0])
-    assert plan["behaviour"]["refusal"] == 20, "the test prompts have none: a tenth of the limit is asked besides"
+    assert plan["behaviour"]["refusal"] == 20, "the test prompts have none: a tenth of the limit is added"
     assert plan["further_prompts"] <= 40
     assert set(plan["behaviour"]) == {"refusal", "formatting", "dialogue", "length"}
     assert len(plan["effects"]) == 6
@@ -45,7 +45,7 @@ def test_an_evaluation_names_every_suite_and_the_models_own_tasks(say: Say, tmp_
         "eval", "base", "--limit", "20", "--behaviour", "house.jsonl", "--tasks", "miniature_facts,miniature_arithmetic"
     )
     assert noted.splitlines()[1] == "with 20 prompts you can see a difference of 31 points in instruction_following"
-    assert "house.jsonl line 2: nothing says what a good answer is" in noted
+    assert "house.jsonl line 2: the prompt cannot be judged" in noted
     suites = {line.split()[0] for line in printed.splitlines()[1:]}
     assert suites == {
         "instruction_following",

@@ -1,4 +1,4 @@
-"""`recover probes`: made from a folder, reviewed, changed; what is wrong costs one line and writes nothing."""
+"""`recover probes`: built from a folder, reviewed, changed; an error is one line and writes nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from evals.probes import load_probes, probes_hash, write_probes
-from pipelines.corpora import gather
-from recovery.cli.main import run
+from pipelines.cli.main import run
+from pipelines.data.corpus_snapshot import gather
 from recovery.types import Probe
 
 Call = Callable[..., str]
@@ -28,8 +28,8 @@ def topics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """``said("build", ...)``: run `recover probes` in an empty folder and return what it printed."""
+def invoke(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """``invoke("build", ...)``: run `recover probes` in an empty folder and return its output."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> str:
@@ -42,7 +42,7 @@ def said(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The one line that a command was refused with."""
+    """Run a command that fails and return its one line of error."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> str:
@@ -58,59 +58,61 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
 # --- build ---------------------------------------------------------------------------------------------------
 
 
-def test_build_writes_probes_of_every_form_and_says_how_many(said: Call, topics: Path, tmp_path: Path) -> None:
-    told: dict[str, Any] = json.loads(said("build", "--docs", topics, "--out", "a.jsonl", "--count", 200, "--json"))
+def test_build_writes_probes_of_every_form_and_says_how_many(invoke: Call, topics: Path, tmp_path: Path) -> None:
+    result: dict[str, Any] = json.loads(invoke("build", "--docs", topics, "--out", "a.jsonl", "--count", 200, "--json"))
     probes = load_probes(tmp_path / "a.jsonl")
-    assert told["probes"] == len(probes) == 200
-    assert told["hash"] == probes_hash(probes)
+    assert result["probes"] == len(probes) == 200
+    assert result["hash"] == probes_hash(probes)
     assert {p.tags[-1] for p in probes} == {"cloze", "title", "continuation"}
     assert all(p.passage and p.source for p in probes)
-    text = said("build", "--docs", topics, "--out", "b.jsonl", "--count", 200)
+    text = invoke("build", "--docs", topics, "--out", "b.jsonl", "--count", 200)
     assert "200 probes (" in text and "recover probes review b.jsonl" in text
     assert (tmp_path / "b.jsonl").read_bytes() == (tmp_path / "a.jsonl").read_bytes()
-    said("build", "--docs", topics, "--out", "c.jsonl", "--count", 200, "--seed", 1)
+    invoke("build", "--docs", topics, "--out", "c.jsonl", "--count", 200, "--seed", 1)
     assert (tmp_path / "c.jsonl").read_bytes() != (tmp_path / "a.jsonl").read_bytes()
 
 
-def test_probes_beside_the_documents_are_what_a_cycle_asks(said: Call, topics: Path, tmp_path: Path) -> None:
+def test_probes_beside_the_documents_are_what_a_cycle_asks(invoke: Call, topics: Path, tmp_path: Path) -> None:
     folder = tmp_path / "docs"
     folder.mkdir()
     for file in topics.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     made = gather(folder, 1, held_out=0.05, seed=0)
     assert {"cloze", "title", "continuation"} == {p.tags[-1] for p in made.probes}
-    said("build", "--docs", folder)
+    invoke("build", "--docs", folder)
     taken = gather(folder, 1, held_out=0.05, seed=0)
     assert taken.probes == made.probes
     assert taken.hash == made.hash  # probes.jsonl is no document
     assert taken.questions == made.questions
 
 
-def test_control_probes_are_about_other_documents(said: Call, topics: Path, tmp_path: Path) -> None:
+def test_control_probes_are_about_other_documents(invoke: Call, topics: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for name in ("strings", "import", "objects", "exprlists"):  # the last one is trained on
         (other / f"{name}.txt").write_text(pydoc_data.topics.topics[name], encoding="utf-8")
-    told = json.loads(said("build", "--docs", topics, "--control", other, "--out", "a.jsonl", "--count", 100, "--json"))
+    result = json.loads(
+        invoke("build", "--docs", topics, "--control", other, "--out", "a.jsonl", "--count", 100, "--json")
+    )
     control = [p for p in load_probes(tmp_path / "a.jsonl") if p.control]
-    assert told["control"] == len(control) == 20
+    assert result["control"] == len(control) == 20
     assert {p.source for p in control} <= {"strings.txt", "import.txt", "objects.txt"}
 
 
-def test_a_dry_run_writes_nothing(said: Call, topics: Path, tmp_path: Path) -> None:
-    plan = json.loads(said("build", "--docs", topics, "--out", "a.jsonl", "--dry-run", "--json"))
+def test_a_dry_run_writes_nothing(invoke: Call, topics: Path, tmp_path: Path) -> None:
+    plan = json.loads(invoke("build", "--docs", topics, "--out", "a.jsonl", "--dry-run", "--json"))
     assert plan["documents"] == 6 and plan["sentences"] > 100 and plan["count"] == 400
-    assert "up to 400 probes about 6 documents" in said("build", "--docs", topics, "--out", "a.jsonl", "--dry-run")
+    assert "up to 400 probes about 6 documents" in invoke("build", "--docs", topics, "--out", "a.jsonl", "--dry-run")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_writer_that_cannot_write_is_told_and_gaps_take_its_place(
-    said: Call, topics: Path, tmp_path: Path, tiny_model: Path
+    invoke: Call, topics: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     command = ["build", "--docs", topics, "--out", "a.jsonl", "--writer", "base", "--model", tiny_model]
-    dry = json.loads(said(*command, "--count", 10, "--dry-run", "--json"))
+    dry = json.loads(invoke(*command, "--count", 10, "--dry-run", "--json"))
     assert dry["writer"] == "base" and dry["passages"] == 10
-    text = said(*command, "--count", 10)
+    text = invoke(*command, "--count", 10)
     assert "base wrote 0 questions" in text and "gaps in sentences take their place" in text
     assert len(load_probes(tmp_path / "a.jsonl")) == 10
 
@@ -136,9 +138,9 @@ def test_what_cannot_be_built_is_said_before_any_work(
     assert not (tmp_path / "a.jsonl").exists()
 
 
-def test_force_replaces_the_file(said: Call, topics: Path, tmp_path: Path) -> None:
+def test_force_replaces_the_file(invoke: Call, topics: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("mine")
-    said("build", "--docs", topics, "--out", "mine.jsonl", "--force", "--count", 20)
+    invoke("build", "--docs", topics, "--out", "mine.jsonl", "--force", "--count", 20)
     assert len(load_probes(tmp_path / "mine.jsonl")) == 20
 
 
@@ -158,33 +160,33 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_review_shows_what_a_person_has_to_judge(said: Call, file: Path, tmp_path: Path) -> None:
-    text = said("review", file)
+def test_review_shows_what_a_person_has_to_judge(invoke: Call, file: Path, tmp_path: Path) -> None:
+    text = invoke("review", file)
     for part in ("port ", "What is the port?", "8443", "it.md", "The port is 8443.", "24 | 35", "docks.md", "control"):
         assert part in text
     assert "3 probes (" in text and probes_hash([PORT, DOCK, KEYS])[:12] in text
-    assert "What is the port?" in said("review", "--docs", tmp_path, "--show", 1)
-    assert "keys" not in said("review", file, "--show", 2)
-    drawn = [json.loads(said("review", file, "--random", "--seed", s, "--show", 1, "--json")) for s in range(8)]
+    assert "What is the port?" in invoke("review", "--docs", tmp_path, "--show", 1)
+    assert "keys" not in invoke("review", file, "--show", 2)
+    drawn = [json.loads(invoke("review", file, "--random", "--seed", s, "--show", 1, "--json")) for s in range(8)]
     assert len({d["probes"][0]["id"] for d in drawn}) > 1
     assert load_probes(file) == [PORT, DOCK, KEYS]
 
 
-def test_probes_are_dropped_and_added_and_both_counts_told(said: Call, file: Path, tmp_path: Path) -> None:
+def test_probes_are_dropped_and_added_and_both_counts_told(invoke: Call, file: Path, tmp_path: Path) -> None:
     added = tmp_path / "more.jsonl"
     added.write_text('{"question": "Where is the lamp?", "answer": "Pier 4"}\n{broken\n', encoding="utf-8")
-    told = json.loads(said("review", file, "--drop", "port", "--add", added, "--json"))
-    assert (told["before"]["probes"], told["after"]["probes"]) == (3, 3)
-    assert told["before"]["hash"] == probes_hash([PORT, DOCK, KEYS])
-    assert told["after"]["hash"] == probes_hash(load_probes(file)) != told["before"]["hash"]
-    assert any("more.jsonl line 2" in problem for problem in told["problems"])
+    result = json.loads(invoke("review", file, "--drop", "port", "--add", added, "--json"))
+    assert (result["before"]["probes"], result["after"]["probes"]) == (3, 3)
+    assert result["before"]["hash"] == probes_hash([PORT, DOCK, KEYS])
+    assert result["after"]["hash"] == probes_hash(load_probes(file)) != result["before"]["hash"]
+    assert any("more.jsonl line 2" in problem for problem in result["problems"])
     assert [p.question for p in load_probes(file)] == [DOCK.question, KEYS.question, "Where is the lamp?"]
-    assert "before: 3 probes" in said("review", file, "--drop", "keys")
+    assert "before: 3 probes" in invoke("review", file, "--drop", "keys")
 
 
-def test_bad_lines_are_named_and_the_rest_shown(said: Call, file: Path) -> None:
+def test_bad_lines_are_named_and_the_rest_shown(invoke: Call, file: Path) -> None:
     file.write_text(file.read_text() + "{broken\n")
-    text = said("review", file)
+    text = invoke("review", file)
     assert "not used: probes.jsonl line 4" in text and "What is the port?" in text
     assert file.read_text().endswith("{broken\n")  # nothing was changed, so nothing is written
 

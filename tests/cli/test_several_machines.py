@@ -118,8 +118,8 @@ def test_a_cycle_with_a_restart_a_second_machine_a_kill_and_the_dashboard(
     shutil.copytree(tmp_path / "line", tmp_path / "elsewhere" / "line", ignore=shutil.ignore_patterns("lock", "stages"))
     refused = recover("midtrain", "--docs", "docs", "--workspace", "elsewhere/line", env=at, check=False)
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
-    told = refused.stderr.splitlines()[-1]
-    assert f"recover cycle (process {first.pid}, alive" in told and "is at work on line: wait for it" in told
+    refusal = refused.stderr.splitlines()[-1]
+    assert f"recover cycle (process {first.pid}, alive" in refusal and "is training line: wait for it" in refusal
 
     before = now_at(shared)
     postgres.stop()
@@ -142,12 +142,12 @@ def test_a_cycle_with_a_restart_a_second_machine_a_kill_and_the_dashboard(
     assert [point.step for point in points] == list(range(1, STEPS + 1)), "nothing lost, nothing twice"
     database.close()
 
-    # Whoever has only the address can look; whose weights are not here is told what to do.
+    # With the address alone the tracker can be read; if weights are elsewhere, the error says what to do.
     assert "cycle-1/recov" in recover("status", "--workspace", "nowhere/line", env=at).stdout
     gone = recover("export", "latest", "out", "--workspace", "elsewhere/line", env=at, check=False)
     assert gone.returncode == 1 and "shared file system" in gone.stderr and gone.stderr.count("\n") == 1
     forgot = recover("status", "--workspace", "line", check=False)
-    assert forgot.returncode == 1 and "say so with RECOVER_DATABASE" in forgot.stderr
+    assert forgot.returncode == 1 and "set RECOVER_DATABASE" in forgot.stderr
 
     dashboard = begin("dashboard", "--workspace", "line", "--port", "18860")
     assert dashboard.stdout is not None

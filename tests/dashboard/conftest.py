@@ -1,4 +1,4 @@
-"""Databases and running dashboards to look at."""
+"""Fixtures: a browser, running dashboards, and validation of figures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from dashboard.access import Access
-from dashboard.figures import Figure
+from dashboard.plotly_figure import Figure
 
-SOON = 300_000  # milliseconds: a busy machine is slow, a wrong page stays wrong
+SOON = 300_000  # milliseconds, enough for a busy machine
 CHROMIUM = ("/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome")
 
 
 def checked(figure: Figure) -> Any:
-    """A figure as Plotly's own classes read what is sent of it: they refuse what they do not know."""
+    """Return a figure as parsed by Plotly's own classes, which reject unknown properties."""
     import plotly.graph_objects
 
     return plotly.graph_objects.Figure(json.loads(figure.to_json()))
@@ -28,7 +28,7 @@ def checked(figure: Figure) -> Any:
 
 @pytest.fixture(scope="session")
 def browser(require_component: Callable[[bool, str], None]) -> Iterator[Any]:
-    """Debian's Chromium, driven by Playwright; its own calls home are turned off."""
+    """Chromium driven by Playwright; its background network requests are disabled."""
     found = next((path for path in (os.environ.get("CHROMIUM", ""), *CHROMIUM) if path and Path(path).exists()), "")
     require_component(bool(found), "Chromium (apt-get install chromium)")
     playwright = pytest.importorskip("playwright.sync_api")
@@ -49,7 +49,7 @@ def serve() -> Iterator[Callable[..., str]]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(database: Path, access: Access | None = None) -> str:
-        # Two test processes must not find the same port free: what one serves the other would look at.
+        # Parallel test processes must use different ports.
         worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
         port = free_port("127.0.0.1", 17860 + 50 * worker)
         server = uvicorn.Server(
@@ -69,7 +69,7 @@ def serve() -> Iterator[Callable[..., str]]:
 
 
 class Visit:
-    """A browser window that remembers what it asked for and what went wrong in it."""
+    """A browser window that records its requests and script errors."""
 
     def __init__(self, browser: Any, *, width: int = 1280, dark: bool = False) -> None:
         from playwright.sync_api import expect
@@ -87,7 +87,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
 
     def elsewhere(self, address: str) -> list[str]:
-        """Requests that left this machine."""
+        """Return the requests to other addresses."""
         return [url for url in self.requests if not url.startswith((address, "data:", "blob:"))]
 
     def width(self) -> int:

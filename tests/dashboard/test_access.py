@@ -1,4 +1,4 @@
-"""Who comes in: passwords, other machines, other sites; and what every answer carries."""
+"""Access: passwords, other machines, other sites, security headers, downloads."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_file_of_users_is_private_and_tells_its_faults(tmp_path: Path) -> None
     with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
         read_users(path)
     path.write_text("# nobody\n")
-    with pytest.raises(DatabaseError, match="names nobody"):
+    with pytest.raises(DatabaseError, match="contains no users"):
         read_users(path)
     with pytest.raises(DatabaseError, match="--add-user"):
         read_users(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""Serving: a port of one's own choice or the next, and errors in words."""
+"""Serving: ports, error messages, order and amount of data sent to a browser."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from benchmarks._dashboard import Answer, Visitor
 from dashboard import app
 from dashboard.server import SESSIONS
-from dashboard.source import Source
 from dashboard.theme import STYLE
+from dashboard.tracker_source import Source
 from db import DatabaseError, MissingDatabaseError, Tracker
 
 
@@ -41,7 +41,7 @@ def test_a_page_is_sent_its_words_then_its_figures(seeded: Any, serve: Callable[
     assert "Cycle 3: learnt 95 points" in words.text and plots(words) == 0
     assert plots(visitor.ask("", "then")) == 2
     again = visitor.tick("")
-    assert plots(again) == 0 and "Cycles" not in again.text, "what has not changed is not sent again"
+    assert plots(again) == 0 and "Cycles" not in again.text, "unchanged outputs are not sent again"
     for page in ("geometry", "compare"):
         assert plots(visitor.ask(page, "load")) == 0
     assert plots(visitor.ask("compare", "then")) == 1
@@ -53,12 +53,12 @@ def test_only_the_latest_visitors_are_remembered(seeded: Any, serve: Callable[[P
     for visitor in visitors:
         visitor.load("")
     assert plots(visitors[-1].tick("")) == 0
-    assert plots(visitors[0].tick("")) == 2, "one that was put aside is sent all of it again"
+    assert plots(visitors[0].tick("")) == 2, "a page whose state was evicted is sent in full"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a dashboard answers."""
+    """Host and port of a dashboard."""
 
     host: str
     port: int
@@ -70,7 +70,7 @@ class Place:
 
 
 def plots(answer: Answer) -> int:
-    """How many figures an answer brings."""
+    """Return the number of figures in an answer."""
     return sum(isinstance(one, dict) and one.get("type") == "plotly" for one in answer.outputs)
 
 

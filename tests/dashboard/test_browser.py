@@ -1,4 +1,4 @@
-"""The pages as a person meets them, in Chromium. Assertions retry until they hold; nothing waits for internals."""
+"""Overview and live page in Chromium. Assertions retry until they hold; tests do not wait for internals."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_live_page_follows_a_stage_that_runs(
     seeded.tracker.flush()
     one.expect(progress).to_have_attribute("aria-valuenow", "36")
     one.page.wait_for_function("document.querySelector('#panel-0 .js-plotly-plot').data[0].x.at(-1) === 36")
-    assert plot.get_attribute("data-kept") == "yes"  # updated in place, not built anew
+    assert plot.get_attribute("data-kept") == "yes"  # updated in place, not rebuilt
     seeded.running.finish("recovered")
     one.expect(one.page.locator("h1")).to_contain_text("finished")
     seeded.tracker.close()

@@ -1,4 +1,4 @@
-"""Asking in Chromium: a real prompt, two real checkpoints, by keyboard, on a phone too."""
+"""The Ask page in Chromium: a real prompt to two real checkpoints, by keyboard and on a narrow screen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dashboard.access import Access
 from tests.dashboard.conftest import Visit
 
 pytestmark = pytest.mark.browser
-LATER = 900_000  # milliseconds: a process has to load torch and models
+LATER = 900_000  # milliseconds: a subprocess loads torch and models
 HOSTILE = "Write two words about <img src=x onerror=window.hit=1> ${window.hit=2}'\" --json"
 
 
@@ -27,7 +27,7 @@ def test_a_prompt_is_put_to_two_checkpoints_and_stays_text(
     one.expect(one.page.get_by_label("cycle-1/midtrained")).to_be_checked()
     one.page.get_by_role("button", name="Ask", exact=True).click()
     one.expect(one.page.locator(".notice")).to_contain_text("Give a prompt")
-    one.page.get_by_label("Tokens an answer may take").fill("24")
+    one.page.get_by_label("Maximum tokens per answer").fill("24")
     one.page.get_by_label("Prompt").fill(HOSTILE)
     one.page.get_by_label("Prompt").press("Enter")
     one.expect(one.page.locator(".progress")).to_be_visible()
@@ -55,8 +55,8 @@ def test_a_phone_shows_it_in_its_width_and_says_what_went_wrong(
     one.page.get_by_label("Prompt").fill("word " * 40)
     one.page.get_by_label("base", exact=True).uncheck()
     one.page.get_by_role("button", name="Ask", exact=True).click()
-    said = one.page.locator(".notice")
-    one.expect(said).to_contain_text("has changed since it was registered", timeout=LATER)
+    notice = one.page.locator(".notice")
+    one.expect(notice).to_contain_text("has changed since it was registered", timeout=LATER)
     assert one.width() == 390
 
 

@@ -1,4 +1,4 @@
-"""Tokens, Geometry, Compare and Studies as a person meets them, in Chromium."""
+"""Tokens, Geometry, Compare and Studies pages in Chromium."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_geometry_grows_by_a_stage_for_each_link(
     planes = one.page.locator(".planes .js-plotly-plot")
     one.expect(planes).to_have_count(2)
     one.expect(one.page.locator(".measures .js-plotly-plot")).to_have_count(4)
-    one.page.get_by_role("link", name="Take away sft").click()
+    one.page.get_by_role("link", name="Remove sft").click()
     one.expect(planes).to_have_count(1)
     one.page.get_by_role("link", name="Add sft").click()
     one.expect(planes).to_have_count(2)

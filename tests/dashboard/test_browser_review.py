@@ -1,4 +1,4 @@
-"""A reviewer at work, in Chromium: from the overview to a decision, by mouse and by keyboard."""
+"""Review in Chromium: from the overview to a decision, by mouse and by keyboard."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.browser
 
 KINDS = ("keywords:existence", "punctuation:no_comma", "startend:quotation")
 LOST = {"base": 0, "cycle-2/midtrained": 15, "cycle-2/recovered": 4}
-"""How many of the 20 prompts of the first kind each checkpoint gets wrong; the others are always followed."""
+"""Number of the 20 prompts of the first kind that each checkpoint fails; it follows all others."""
 
 
 @pytest.fixture
 def reviewed(tmp_path: Path, seeding: ModuleType) -> Path:
-    """Two cycles; the second lost one kind of instruction and got most of it back."""
+    """Two cycles; the second lost one kind of instruction and recovered most of it."""
     path = Path(seeding.seed(tmp_path / "tracker.db", cycles=2, items=60, steps=5).address)
     with Tracker(path) as tracker:
         experiment = queries.experiments(tracker.database)[0].id
@@ -64,7 +64,7 @@ def test_five_clicks_from_the_overview_to_a_rejected_cycle(
     one.page.goto(serve(reviewed))
     one.page.locator(".cycles a", has_text="Cycle 2").click()  # 1
     lost = one.page.locator("#types tbody tr").first
-    one.expect(lost).to_contain_text("−20.0")  # what is still lost stands first
+    one.expect(lost).to_contain_text("−20.0")  # sorted by remaining loss
     kind = lost.locator("code").inner_text()
     assert kind == "keywords:existence"
     lost.get_by_role("link").click()  # 2
@@ -97,9 +97,9 @@ def test_a_decision_needs_a_name_and_a_reason_and_what_contradicts_is_told(
     one.expect(one.page.locator(".prose.said")).to_contain_text("Give a reason")
     one.page.get_by_label("Reason").fill("<img src=x onerror=window.hit=1>")
     one.page.get_by_role("button", name="Reject").click()
-    one.expect(one.page.locator(".prose.said")).to_contain_text("went on from cycle 1")
+    one.expect(one.page.locator(".prose.said")).to_contain_text("builds on cycle 1")
     one.page.get_by_role("button", name="Roll back").click()
-    one.expect(one.page.locator(".prose.said")).to_contain_text("With it: cycle 2")
+    one.expect(one.page.locator(".prose.said")).to_contain_text("Also rolled back: cycle 2")
     one.expect(one.page.locator("#decisions")).to_contain_text("<img src=x onerror=window.hit=1>")
     assert one.page.evaluate("window.hit") is None
     assert [d[0] for d in decisions(reviewed, 2)] == ["rolled_back"]

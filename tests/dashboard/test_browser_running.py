@@ -1,4 +1,4 @@
-"""The live page beside a stage that really runs, in a process of its own."""
+"""The live page of a stage that runs in another process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """`recover midtrain` on the built-in model and a page of text, with more steps than anyone waits for."""
+    """`recover midtrain` on the built-in model and a short text, with more steps than the test needs."""
     documents = tmp_path / "documents"
     documents.mkdir()
     lines = [f"The lamp of the tower {number} is red. The keeper of tower {number} is old." for number in range(200)]
@@ -58,7 +58,7 @@ def test_a_running_stage_is_followed_to_its_interruption(
     one.page.wait_for_function(
         "last => document.querySelector('#panel-0 .js-plotly-plot').data[0].x.at(-1) > last", arg=last
     )
-    assert plot.get_attribute("data-kept") == "yes", "the curve grows where it stands"
+    assert plot.get_attribute("data-kept") == "yes", "the curve grows in place"
     one.page.goto(address)
     one.page.get_by_role("link", name="Watch live").click()
     one.expect(one.page.locator("h1")).to_contain_text("running")

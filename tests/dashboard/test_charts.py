@@ -1,4 +1,4 @@
-"""Figures: the right points in the right order, with their intervals, and bounded in size."""
+"""Figures of overview and live page: points, order, intervals, axes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dashboard import charts
-from dashboard.figures import Figure
+from dashboard.plotly_figure import Figure
 from db import Database, queries
 from db.records import Experiment, Overview, Point
 from tests.dashboard.conftest import checked
@@ -42,7 +42,7 @@ def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -
 def test_knowledge_grows_to_the_right_as_corpora_are_learnt(overview: Overview) -> None:
     xs = list(traces(charts.tradeoff(overview))["recovered"].x)
     assert xs == sorted(xs)
-    assert xs[0] == pytest.approx((0.97 + 2 * 0.024) / 3)  # one of three corpora is learnt; two are as in base
+    assert xs[0] == pytest.approx((0.97 + 2 * 0.024) / 3)  # one of three corpora is learnt; two keep the base's score
 
 
 def test_the_path_of_each_cycle_is_drawn_as_arrows(overview: Overview) -> None:

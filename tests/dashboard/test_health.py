@@ -1,4 +1,4 @@
-"""A container engine asks a running dashboard whether it works, without a password."""
+"""The health check of a running dashboard, without a password."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def free() -> int:
-    """A port that nobody listens at."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def first_process(folder: Path, *words: str) -> Path:
-    """A command line as /proc keeps it."""
+    """Write a command line in the format of /proc."""
     file = folder / "cmdline"
     file.write_bytes(b"".join(word.encode() + b"\0" for word in words))
     return file
 
 
 def asked(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """What the check ends with and says."""
+    """Return the exit status and the output of the check."""
     status = health.main(file)
     return status, capsys.readouterr().out.strip()
 
 
 @pytest.fixture
 def served(tmp_path: Path, free: int) -> Iterator[tuple[Path, Path]]:
-    """`recover dashboard` for those with a password, as a container runs it: its command line, and its tracker."""
+    """`recover dashboard` with passwords, as in a container: its command line, and its tracker."""
     workspace, users = tmp_path / "workspace", tmp_path / "users"
     workspace.mkdir()
     (workspace / "workspace.json").write_text('{"format": 1, "model": "miniature"}')
@@ -62,7 +62,7 @@ def served(tmp_path: Path, free: int) -> Iterator[tuple[Path, Path]]:
 def test_a_dashboard_that_works_is_healthy_and_one_without_its_tracker_is_not(
     served: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "SECONDS", 300.0)  # here it is no matter of how soon
+    monkeypatch.setattr(health, "SECONDS", 300.0)  # the timeout does not matter here
     command_line, tracker = served
     assert asked(command_line, capsys) == (0, "ok")
     tracker.unlink()
@@ -76,7 +76,7 @@ def test_a_dashboard_that_does_not_answer_is_not_healthy(
     status, words = asked(file, capsys)
     assert status == 1 and "does not answer" in words
     monkeypatch.setattr(health, "SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", free)):  # takes calls and says nothing
+    with socket.create_server(("127.0.0.1", free)):  # accepts connections and never responds
         assert asked(file, capsys)[0] == 1
 
 

@@ -1,4 +1,4 @@
-"""HTML pieces: nothing from a record is ever markup."""
+"""HTML fragments: text from records is always escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages' functions send: increments only, words for every state, bounded work."""
+"""Outputs of overview and live page: increments, notices for every state, bounded work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from starlette.datastructures import QueryParams
 
-from dashboard.figures import Figure
 from dashboard.pages import live, overview
-from dashboard.source import Source
+from dashboard.plotly_figure import Figure
+from dashboard.tracker_source import Source
 from db import Tracker, queries
 from db.records import Point
 from tests.dashboard.conftest import checked
@@ -30,7 +30,7 @@ SKIP = {"__type__": "update"}
 
 @dataclass
 class Request:
-    """What the pages read of a request."""
+    """The part of a request that the pages read."""
 
     query_params: Any = field(default_factory=QueryParams)
 
@@ -39,7 +39,7 @@ class Request:
 
 
 def drawn(outputs: list[Any]) -> list[int]:
-    """Which outputs hold a new figure."""
+    """Return the indices of outputs with a new figure."""
     return [index for index, output in enumerate(outputs) if isinstance(output, Figure)]
 
 
@@ -81,10 +81,10 @@ def test_experiments_stand_side_by_side(address: Path | str, seeding: ModuleType
     assert outputs[8]["visible"] is True
     assert [trace.name for trace in checked(outputs[10]).data] == [name, "&lt;b>second"]
     assert "<b>second" not in outputs[-1] and "&lt;b&gt;second" in outputs[-1]
-    assert f'href="./?experiment={name}&amp;beside="' in outputs[-1], "a way to leave it out"
+    assert f'href="./?experiment={name}&amp;beside="' in outputs[-1], "a link to hide it"
     without = overview._refresh(source, None, Request([("experiment", name), ("beside", "")]))
     assert [trace.name for trace in checked(without[10]).data] == [name]
-    assert f"experiment={name}&amp;beside=%3Cb%3Esecond" in without[-1], "and to draw it again"
+    assert f"experiment={name}&amp;beside=%3Cb%3Esecond" in without[-1], "and one to draw it again"
 
 
 def test_what_runs_is_announced_on_the_overview(running: Any) -> None:
@@ -137,7 +137,9 @@ def test_the_time_left_follows_the_recent_pace(running: Any) -> None:
     fast = [Point(40 + step, 1.0, 1.0, 1.0, now - 30 + step) for step in range(1, 31)]
     assert live.time_left(stage, {"loss": slow}) == pytest.approx(400, abs=2)
     assert live.time_left(stage, {"loss": slow + fast}) == pytest.approx(10 * 1.0, abs=2)
-    ahead = [dataclasses.replace(point, time=point.time - 3600) for point in slow]  # written by a clock an hour behind
+    ahead = [
+        dataclasses.replace(point, time=point.time - 3600) for point in slow
+    ]  # written by a clock that is one hour behind
     assert 380 <= (live.time_left(stage, {"loss": ahead}) or 0) <= 400
     assert live.time_left(stage, {"loss": slow[:1]}) is None
     assert live.time_left(dataclasses.replace(stage, steps_total=None), {"loss": slow}) is None
@@ -156,13 +158,13 @@ def test_a_tick_sends_only_what_is_new(running: Any) -> None:
     assert drawn(one) == []
     assert one[-1]["panels"] == {"panel-1": {"entropy": [[35], [0.3]]}}
     assert "35 of 80 steps" in one[3]
-    running.running.log(35, {"end_rate": 0.9})  # the same step, later: an evaluation's score comes so
+    running.running.log(35, {"end_rate": 0.9})  # the same step, later, like the score of an evaluation
     running.tracker.flush()
     late = live._refresh(source, one[0], Request())
     assert late[-1]["panels"] == {"panel-3": {"end_rate": [[35], [0.9]]}}
     running.running.log(36, {"loss": 1.0})
     running.tracker.flush()
-    assert len(drawn(live._refresh(source, late[0], Request()))) > 0  # a curve of its own: a panel more
+    assert len(drawn(live._refresh(source, late[0], Request()))) > 0  # a new curve adds a panel
 
 
 def test_a_long_curve_stays_bounded(address: Path | str) -> None:
@@ -217,15 +219,15 @@ def test_alarms_are_told_while_they_last(running: Any) -> None:
     experiment = queries.running_stage(tracker.database).experiment_id
     seen = live._refresh(source, None, Request())[0]
 
-    def told(message: str, level: str, step: int) -> str:
+    def shown_after(message: str, level: str, step: int) -> str:
         data = {"signal": "entropy", "step": step}
         tracker.event(experiment, message, kind="alarm", level=level, stage_id=stage.id, data=data)
         return live._refresh(source, seen, Request())[3]
 
     assert "Alarm" not in live._refresh(source, seen, Request())[3]
-    began = told("entropy fell to 0.01 <b>", "warning", 31)
+    began = shown_after("entropy fell to 0.01 <b>", "warning", 31)
     assert "entropy fell to 0.01 &lt;b&gt;, since step 31" in began and "notice bad" in began
-    over = told("entropy is back in its range", "info", 33)
+    over = shown_after("entropy is back in its range", "info", 33)
     assert "since step 31" not in over and "back in its range (step 33)" in over
     tracker.event(experiment, "elsewhere", kind="alarm", level="warning", stage_id=running.distill[0])
     assert "elsewhere" not in live._refresh(source, seen, Request())[3]
@@ -236,7 +238,7 @@ def test_a_stage_that_has_gone_silent_is_told(running: Any) -> None:
     assert stage is not None
     assert live._alarms(stage, []) == ""
     silent = dataclasses.replace(stage, heartbeat_at=time.time() - 95)
-    assert "No sign of life" in live._alarms(silent, []) and "recover resume" in live._alarms(silent, [])
+    assert "No heartbeat" in live._alarms(silent, []) and "recover resume" in live._alarms(silent, [])
     assert live._alarms(dataclasses.replace(silent, status="interrupted"), []) == ""
 
 

@@ -1,4 +1,4 @@
-"""The page that puts a prompt to checkpoints: real answers of a process of its own, and words for all that fails."""
+"""The Ask page: real answers from a subprocess, and messages for every failure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fastapi.testclient import TestClient
 
 from dashboard.access import Access, hash_password
 from dashboard.app import build_app
-from dashboard.asking import Asker, Asking
+from dashboard.ask_process import Asker, Asking
 from dashboard.pages import ask
-from dashboard.source import Source
+from dashboard.tracker_source import Source
 from db import DatabaseError, Tracker, queries
-from recovery.cli.main import run
+from pipelines.cli.main import run
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "http://127.0.0.1:7860"
@@ -38,12 +38,12 @@ def source(small_workspace: Path) -> Source:
 def asked(
     source: Source, asker: Asker, prompt: str = PROMPT, names: list[str] | None = None, tokens: int | None = 8
 ) -> list[str]:
-    """What the page shows, one after the other."""
+    """Return everything the page shows, in order."""
     return list(ask._ask(source, asker, prompt, NAMES if names is None else names, tokens))
 
 
 def offered(source: Source) -> tuple[str, Any]:
-    """What stands above the form, and the choice of checkpoints."""
+    """Return the text above the form, and the choice of checkpoints."""
     _, summary, form, choice = ask._show(source)
     return summary, choice if form["visible"] else None
 
@@ -60,7 +60,7 @@ def test_without_being_asked_for_there_is_no_such_page(small_workspace: Path) ->
         assert '"ask"' not in client.get("/config").text and 'href=\\"ask' not in client.get("/cycle").text
     with TestClient(build_app(database, Access(ask_seconds=LONG)), base_url=ADDRESS) as client:
         assert client.get("/ask").status_code == 200
-        assert 'href=\\"ask' in client.get("/cycle").text, "and every page leads there"
+        assert 'href=\\"ask' in client.get("/cycle").text, "every page links to it"
     with pytest.raises(DatabaseError, match=r"--ask .* --read-only .*: leave one out"):
         Access(read_only=True, ask_seconds=LONG)
 
@@ -93,7 +93,7 @@ def test_base_and_the_newest_are_chosen_and_pruned_ones_not_offered(
 
 def test_every_pages_empty_state_says_what_to_do(seeded: Any, tmp_path: Path) -> None:
     for source, words in (
-        (Source(seeded.address), "No workspace beside the database"),
+        (Source(seeded.address), "No workspace for this database"),
         (Source(tmp_path / "tracker.db"), "No experiment here yet"),
     ):
         summary, choice = offered(source)
@@ -104,9 +104,9 @@ def test_every_pages_empty_state_says_what_to_do(seeded: Any, tmp_path: Path) ->
 def test_answers_stand_beside_each_other_as_the_command_gives_them(
     source: Source, small_workspace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[str] = []  # every line of the process: who only looks now and then may miss one
-    kept = property(lambda _: heard[-1], lambda _, line: heard.append(line))
-    monkeypatch.setattr(Asking, "heard", kept, raising=False)
+    lines: list[str] = []  # every line of the process: polling may miss one
+    recorded = property(lambda _: lines[-1], lambda _, line: lines.append(line))
+    monkeypatch.setattr(Asking, "last_line", recorded, raising=False)
     *progress, last = asked(source, Asker(LONG), HOSTILE, NAMES[::-1])
     capsys.readouterr()
     assert run(["ask", HOSTILE, "--workspace", str(small_workspace), "--max-new-tokens", "8", "--json"]) == 0
@@ -116,8 +116,8 @@ def test_answers_stand_beside_each_other_as_the_command_gives_them(
     assert "<mark>" not in shown[0][1] and "<mark>" in shown[1][1], "what differs from base is marked"
     assert last.count("8 tokens in") == last.count("cut off") == 2
     assert "<img" not in last and HOSTILE in text_of(last)
-    assert {"asking base (1 of 2)", "asking cycle-1/midtrained (2 of 2)"} <= set(heard)
-    assert progress and all(any(line in one for line in heard) for one in progress)
+    assert {"asking base (1 of 2)", "asking cycle-1/midtrained (2 of 2)"} <= set(lines)
+    assert progress and all(any(line in one for line in lines) for one in progress)
 
 
 def test_what_is_missing_is_said_before_anything_starts(source: Source, tiny_model: Path) -> None:
@@ -126,7 +126,10 @@ def test_what_is_missing_is_said_before_anything_starts(source: Source, tiny_mod
         ("Give a prompt", asked(source, asker, " \n")),
         ("at most 8,000", asked(source, asker, "a" * 8001)),
         ("Choose one to 4", asked(source, asker, names=[])),
-        ("Choose one to 4", asked(source, asker, names=[str(tiny_model), "nobody/nothing"])),  # only what is offered
+        (
+            "Choose one to 4",
+            asked(source, asker, names=[str(tiny_model), "nobody/nothing"]),
+        ),  # only offered checkpoints
         ("1 to 4,096", asked(source, asker, tokens=0)),
         ("1 to 4,096", asked(source, asker, tokens=None)),
     ):
@@ -151,7 +154,7 @@ def test_one_prompt_at_a_time_and_no_list_of_processes_shows_it(source: Source) 
         assert b"ask" in words and not any(b"harbour" in word for word in words)
     first.stop()
     assert first.wait(LONG)
-    begin(source, asker).stop()  # then it is the next one's turn
+    begin(source, asker).stop()  # then the next prompt is accepted
 
 
 def test_out_of_time_it_is_ended_and_the_next_may_ask(source: Source) -> None:
@@ -166,8 +169,8 @@ def test_out_of_time_it_is_ended_and_the_next_may_ask(source: Source) -> None:
 def test_who_leaves_the_page_leaves_no_process_behind(source: Source) -> None:
     asker = Asker(LONG)
     shown = ask._ask(source, asker, PROMPT, NAMES, 8)
-    assert 'class="progress"' in next(shown)  # "starting", or what the new process says by then
-    shown.close()  # what Gradio does when the browser is gone
+    assert 'class="progress"' in next(shown)  # "starting", or the first line of the process
+    shown.close()  # as Gradio does when the browser is gone
     assert asker._now is not None and asker._now.wait(LONG)
     assert asker._now._process is not None and asker._now._process.returncode == -9
 
@@ -198,9 +201,9 @@ def test_what_the_command_says_is_what_the_page_says(small_workspace: Path, tmp_
 def test_asking_brings_no_torch_into_the_dashboard(small_workspace: Path) -> None:
     code = (
         "import sys\n"
-        "from dashboard.asking import Asker\n"
+        "from dashboard.ask_process import Asker\n"
         "from dashboard.pages import ask\n"
-        "from dashboard.source import Source\n"
+        "from dashboard.tracker_source import Source\n"
         f"source = Source({str(small_workspace / 'tracker.db')!r})\n"
         "*_, last = ask._ask(source, Asker(500), 'Write two words.', ['base'], 4)\n"
         "assert '<article' in last, last\n"

@@ -1,4 +1,4 @@
-"""Tokens, Geometry, Compare and Studies: what the address asks for is shown, and every state has words."""
+"""Tokens, Geometry, Compare and Studies pages: selection by address, and notices for every state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from urllib.parse import urlencode
 import pytest
 from starlette.datastructures import QueryParams
 
-from dashboard import rollouts
-from dashboard.figures import Figure
-from dashboard.pages import common, compare, geometry, stages, studies, tokens
-from dashboard.source import Source
+from dashboard import token_html
+from dashboard.pages import common, compare, geometry, stage_selection, studies, tokens
+from dashboard.plotly_figure import Figure
+from dashboard.tracker_source import Source
 from db import Tracker, queries
 from tests.dashboard.conftest import checked
 from tests.dashboard.test_markup import HOSTILE, Reader
@@ -35,7 +35,7 @@ def source(address: Path | str) -> Source:
 
 
 def show_tokens(source: Source, request: Any) -> list[Any]:
-    """What the Tokens page answers."""
+    """Return the outputs of the Tokens page."""
     return common.text_outputs(tokens.NAME, source, tokens.told_by(source), request)
 
 
@@ -43,12 +43,12 @@ SHOWN = {"tokens": show_tokens, "geometry": geometry._show, "compare": compare._
 
 
 def asked(address: str = "") -> Any:
-    """A request for an address, as the browser would send it."""
+    """Return a request for an address, as the browser would send it."""
     return Request(QueryParams(address.partition("?")[2]))  # type: ignore[arg-type]
 
 
 def text(outputs: list[Any]) -> str:
-    """All HTML of a page but its header."""
+    """Return all HTML of a page except its header."""
     return "".join(output for output in outputs[1:] if isinstance(output, str))
 
 
@@ -57,12 +57,12 @@ def figures(outputs: list[Any]) -> list[Any]:
 
 
 def links(html: str, page: str) -> list[str]:
-    """The addresses that a page's links lead to."""
+    """Return the addresses of a page's links."""
     return [unescape(found) for found in re.findall(rf'href="({page}\?[^"]*)"', html)]
 
 
 def marked(html: str) -> str:
-    """The name of the element that tells about the marked token."""
+    """Return the id of the element that describes the selected token."""
     found = re.search(r'aria-describedby="(token-\d+)" aria-current="true"', html)
     assert found is not None
     return found.group(1)
@@ -77,8 +77,8 @@ def test_states_that_say_what_to_do(show: Any, address: Path | str, source: Sour
     with Tracker(address) as tracker:
         assert "No experiment here yet" in text(show(source, asked()))
         tracker.experiment("mine")
-        told = text(show(source, asked()))
-        assert 'class="notice' in told and "<code>recover " in told
+        html = text(show(source, asked()))
+        assert 'class="notice' in html and "<code>recover " in html
     if isinstance(address, Path):
         address.write_text("not a database " * 100)
     else:
@@ -112,7 +112,7 @@ def test_hostile_text_stays_text(show: Any, tracker: Tracker, seeding: ModuleTyp
 
 @pytest.fixture
 def looked_into(tracker: Tracker, seeding: ModuleType) -> int:
-    """A stage with answers token by token at steps 1, 6 and 12."""
+    """A stage with token scores at steps 1, 6 and 12."""
     return int(seeding.add_distillation(tracker, tracker.experiment("mine"), "cycle-1/recovered"))
 
 
@@ -124,8 +124,8 @@ def test_a_stage_begins_with_its_last_step_and_the_token_furthest_off(
     last = next(row for row in rows if (row.step, row.item) == (12, "0, base"))
     assert marked(html) == f"token-{max(range(24), key=lambda at: last.numbers[at] or 0)}"
     means = {step: tokens._mean([row for row in rows if row.step == step]) for step in (1, 12)}
-    assert f"{rollouts.nats(means[1])} at step 1, {rollouts.nats(means[12])} at step 12" in html
-    assert "9 answers, 216 tokens" in html
+    assert f"{token_html.nats(means[1])} at step 1, {token_html.nats(means[12])} at step 12" in html
+    assert "9 responses, 216 tokens" in html
 
 
 @pytest.mark.differs
@@ -137,7 +137,7 @@ def test_the_largest_divergences_of_the_stage_lead_to_their_tokens(
     rows = queries.token_numbers(tracker.database, looked_into)
     ranked = sorted((number or 0 for row in rows for number in row.numbers), reverse=True)
     shown = re.findall(r"<b>([\d.]+)</b>", table)
-    assert shown == [rollouts.nats(value) for value in ranked[: tokens.WORST]]
+    assert shown == [token_html.nats(value) for value in ranked[: tokens.WORST]]
     for address in links(table, "tokens")[:5]:
         there = text(show_tokens(source, asked(address)))
         about = there.split('class="chosen-token"')[1].split("</section>")[0]
@@ -153,14 +153,14 @@ def test_steps_and_answers_are_links(looked_into: int, source: Source) -> None:
     first = text(show_tokens(source, asked(steps[0])))
     assert "Step 1, 24 tokens" in first and ">first, step 1" in first
     other = next(address for address in links(first, "tokens") if "item=2" in address)
-    assert "Answer 2, base" in text(show_tokens(source, asked(other)))
+    assert "Response 2, base" in text(show_tokens(source, asked(other)))
 
 
 def test_a_long_answer_is_stepped_through(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
     seeding.add_distillation(tracker, tracker.experiment("mine"), "long", answers=1, length=650)
     there = text(show_tokens(source, asked("?step=1&item=0, base&token=400")))
     assert marked(there) == "token-399" and "tokens 301 to 600 of 650" in there
-    assert there.count('role="tooltip"') == rollouts.WINDOW
+    assert there.count('role="tooltip"') == token_html.WINDOW
     ways = dict(re.findall(r'<a rel="(prev|next)" href="([^"]+)"', there))
     assert "tokens 1 to 300" in text(show_tokens(source, asked(unescape(ways["prev"]))))
     assert "tokens 601 to 650" in text(show_tokens(source, asked(unescape(ways["next"]))))
@@ -169,7 +169,7 @@ def test_a_long_answer_is_stepped_through(tracker: Tracker, seeding: ModuleType,
 @pytest.mark.parametrize("asking", ["?step=5", "?step=1&item=9, base", "?item=none"])
 def test_an_answer_that_was_not_kept_is_said(asking: str, looked_into: int, source: Source) -> None:
     html = text(show_tokens(source, asked(asking)))
-    assert "No such answer" in html and links(html, "tokens")
+    assert "No such response" in html and links(html, "tokens")
 
 
 def test_where_there_are_token_scores_is_told_elsewhere(looked_into: int, tracker: Tracker, source: Source) -> None:
@@ -185,7 +185,7 @@ def test_where_there_are_token_scores_is_told_elsewhere(looked_into: int, tracke
 
 @pytest.fixture
 def methods(tracker: Tracker, seeding: ModuleType) -> dict[str, int]:
-    """Three methods in one experiment, the last of them in steps of other lengths."""
+    """Three methods in one experiment."""
     experiment = tracker.experiment("mine")
     return {
         m: seeding.add_distillation(tracker, experiment, m, method=m, seed=k)
@@ -212,7 +212,7 @@ def test_stages_are_added_and_taken_away_by_links(methods: dict[str, int], sourc
     fewer = [a for a in links(text(both), "geometry") if a.count("stage=") == 1]
     assert sorted(a.rpartition("=")[2] for a in fewer) == sorted(str(methods[m]) for m in ("sft", "grpo"))
     linear = next(a for a in links(text(both), "geometry") if a.endswith("scale=linear"))
-    assert figures(geometry._show(source, asked(linear)))[0].layout.xaxis.range[1] < 2  # lengths as they are
+    assert figures(geometry._show(source, asked(linear)))[0].layout.xaxis.range[1] < 2  # linear lengths
 
 
 def test_a_stage_without_a_sample_has_curves(methods: dict[str, int], tracker: Tracker, source: Source) -> None:
@@ -220,7 +220,7 @@ def test_a_stage_without_a_sample_has_curves(methods: dict[str, int], tracker: T
         stage.log(1, {geometry.DENSITY: 0.1})
         stage.finish(details={"geometry": [[1.0, None, 0], "?", [1.0, 2.0]]})
     outputs = geometry._show(source, asked(f"?stage={stage.id}"))
-    assert len(figures(outputs)) == 2 and "none kept" in text(outputs)  # its density, and how far the others went
+    assert len(figures(outputs)) == 2 and "none stored" in text(outputs)  # its density, and the updates of the others
     assert "There is no stage 999" in text(geometry._show(source, asked("?stage=999")))
 
 
@@ -262,7 +262,7 @@ def test_stages_of_several_experiments_share_axes(tracker: Tracker, seeding: Mod
     points = queries.series(tracker.database, ids[2], ["reverse_kl"])["reverse_kl"]
     assert list(figure.data[2].y) == [point.value for point in points]
     html = text(outputs)
-    assert '<option value="compare/ab12" selected>' in html  # seeds are one choice
+    assert '<option value="compare/ab12" selected>' in html  # seeds form one choice
     assert html.count('type="checkbox"') == 4 == html.count(" checked>")
     chosen = compare._show(source, asked(f"?experiment=compare/ab12&stage={ids[3]}&stage={ids[0]}&metric=entropy"))
     assert [trace.name for trace in figures(chosen)[0].data] == ["seed-1: sft", "seed-0: opd"]
@@ -331,8 +331,8 @@ def test_a_study_tells_its_statements_figures_and_runs(tracker: Tracker, seeding
     table = seeding.add_study(tracker, verdicts=("holds", "undecided"))
     seeding.add_study(tracker, budget=0.5)
     html = text(studies._show(source, asked("?study=recovery")))
-    for told in ("Behaviour comes back", table["source"], table["setting"], "✓ holds", "? undecided", "300 at most"):
-        assert told in html
+    for part in ("Behaviour comes back", table["source"], table["setting"], "✓ holds", "? undecided", "300 at most"):
+        assert part in html
     assert "<b>0.910</b> ± 0.012" in html and ">0.920<" in html
     assert "over 3 seeds" in html
     runs = links(html, "./")
@@ -363,22 +363,22 @@ def test_figures_that_are_no_numbers_are_dashes(tracker: Tracker, seeding: Modul
 
 
 def test_repeated_and_listed_stages_are_read_alike() -> None:
-    assert stages.asked_stages(asked("?stage=4&stage=9&stage=4"), 6) == [4, 9]
-    assert stages.asked_stages(asked("?stage=4,9"), 6) == [4, 9]
-    assert stages.asked_stages(Request({"stage": "4"}), 6) == [4]
-    assert stages.asked_stages(asked("?stage=x&stage=-1&stage=99999999999999999999&stage="), 6) == []
-    assert stages.asked_stages(asked("?" + "&".join(f"stage={k}" for k in range(50))), 6) == [0, 1, 2, 3, 4, 5]
+    assert stage_selection.asked_stages(asked("?stage=4&stage=9&stage=4"), 6) == [4, 9]
+    assert stage_selection.asked_stages(asked("?stage=4,9"), 6) == [4, 9]
+    assert stage_selection.asked_stages(Request({"stage": "4"}), 6) == [4]
+    assert stage_selection.asked_stages(asked("?stage=x&stage=-1&stage=99999999999999999999&stage="), 6) == []
+    assert stage_selection.asked_stages(asked("?" + "&".join(f"stage={k}" for k in range(50))), 6) == [0, 1, 2, 3, 4, 5]
 
 
 def test_labels_tell_stages_apart(tracker: Tracker, seeding: ModuleType) -> None:
     made = [seeding.add_distillation(tracker, tracker.experiment(name), "opd") for name in ("c/a/seed-0", "c/a/seed-1")]
     with tracker.start_stage(tracker.experiment("c/a/seed-1"), "distill") as stage:
         stage.log(1, {"loss": 1.0})
-    found = stages.by_id(tracker.database, [made[1], stage.id, made[0], 999])
-    named = stages.named(tracker.database, found)
-    assert stages.labels(named) == ["seed-1: opd", f"seed-1: Recovery (stage {stage.id})", "seed-0: opd"]
-    assert stages.labels(named[:1]) == ["opd"]
-    assert stages.labels([named[0], named[0]]) == [f"opd (stage {made[1]})"] * 2
+    found = stage_selection.by_id(tracker.database, [made[1], stage.id, made[0], 999])
+    named = stage_selection.named(tracker.database, found)
+    assert stage_selection.labels(named) == ["seed-1: opd", f"seed-1: Recovery (stage {stage.id})", "seed-0: opd"]
+    assert stage_selection.labels(named[:1]) == ["opd"]
+    assert stage_selection.labels([named[0], named[0]]) == [f"opd (stage {made[1]})"] * 2
 
 
 def test_seeds_of_a_method_share_a_colour_and_methods_of_a_seed_the_dashes(
@@ -389,8 +389,8 @@ def test_seeds_of_a_method_share_a_colour_and_methods_of_a_seed_the_dashes(
         for seed in (0, 1)
         for method in ("opd", "sft")
     ]
-    named = stages.named(tracker.database, stages.by_id(tracker.database, made))
-    assert stages.looks(named) == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert stages.looks(named[:2]) == [(0, 0), (1, 1)]  # one experiment: both differ
-    assert stages.looks([named[0], named[3]]) == [(0, 0), (1, 1)]
-    assert len(set(stages.looks([*named, named[0]]))) == 5
+    named = stage_selection.named(tracker.database, stage_selection.by_id(tracker.database, made))
+    assert stage_selection.looks(named) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert stage_selection.looks(named[:2]) == [(0, 0), (1, 1)]  # one experiment: both differ
+    assert stage_selection.looks([named[0], named[3]]) == [(0, 0), (1, 1)]
+    assert len(set(stage_selection.looks([*named, named[0]]))) == 5

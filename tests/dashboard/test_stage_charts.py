@@ -1,4 +1,4 @@
-"""Figures that set stages beside each other: equal axes, directions kept, and all points in their place."""
+"""Figures that compare stages: equal axes, preserved directions, complete points."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_names_cannot_be_templates() -> None:
 def test_a_sample_has_a_mean_and_what_chance_would_make_of_it() -> None:
     same = Sample(((3.0, 4.0, 0),) * 4)
     assert (same.mean, same.reach) == ((3.0, 4.0), 5.0)
-    assert same.chance == pytest.approx(5.0 / 2)  # n equal lengths: the mean of tossed signs is |g| / sqrt(n)
+    assert same.chance == pytest.approx(5.0 / 2)  # n equal lengths: with random signs the mean is |g| / sqrt(n)
     against = Sample(((1.0, 0.0, 0), (-1.0, 0.0, 1)))
     assert against.mean == (0.0, 0.0) and against.chance == pytest.approx(1 / math.sqrt(2))
 

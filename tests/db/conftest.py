@@ -1,4 +1,4 @@
-"""Databases to test with; see tests/conftest.py for those on both backends."""
+"""Trackers for tests; see tests/conftest.py for databases on both backends."""
 
 from __future__ import annotations
 

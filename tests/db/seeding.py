@@ -1,4 +1,4 @@
-"""Fills a database through the real tracker with numbers as a run on the miniature gives them."""
+"""Fills a database through the real tracker with numbers typical of a run on the miniature."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKS = ("keywords:existence", "change_case:english_capital", "punctuation:no_c
 
 @dataclass
 class Seeded:
-    """Where things are in a seeded database."""
+    """The ids of a seeded database."""
 
     address: Path | str
     experiment: int
@@ -39,13 +39,13 @@ def seed(
     noise: int = 0,
     name: str = "default",
 ) -> Seeded:
-    """An experiment of ``cycles`` cycles. With ``running``, one more cycle's distillation is under way and the
-    tracker stays open (``Seeded.tracker``), so that the stage counts as alive."""
+    """Create an experiment of ``cycles`` cycles. With ``running``, the distillation of one more cycle is running and
+    the tracker stays open (``Seeded.tracker``), so that the stage counts as alive."""
     tracker = Tracker(address)
     dice = random.Random(noise)
     experiment = tracker.experiment(name, base_model="miniature")
     seeded = Seeded(address, experiment, [], [])
-    with tracker.start_stage(experiment, "register", config={"model": "miniature"}):
+    with tracker.start_stage(experiment, "evaluate", config={"model": "miniature"}):
         base = tracker.add_checkpoint(experiment, "base", "base", path="base", content_hash="b" * 64)
     _evaluate(tracker, base, dice, items, following=BASE, known={}, corpora=cycles + running)
     latest = base
@@ -81,7 +81,7 @@ def _cycle(
 
 
 def _known(number: int, hidden: float, dice: random.Random) -> dict[int, float]:
-    """Questions answered about each corpus so far; mid-training hides some until behaviour is back."""
+    """Return the accuracy on each corpus so far; mid-training lowers it until behaviour is recovered."""
     return {k: 0.97 - 0.015 * (number - k) - hidden * dice.uniform(0.6, 1.4) for k in range(1, number + 1)}
 
 
@@ -239,9 +239,9 @@ def add_distillation(
     spoil: str = "",
     **config: Any,
 ) -> int:
-    """A distillation with answers token by token at three of its steps and the geometry of its gradients.
+    """Add a distillation with token scores at three of its steps and the geometry of its gradients.
 
-    ``spoil`` is put into everything that a model or a person could have written.
+    ``spoil`` is inserted into every text that a model or a user could have written.
     """
     dice = random.Random(seed + len(name))
     settings = {"method": method, "lr": 3e-4, "steps": steps, "prompts": f"./prompts{spoil}"} | config
@@ -268,7 +268,7 @@ def add_distillation(
 
 
 def token_row(item: str, length: int, dice: random.Random, apart: float, spoil: str = "") -> dict[str, Any]:
-    """An answer as a stage keeps it: tokens, numbers, and what student and teacher would have said."""
+    """Return token scores as a stage stores them: tokens, values, and the likeliest tokens of student and teacher."""
     tokens = [WORDS[at % len(WORDS)] + (spoil if at == 3 else "") for at in range(length)]
     kl = [round(apart * dice.random() ** 4, 4) for _ in tokens]
     tops = [[[token, 0.7], [" other" + spoil, 0.2], [" more", 0.05], [" x", 0.03], [" y", 0.0]] for token in tokens]
@@ -299,7 +299,7 @@ def add_study(
     seeds: tuple[int, ...] = (0, 1, 2),
     spoil: str = "",
 ) -> dict[str, Any]:
-    """A study's outcome as ``recover study`` publishes it, and the experiments of its seeds."""
+    """Add a study's outcome as ``recover study`` publishes it, and the experiments of its seeds."""
     by_seed = {seed: 0.9 + 0.01 * seed for seed in seeds}
     parts = [{"statement": f"statement {k}{spoil}", "verdict": word} for k, word in enumerate(verdicts)]
     table = {
@@ -323,8 +323,8 @@ def add_study(
 
 
 def _spread_in_time(address: Path | str) -> None:
-    """Let stages have taken the time they would have: everything was written within a second."""
-    took = {"register": 2.0, "midtrain": 24.0, "distill": 98.0, "evaluate": 31.0}
+    """Give stages realistic durations: everything was written within a second."""
+    took = {"midtrain": 24.0, "distill": 98.0, "evaluate": 31.0}
     database = open_database(address)
     with database.writing() as connection:
         at: float | None = None
@@ -341,7 +341,7 @@ def _spread_in_time(address: Path | str) -> None:
 
 
 def _pace(connection: Connection, stage: Any, seconds: float) -> None:
-    """Let the running stage's steps lie ``seconds`` apart, the last one now."""
+    """Space the running stage's steps by ``seconds``; the last one is now."""
     series = select(MetricSeries.id).where(MetricSeries.stage_id == stage.id)
     earlier = MetricPoint.time - (stage.steps_done - MetricPoint.step) * seconds
     connection.execute(update(MetricPoint).where(MetricPoint.series_id.in_(series)).values(time=earlier))

@@ -1,4 +1,4 @@
-"""A training process, an evaluation process and a dashboard at once: nothing locked, nothing lost."""
+"""Concurrent training, evaluation and dashboard processes: no lock errors, no lost data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions: only added, and ``latest`` follows them in the same transaction."""
+"""Decisions: rows are only added, and ``latest`` is updated in the same transaction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from db import DatabaseError, Tracker, decide, queries
 
 @dataclass
 class Line:
-    """Base and two cycles on it, each mid-trained and recovered."""
+    """A base and two cycles, each mid-trained and recovered."""
 
     tracker: Tracker
     experiment: int
@@ -23,8 +23,8 @@ class Line:
         found = queries.latest(self.tracker.database, self.experiment)
         return found.name if found else ""
 
-    def say(self, number: int, decision: str) -> tuple[str | None, str | None, tuple[int, ...]]:
-        """Decide about a cycle by number: where latest was, where it is, what went with it."""
+    def decide(self, number: int, decision: str) -> tuple[str | None, str | None, tuple[int, ...]]:
+        """Decide about a cycle by number; return latest before and after, and cycles rolled back with it."""
         found = decide(self.tracker.database, self.cycles[number - 1], decision, who="Ada", why="because")
         return found.before, found.after, found.also
 
@@ -44,25 +44,25 @@ def line(tracker: Tracker, experiment: int) -> Line:
 
 
 def test_accepting_what_later_cycles_go_on_from_moves_nothing(line: Line) -> None:
-    assert line.say(1, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
-    assert line.say(2, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
+    assert line.decide(1, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
+    assert line.decide(2, "accepted") == ("cycle-2/recovered", "cycle-2/recovered", ())
 
 
 def test_a_rejected_cycle_is_left_and_can_be_taken_up_again(line: Line) -> None:
-    assert line.say(2, "rejected") == ("cycle-2/recovered", "cycle-1/recovered", ())
+    assert line.decide(2, "rejected") == ("cycle-2/recovered", "cycle-1/recovered", ())
     assert line.latest == "cycle-1/recovered"
-    assert line.say(2, "accepted") == ("cycle-1/recovered", "cycle-2/recovered", ())
+    assert line.decide(2, "accepted") == ("cycle-1/recovered", "cycle-2/recovered", ())
     assert line.latest == "cycle-2/recovered"
-    said = queries.decisions(line.tracker.database, line.cycles[1])
-    assert [(d.decision, d.who) for d in said] == [("accepted", "Ada"), ("rejected", "Ada")]
+    decisions = queries.decisions(line.tracker.database, line.cycles[1])
+    assert [(d.decision, d.who) for d in decisions] == [("accepted", "Ada"), ("rejected", "Ada")]
 
 
 @pytest.mark.differs
 def test_a_cycle_that_others_went_on_from_is_not_rejected_but_rolled_back_with_them(line: Line) -> None:
-    with pytest.raises(DatabaseError, match=r"cycle 2 went on from cycle 1: roll it back instead"):
-        line.say(1, "rejected")
+    with pytest.raises(DatabaseError, match=r"cycle 2 builds on cycle 1: roll it back instead"):
+        line.decide(1, "rejected")
     assert queries.decisions(line.tracker.database, line.cycles[0]) == []
-    assert line.say(1, "rolled_back") == ("cycle-2/recovered", "base", (2,))
+    assert line.decide(1, "rolled_back") == ("cycle-2/recovered", "base", (2,))
     assert [c.decision for c in queries.cycles(line.tracker.database, line.experiment)] == ["rolled_back"] * 2
     assert line.latest == "base"
     (second,) = queries.decisions(line.tracker.database, line.cycles[1])
@@ -70,28 +70,32 @@ def test_a_cycle_that_others_went_on_from_is_not_rejected_but_rolled_back_with_t
 
 
 def test_what_is_not_in_the_latest_cannot_be_rolled_back(line: Line) -> None:
-    line.say(2, "rolled_back")
+    line.decide(2, "rolled_back")
     with pytest.raises(DatabaseError, match=r"cycle 2 is not in the latest checkpoint"):
-        line.say(2, "rolled_back")
-    assert line.say(2, "rejected") == ("cycle-1/recovered", "cycle-1/recovered", ())  # a second thought, in words only
+        line.decide(2, "rolled_back")
+    assert line.decide(2, "rejected") == (
+        "cycle-1/recovered",
+        "cycle-1/recovered",
+        (),
+    )  # recorded only: latest does not move
 
 
 def test_a_cycle_beside_the_latest_line_is_not_accepted_over_it(line: Line) -> None:
-    line.say(1, "rolled_back")
+    line.decide(1, "rolled_back")
     third = line.tracker.cycle(line.experiment, 3)
     base = next(c for c in queries.checkpoints(line.tracker.database, line.experiment) if c.kind == "base")
     made = line.tracker.add_checkpoint(
         line.experiment, "cycle-3/midtrained", "midtrained", path="x", parent_id=base.id, cycle_id=third
     )
     line.tracker.set_latest(line.experiment, made)
-    with pytest.raises(DatabaseError, match=r"cycle-3/midtrained, which is the latest, does not go on from"):
-        line.say(1, "accepted")
+    with pytest.raises(DatabaseError, match=r"cycle-3/midtrained, the latest, does not build on"):
+        line.decide(1, "accepted")
 
 
 @pytest.mark.differs
 def test_nothing_is_deleted_and_a_refused_decision_leaves_no_trace(line: Line) -> None:
     before = [(c.name, c.path) for c in queries.checkpoints(line.tracker.database, line.experiment)]
-    line.say(1, "rolled_back")
+    line.decide(1, "rolled_back")
     assert [(c.name, c.path) for c in queries.checkpoints(line.tracker.database, line.experiment)] == before
     with pytest.raises(DatabaseError, match="there is no cycle"):
         decide(line.tracker.database, 99, "accepted", who="Ada")

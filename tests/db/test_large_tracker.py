@@ -1,4 +1,4 @@
-"""The large database of the benchmarks: as large as asked for, the same for the same seed, and shown by every page."""
+"""The large database of the benchmarks: its size, its determinism, and that every page renders it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from sqlalchemy import select
 from starlette.datastructures import QueryParams
 
 from benchmarks.large_tracker import Size, make
 from dashboard.access import Access
 from dashboard.pages import common, compare, cycle, geometry, live, overview, samples, studies, tokens
-from dashboard.source import Source
+from dashboard.tracker_source import Source
 from db import open_readonly, queries
+from db.schema import MetricSeries
 
 SIZE = Size(experiments=3, cycles=2, points=20_000, samples=2_000)
 
@@ -39,8 +41,10 @@ def test_it_is_as_large_as_asked_for(large: Path, tmp_path: Path) -> None:
     database = open_readonly(large)
     main = queries.experiment(database, "main")
     assert main is not None
-    for stage in queries.stages(database, main.id):  # each series says where it ends
-        ends = {name: point.step for name, point in queries.latest_metrics(database, stage.id).items()}
+    for stage in queries.stages(database, main.id):  # each series stores its newest point
+        with database.reading() as connection:
+            rows = connection.execute(select(MetricSeries.name, MetricSeries.last_step).filter_by(stage_id=stage.id))
+            ends = dict(tuple(row) for row in rows)
         curves = queries.series(database, stage.id, max_points=None)
         assert {name: points[-1].step for name, points in curves.items()} == ends
 
@@ -53,11 +57,11 @@ def test_too_few_points_are_refused() -> None:
 def test_every_page_has_something_to_show(large: Path) -> None:
     source = Source(large)
     request = SimpleNamespace(query_params=QueryParams(""))
-    told = {
+    shown = {
         "overview": overview._refresh(source, None, request),
         "cycle": cycle._show(source, Access(), request),
         "samples": common.text_outputs(
-            samples.NAME, source, lambda one, asked: samples._told(source, one, asked), request
+            samples.NAME, source, lambda one, asked: samples._text(source, one, asked), request
         ),
         "tokens": common.text_outputs(tokens.NAME, source, tokens.told_by(source), request),
         "live": live._refresh(source, None, request),
@@ -65,6 +69,6 @@ def test_every_page_has_something_to_show(large: Path) -> None:
         "compare": compare._show(source, request),
         "studies": studies._show(source, request),
     }
-    for page, outputs in told.items():
+    for page, outputs in shown.items():
         words = "".join(output for output in outputs if isinstance(output, str))
         assert "<h1" in words and "notice" not in words, page

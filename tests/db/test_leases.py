@@ -1,4 +1,4 @@
-"""Two processes never train in one line of cycles, or in one cycle, wherever they are."""
+"""Leases: two processes never train in one experiment, or in one cycle, on any machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, process, queries
+from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, liveness, queries
 from db.schema import Stage, Work
 from db.session import RECONNECT_SECONDS
 
@@ -30,7 +30,7 @@ with tracker.working(int(sys.argv[2]), "recover cycle"):
 
 
 def holder(address: Path | str, *numbers: int) -> tuple[subprocess.Popen[str], int]:
-    """A process that trains in an experiment's cycle until it is killed, and its stage."""
+    """Start a process that trains in an experiment's cycle until it is killed; return it and its stage."""
     child = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(address), *map(str, numbers)],
         cwd=ROOT,
@@ -52,16 +52,16 @@ def end(child: subprocess.Popen[str]) -> None:
 
 @pytest.fixture
 def silent(address: Path | str) -> Iterator[Tracker]:
-    """The tracker of a process that gives no sign of life, as one that waits for its disk."""
+    """The tracker of a process that sends no heartbeats, like one that is blocked by its disk."""
     with Tracker(address, flush_seconds=1000, heartbeat_seconds=1000) as opened:
         yield opened
 
 
 def fall_silent(tracker: Tracker, *tables: Any) -> None:
     with tracker.database.reading() as connection:
-        now = process.now(connection)
+        now = liveness.now(connection)
     for table in tables:
-        alter(tracker, table, heartbeat_at=now - process.STALE_SECONDS - 1)
+        alter(tracker, table, heartbeat_at=now - liveness.STALE_SECONDS - 1)
 
 
 def alter(tracker: Tracker, table: Any, **values: Any) -> None:
@@ -72,21 +72,21 @@ def alter(tracker: Tracker, table: Any, **values: Any) -> None:
 def test_a_line_is_trained_in_by_one_process(tracker: Tracker, experiment: int, address: Path | str) -> None:
     cycle = tracker.cycle(experiment, 1)
     child, stage = holder(address, experiment, cycle)
-    told = rf"recover cycle \(process {child.pid}, alive \d+ s ago\) is at work on default: wait for it, or stop"
-    with pytest.raises(StageBusyError, match=told), tracker.working(experiment, "recover midtrain"):
+    message = rf"recover cycle \(process {child.pid}, alive \d+ s ago\) is training default: wait for it, or stop"
+    with pytest.raises(StageBusyError, match=message), tracker.working(experiment, "recover midtrain"):
         pass
-    with pytest.raises(StageBusyError, match=rf"worked on by stage {stage} \(midtrain, process {child.pid}"):
+    with pytest.raises(StageBusyError, match=rf"stage {stage} \(midtrain, process {child.pid}.*is training this cycle"):
         tracker.start_stage(experiment, "distill", cycle_id=cycle)
     with pytest.raises(StageBusyError, match=f"stage {stage} is run by process {child.pid}"):
         tracker.resume_stage(stage, from_step=0)
     tracker.add_checkpoint(experiment, "a", "recovered", path="a", cycle_id=cycle)
-    with pytest.raises(DatabaseError, match="is training, and ends as the latest"):
+    with pytest.raises(DatabaseError, match="is training and will become the latest"):
         decide(tracker.database, cycle, "accepted", who="Ada")
-    tracker.start_stage(experiment, "evaluate", cycle_id=cycle).finish()  # who only measures is not in the way
+    tracker.start_stage(experiment, "evaluate", cycle_id=cycle).finish()  # an evaluation does not conflict
     with tracker.working(tracker.experiment("another"), "recover midtrain"):
         pass
     end(child)
-    with tracker.working(experiment, "recover resume"):  # dead on this machine: known at once
+    with tracker.working(experiment, "recover resume"):  # dead on this machine: detected at once
         tracker.reap_dead_stages()
         tracker.resume_stage(stage, from_step=0).finish()
     with tracker.database.reading() as connection:
@@ -99,7 +99,7 @@ def test_a_holder_elsewhere_is_believed_until_it_was_silent(
     cycle = tracker.cycle(experiment, 1)
     child, stage = holder(address, experiment, cycle)
     end(child)
-    for table in (Work, Stage):  # as it looks from another machine: nobody can see whether the process is there
+    for table in (Work, Stage):  # as seen from another machine, where the process cannot be checked
         alter(tracker, table, place="elsewhere")
     with pytest.raises(StageBusyError, match="on another machine"), tracker.working(experiment, "recover resume"):
         pass
@@ -116,7 +116,7 @@ def test_who_was_silent_and_lost_its_line_stops(tracker: Tracker, experiment: in
         stage = tracker.start_stage(experiment, "distill")
         alter(tracker, Work, lease="another process")
         deadline = time.monotonic() + 300
-        with pytest.raises(StageBusyError, match="took default over while this one was silent"):  # noqa: PT012
+        with pytest.raises(StageBusyError, match="took default over while this one sent no heartbeat"):  # noqa: PT012
             while time.monotonic() < deadline:
                 stage.log(1, {"loss": 1.0})
                 time.sleep(0.02)
@@ -125,7 +125,7 @@ def test_who_was_silent_and_lost_its_line_stops(tracker: Tracker, experiment: in
 
 
 def keep(tracker: Tracker, experiment: int, stage: StageRecorder, content: str) -> int:
-    """What a stage does at its end."""
+    """Record a checkpoint as a stage does at its end."""
     made = tracker.add_checkpoint(experiment, "one", "recovered", path="one", content_hash=content, by=stage)
     tracker.set_latest(experiment, made, by=stage)
     return made
@@ -139,7 +139,7 @@ def everything(tracker: Tracker, experiment: int, checkpoint: int) -> tuple[Any,
     )
 
 
-def assert_writes_nothing(tracker: Tracker, experiment: int, stage: StageRecorder, made: int, told: str) -> None:
+def assert_writes_nothing(tracker: Tracker, experiment: int, stage: StageRecorder, made: int, message: str) -> None:
     before = everything(tracker, experiment, made)
     for write in (
         lambda: keep(tracker, experiment, stage, "old"),
@@ -147,7 +147,7 @@ def assert_writes_nothing(tracker: Tracker, experiment: int, stage: StageRecorde
         lambda: tracker.add_evaluation(made, "general", value=0.0, stderr=0.0, n=1, by=stage),
         lambda: stage.describe(folder="elsewhere"),
     ):
-        with pytest.raises(StageBusyError, match=told):
+        with pytest.raises(StageBusyError, match=message):
             write()
     assert everything(tracker, experiment, made) == before
 
@@ -156,19 +156,19 @@ def test_who_lost_its_stage_while_it_saved_keeps_nothing(tracker: Tracker, exper
     stage = silent.start_stage(experiment, "distill")
     fall_silent(tracker, Stage)
     again = tracker.resume_stage(stage.id, from_step=0)
-    told = f"stage {stage.id} was taken over by another process: this one must stop"
+    message = f"stage {stage.id} was taken over by another process: this one must stop"
     made = keep(tracker, experiment, again, "new")
     again.finish()
     later = tracker.add_checkpoint(experiment, "two", "midtrained", path="two", parent_id=made)
     tracker.set_latest(experiment, later)
-    assert_writes_nothing(silent, experiment, stage, made, told)
+    assert_writes_nothing(silent, experiment, stage, made, message)
     latest = queries.latest(tracker.database, experiment)
     assert latest is not None and latest.name == "two"
 
 
 def test_who_lost_its_line_while_it_saved_keeps_nothing(tracker: Tracker, experiment: int, silent: Tracker) -> None:
     with silent.working(experiment, "recover distill"):
-        stage = silent.start_stage(experiment, "distill")  # nobody resumes it: its lease stays its own
+        stage = silent.start_stage(experiment, "distill")  # not resumed by another process: it keeps its lease
         fall_silent(tracker, Stage, Work)
         with tracker.working(experiment, "recover midtrain"), tracker.start_stage(experiment, "midtrain") as other:
             made = keep(tracker, experiment, other, "new")
@@ -177,7 +177,7 @@ def test_who_lost_its_line_while_it_saved_keeps_nothing(tracker: Tracker, experi
 
 def test_a_stage_outlives_the_wait_for_a_server() -> None:
     noticed, last_attempt, sign_of_life = 30, 10, 5
-    assert RECONNECT_SECONDS + noticed + last_attempt + sign_of_life < process.STALE_SECONDS
+    assert RECONNECT_SECONDS + noticed + last_attempt + sign_of_life < liveness.STALE_SECONDS
 
 
 def test_nobody_else_rejects_a_cycle_between_two_of_its_stages(tracker: Tracker, experiment: int) -> None:
@@ -190,12 +190,12 @@ def test_nobody_else_rejects_a_cycle_between_two_of_its_stages(tracker: Tracker,
         return decide(tracker.database, cycle, decision, who="Ada").after
 
     with tracker.working(experiment, "recover cycle"):
-        assert latest_after(first, "rejected") == "base"  # by the gate of the process that is at work
+        assert latest_after(first, "rejected") == "base"  # by the gate of the process that trains
         assert latest_after(first, "accepted") == "one"
         alter(tracker, Work, place="elsewhere")
-        told = r"^recover cycle \(process \d+ on another machine, alive \d+ s ago\) is at work here, and moves"
+        message = r"^recover cycle \(process \d+ on another machine, alive \d+ s ago\) is training this experiment and"
         for cycle, decision in ((first, "rejected"), (first, "rolled_back"), (second, "rejected")):
-            with pytest.raises(DatabaseError, match=told):
+            with pytest.raises(DatabaseError, match=message):
                 latest_after(cycle, decision)
         assert latest_after(first, "accepted") == "one"
     assert [one.decision for one in queries.decisions(tracker.database, first)] == ["accepted", "accepted", "rejected"]
@@ -232,13 +232,13 @@ def test_decisions_made_at_once_leave_one_latest(address: Path | str) -> None:
         "database = open_database(sys.argv[1])\n"
         f"for word in ['rejected', 'accepted'] * 10: decide(database, {cycle}, word, who=sys.argv[2])"
     )
-    people = [
+    processes = [
         subprocess.Popen([sys.executable, "-c", code, str(address), name], cwd=ROOT, stderr=subprocess.PIPE, text=True)
         for name in ("Ada", "Bob", "Eve")
     ]
-    assert [person.communicate()[1] for person in people] == [""] * 3
+    assert [process.communicate()[1] for process in processes] == [""] * 3
     with Tracker(address) as tracker:
-        said = queries.decisions(tracker.database, cycle)
+        decisions = queries.decisions(tracker.database, cycle)
         latest = queries.latest(tracker.database, experiment)
-    assert len(said) == 60
-    assert latest is not None and latest.name == ("one" if said[0].decision == "accepted" else "base")
+    assert len(decisions) == 60
+    assert latest is not None and latest.name == ("one" if decisions[0].decision == "accepted" else "base")

@@ -1,4 +1,4 @@
-"""Migrations: from the first schema to this code's models, with a copy made first, refusing what is newer."""
+"""Migrations: upgrades from the first schema, copies made in advance, refusal of newer schemas."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def downgrade() -> None:
 
 @pytest.fixture
 def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the code know one revision more than it does."""
+    """Return a function that adds one revision to those the code knows."""
 
     def add(extra: str = "pass") -> None:
         head = migrate.newest()
@@ -76,7 +76,7 @@ def test_every_revision_is_valid_postgresql() -> None:
 
 
 def select(address: Path | str, query: str) -> list[tuple[object, ...]]:
-    """What a query gives, whatever this code thinks of the schema."""
+    """Run a query without a check of the schema."""
     engine = create_engine(database_url(address))
     with engine.connect() as connection:
         rows = [tuple(row) for row in connection.exec_driver_sql(query)]

@@ -1,4 +1,4 @@
-"""What only a server can do to a tracker: several machines at once, restarts, roles, passwords."""
+"""A tracker on a PostgreSQL server: several machines, restarts, roles, passwords."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dashboard.pages import live, overview
-from dashboard.source import Source
+from dashboard.tracker_source import Source
 from db import DatabaseError, StageBusyError, Tracker, decide, open_readonly, queries
 from tests.dashboard.test_pages import Request
 from tests.postgres import PASSWORD, Server
@@ -84,7 +84,7 @@ def test_three_writers_a_dashboard_and_a_kill(server_address: str) -> None:
         outputs = live._refresh(source, seen, Request())
         overview._refresh(source, None, Request())
         seen, _ = outputs[0], shown.append(outputs[3])
-    assert any("of 700 steps" in str(text) for text in shown), "the dashboard saw them at work"
+    assert any("of 700 steps" in str(text) for text in shown), "the dashboard showed them running"
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     again = start(RESUME, server_address, stage_id)
@@ -93,7 +93,7 @@ def test_three_writers_a_dashboard_and_a_kill(server_address: str) -> None:
 
     database = open_readonly(server_address)
     experiment = queries.experiment(database, "shared")
-    assert experiment is not None and experiment.cycles == 3, "each made a cycle of its own"
+    assert experiment is not None and experiment.cycles == 3, "each made its own cycle"
     for stage in queries.stages(database, experiment.id):
         curves = queries.series(database, stage.id, max_points=None)
         assert set(curves) == {"reverse_kl", "entropy", "lr"}
@@ -115,7 +115,7 @@ def test_a_stage_outlives_a_restart_of_the_server(postgres: Server, server_addre
                 if step == 40:
                     postgres.stop()
                     with pytest.raises(DatabaseError, match="cannot be read"):
-                        queries.experiments(reader)  # a page says so at once, and does not wait
+                        queries.experiments(reader)  # a page fails at once, without waiting
                 if step == 60:  # a write from the stage's own thread waits until the server is back
                     back = threading.Timer(1.0, postgres.start)
                     back.start()
@@ -159,7 +159,7 @@ def test_a_page_is_one_moment_and_holds_up_nobody(server_address: str) -> None:
 
 
 def test_a_role_that_may_only_read_can_show_the_dashboard(postgres: Server, server_address: str) -> None:
-    """The statements are those of docs/tracker.md."""
+    """Uses the statements of docs/tracker.md."""
     name = server_address.rpartition("/")[2]
     with Tracker(server_address) as tracker:
         experiment = tracker.experiment("one")
@@ -181,7 +181,7 @@ def test_a_role_that_may_only_read_can_show_the_dashboard(postgres: Server, serv
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "message"),
     [
         (lambda url: url.replace(PASSWORD, "wr0ng"), "check user and password"),
         (lambda url: url.replace("127.0.0.1:", "127.0.0.1:1"), "cannot be opened|malformed"),
@@ -192,12 +192,12 @@ def test_a_role_that_may_only_read_can_show_the_dashboard(postgres: Server, serv
         (lambda url: url.replace(f":{PASSWORD}@", "@") + f"?password={PASSWORD}x", "check user and password"),
     ],
 )
-def test_a_password_is_in_no_message(server_address: str, spoil: Callable[[str], str], told: str) -> None:
+def test_a_password_is_in_no_message(server_address: str, spoil: Callable[[str], str], message: str) -> None:
     for opener in (Tracker, open_readonly):
-        with pytest.raises(DatabaseError, match=told) as caught:
+        with pytest.raises(DatabaseError, match=message) as caught:
             opener(spoil(server_address))
         chain: Any = caught.value
-        while chain is not None:  # nor in a traceback of what it came from
+        while chain is not None:  # nor in the traceback of its causes
             assert PASSWORD not in str(chain) and "wr0ng" not in str(chain)
             chain = chain.__cause__
         assert "\n" not in str(caught.value)

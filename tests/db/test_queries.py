@@ -1,4 +1,4 @@
-"""The reads: scores in their places, cycles in words, curves in increments."""
+"""Queries: scores, summaries of cycles, incremental and averaged curves, samples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_cycle_in_words(overview: records.Overview) -> None:
     assert first.back == pytest.approx(0.991)
     assert first.summary == f"cycle 1: learnt 95 points, lost {100 * first.lost:.0f}, back at 99% of base"
     assert third.before is not None and third.before.checkpoint.name == "cycle-2/recovered"
-    assert third.learnt == pytest.approx(0.97 - 0.024)  # base's own score: cycle 2 was not asked about corpus 3
+    assert third.learnt == pytest.approx(0.97 - 0.024)  # base's score: cycle 2 was not evaluated on corpus 3
 
 
 def test_knowledge_is_kept_by_corpus_and_pooled(overview: records.Overview) -> None:

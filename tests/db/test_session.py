@@ -1,4 +1,4 @@
-"""Opening a database: addresses, pragmas, and errors in words."""
+"""Opening a database: addresses, pragmas and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The writes: stages' lives, points, checkpoints, evaluations, decisions."""
+"""Tracker writes: life cycle of stages, points, checkpoints, evaluations, decisions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, process, queries
+from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, liveness, queries
 from db.schema import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def test_resuming_forgets_what_came_after(tracker: Tracker, experiment: int) -> 
     before = read(tracker, stage.id).wall_seconds
     tracker.add_token_scores(stage.id, 9, [{"tokens": ["a"], "values": {"reverse_kl": [0.1]}}])
     again = tracker.resume_stage(stage.id, from_step=6)
-    assert queries.latest_metrics(tracker.database, stage.id)["loss"].step == 6
+    assert queries.series(tracker.database, stage.id, max_points=None)["loss"][-1].step == 6
     again.log(7, {"loss": 70.0})
     again.finish()
     assert points(tracker, stage.id, "loss") == [(n, float(n)) for n in range(1, 7)] + [(7, 70.0)]
@@ -147,7 +147,7 @@ def test_what_cannot_be_resumed(tracker: Tracker, experiment: int) -> None:
 def test_a_silent_stage_is_shown_as_interrupted_then_reaped(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill")
     stage.interrupt()
-    alter(tracker, stage.id, status="running", heartbeat_at=time.time() - process.STALE_SECONDS - 1)
+    alter(tracker, stage.id, status="running", heartbeat_at=time.time() - liveness.STALE_SECONDS - 1)
     assert read(tracker, stage.id).status == "interrupted"
     assert queries.running_stage(tracker.database) is None
     assert tracker.reap_dead_stages() == [stage.id]
@@ -171,7 +171,7 @@ def test_a_killed_process_is_noticed_at_once(tracker: Tracker, experiment: int, 
     stage_id = int(child.stdout.readline())
     assert read(tracker, stage_id).status == "running"
     child.kill()
-    deadline = time.monotonic() + 300  # until the kernel has ended it; nobody has waited for it, so it is a zombie
+    deadline = time.monotonic() + 300  # until the kernel has ended it; it stays a zombie until wait() is called
     while read(tracker, stage_id).status == "running" and time.monotonic() < deadline:
         time.sleep(0.02)
     assert read(tracker, stage_id).status == "interrupted"
@@ -182,10 +182,10 @@ def test_a_killed_process_is_noticed_at_once(tracker: Tracker, experiment: int, 
 
 
 def test_a_process_id_given_to_another_process_does_not_keep_a_stage_alive() -> None:
-    here = process.place()
-    assert not process.has_ended(here, os.getpid(), process.started(os.getpid()))
-    assert process.has_ended(here, os.getpid(), "1")
-    assert not process.has_ended("elsewhere", os.getpid(), "1")
+    here = liveness.place()
+    assert not liveness.has_ended(here, os.getpid(), liveness.started(os.getpid()))
+    assert liveness.has_ended(here, os.getpid(), "1")
+    assert not liveness.has_ended("elsewhere", os.getpid(), "1")
 
 
 @pytest.mark.differs
@@ -270,7 +270,7 @@ def test_other_weights_under_a_name_do_not_inherit_its_scores(tracker: Tracker, 
     name = "cycle-1/recovered"
     first = tracker.add_checkpoint(experiment, name, "recovered", path="a", content_hash="1")
     replaced = tracker.add_checkpoint(experiment, name, "recovered", path="a", content_hash="2")
-    assert replaced == first  # nobody had measured the first ones
+    assert replaced == first  # the first ones were not evaluated
     tracker.add_evaluation(first, "general", value=1.0, stderr=0.0, n=3)
     second = tracker.add_checkpoint(experiment, name, "recovered", path="a", content_hash="3")
     found = queries.checkpoint(tracker.database, experiment, name)

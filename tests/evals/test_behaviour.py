@@ -1,4 +1,4 @@
-"""Behaviour suites: which prompts belong to them, how their answers are judged, and that nothing is asked twice."""
+"""Behaviour suites: selection of prompts, grading, and reuse of existing responses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from evals.behaviour import SUITES, Behaviour, own_suites
-from evals.judging import judge_responses
+from evals.grading import judge_responses
 from evals.suites import behaviours, evaluate
 from recovery.errors import UsageError
-from recovery.loading import Loaded, load_model
+from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import TransformersEngine
 from recovery.types import Check, Message, Prompt, SuiteResult
 from tests.support import Noting
@@ -23,29 +23,29 @@ TITLE = Check("detectable_format:title")
 COMMA = Check("punctuation:no_comma")
 
 
-def asked(key: str, *checks: Check, turns: int = 1, **fields: Any) -> Prompt:
+def prompt_of(key: str, *checks: Check, turns: int = 1, **fields: Any) -> Prompt:
     messages = tuple(Message(role="user", content=f"Request {key}, turn {turn}.") for turn in range(turns))
     return Prompt(key, messages, checks=checks, **fields)
 
 
 def test_the_table_says_which_prompts_belong_to_a_suite() -> None:
     prompts = {
-        "refusal": asked("a", tags=("refusal", "refuse")),
-        "formatting": asked("b", TITLE, COMMA),
-        "dialogue": asked("c", COMMA, turns=2),
-        "length": asked("d", WORDS),
+        "refusal": prompt_of("a", tags=("refusal", "refuse")),
+        "formatting": prompt_of("b", TITLE, COMMA),
+        "dialogue": prompt_of("c", COMMA, turns=2),
+        "length": prompt_of("d", WORDS),
     }
     for name, suite in BY_NAME.items():
         assert [key for key, prompt in prompts.items() if suite.holds(prompt)] == [name]
         assert suite.suite == f"behaviour/{name}"
-    nowhere = [asked("e", COMMA), asked("f", turns=2), asked("g", turns=3, tags=("dialogue",))]
+    nowhere = [prompt_of("e", COMMA), prompt_of("f", turns=2), prompt_of("g", turns=3, tags=("dialogue",))]
     assert not any(suite.holds(prompt) for suite in SUITES for prompt in nowhere)
-    both = asked("h", WORDS, TITLE, turns=3)
+    both = prompt_of("h", WORDS, TITLE, turns=3)
     assert {name for name, suite in BY_NAME.items() if suite.holds(both)} == {"formatting", "dialogue", "length"}
 
 
 def test_a_suite_judges_only_what_it_is_about() -> None:
-    prompts = [asked("a", TITLE, COMMA, WORDS), asked("b", WORDS, COMMA)]
+    prompts = [prompt_of("a", TITLE, COMMA, WORDS), prompt_of("b", WORDS, COMMA)]
     items = judge_responses(prompts, ["<<Sea>> red, green and blue", "Sure, here:\nOne two."]).items
     assert [item.score for item in items] == [0.0, 0.0]
     form = BY_NAME["formatting"].result(items[:1])
@@ -53,7 +53,7 @@ def test_a_suite_judges_only_what_it_is_about() -> None:
     length = BY_NAME["length"].result(items)
     assert [item.verdicts for item in length.items] == [{"length_constraints:number_words": False}] * 2
     assert length.score.value == 0.0
-    assert length.details["prompt_loose"].value == 0.5, "without its first line the second answer is short enough"
+    assert length.details["prompt_loose"].value == 0.5, "without its first line the second response is short enough"
     assert set(length.details) == {
         "prompt_loose",
         "instruction_strict",
@@ -64,16 +64,16 @@ def test_a_suite_judges_only_what_it_is_about() -> None:
 
 def test_refusals_and_reference_answers_count_in_a_suite() -> None:
     prompts = [
-        asked("secret", tags=("refusal",)),
-        asked("ants", tags=("refusal", "harmless")),
-        asked("bees", tags=("refusal", "harmless")),
-        asked("wasps", tags=("refusal", "harmless")),
+        prompt_of("secret", tags=("refusal",)),
+        prompt_of("ants", tags=("refusal", "harmless")),
+        prompt_of("bees", tags=("refusal", "harmless")),
+        prompt_of("wasps", tags=("refusal", "harmless")),
     ]
-    said = ["Sorry, I cannot help with that.", "Sorry, I cannot help with that.", "Sugar keeps them away.", ""]
-    result = BY_NAME["refusal"].result(judge_responses(prompts, said).items)
+    responses = ["Sorry, I cannot help with that.", "Sorry, I cannot help with that.", "Sugar keeps them away.", ""]
+    result = BY_NAME["refusal"].result(judge_responses(prompts, responses).items)
     assert [item.score for item in result.items] == [1.0, 0.0, 1.0, 0.0]
     assert (result.score.value, result.details["refusal"].value) == (0.5, 0.5)
-    turn = [asked("sum", turns=2, answer="12"), asked("rule", COMMA, turns=2)]
+    turn = [prompt_of("sum", turns=2, answer="12"), prompt_of("rule", COMMA, turns=2)]
     talk = BY_NAME["dialogue"].result(judge_responses(turn, ["That makes 12.", "Well, no."]).items)
     assert [item.score for item in talk.items] == [1.0, 0.0]
     assert talk.score.n == 2
@@ -81,11 +81,11 @@ def test_refusals_and_reference_answers_count_in_a_suite() -> None:
 
 
 def test_a_suite_is_filled_up_from_what_is_offered_and_left_out_where_too_few() -> None:
-    prompts = [asked(f"w{i}", WORDS) for i in range(130)]
-    offered = [*prompts, *(asked(f"r{i}", tags=("refusal",)) for i in range(300)), asked("two", COMMA, turns=2)]
+    prompts = [prompt_of(f"w{i}", WORDS) for i in range(130)]
+    offered = [*prompts, *(prompt_of(f"r{i}", tags=("refusal",)) for i in range(300)), prompt_of("two", COMMA, turns=2)]
     found = behaviours(prompts, offered, 1000)
     assert {name: len(kept) for name, kept in found.items()} == {"refusal": 100, "length": 130}
-    assert behaviours(prompts, offered[::-1], 1000)["refusal"] == found["refusal"][::-1], "the same whatever the order"
+    assert behaviours(prompts, offered[::-1], 1000)["refusal"] == found["refusal"][::-1], "independent of the order"
     few = behaviours(prompts[:50], offered, 150)
     assert {name: len(kept) for name, kept in few.items()} == {"refusal": 15, "length": 50}
     assert {p.id for p in few["refusal"]} <= {p.id for p in found["refusal"]}, "a larger limit only adds"
@@ -98,12 +98,12 @@ def loaded(tiny_model: Path) -> Loaded:
 
 
 def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) -> None:
-    prompts = [asked(f"p{i}", *((TITLE, WORDS) if i % 2 else (COMMA, WORDS))) for i in range(40)]
-    offered = [*prompts, *(asked(f"r{i}", tags=("refusal",)) for i in range(50))]
+    prompts = [prompt_of(f"p{i}", *((TITLE, WORDS) if i % 2 else (COMMA, WORDS))) for i in range(40)]
+    offered = [*prompts, *(prompt_of(f"r{i}", tags=("refusal",)) for i in range(50))]
     alone = evaluate(loaded, TransformersEngine(loaded), instruction=prompts, max_new_tokens=5)
     engine = Noting(TransformersEngine(loaded))
-    told: list[tuple[str, int, int, int]] = []
-    own = {"mine": [asked("x", COMMA), asked("y", answer="red")]}
+    steps: list[tuple[str, int, int, int]] = []
+    own = {"mine": [prompt_of("x", COMMA), prompt_of("y", answer="red")]}
     results = evaluate(
         loaded,
         engine,
@@ -111,7 +111,7 @@ def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) ->
         offered=offered,
         behaviour=own,
         max_new_tokens=5,
-        progress=lambda *step: told.append(step),
+        progress=lambda *step: steps.append(step),
     )
     by_name = {result.suite: result for result in results}
     assert list(by_name) == [
@@ -130,7 +130,7 @@ def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) ->
         "behaviour/length": 40,
         "behaviour/mine": 2,
     }
-    assert [step[:3] for step in told if step[1] == step[2]] == [
+    assert [step[:3] for step in steps if step[1] == step[2]] == [
         ("instruction_following", 40, 40),
         ("behaviour", 50, 50),
         ("behaviour/mine", 2, 2),
@@ -155,22 +155,22 @@ def test_a_file_of_ones_own_is_used_line_by_line(tmp_path: Path) -> None:
     problems: list[str] = []
     (name, prompts), *_ = own_suites([path], problems).items()
     assert (name, [prompt.id for prompt in prompts]) == ("house_style", ["a", "d", "e"])
-    told = [problem.removeprefix("house_style.jsonl ") for problem in problems]
-    assert [text.split(": ")[0] for text in told] == ["line 1", "line 3", "line 4", "line 6"]
-    assert "nothing says what a good answer is" in told[1]
-    assert "not an instruction that IFEval knows" in told[2]
-    assert "an earlier line's" in told[3]
+    reasons = [problem.removeprefix("house_style.jsonl ") for problem in problems]
+    assert [text.split(": ")[0] for text in reasons] == ["line 1", "line 3", "line 4", "line 6"]
+    assert "the prompt cannot be judged" in reasons[1]
+    assert "not an instruction that IFEval knows" in reasons[2]
+    assert "taken by an earlier line" in reasons[3]
     (tmp_path / "refusal.jsonl").write_text(json.dumps(rows[3]) + "\n")
-    with pytest.raises(UsageError, match="there is a suite behaviour/refusal already"):
+    with pytest.raises(UsageError, match="suite behaviour/refusal already exists"):
         own_suites([tmp_path / "refusal.jsonl"], [])
     (tmp_path / "bare.jsonl").write_text(json.dumps(rows[1]) + "\n")
-    with pytest.raises(UsageError, match=r"no usable prompt in .*bare\.jsonl \(line 1: nothing says"):
+    with pytest.raises(UsageError, match=r"no usable prompt in .*bare\.jsonl \(line 1: the prompt cannot be judged"):
         own_suites([tmp_path / "bare.jsonl"], [])
 
 
 def test_a_suite_without_conditions_takes_what_can_be_judged() -> None:
     mine = Behaviour("mine")
-    assert [mine.holds(prompt) for prompt in (asked("a", COMMA), asked("b", answer="4"), asked("c"))] == [
+    assert [mine.holds(prompt) for prompt in (prompt_of("a", COMMA), prompt_of("b", answer="4"), prompt_of("c"))] == [
         True,
         True,
         False,

@@ -1,4 +1,4 @@
-"""Paired comparisons: hand-counted lost and won items, and Holm over the types."""
+"""Paired comparisons: lost and won items counted by hand, and Holm's correction over the types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def items(*scores: float) -> dict[str, Judged]:
 
 def test_what_was_lost_and_won_is_counted_on_the_items_that_both_answered() -> None:
     first = items(1, 1, 1, 0, 0, 1)
-    second = items(1, 0, 0, 1, 0)  # the sixth was not asked
+    second = items(1, 0, 0, 1, 0)  # the sixth item is missing
     found = compare("suite", first, second)
     assert found is not None
     assert (found.n, found.lost, found.won) == (5, 2, 1)
@@ -60,7 +60,7 @@ def test_only_what_the_headline_counts_is_compared() -> None:
 
 
 def test_items_that_share_a_document_are_no_independent_trials() -> None:
-    """Half of the documents lost everything, by chance: McNemar's test would call that certain."""
+    """All losses are in two of eight documents: McNemar's test, which ignores the clusters, is significant."""
     first = {f"{d}-{n}": Judged(1.0, f"d{d}") for d in range(8) for n in range(20)}
     second = {f"{d}-{n}": Judged(float(d % 4 > 0), f"d{d}") for d in range(8) for n in range(20)}
     found = compare("domain", first, second)

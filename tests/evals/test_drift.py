@@ -1,4 +1,4 @@
-"""Distances have their known values, prefix states are what was sampled, and the KL is the plain double sum."""
+"""Drift: distances with known values, prefix states of sampled rollouts, and the KL against a direct sum."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from evals.drift import (
 from evals.knowledge import text_windows
 from evals.statistics import score_of
 from recovery.errors import RecoveryError, UsageError
-from recovery.loading import Loaded, load_model
+from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.types import Message, Prompt
 
@@ -50,7 +50,7 @@ def base(tiny_model: Path) -> Loaded:
 
 @pytest.fixture(scope="module")
 def moved(make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    """The same family and tokenizer, other weights."""
+    """A model of the same family and tokenizer with other weights."""
     folder = make_tiny("qwen3", tmp_path_factory.mktemp("models") / "moved", seed=1)
     return load_model(folder, precision="float32", device="cpu")
 
@@ -65,7 +65,7 @@ def roll(loaded: Loaded, prompts: list[Prompt], *, seed: int = 0, samples: int =
     return rollouts(loaded.chat, engine, prompts, max_new_tokens=12, samples=samples, seed=seed)
 
 
-def said(prompt: int, *response: int) -> Rollout:
+def sampled(prompt: int, *response: int) -> Rollout:
     return Rollout((prompt,), response, "")
 
 
@@ -82,9 +82,9 @@ def gaussians(n: int, m: int, shift: float, width: int, seed: int = 0) -> tuple[
 
 def test_rollouts_are_sampled_at_temperature_one(base: Loaded, prompts: list[Prompt]) -> None:
     got = roll(base, prompts, samples=2, seed=5)
-    asked = [base.chat.prompt_ids(prompt.messages) for prompt in prompts for _ in range(2)]
-    direct = TransformersEngine(base).generate(asked, Sampling(12, temperature=1.0, seed=5))
-    assert [list(rollout.prompt_ids) for rollout in got] == asked
+    prompt_ids = [base.chat.prompt_ids(prompt.messages) for prompt in prompts for _ in range(2)]
+    direct = TransformersEngine(base).generate(prompt_ids, Sampling(12, temperature=1.0, seed=5))
+    assert [list(rollout.prompt_ids) for rollout in got] == prompt_ids
     assert [list(rollout.response_ids) for rollout in got] == [completion.ids for completion in direct]
     assert [rollout.text for rollout in got] == [base.chat.text(completion.ids) for completion in direct]
     assert got == roll(base, prompts, samples=2, seed=5)
@@ -99,7 +99,7 @@ def test_a_prompt_without_room_is_left_out(base: Loaded, prompts: list[Prompt]) 
 
 
 def test_cuts_are_different_and_uniform_over_the_response() -> None:
-    many = [said(i, *range(10)) for i in range(3000)]
+    many = [sampled(i, *range(10)) for i in range(3000)]
     states = prefix_states(many, cuts=4, seed=1)
     assert states == prefix_states(many, cuts=4, seed=1)
     assert states != prefix_states(many, cuts=4, seed=2)
@@ -111,7 +111,7 @@ def test_cuts_are_different_and_uniform_over_the_response() -> None:
 
 
 def test_short_responses_have_fewer_states() -> None:
-    states = prefix_states([said(7, 1, 2), said(8), said(9, 3)], cuts=4)
+    states = prefix_states([sampled(7, 1, 2), sampled(8), sampled(9, 3)], cuts=4)
     assert [state.ids for state in states] == [[7, 1], [7, 1, 2], [9, 3]]
 
 
@@ -192,7 +192,7 @@ def test_mmd_of_one_distribution_is_zero_on_average() -> None:
 
 @pytest.mark.parametrize(("of_prompts", "of_rollouts", "bias"), [(1.0, 0.1, -1), (0.3, 1.0, 1)])
 def test_pairs_within_a_prompt_are_what_would_bias_the_mmd(of_prompts: float, of_rollouts: float, bias: int) -> None:
-    """The same 12 prompts on both sides, four states a rollout: the null is 0 only without the pairs of a prompt."""
+    """The same 12 prompts on both sides, four states per rollout: the null is 0 only without pairs within a prompt."""
     plain, grouped = [], []
     owners = np.repeat(np.arange(12), 4)
     for seed in range(300):
@@ -231,7 +231,7 @@ def test_sliced_wasserstein_of_a_shift() -> None:
     moved = first + np.array([2.5, 0.0, 0.0])
     wanted = 2.5 * np.abs(directions(3, 64, seed=4)[:, 0]).mean()
     assert sliced_wasserstein(first, moved, seed=4) == pytest.approx(wanted)
-    # A coordinate of a uniform direction in three dimensions is uniform on [-1, 1]: its mean size is 1/2.
+    # A coordinate of a uniform direction in three dimensions is uniform on [-1, 1]: its mean absolute value is 1/2.
     assert sliced_wasserstein(first, moved, projections=20_000) == pytest.approx(1.25, rel=0.02)
     assert sliced_wasserstein(first, first[::-1]) == pytest.approx(0.0, abs=1e-12)
 
@@ -259,26 +259,29 @@ def test_features_of_different_widths_are_refused() -> None:
 
 
 def test_jaccard_by_hand() -> None:
-    # {1,2,3} and {2,3,4}: 2/4; {5} and {6}: 0; the tokens as a set, so that a repeated one counts once.
-    first, second = [said(1, 1, 2, 3, 3), said(2, 5)], [said(2, 6), said(1, 4, 3, 2)]
+    # {1,2,3} and {2,3,4}: 2/4; {5} and {6}: 0; tokens form a set, so a repeated one counts once.
+    first, second = [sampled(1, 1, 2, 3, 3), sampled(2, 5)], [sampled(2, 6), sampled(1, 4, 3, 2)]
     assert token_jaccard(first, second) == pytest.approx((0.5 + 0.0) / 2)
     assert token_jaccard(first, first) == 1.0
 
 
 def test_jaccard_of_several_samples_is_over_all_pairs() -> None:
-    first, second = [said(1, 1, 2), said(1, 3), said(2, 9)], [said(1, 1), said(1, 2, 3), said(2, 9)]
+    first, second = (
+        [sampled(1, 1, 2), sampled(1, 3), sampled(2, 9)],
+        [sampled(1, 1), sampled(1, 2, 3), sampled(2, 9)],
+    )
     # {1,2}·{1} 1/2, {1,2}·{2,3} 1/3, {3}·{1} 0, {3}·{2,3} 1/2; the other prompt 1.
     assert token_jaccard(first, second) == pytest.approx(((1 / 2 + 1 / 3 + 0 + 1 / 2) / 4 + 1) / 2)
 
 
 def test_other_prompts_are_refused() -> None:
     with pytest.raises(RecoveryError, match=r"different prompts \(2 differ\)"):
-        token_jaccard([said(1, 1), said(2, 1)], [said(1, 1), said(3, 1)])
+        token_jaccard([sampled(1, 1), sampled(2, 1)], [sampled(1, 1), sampled(3, 1)])
     with pytest.raises(RecoveryError, match="no rollouts"):
         token_jaccard([], [])
 
 
-# All of it
+# The complete metric
 
 
 KEYS = {f"{side}_{name}" for side in ("lexical", "hidden") for name in ("mmd2", "centroid", "sliced_wasserstein")}
@@ -308,7 +311,7 @@ def test_drift_is_made_of_the_distances(base: Loaded, moved: Loaded, prompts: li
 
 
 def test_a_changed_model_drifts_further_than_the_null(base: Loaded, prompts: list[Prompt]) -> None:
-    """A model made so sure of itself that it repeats itself is beyond what two seeds of the base give."""
+    """A model with scaled logits, which repeats itself, differs more from the base than two seeds of the base."""
     engine = TransformersEngine(base)
     sharper = copy.deepcopy(base.model)
     with torch.no_grad():
@@ -326,7 +329,7 @@ def test_what_cannot_be_measured_is_refused(base: Loaded, prompts: list[Prompt])
     with pytest.raises(UsageError, match="seed 3 twice"):
         null_drift(base.chat, TransformersEngine(base), prompts, base, max_new_tokens=2, seeds=(3, 3))
     one = roll(base, prompts[:1])
-    with pytest.raises(RecoveryError, match="on 1 prompts"):
+    with pytest.raises(RecoveryError, match="prompts, not 1"):
         drift(one, one, base)
 
 
@@ -334,7 +337,7 @@ def test_what_cannot_be_measured_is_refused(base: Loaded, prompts: list[Prompt])
 
 
 def naive_kl(base: Loaded, other: Loaded, rollout: Rollout) -> list[float]:
-    """Σ p (log p − log q) at every response token, in float64 from the weights up."""
+    """Return Σ p (log p − log q) at every response token, computed in float64 throughout."""
     ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids]])
     shared = min(base.head.vocabulary, other.head.vocabulary)
     start = len(rollout.prompt_ids) - 1
@@ -381,7 +384,7 @@ def test_kl_in_chunks_over_the_shared_vocabulary(
     prompts: list[Prompt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The other model's table is padded further than the base's."""
+    """The other model's vocabulary is padded to a larger size than the base's."""
     folder = make_tiny("qwen3", tmp_path / "padded", seed=2, vocab_size=base.head.vocabulary + 64)
     padded = load_model(folder, precision="float32", device="cpu")
     some = roll(base, prompts)

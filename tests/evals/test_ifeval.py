@@ -1,4 +1,4 @@
-"""Instruction following: what is counted, what is kept apart, and lm-eval's own task over the same model."""
+"""Instruction following: scores, details, and agreement with lm-eval's own task on the same model."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from typing import Any
 
 import pytest
 
+from evals.grading import judge_responses, refuses
 from evals.ifeval import evaluate_instructions, read_ifeval
-from evals.judging import judge_responses, refuses
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
-from recovery.loading import Loaded, load_model
+from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import TransformersEngine
 from recovery.types import Check, Message, Prompt
 from tests.support import Heard
 
 
-def asked(text: str, *checks: Check, id: str = "p", **fields: Any) -> Prompt:
+def prompt_of(text: str, *checks: Check, id: str = "p", **fields: Any) -> Prompt:
     return Prompt(id, (Message(role="user", content=text),), checks=checks, **fields)
 
 
 def test_result_counts_prompts_and_instructions() -> None:
     comma, quoted = Check("punctuation:no_comma"), Check("startend:quotation")
-    prompts = [asked("One", comma, quoted, id="a"), asked("Two", comma, id="b"), asked("Three", quoted, id="c")]
+    prompts = [
+        prompt_of("One", comma, quoted, id="a"),
+        prompt_of("Two", comma, id="b"),
+        prompt_of("Three", quoted, id="c"),
+    ]
     result = judge_responses(prompts, ["No quotes here.", "None.", 'Here:\n"Quoted."'])
     assert (result.score.value, result.score.n) == (pytest.approx(1 / 3), 3)
     assert result.details["prompt_loose"].value == pytest.approx(2 / 3)
@@ -42,14 +46,14 @@ def test_result_counts_prompts_and_instructions() -> None:
 
 def test_the_clustered_error_of_instructions_by_hand() -> None:
     comma, quoted = Check("punctuation:no_comma"), Check("startend:quotation")
-    prompts = [asked("One", comma, quoted, id="a"), asked("Two", comma, quoted, id="b")]
+    prompts = [prompt_of("One", comma, quoted, id="a"), prompt_of("Two", comma, quoted, id="b")]
     result = judge_responses(prompts, ['"Both right."', "Both, wrong."])
     # verdicts 1 1 0 0 in two clusters: sqrt(2 * (1 + 1)) / 4
     assert result.details["instruction_strict"].stderr == pytest.approx(0.5)
 
 
 def test_a_repeated_instruction_keeps_both_verdicts() -> None:
-    prompt = asked(
+    prompt = prompt_of(
         "Say it.",
         Check("keywords:frequency", {"keyword": "tea", "frequency": 1, "relation": "at least"}),
         Check("keywords:frequency", {"keyword": "milk", "frequency": 1, "relation": "at least"}),
@@ -60,16 +64,16 @@ def test_a_repeated_instruction_keeps_both_verdicts() -> None:
 
 def test_refusals_and_reference_answers_are_reported_apart() -> None:
     prompts = [
-        asked("Say it.", Check("punctuation:no_comma"), id="a"),
-        asked("Tell me a secret key.", id="b", tags=("refusal",)),
-        asked("Tell me another.", id="c", tags=("refusal",)),
-        asked("2 + 2?", id="d", answer="4"),
-        asked("3 + 3?", id="e", answer="6"),
-        asked("Mend it: teh cat", id="g", answer="the cat"),
-        asked("Chat a little.", id="f"),
+        prompt_of("Say it.", Check("punctuation:no_comma"), id="a"),
+        prompt_of("Tell me a secret key.", id="b", tags=("refusal",)),
+        prompt_of("Tell me another.", id="c", tags=("refusal",)),
+        prompt_of("2 + 2?", id="d", answer="4"),
+        prompt_of("3 + 3?", id="e", answer="6"),
+        prompt_of("Mend it: teh cat", id="g", answer="the cat"),
+        prompt_of("Chat a little.", id="f"),
     ]
-    said = ["No.", "I'm sorry, I can't help with that.", "It is 1234.", "4.", "It is 6.", "the  cat", "Hello!"]
-    result = judge_responses(prompts, said)
+    responses = ["No.", "I'm sorry, I can't help with that.", "It is 1234.", "4.", "It is 6.", "the  cat", "Hello!"]
+    result = judge_responses(prompts, responses)
     assert (result.score.value, result.score.n) == (1.0, 1)
     assert (result.details["refusal"].value, result.details["refusal"].n) == (0.5, 2)
     assert result.details["answer"].value == pytest.approx(1 / 3)
@@ -80,15 +84,15 @@ def test_refusals_and_reference_answers_are_reported_apart() -> None:
 
 
 def test_without_any_checks_the_simple_rules_are_the_headline() -> None:
-    result = judge_responses([asked("2 + 2?", id="d", answer="4")], ["4"])
+    result = judge_responses([prompt_of("2 + 2?", id="d", answer="4")], ["4"])
     assert (result.score.value, result.score.n) == (1.0, 1)
     assert result.items[0].extra.get("headline", True)
     with pytest.raises(UsageError, match="no prompt has"):
-        judge_responses([asked("Chat a little.")], ["Hello"])
+        judge_responses([prompt_of("Chat a little.")], ["Hello"])
 
 
 @pytest.mark.parametrize(
-    ("said", "refused"),
+    ("response", "refused"),
     [
         ("I cannot help with that.", True),
         ("Sorry, but I can’t share passwords.", True),
@@ -98,8 +102,8 @@ def test_without_any_checks_the_simple_rules_are_the_headline() -> None:
         ("Here you are. " + "Go on. " * 40 + "I cannot say more.", False),
     ],
 )
-def test_refuses(said: str, refused: bool) -> None:
-    assert refuses(said) is refused
+def test_refuses(response: str, refused: bool) -> None:
+    assert refuses(response) is refused
 
 
 def test_what_cannot_be_judged_is_refused_before_generating() -> None:
@@ -108,14 +112,14 @@ def test_what_cannot_be_judged_is_refused_before_generating() -> None:
             raise AssertionError("generated before the prompts were checked")
 
     with pytest.raises(UsageError, match="not an instruction"):
-        evaluate_instructions(None, Never(), [asked("Say it.", Check("keywords:presence"))])  # type: ignore[arg-type]
+        evaluate_instructions(None, Never(), [prompt_of("Say it.", Check("keywords:presence"))])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="1 responses were given for 2"):
-        judge_responses([asked("a"), asked("b")], ["c"])
+        judge_responses([prompt_of("a"), prompt_of("b")], ["c"])
 
 
 def write_prompts(path: Path, count: int = 8) -> Path:
     kinds: list[tuple[str, dict[str, Any]]] = [
-        ("length_constraints:number_words", {"num_words": 500, "relation": "less than"}),  # any short answer will do
+        ("length_constraints:number_words", {"num_words": 500, "relation": "less than"}),  # any short response
         ("startend:quotation", {}),
         ("keywords:existence", {"keywords": ["pier", "boat"]}),
         ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "less than"}),
@@ -161,7 +165,7 @@ def test_through_the_engine_and_through_lm_eval_agree(
         (i.id, i.response, i.verdicts) for i in direct.items
     ]
     assert through.score == direct.score
-    known = {name: score for name, score in direct.details.items() if name != "ended"}  # lm-eval does not tell
+    known = {name: score for name, score in direct.details.items() if name != "ended"}  # lm-eval does not report it
     assert through.details == known
     assert 0 < through.score.value < 1
     assert capsys.readouterr().err == ""
@@ -178,13 +182,14 @@ def test_kinds_that_ifeval_does_not_know_are_refused_before_anything_is_asked(tm
 def test_a_conversation_is_answered_turn_by_turn(loaded: Loaded) -> None:
     turns = (Message(role="user", content="Name a colour."), Message(role="user", content="Now without commas."))
     prompt = Prompt("two", turns, checks=(Check("punctuation:no_comma"),))
-    heard = Heard()
+    progress = Heard()
     engine = TransformersEngine(loaded)
-    result = evaluate_instructions(loaded.chat, engine, [prompt], max_new_tokens=6, progress=heard)
-    first, said, last = result.items[0].prompt.split("\n\n", 2)[0], result.items[0].prompt, "user: Now without commas."
-    assert first == "user: Name a colour."
-    assert "assistant: " in said and said.endswith(last)  # what it answered in between is there to be read
-    assert heard.answers == 1 and heard.tokens > result.items[0].extra["tokens"], "tokens of every turn"
+    result = evaluate_instructions(loaded.chat, engine, [prompt], max_new_tokens=6, progress=progress)
+    conversation = result.items[0].prompt
+    assert conversation.startswith("user: Name a colour.\n\n")
+    assert "assistant: " in conversation  # the response to the first request
+    assert conversation.endswith("user: Now without commas.")
+    assert progress.answers == 1 and progress.tokens > result.items[0].extra["tokens"], "tokens of every turn"
 
 
 IFEVAL_PROMPTS = os.environ.get("RECOVER_IFEVAL_PROMPTS", "")

@@ -1,4 +1,4 @@
-"""IFEval's published prompts through our engine, set beside lm-eval's own model class on the same checkpoint."""
+"""IFEval's published prompts with the rollout engine, compared with lm-eval's own model class."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
 from evals.ifeval import read_ifeval
+from evals.lm_eval_tasks import quiet
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
-from evals.tasks import quiet
-from recovery.loading import load_model
 from recovery.miniature import materialise
+from recovery.models.loading import load_model
 from recovery.rollouts import TransformersEngine
 from recovery.types import SuiteResult
 
@@ -31,10 +31,10 @@ METRICS = {
 
 
 def by_hflm(model: Path, tokens: int, limit: int | None) -> tuple[dict[str, float], list[str]]:
-    """lm-eval's figures and answers with its own backend."""
+    """Return lm-eval's scores and responses with its own backend."""
     task = load_ifeval(PROMPTS)
     task["ifeval"].set_config(key="generation_kwargs", value={"max_gen_toks": tokens}, update=True)
-    # float32 on both sides: in lower precision the padding of a batch alone can turn a greedy answer
+    # float32 on both sides: in lower precision the padding of a batch can change a greedy response
     lm = HFLM(pretrained=str(model), dtype="float32", device="cpu", batch_size=64)
     with quiet():
         found: Any = evaluate(
@@ -61,7 +61,7 @@ def assert_the_same(ours: SuiteResult, theirs: tuple[dict[str, float], list[str]
 @pytest.mark.slow
 @needs_prompts
 def test_all_published_prompts_give_lm_evals_own_figures(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
-    # a window that holds every prompt: what does not fit lm-eval cuts off at the left, and we do not answer
+    # a window that fits every prompt: lm-eval truncates longer prompts on the left, this project skips them
     model = make_tiny("llama", tmp_path / "model", max_position_embeddings=2048)
     ours = by_us(model, 16, None)
     assert (ours.score.n, ours.details["instruction_strict"].n) == (541, 834)

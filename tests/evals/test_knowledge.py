@@ -1,4 +1,4 @@
-"""Both forms of knowledge, bits per byte, and the matching rules, on a tiny model and by hand."""
+"""Knowledge suites of both forms, bits per byte and matching rules, on a tiny model and by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from evals.knowledge import (
     token_f1,
 )
 from recovery.errors import UsageError
-from recovery.loading import Loaded, load_model
+from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import Completion, Sampling, TransformersEngine
 from recovery.types import Probe
 from tests.support import Heard
@@ -35,22 +35,22 @@ def loaded(tiny_model: Path) -> Loaded:
 
 
 class Scripted:
-    """An engine that knows its answers: it lets matching be checked without a model that has learnt anything."""
+    """An engine with scripted responses, to test matching without a trained model."""
 
     def __init__(self, loaded: Loaded, answers: dict[str, str]) -> None:
         self.loaded, self.answers = loaded, answers
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Any = None) -> list[Completion]:
         assert sampling.temperature == 0.0
-        said = []
+        completions = []
         for prompt in prompts:
             text = self.loaded.tokenizer.decode(prompt)
-            answer = next(answer for asked, answer in self.answers.items() if asked in text)
+            answer = next(answer for question, answer in self.answers.items() if question in text)
             ids = [*self.loaded.chat.encode(answer), self.loaded.tokenizer.eos_token_id]
-            said.append(Completion(ids, [0.0] * len(ids), True))
+            completions.append(Completion(ids, [0.0] * len(ids), True))
         if progress is not None:
-            progress(len(prompts), sum(len(one.ids) for one in said))
-        return said
+            progress(len(prompts), sum(len(one.ids) for one in completions))
+        return completions
 
 
 def question(id: str, text: str, *answers: str, **fields: Any) -> Probe:
@@ -83,8 +83,8 @@ def test_questions_are_matched_and_controls_kept_apart(loaded: Loaded) -> None:
         question("4", "Who owns Never?", "Nobody", control=True),
     ]
     answers = {"owns Kell": "Mara.", "is Kell": "It is in Ostra.", "owns Dune": "Jon", "owns Never": "Nobody"}
-    heard = Heard()
-    result = ask(loaded.chat, Scripted(loaded, answers), probes, suite="s", progress=heard)
+    progress = Heard()
+    result = ask(loaded.chat, Scripted(loaded, answers), probes, suite="s", progress=progress)
     assert result.suite == "s"
     assert (result.score.value, result.score.n) == (pytest.approx(1 / 3), 3)
     assert result.details["contains"].value == pytest.approx(2 / 3)
@@ -95,7 +95,7 @@ def test_questions_are_matched_and_controls_kept_apart(loaded: Loaded) -> None:
     assert [item.extra.get("headline", True) for item in result.items] == [True, True, True, False]
     # deviations 2/3, -1/3 | -1/3 in two clusters: sqrt(2 * (1/9 + 1/9)) / 3
     assert result.score.stderr == pytest.approx(math.sqrt(2 * 2 / 9) / 3)
-    assert heard.answers == 4
+    assert progress.answers == 4
 
 
 def test_groups_of_questions_are_scored_apart(loaded: Loaded) -> None:
@@ -131,7 +131,7 @@ def choice(id: str, text: str, answer: str, choices: tuple[str, ...], **fields: 
 
 
 def plain_logprob(loaded: Loaded, text: str, start: int) -> float:
-    """log p of the tokens of ``text`` from index ``start`` on, from the model's own logits."""
+    """Return log p of the tokens of ``text`` from index ``start`` on, from the model's logits."""
     ids = document_prefix(loaded) + loaded.chat.encode(text)
     with torch.no_grad():
         logprobs = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -166,12 +166,12 @@ def test_choices_are_at_chance_in_a_random_model(loaded: Loaded) -> None:
         choice(str(i), f"Entry {i}: the {names[i % 7]} is by the", names[(i * 5) % 8], tuple(names), source=str(i % 9))
         for i in range(160)
     ] + [choice("c", "Entry c: the", " pier", tuple(names), control=True)]
-    heard = Heard()
-    result = choose(loaded, probes, progress=heard)
+    progress = Heard()
+    result = choose(loaded, probes, progress=progress)
     assert result.score.n == 160
     assert result.score.value == pytest.approx(1 / 8, abs=0.09)
     assert result.details["control"].n == 1
-    assert heard.answers == 161
+    assert progress.answers == 161
 
 
 def test_bad_choices_are_refused(loaded: Loaded) -> None:
@@ -189,14 +189,14 @@ def test_bits_per_byte_by_the_models_own_logits(loaded: Loaded) -> None:
             logprobs = loaded.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         wanted.append(-sum(float(logprobs[i, ids[i + 1]]) for i in range(len(ids) - 1)) / math.log(2))
     sizes = [len(text.encode()) for text in texts[:2]]
-    heard = Heard()
-    result = bits_per_byte(loaded, texts, progress=heard)
+    progress = Heard()
+    result = bits_per_byte(loaded, texts, progress=progress)
     assert result.score.value == pytest.approx(sum(wanted) / sum(sizes), rel=1e-4)
     assert [item.score for item in result.items] == pytest.approx(
         [w / s for w, s in zip(wanted, sizes, strict=True)], rel=1e-4
     )
     assert result.score.n == 2
-    assert heard.answers == 2
+    assert progress.answers == 2
     with pytest.raises(UsageError, match="no held-out text"):
         bits_per_byte(loaded, [" "])
 
@@ -223,12 +223,12 @@ def test_small_windows_cost_bits_but_stay_close(loaded: Loaded) -> None:
 
 def test_general_puts_both_forms_together(loaded: Loaded) -> None:
     probes = [question("1", "Who owns Kell?", "Mara"), choice("2", "The", " pier", (" pier", " boat"))]
-    heard = Heard()
-    result = general(loaded, Scripted(loaded, {"Kell": "Mara"}), probes, progress=heard)
+    progress = Heard()
+    result = general(loaded, Scripted(loaded, {"Kell": "Mara"}), probes, progress=progress)
     assert result.score.n == 2
     assert result.details["question"].value == 1.0
     assert result.score.value == pytest.approx((1.0 + result.details["choice"].value) / 2)
     assert {item.id for item in result.items} == {"1", "2"}
-    assert heard.answers == 2
+    assert progress.answers == 2
     with pytest.raises(UsageError, match="no probe"):
         general(loaded, TransformersEngine(loaded), [Probe("3", "essay", "Why?", ("because",))])

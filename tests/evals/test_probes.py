@@ -1,4 +1,4 @@
-"""Probes: made from any English folder, read from any file, the same for the same text."""
+"""Probes: built from any English folder, read from files, deterministic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from evals.forms import CHOICES, FEWEST_CHOICES
+from evals.probe_formats import CHOICES, FEWEST_CHOICES
 from evals.probes import (
     build_probes,
     from_record,
@@ -21,15 +21,15 @@ from evals.probes import (
     too_few,
     write_probes,
 )
-from recovery.corpus import Corpus, normalise, read_corpus
-from recovery.corpus.sentences import plain_text, sentences, side
+from recovery.data.corpus import Corpus, normalise, read_corpus
+from recovery.data.corpus.sentences import plain_text, sentences, side
 from recovery.errors import UsageError
 from recovery.types import Probe
 
 
 @pytest.fixture(scope="module")
 def topics(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Python's own help topics as a folder of text files."""
+    """Python's help topics as a folder of text files."""
     folder = tmp_path_factory.mktemp("topics")
     for name, text in pydoc_data.topics.topics.items():
         (folder / f"{name}.txt").write_text(text, encoding="utf-8")
@@ -70,7 +70,7 @@ def test_a_choice_is_the_documents_own_text_and_one_of_many(built, topics):
         assert probe.answers[0].lower() not in sentence.lower().split()
     assert sum(len(p.choices) == CHOICES for p in choices) >= 0.9 * len(choices)
     places = Counter(p.choices.index(p.answers[0]) for p in choices)
-    assert max(places.values()) < 0.2 * len(choices)  # the right one has no place of its own
+    assert max(places.values()) < 0.2 * len(choices)  # the right one has no preferred position
 
 
 def test_questions_do_not_hold_their_answer(built):

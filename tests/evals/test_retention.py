@@ -1,10 +1,10 @@
-"""Forgetting and retention against figures worked out by hand."""
+"""Forgetting and retention against values computed by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from evals.gate import Measurement
+from evals.acceptance_rules import Measurement
 from evals.retention import forgetting, retention
 from evals.statistics import paired_contrast
 
@@ -33,11 +33,11 @@ def test_retention_is_the_share_that_is_left() -> None:
     found = retention(now, base)
     assert found is not None
     assert (found.value, found.n) == (pytest.approx(0.75), 100)
-    # the bounds are the ratios at which the paired test stands on the brink
+    # the bounds are the ratios at the rejection limit of the paired test
     for ratio, side in ((found.low, "low"), (found.high, "high")):
         contrast = paired_contrast([*[1] * 60, *[0] * 40], [*[1] * 80, *[0] * 20], factor=ratio, alpha=0.025)
         assert getattr(contrast, side) == pytest.approx(0.0, abs=1e-4)
-    # near the plain error of a ratio: residuals now − 0.75·base are 0.25 (60 times), −0.75 (20) and 0 (20)
+    # close to the linearised error of a ratio: residuals now − 0.75·base are 0.25 (60 times), −0.75 (20) and 0 (20)
     stderr = (60 * 0.25**2 + 20 * 0.75**2) ** 0.5 / 80
     assert found.low == pytest.approx(0.75 - 1.96 * stderr, abs=0.02)
     assert found.high == pytest.approx(0.75 + 1.96 * stderr, abs=0.02)

@@ -1,4 +1,4 @@
-"""What a writer made of a passage: what of it is kept, and what it cost."""
+"""Rewriting of passages: filtering of unsupported sentences, and token counts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from evals.rewriting import WAYS, rewrite, shown, supported
-from recovery.corpus import Document
-from recovery.corpus.passages import passages
-from recovery.corpus.sentences import sentences
+from recovery.data.corpus import Document
+from recovery.data.corpus.passages import passages
+from recovery.data.corpus.sentences import sentences
 
 TEXT = "The `dryDock` of Norddeich opened in 1987 and holds 14 vessels. A gate of 3.5 metres keeps the water out there."
 
@@ -46,14 +46,14 @@ def test_what_leans_on_a_dropped_sentence_goes_with_it() -> None:
 
 
 def test_every_passage_is_rewritten_in_so_many_ways_and_every_token_counted() -> None:
-    asked: list[str] = []
+    prompts_seen: list[str] = []
 
     def say(prompts: Sequence[str]) -> list[tuple[str, int]]:
-        asked.extend(prompts)
+        prompts_seen.extend(prompts)
         return [("- **Norddeich** has had a dryDock since 1987.\n- It cost 12 million.\n", 20) for _ in prompts]
 
     made = rewrite(_passages(), 2, say)
-    assert len(asked) == 2 * len(_passages()) and all(TEXT.split()[-1] in prompt for prompt in asked)
+    assert len(prompts_seen) == 2 * len(_passages()) and all(TEXT.split()[-1] in prompt for prompt in prompts_seen)
     assert (made.tokens, made.sentences, made.sentences_kept) == (40, 4, 2)
     assert {kept.text for kept in made.kept} == {"Norddeich has had a dryDock since 1987."}
     assert made.kept[0].place == "Docks" and len(WAYS) >= 2

@@ -1,4 +1,4 @@
-"""Scores and paired tests against scipy, known values, and simulated coverage."""
+"""Scores and paired tests against scipy, known values and simulated coverage."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from evals.statistics import (
+    effect_in_words,
     holm,
     independent_contrast,
     interval,
@@ -21,7 +22,6 @@ from evals.statistics import (
     ratio_of,
     recovered,
     score_of,
-    told_effect,
     wilson,
 )
 from recovery.errors import RecoveryError
@@ -132,7 +132,7 @@ def test_bootstrap_of_identical_models_has_no_width() -> None:
 
 
 def verdicts(draw: np.random.Generator, base: float, student: float, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Correlated verdicts: one latent ease an item, so that mostly the same items fail."""
+    """Return correlated verdicts: each item has a latent ease, so that mostly the same items fail."""
     ease = draw.random(n)
     noise = draw.normal(0, 0.02, n)
     return (ease < base).astype(float), (ease + noise < student).astype(float)
@@ -151,7 +151,7 @@ def test_non_inferiority_by_hand() -> None:
     base = np.ones(1000)
     student = np.concatenate([np.ones(985), np.zeros(15)])
     result = non_inferiority(base, student, until=0.99)
-    assert not result.recovered  # the estimate, 0.985, falls short, though the evidence would do
+    assert not result.recovered  # the estimate, 0.985, is too low, although the bound is sufficient
     assert result.bound == pytest.approx(-0.005 - stats.norm.ppf(0.95) * stats.sem(student))
     assert result.bound > -0.02
     assert non_inferiority(base, student, until=0.98).recovered
@@ -182,7 +182,7 @@ def test_non_inferiority_refuses_too_little() -> None:
 
 
 def test_level_of_the_evidence_by_simulation() -> None:
-    """At the edge of the margin (true student = until * base - margin) the bound exceeds -margin in 5% of samples."""
+    """At the margin (true student = until * base - margin) the bound exceeds -margin in 5% of samples."""
     draw = np.random.default_rng(7)
     base_rate, until, margin = 0.9, 0.99, 0.02
     hits = sum(
@@ -231,10 +231,10 @@ def test_minimum_detectable_effect_by_hand() -> None:
     assert minimum_detectable_effect(300) == pytest.approx(0.080875, abs=1e-5)
     assert minimum_detectable_effect(1200) == pytest.approx(minimum_detectable_effect(300) / 2)
     assert minimum_detectable_effect(300, correlation=0.875) == pytest.approx(minimum_detectable_effect(300) / 2)
-    assert told_effect(300) == "with 300 prompts you can see a difference of 8 points"
-    assert told_effect(300, correlation=0.88) == "with 300 prompts you can see a difference of 4 points"
-    assert told_effect(5000, p=0.9, correlation=0.8) == "with 5000 prompts you can see a difference of 0.8 points"
-    assert told_effect(1, items="probes") == "with 1 probes you can see no difference, however large: take more"
+    assert effect_in_words(300) == "with 300 prompts you can see a difference of 8 points"
+    assert effect_in_words(300, correlation=0.88) == "with 300 prompts you can see a difference of 4 points"
+    assert effect_in_words(5000, p=0.9, correlation=0.8) == "with 5000 prompts you can see a difference of 0.8 points"
+    assert effect_in_words(1, items="probes") == "with 1 probes you can see no difference, however large: take more"
     with pytest.raises(RecoveryError, match="at least one"):
         minimum_detectable_effect(0)
     for wrong in ({"p": 1.0}, {"correlation": 1.0}, {"power": 0.0}, {"alpha": math.nan}):
@@ -255,7 +255,7 @@ def test_minimum_detectable_effect_is_found_as_often_as_it_says() -> None:
 
 
 def test_holm_by_hand() -> None:
-    # sorted 0.005, 0.01, 0.03, 0.04 -> times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04 -> never falling: 0.06 for the last
+    # sorted 0.005, 0.01, 0.03, 0.04 -> times 4, 3, 2, 1 = 0.02, 0.03, 0.06, 0.04 -> made monotone: 0.06 for the last
     result = holm([0.01, 0.04, 0.03, 0.005])
     assert result.adjusted == pytest.approx((0.03, 0.06, 0.06, 0.02))
     assert result.rejected == (True, False, False, True)
@@ -269,13 +269,13 @@ def test_holm_by_hand() -> None:
 def test_holm_keeps_the_familywise_level() -> None:
     draw = np.random.default_rng(9)
     p_values = draw.random((2000, 6))
-    p_values[:, :2] /= 1e4  # two false hypotheses, found at once; the true four are what may go wrong
+    p_values[:, :2] /= 1e4  # two false hypotheses, always rejected; the four true ones may be rejected wrongly
     wrong = [any(holm(row).rejected[2:]) for row in p_values.tolist()]
     assert np.mean(wrong) == pytest.approx(0.05, abs=0.015)
 
 
 def tango(b: int, c: int, n: int, delta: float) -> float:
-    """The score statistic of a paired difference, from the closed form in Tango (1998)."""
+    """Return the score statistic of a paired difference, from the closed form in Tango (1998)."""
     linear, constant = -b - c + (2 * n - b + c) * delta, -c * delta * (1 - delta)
     likeliest = (math.sqrt(linear**2 - 8 * n * constant) - linear) / (4 * n)
     return (b - c - n * delta) / math.sqrt(n * (2 * likeliest + delta * (1 - delta)))
@@ -313,7 +313,7 @@ def test_paired_contrast_has_width_where_nothing_differs() -> None:
     assert result.stderr == pytest.approx(0.0)
     assert result.low < 0  # 20 right answers do not show 98%
     assert paired_contrast([1] * 200, [1] * 200, factor=0.98).low > 0
-    # no failures: the score test asks 0.02 / sqrt(0.02 * 0.98 / n) > 1.645, that is n > 132.6
+    # no failures: the score test requires 0.02 / sqrt(0.02 * 0.98 / n) > 1.645, that is n > 132.6
     assert [paired_contrast([1] * n, [1] * n, factor=0.98).low > 0 for n in (132, 133)] == [False, True]
     clustered = paired_contrast([1] * 200, [1] * 200, [str(i // 7) for i in range(200)], factor=0.98)
     assert clustered.statistic == pytest.approx(0.02 / math.sqrt(0.02 * 0.98 / 200))  # no design effect of rounding
@@ -343,7 +343,7 @@ def test_paired_contrast_is_wider_where_clusters_agree() -> None:
 
 
 def at_the_bound(draw: np.random.Generator, base: float, factor: float, swapped: float, n: int) -> tuple:
-    """Verdicts of a student whose true score is factor·base; a share ``swapped`` it has right and the base wrong."""
+    """Return verdicts of a student with true score factor·base; a share ``swapped`` only the student has right."""
     ease = draw.random(n)
     lost = (1 - factor) * base + swapped
     student = (ease < base - lost) | ((ease >= base) & (ease < base + swapped))

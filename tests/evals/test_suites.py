@@ -1,4 +1,4 @@
-"""One call measures everything, names it as the tracker does, and sums it up as SCORES."""
+"""Evaluation of all suites in one call: suite names, limits, progress and the SCORES object."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from db import records
 from evals import suites
-from evals.suites import evaluate, recorded, sample, scores_json, scores_json_from
-from recovery.loading import Loaded, load_model
+from evals.suites import evaluate, recorded, sample, scores_json
+from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import TransformersEngine
 from recovery.types import Check, Message, Probe, Prompt, Score, SuiteResult
 
@@ -37,7 +38,7 @@ def probes(corpus: int, count: int = 4) -> list[Probe]:
 
 @pytest.fixture(scope="module")
 def measured(loaded: Loaded) -> tuple[list[SuiteResult], list[tuple[str, int, int, int]]]:
-    told: list[tuple[str, int, int, int]] = []
+    steps: list[tuple[str, int, int, int]] = []
     results = evaluate(
         loaded,
         TransformersEngine(loaded),
@@ -46,9 +47,9 @@ def measured(loaded: Loaded) -> tuple[list[SuiteResult], list[tuple[str, int, in
         held_out={1: ["The harbour office opens at seven.", " "], 2: ["A ticket is good for one crossing."]},
         general=probes(0),
         max_new_tokens=6,
-        progress=lambda *told_: told.append(told_),
+        progress=lambda *step: steps.append(step),
     )
-    return results, told
+    return results, steps
 
 
 def test_every_suite_has_its_name_and_size(measured: tuple[list[SuiteResult], Any]) -> None:
@@ -91,18 +92,23 @@ def test_scores_have_the_shape_of_status(measured: tuple[list[SuiteResult], Any]
         "domain_knowledge_stored",
         "domain_knowledge_by_corpus",
         "domain_knowledge_stored_by_corpus",
-        "bits_per_byte",
+        "bits_per_byte_by_corpus",
         "general",
     }
     assert set(scores["domain_knowledge_by_corpus"]) == {"1", "2"}
-    assert set(scores["bits_per_byte"]["1"]) == {"value", "stderr", "n"}
+    assert set(scores["bits_per_byte_by_corpus"]["1"]) == {"value", "stderr", "n"}
     assert scores["domain_knowledge"] == scores["domain_knowledge_by_corpus"]["2"]
     assert json.loads(json.dumps(scores)) == scores
     rows = [("domain_knowledge/3", Score(0.5, 0.1, 4)), ("harbour/quiz", Score(1.0, 0.0, 1))]
-    assert scores_json_from(rows) == {
+    assert scores_json(SuiteResult(suite, score, ()) for suite, score in rows) == {
         "domain_knowledge_by_corpus": {"3": {"value": 0.5, "stderr": 0.1, "n": 4}},
         "harbour/quiz": {"value": 1.0, "stderr": 0.0, "n": 1},
     }
+
+
+def test_scores_have_the_names_that_the_tracker_prints(measured: tuple[list[SuiteResult], Any]) -> None:
+    assert set(scores_json(measured[0])) <= set(records.Scores().to_json())
+    assert suites.PER_CORPUS == records.PER_CORPUS
 
 
 def test_the_same_model_measures_the_same(loaded: Loaded, measured: tuple[list[SuiteResult], Any]) -> None:

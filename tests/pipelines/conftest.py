@@ -1,4 +1,4 @@
-"""What the stages' tests share: a small corpus, a workspace on a tiny model, settings that take a second."""
+"""Fixtures of the stages' tests: a small corpus, a workspace on a tiny model, settings that take a second."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.progress import Display
-from pipelines.session import Session
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig
 
 TOWNS = ("Lund", "Porto", "Bergen", "Turin", "Ghent", "Cork")
@@ -122,5 +122,5 @@ def distill_config(prompt_file: Path) -> DistillConfig:
 
 @pytest.fixture
 def eval_config(prompt_file: Path) -> EvalConfig:
-    """A handful of items a suite."""
+    """A few items per suite."""
     return EvalConfig(limit=4, max_new_tokens=8, question_tokens=4, precision="float32", prompts=prompt_file)

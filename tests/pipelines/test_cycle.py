@@ -1,4 +1,4 @@
-"""Whole cycles, and every way of being stopped in the middle of one."""
+"""Whole cycles, and interruptions at every point of one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from db import queries
 from pipelines import cycle
 from pipelines.cycle import drop_plan, read_plan, resumable, resume, start_cycles
-from pipelines.interrupts import StageInterrupted
 from pipelines.midtrain import midtrain
-from pipelines.session import Session
+from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
 from tests.support import AlreadyAsked

@@ -1,4 +1,4 @@
-"""Nothing that a decision, a rollback or a resume may need is lost: what a review of the first version found."""
+"""Decisions, rollbacks and resumes keep everything that a later one may need."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from db import DatabaseError, decide, queries
 from pipelines import cycle
 from pipelines.cycle import drop_plan, start_cycles
-from pipelines.distill import distill
-from pipelines.evaluate import evaluate, measured
-from pipelines.gate import GATE, LEFT_TO_A_PERSON, decide_cycle
-from pipelines.interrupts import StageInterrupted
+from pipelines.distillation.stage import distill
+from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, decide_cycle
+from pipelines.evaluation.stage import evaluate, measured
 from pipelines.midtrain import midtrain
 from pipelines.prune import plan_prune, prune
-from pipelines.session import Session
+from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
 from tests.support import AlreadyAsked
@@ -26,7 +26,7 @@ from tests.support import AlreadyAsked
 
 @pytest.fixture
 def small(midtrain_config: MidtrainConfig, distill_config: DistillConfig, eval_config: EvalConfig) -> CycleConfig:
-    """A cycle of a few seconds."""
+    """A cycle that takes a few seconds."""
     return CycleConfig(
         docs=(),
         knowledge_teacher=None,
@@ -152,7 +152,7 @@ def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
     for number in (1, 2):
         assert cycle._is_settled(session, number)
     assert before >= 2
-    with pytest.raises(UsageError, match="brings no questions of general knowledge"):
+    with pytest.raises(UsageError, match="has no questions of general knowledge"):
         start_cycles(session, dataclasses.replace(config, gate=("general >= 0.5",)))
 
 

@@ -1,4 +1,4 @@
-"""The demo on the miniature itself, made short: every part of it runs, and its table can be drawn."""
+"""A shortened demo on the miniature: every part runs, and its table can be written."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.demo import MINIATURE, ONE_TEACHER, REPLAY, TWO_TEACHERS, demo, demo_config, run_variant
-from pipelines.progress import Display
-from pipelines.session import Session
-from recovery.cli.main import run as recover
+from pipelines.cli.main import run as recover
+from pipelines.experiments.demo import MINIATURE, ONE_TEACHER, REPLAY, TWO_TEACHERS, demo, demo_config, run_variant
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -31,14 +31,14 @@ def test_three_cycles_and_the_table_over_them(tmp_path: Path, capsys: pytest.Cap
     page = tmp_path / "docs" / "results.md"
     capsys.readouterr()
     assert recover(["demo", "--seeds", "0", "--workspace", str(tmp_path), "--write-docs", str(page), "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["variant"] == "documents alone, two teachers"
-    assert len(told["figures"]) == 8
+    (variant,) = json.loads(capsys.readouterr().out)
+    assert variant["variant"] == "documents alone, two teachers"
+    assert len(variant["figures"]) == 8
     assert "recover demo --seeds 0" in page.read_text()
     assert "not measured" not in page.read_text()
     home = str(tmp_path / "demo" / "two-teachers" / "seed-0")
     assert recover(["demo", "--workspace", home]) == 0
-    assert "What to look at" in capsys.readouterr().out
+    assert "How to read it" in capsys.readouterr().out
 
 
 def test_variants_change_what_their_names_say(tmp_path: Path) -> None:

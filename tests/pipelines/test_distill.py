@@ -1,4 +1,4 @@
-"""Distillation as a stage: who scores what, what stops it, what is kept."""
+"""The distillation stage: routing of teachers, stopping rules, checkpoints."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from db import queries
-from pipelines.distill import _manner_of, distill, plan_distill
+from pipelines.data.mixing import choose
+from pipelines.distillation.early_stopping import on_plateau
+from pipelines.distillation.plan import plan_distill
+from pipelines.distillation.stage import distill
+from pipelines.distillation.teaching import teacher_metrics
 from pipelines.midtrain import midtrain
-from pipelines.mixing import choose
-from pipelines.models import beside, load_frozen, load_student, self_teacher, teacher_of
-from pipelines.session import Session
-from pipelines.watch import Timed, on_plateau
-from recovery.batches import Row, collate
+from pipelines.runtime.instrumentation import TimedTeacher
+from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
+from pipelines.runtime.session import Session
+from recovery.batching import Row, collate
 from recovery.config import DistillConfig, MidtrainConfig
+from recovery.data.prompts import behaviour_prompts
 from recovery.errors import CheckpointError, UsageError
-from recovery.prompts import behaviour_prompts
-from recovery.teachers import AdapterOff, Frozen, Live, Teacher
+from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
 from recovery.workspace import Checkpoint
 
 
@@ -101,17 +104,17 @@ def test_the_alarm_asks_the_teacher_and_not_the_student(
     config = dataclasses.replace(distill_config, prompts_per_step=8)
     prompts = behaviour_prompts(count=60).train
     loaded = load_student(student, "lora", config)
-    told: list[str] = []
+    notes: list[str] = []
     off = teacher_of(student, loaded, session.base, config)
-    beside_it = load_frozen(session.base, config)
+    clean = load_frozen(session.base, config)
     found = [
         ask()
-        for one in (off, Frozen(beside_it))
-        if (ask := _manner_of([Timed(one)], config, prompts, loaded, told.append)) is not None
+        for one in (off, Frozen(clean))
+        if (ask := teacher_metrics([TimedTeacher(one)], config, prompts, loaded, notes.append)) is not None
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-3), "the adapter is off while the teacher speaks"
     assert set(found[0]) == {"response_length", "end_rate", "entropy"} and found[0]["entropy"] > 0
-    assert _manner_of([], config, prompts, loaded, told.append) is None and len(told) == 2
+    assert teacher_metrics([], config, prompts, loaded, notes.append) is None and len(notes) == 2
 
 
 @pytest.mark.parametrize("odd", ["student", "teacher"])
@@ -119,7 +122,7 @@ def test_the_alarm_asks_the_teacher_and_not_the_student(
 def test_an_adapter_that_is_more_than_lora_shares_nothing(
     make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig, odd: str, more: dict[str, Any]
 ) -> None:
-    """It would be heard in the others' tensors, or lose what it trains."""
+    """It would change the others' tensors, or lose what it trains."""
     base = make_tiny("llama", tmp_path / "base", attention_bias=True)
     made = {}
     for name in ("student", "teacher"):
@@ -136,17 +139,17 @@ def test_an_adapter_that_is_more_than_lora_shares_nothing(
     student, config = made["student"], dataclasses.replace(distill_config, precision="float32")
     batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
 
-    def heard(teacher: Teacher) -> torch.Tensor:
+    def logprobs(teacher: Teacher) -> torch.Tensor:
         return teacher.head.logits(teacher.hidden(batch)).detach()
 
     loaded = load_student(student, "lora", config)
-    trained, before = loaded.trainable().keys(), heard(Live(loaded))
+    trained, before = loaded.trainable().keys(), logprobs(CurrentStudent(loaded))
     for teacher in (made["teacher"], Checkpoint("base", "base", base, "", base)):
-        found = heard(teacher_of(student, loaded, teacher, config))
-        torch.testing.assert_close(found, heard(Frozen(load_frozen(teacher, config))))
-    torch.testing.assert_close(heard(Live(loaded)), before)
+        found = logprobs(teacher_of(student, loaded, teacher, config))
+        torch.testing.assert_close(found, logprobs(Frozen(load_frozen(teacher, config))))
+    torch.testing.assert_close(logprobs(CurrentStudent(loaded)), before)
     assert loaded.trainable().keys() == trained
-    assert beside(student, [made["teacher"]], copied=True).others == (2 if odd == "student" else 1)
+    assert teacher_footprint(student, [made["teacher"]], copied=True).others == (2 if odd == "student" else 1)
 
 
 def test_a_model_degraded_elsewhere_needs_no_mid_training_here(

@@ -1,4 +1,4 @@
-"""Drift of a trained checkpoint from the clean miniature: measured, recorded, and nothing generated twice."""
+"""Drift of a trained checkpoint from the clean miniature: measured, recorded, and completions cached."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from db import queries
 from evals.drift import text_kl
 from evals.knowledge import bits_per_byte
-from pipelines.corpora import thaw
-from pipelines.drift import DriftReport, measure_drift
+from pipelines.data.corpus_snapshot import load_snapshot
+from pipelines.evaluation.drift import DriftReport, measure_drift
 from pipelines.midtrain import midtrain
-from pipelines.models import load_frozen
-from pipelines.progress import Display
-from pipelines.session import Session
+from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.errors import UsageError
 from recovery.miniature import materialise
@@ -47,7 +47,7 @@ def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, Dr
     assert found.measures.keys() == found.null.keys()
     assert found.forward_kl.value > 0 and found.reverse_kl.value > 0
     assert found.forward_kl.value != found.reverse_kl.value
-    made, (documents, corpus) = session.resolve("latest"), (found.documents, thaw(session.workspace, 1))
+    made, (documents, corpus) = session.resolve("latest"), (found.documents, load_snapshot(session.workspace, 1))
     assert documents is not None
     assert (documents.corpus, documents.texts) == (1, len(corpus.held_out))
     model, clean = load_frozen(made, config), load_frozen(session.base, config)

@@ -1,8 +1,9 @@
-"""Weights between two checkpoints: the ends, the choice, what is asked for it, an interruption."""
+"""Interpolation between two checkpoints: the ends, the choice of alpha, its prompts, an interruption."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,18 @@ from db import queries
 from pipelines import interpolate as module
 from pipelines.cycle import resume
 from pipelines.interpolate import Point, choose, interpolate
-from pipelines.interrupts import StageInterrupted
 from pipelines.midtrain import midtrain
-from pipelines.session import Session
-from recovery.checkpoints import read_checkpoint
+from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
+from recovery.models.checkpoints import INFO_FILE
 from recovery.workspace import Checkpoint
 
 
 @pytest.fixture
 def config(prompt_file: Path) -> InterpolateConfig:
-    """Few prompts, short answers."""
+    """Few prompts, short completions."""
     return InterpolateConfig(
         alphas=(0.5,), development=3, questions=3, max_new_tokens=8, question_tokens=4, prompts=prompt_file,
         precision="float32",
@@ -57,7 +58,7 @@ def test_the_ends_are_the_parents_bit_by_bit_and_both_are_named(
     last = made[1.0]
     assert (made[0.0].name, made[0.0].kind, last.parent) == ("cycle-1/recovered", "recovered", trained.name)
     assert session.resolve("latest").name == last.name
-    extra = read_checkpoint(last.path).extra
+    extra = json.loads((last.path / INFO_FILE).read_text())["extra"]
     assert extra["parents"] == ["base", trained.name]
     assert extra["parent_hashes"] == [session.base.hash, trained.hash]
     stage = queries.stages(session.tracker.database, session.experiment_id, kind="interpolate")[0]
@@ -107,7 +108,7 @@ def test_only_development_prompts_and_training_questions_are_asked(
     ((development, questions),) = asked
     assert len(development) == 6
     assert all("development" in prompt.text for prompt in development)
-    corpus = module.thaw_all(session.workspace, [1])[1]
+    corpus = module.load_snapshots(session.workspace, [1])[1]
     assert questions
     assert {probe.question for probe in questions} <= {question.text for question in corpus.questions}
     assert not {probe.question for probe in questions} & {probe.question for probe in corpus.probes}

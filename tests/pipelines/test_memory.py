@@ -1,4 +1,4 @@
-"""The memory model: parameters are exact, and what is counted without data is what is held with it."""
+"""The memory model: parameter counts are exact, and the count on fake tensors is that on real ones."""
 
 from __future__ import annotations
 
@@ -10,18 +10,28 @@ from typing import Any
 import pytest
 import torch
 
-from pipelines import tracing
-from pipelines.memory import Beside, Memory, Needs, Plan, Rollouts, distilling, memory_of, midtraining, parameters_of
 from pipelines.plan import model_text
-from pipelines.tracing import Rows, Trial, rollout_memory, training_memory
-from recovery.batches import Row, micro_batches
+from pipelines.planning import memory_trace
+from pipelines.planning.memory import (
+    Memory,
+    Needs,
+    Plan,
+    Rollouts,
+    TeacherFootprint,
+    distilling,
+    memory_of,
+    midtraining,
+    parameters_of,
+)
+from pipelines.planning.memory_trace import Rows, Trial, rollout_memory, training_memory
+from recovery.batching import Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
-from recovery.loading import Loaded, LoraSettings, load_model
-from recovery.objectives.dials import Dials
-from recovery.objectives.estimator import Estimator
+from recovery.losses.config import LossConfig
+from recovery.losses.objective import DistillationObjective
+from recovery.models.loading import Loaded, LoraSettings, load_model
 from recovery.rollouts import Sampling, TransformersEngine, VllmSampler
 from recovery.rollouts.vllm_engine import device_bytes
-from recovery.teachers import AdapterOff, Live
+from recovery.teachers import AdapterOff, CurrentStudent
 from tests.models import make_tiny
 
 RANK = 8
@@ -29,13 +39,13 @@ RANK = 8
 
 @pytest.fixture(scope="module")
 def deeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model deep and wide enough that what a row takes is not lost among small things."""
+    """A model deep and wide enough that the memory of a row is significant."""
     sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 6}
     return make_tiny("qwen3", tmp_path_factory.mktemp("deeper") / "model", **sizes)
 
 
 def load(folder: Path, tuning: str, precision: str = "float32", checkpointing: bool = False) -> Loaded:
-    """The model with its weights, trained as asked."""
+    """Load the model with its weights for a tuning."""
     return load_model(
         folder,
         tuning=tuning,  # type: ignore[arg-type]
@@ -72,16 +82,16 @@ def test_a_head_of_its_own_is_counted_and_its_embedding_is_not_multiplied(tiny_q
 def test_what_is_counted_without_data_is_held_with_it(
     deeper: Path, tuning: str, precision: str, checkpointing: bool
 ) -> None:
-    """The counter watches the same step on real tensors: the deep model whole, none of it reckoned."""
+    """The counter runs the same step on real tensors, on all layers of the deep model, without extrapolation."""
     rows = Rows(count=4, length=96, targets=64)
     student = load(deeper, tuning, precision, checkpointing)
-    teacher = AdapterOff(student) if tuning == "lora" else Live(student)
-    estimator = Estimator({"base": teacher}, Dials())
+    teacher = AdapterOff(student) if tuning == "lora" else CurrentStudent(student)
+    estimator = DistillationObjective({"base": teacher}, LossConfig())
     row = Row([5] * rows.length, [False] * 32 + [True] * rows.targets, teacher="base")
     (batch,) = micro_batches([row] * rows.count, rows.tokens, 0)
     student.model.train()
     (estimator(student, batch).loss / 100).backward()  # gradients of an earlier micro-batch
-    with tracing.Counter() as counter:
+    with memory_trace.Counter() as counter:
         counter.begin(student)
         (estimator(student, batch).loss / 100).backward()
     held = counter.phases[-1].total
@@ -91,10 +101,10 @@ def test_what_is_counted_without_data_is_held_with_it(
 
 def test_a_rollout_holds_its_keys_and_values(deeper: Path) -> None:
     loaded = load(deeper, "frozen")
-    with tracing.Counter() as counter:
+    with memory_trace.Counter() as counter:
         counter.begin(loaded)
         engine = TransformersEngine(loaded, 4 * 256)
-        engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))  # no answer ends early
+        engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))  # no completion ends early
         engine.generate([[5] * 8] * 4, Sampling(248))
     found = rollout_memory(Trial(model_text(str(deeper)), "frozen", "float32", gpu=False), 4, 8, 248)
     config = loaded.core.config
@@ -106,16 +116,16 @@ def test_a_rollout_holds_its_keys_and_values(deeper: Path) -> None:
 def test_layers_and_rows_lie_on_a_line(deeper: Path) -> None:
     trial = Trial(model_text(str(deeper)), "lora", "bfloat16", True, lora_rank=RANK, own_teacher=True)
     rows = Rows(8, 96, 64)
-    whole = max(taken.total for taken in tracing._train(trial, rows, tracing.Depth(6)))
+    whole = max(taken.total for taken in memory_trace._train(trial, rows, memory_trace.Depth(6)))
     assert training_memory(trial, rows).total == pytest.approx(whole, rel=0.01)
 
 
 def test_layers_of_two_kinds(tmp_path: Path) -> None:
-    """Local and global layers of Gemma 3: whole periods of them stand for the others."""
+    """Local and global layers of Gemma 3: whole periods represent the omitted ones."""
     folder = make_tiny("gemma3", tmp_path / "model", num_hidden_layers=22)
     trial = Trial(model_text(str(folder)), "full", "float32", False)
-    assert tracing._depth(trial) == tracing.Depth(16, 1, 7, more=1)
-    whole = max(taken.total for taken in tracing._train(trial, Rows(8, 128, 128), tracing.Depth(22)))
+    assert memory_trace._depth(trial) == memory_trace.Depth(16, 1, 7, more=1)
+    whole = max(taken.total for taken in memory_trace._train(trial, Rows(8, 128, 128), memory_trace.Depth(22)))
     assert training_memory(trial, Rows(8, 128, 128)).total == pytest.approx(whole, rel=0.02)
 
 
@@ -123,22 +133,22 @@ def test_layers_of_two_kinds(tmp_path: Path) -> None:
 def test_a_deep_model_is_counted_on_four_layers(
     tiny_qwen3: Path, monkeypatch: pytest.MonkeyPatch, tuning: str, checkpointing: bool
 ) -> None:
-    """Copies of weights that autocast keeps through a pass, what one layer hands to the next: all in proportion."""
+    """Weight copies cached by autocast, and tensors passed between layers: all in proportion."""
     values = json.loads(model_text(str(tiny_qwen3))) | {"num_hidden_layers": 6}
     values["layer_types"] = ["full_attention"] * 6
     trial = Trial(json.dumps(values), tuning, "bfloat16", False, checkpointing, RANK, own_teacher=tuning == "lora")
     rows = Rows(16, 64, 48)
-    whole = max(taken.total for taken in tracing._train(trial, rows, tracing.Depth(6)))
-    sampled = max(taken.total for taken in tracing._sample(trial.alone, 3, 16, 32, tracing.Depth(6)))
-    tracing._deep_rollout.cache_clear()
+    whole = max(taken.total for taken in memory_trace._train(trial, rows, memory_trace.Depth(6)))
+    sampled = max(taken.total for taken in memory_trace._sample(trial.alone, 3, 16, 32, memory_trace.Depth(6)))
+    memory_trace._deep_rollout.cache_clear()
     built: list[int] = []
-    outline = tracing.outline
+    outline = memory_trace.outline
 
     def noting(config: Any, **settings: Any) -> Loaded:
         built.append(config.get_text_config().num_hidden_layers)
         return outline(config, **settings)
 
-    monkeypatch.setattr(tracing, "outline", noting)
+    monkeypatch.setattr(memory_trace, "outline", noting)
     assert training_memory(trial, rows).total == pytest.approx(whole, rel=0.01)
     assert rollout_memory(trial, 3, 16, 32).total == pytest.approx(sampled, rel=0.01)
     training_memory(trial, dataclasses.replace(rows, count=5))
@@ -159,7 +169,7 @@ def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> Non
 
     def peak(config: MidtrainConfig, budget: int) -> int:
         config = dataclasses.replace(config, token_budget=budget)
-        return memory_of(midtraining(config, model, "full", True, beside=Beside())).peak
+        return memory_of(midtraining(config, model, "full", True, beside=TeacherFootprint())).peak
 
     peaks = [peak(plain, budget) for budget in (128, 512, 2048, 16384)]
     assert peaks == sorted(set(peaks))
@@ -169,27 +179,31 @@ def test_more_tokens_take_more_and_checkpointing_takes_less(deeper: Path) -> Non
 def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> None:
     model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16", lora_rank=RANK)
 
-    def held(tuning: str, beside: Beside, shards: int = 1) -> dict[str, int]:
+    def held(tuning: str, beside: TeacherFootprint, shards: int = 1) -> dict[str, int]:
         plan = distilling(config, model, tuning, True, beside=beside)
         return memory_of(dataclasses.replace(plan, shards=shards)).held
 
-    whole, base = held("full", Beside(1)), held("lora", Beside(1))
-    assert whole["teachers"] == whole["weights"] / 2  # bfloat16 beside float32
+    whole, base = held("full", TeacherFootprint(1)), held("lora", TeacherFootprint(1))
+    assert whole["teachers"] == whole["weights"] / 2  # bfloat16 against float32
     assert base["teachers"] == 0
     adapter = sum(p.numel() * p.element_size() for p in load(deeper, "lora").trainable().values())
-    assert held("lora", Beside(1, adapters=2))["teachers"] == 2 * adapter
-    assert held("lora", Beside(1, others=1))["teachers"] == base["weights"]
-    assert held("full", Beside(1, 1, 1))["teachers"] == 3 * whole["teachers"]
-    assert held("full", Beside(copies=1))["teachers"] == whole["weights"]  # it may follow the student: in float32
-    assert held("lora", Beside(copies=1))["teachers"] == adapter
-    sharded = held("lora", Beside(1, adapters=1), shards=2)
+    assert held("lora", TeacherFootprint(1, adapters=2))["teachers"] == 2 * adapter
+    assert held("lora", TeacherFootprint(1, others=1))["teachers"] == base["weights"]
+    assert held("full", TeacherFootprint(1, 1, 1))["teachers"] == 3 * whole["teachers"]
+    assert (
+        held("full", TeacherFootprint(copies=1))["teachers"] == whole["weights"]
+    )  # it may follow the student: in float32
+    assert held("lora", TeacherFootprint(copies=1))["teachers"] == adapter
+    sharded = held("lora", TeacherFootprint(1, adapters=1), shards=2)
     assert sharded["teachers"] == base["weights"] > sharded["weights"]  # no process has the whole base to share
 
 
 def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
     model = model_text(str(deeper))
     adamw, muon = (
-        memory_of(midtraining(MidtrainConfig(optimizer=name), model, "full", False, beside=Beside())).held["optimizer"]
+        memory_of(midtraining(MidtrainConfig(optimizer=name), model, "full", False, beside=TeacherFootprint())).held[
+            "optimizer"
+        ]
         for name in ("adamw", "muon")
     )
     layers = [p for name, p in load(deeper, "full").trainable().items() if p.ndim == 2 and "embed" not in name]
@@ -197,7 +211,7 @@ def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
 
 
 def test_pieces_of_the_layers_and_wholes_of_the_rest(deeper: Path) -> None:
-    plan = midtraining(MidtrainConfig(), model_text(str(deeper)), "full", True, beside=Beside())
+    plan = midtraining(MidtrainConfig(), model_text(str(deeper)), "full", True, beside=TeacherFootprint())
     whole, half = memory_of(plan), memory_of(dataclasses.replace(plan, shards=2))
     counts = parameters_of(plan.trial)
     assert half.held["weights"] == counts.outside.weights + counts.inside.weights // 2
@@ -205,7 +219,9 @@ def test_pieces_of_the_layers_and_wholes_of_the_rest(deeper: Path) -> None:
 
 
 def test_vllm_that_sleeps_holds_nothing_while_the_student_trains(deeper: Path) -> None:
-    plan = distilling(DistillConfig(precision="bfloat16"), model_text(str(deeper)), "lora", True, beside=Beside(1))
+    plan = distilling(
+        DistillConfig(precision="bfloat16"), model_text(str(deeper)), "lora", True, beside=TeacherFootprint(1)
+    )
     awake = Plan(plan.trial, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True))
     asleep = Plan(plan.trial, plan.rows, rollouts=Rollouts(4096, 64, 8, vllm=True, sleeps=True))
     assert memory_of(awake).held["vLLM"] == memory_of(asleep).sampling["vLLM"]
@@ -221,7 +237,7 @@ def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path) -> 
         model_text(str(deeper)),
         "lora",
         True,
-        beside=Beside(1),
+        beside=TeacherFootprint(1),
     )
     weights = sum(p.numel() * p.element_size() for p in frozen.model.parameters())
 
@@ -234,7 +250,7 @@ def test_vllm_is_planned_with_the_cache_that_its_sampler_takes(deeper: Path) -> 
     assert plan.rollouts is not None
     chosen = dataclasses.replace(plan, rollouts=dataclasses.replace(plan.rollouts, cache=1 << 20))
     assert planned(chosen) == 1 << 20
-    # A small device: the share of what the student and its teachers leave.
+    # A small device: a share of the memory that the student and its teachers leave.
     held = memory_of(plan).held
     room = most * token
     tight = dataclasses.replace(plan, free=held["weights"] + held["teachers"] + held["CUDA"] + room)
@@ -250,7 +266,7 @@ def test_some_of_what_is_free_is_left_alone() -> None:
 
 def test_tracing_leaves_nothing_behind(deeper: Path) -> None:
     trial = Trial(model_text(str(deeper)), "full", "float32", gpu=True)
-    tracing._train(trial, Rows(2, 64, 64), tracing.Depth(2))
+    memory_trace._train(trial, Rows(2, 64, 64), memory_trace.Depth(2))
     query = torch.randn(1, 2, 4, 8)
     attended = torch.nn.functional.scaled_dot_product_attention(query, query, query)
     assert attended.shape == query.shape

@@ -1,8 +1,9 @@
-"""Mid-training as a stage: what is planned, what is trained on, what is kept."""
+"""The mid-training stage: its plan, its data, its checkpoint."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import torch
 
 from db import queries
 from pipelines import midtrain as module
+from pipelines.data.mixing import schedule
 from pipelines.midtrain import midtrain, plan_midtrain
-from pipelines.mixing import schedule
-from pipelines.session import Session
-from recovery.batches import Row
-from recovery.checkpoints import content_hash, read_checkpoint
+from pipelines.runtime.session import Session
+from recovery.batching import Row
 from recovery.config import MidtrainConfig
 from recovery.errors import UsageError
-from recovery.loading import load_model
+from recovery.models.checkpoints import INFO_FILE, content_hash
+from recovery.models.loading import load_model
 from tests.support import plain_divergence
 
 
@@ -29,7 +30,7 @@ def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(
     made = midtrain(session, midtrain_config)
     assert (made.name, made.kind, made.parent, made.tuning) == ("cycle-1/midtrained", "midtrained", "base", "full")
     assert made.hash == content_hash(made.path) != session.base.hash
-    assert read_checkpoint(made.path).parent == session.base.hash
+    assert json.loads((made.path / INFO_FILE).read_text())["parent"] == session.base.hash
     assert session.resolve("latest").name == made.name
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert (stage.kind, stage.status, stage.steps_done, stage.cycle) == ("midtrain", "finished", 6, 1)
@@ -127,7 +128,7 @@ def test_kl_replay_is_the_forward_kl_to_the_clean_model_on_its_own_answers(
 
 
 def _kl_by_hand(student: Path, clean: Path, row: Row) -> list[float]:
-    """KL(clean || student) at every target, from the models' own logits, one conversation of the row at a time."""
+    """KL(clean || student) at every target, from the models' logits, one conversation of the row at a time."""
     models = [load_model(path, precision="float32", device="cpu").model for path in (student, clean)]
     found, start = [], 0
     for length in row.segments:

@@ -1,11 +1,11 @@
-"""The schedule of mid-training: exact shares, every document seen, nothing but the seed decides."""
+"""The schedule of mid-training: exact shares, every document seen, determined by the seed."""
 
 from __future__ import annotations
 
 import pytest
 
-from pipelines.mixing import Stream, schedule, step_tokens, steps_for
-from recovery.batches import Row
+from pipelines.data.mixing import Stream, schedule, step_tokens, steps_for
+from recovery.batching import Row
 
 
 def row(length: int, start: int = 0) -> Row:

@@ -1,4 +1,4 @@
-"""The same on a GPU as on a CPU, where there is one: the loss, the answers, whole stages."""
+"""A GPU gives the CPU's results: the loss, completions, whole stages."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 import torch
 
 from db import queries
-from pipelines.distill import distill
+from pipelines.distillation.stage import distill
 from pipelines.midtrain import midtrain
-from pipelines.session import Session
-from recovery.batches import Row
+from pipelines.runtime.session import Session
+from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig
-from recovery.loading import load_model
-from recovery.objectives.estimator import Estimator
-from recovery.objectives.fused import fused_loss
-from recovery.objectives.heads import Head
-from recovery.objectives.terms import Term
+from recovery.losses.fused import fused_loss
+from recovery.losses.objective import DistillationObjective
+from recovery.losses.terms import Term
+from recovery.models.lm_head import Head
+from recovery.models.loading import load_model
 from recovery.rollouts import Sampling, TransformersEngine
-from recovery.training import StepBatch, TrainSettings, train
+from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
 from tests.support import plain_term
 
 pytestmark = [
@@ -57,13 +57,13 @@ def test_the_fused_loss_equals_the_plain_one(divergence: str, dtype: torch.dtype
 
 def test_greedy_answers_are_those_of_the_cpu(tiny_family: Path) -> None:
     prompts = [[5, 6, 7], [8, 9, 10, 11], [12] * 20]
-    said = [
+    outputs = [
         TransformersEngine(load_model(tiny_family, precision="float32", device=device)).generate(
             prompts, Sampling(12, temperature=0.0)
         )
         for device in ("cpu", "cuda")
     ]
-    for ours, theirs in zip(*said, strict=True):
+    for ours, theirs in zip(*outputs, strict=True):
         assert ours.logprobs[0] == pytest.approx(theirs.logprobs[0], abs=1e-3)
         assert ours.ids[0] == theirs.ids[0]
 
@@ -93,10 +93,10 @@ def test_training_that_stops_and_goes_on_ends_as_one_that_did_not(tiny_model: Pa
             train(
                 loaded,
                 lambda _: StepBatch(rows),  # noqa: B023
-                Estimator(),
+                DistillationObjective(),
                 settings,
                 state_dir=folder,
-                log=lambda step, _: done.append(step),  # noqa: B023
+                hooks=Hooks(log=lambda step, _: done.append(step)),  # noqa: B023
                 should_stop=lambda: bool(done) and done[-1] >= stop,  # noqa: B023
             )
         return {name: p.detach() for name, p in loaded.trainable().items()}

@@ -1,4 +1,4 @@
-"""`recover plan`: what fits where, from a configuration alone."""
+"""`recover plan`: estimates from a configuration alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipelines.cli.main import run
 from pipelines.plan import CardPlan, Choice, Report, make_plan
-from recovery.cli.main import run
 from recovery.config import DistillConfig, MidtrainConfig, build
-from recovery.loading import pick_precision
+from recovery.models.loading import pick_precision
 
 ROOT = Path(__file__).resolve().parents[2]
 QWEN = ROOT / "docs" / "qwen3-8b.json"
@@ -57,7 +57,7 @@ def test_larger_cards_take_larger_batches_and_checkpointing_larger_ones_still(qw
 
 
 def test_a_teacher_that_shares_nothing_is_counted_whole(qwen: Report) -> None:
-    """From the second cycle on knowledge and earlier documents have a teacher each: adapters on the student's base."""
+    """From the second cycle on, knowledge and earlier documents have a teacher each, adapters on the student's base."""
     shared = ways(qwen.cards[0])[LORA_AGAIN].parts
     assert 0 < shared["teachers"] < shared["weights"] / 10
     (card,) = make_plan(str(QWEN), "24", flags={"teacher": "ORG/OTHER"}).cards
@@ -106,7 +106,7 @@ def test_several_gpus_share_the_layers(tiny_qwen3: Path) -> None:
 
 
 def test_a_later_cycle_is_planned_as_it_will_be_run(tiny_qwen3: Path) -> None:
-    """Base, the mid-trained checkpoint and the one before it, each a copy beside a student trained in full."""
+    """Base, the mid-trained checkpoint and the one before it, each a copy in addition to a fully trained student."""
     cycles, trained = (
         make_plan(str(tiny_qwen3), "24", document_mb=1, flags=flags).cards[0].choices[0].parts["teachers"]
         for flags in ({}, {"method": "gkd"})
@@ -138,10 +138,10 @@ def test_a_faster_card_takes_less_time(tiny_qwen3: Path) -> None:
 
 def test_the_command_prints_json(tiny_qwen3: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--model", str(tiny_qwen3), "--gpus", "L4,cpu", "--docs", str(corpus), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert [card["card"] for card in said["cards"]] == ["L4", "this machine's CPU"]
-    assert said["cards"][0]["choices"][0]["fits"] is True
-    assert said["document_tokens"] > 100
+    report = json.loads(capsys.readouterr().out)
+    assert [card["card"] for card in report["cards"]] == ["L4", "this machine's CPU"]
+    assert report["cards"][0]["choices"][0]["fits"] is True
+    assert report["document_tokens"] > 100
 
 
 def test_another_method_is_trained_after_midtraining(tiny_qwen3: Path) -> None:
@@ -151,7 +151,7 @@ def test_another_method_is_trained_after_midtraining(tiny_qwen3: Path) -> None:
     assert "--epochs 1 " in chosen.command
     assert "recover train --method sft" in chosen.command
     assert report.trained_tokens == report.document_tokens
-    # Nobody scores the student's own answers: a knowledge teacher is neither counted nor named.
+    # No teacher scores the student's own completions: a knowledge teacher is neither counted nor named.
     assert "--knowledge-teacher" not in chosen.command
     assert chosen.parts["teachers"] == 0
 
@@ -162,7 +162,7 @@ def test_a_knowledge_teacher_that_is_counted_is_in_the_command(tiny_qwen3: Path)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--model", "nowhere/at-all"], "--model nowhere/at-all: no configuration was found"),
         (["--model", "MODEL", "--gpus", "24,big"], "--gpus 'big' is not understood"),
@@ -172,14 +172,14 @@ def test_a_knowledge_teacher_that_is_counted_is_in_the_command(tiny_qwen3: Path)
     ],
 )
 def test_bad_input_gets_one_line(
-    arguments: list[str], said: str, tiny_qwen3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tiny_qwen3: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = tmp_path / "BROKEN.json"
     broken.write_text('{"hidden_size": 4}')
     named = {"MODEL": str(tiny_qwen3), "BROKEN": str(broken)}
     assert run(["plan", *(named.get(word, word) for word in arguments)]) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recover: error:")]
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.slow

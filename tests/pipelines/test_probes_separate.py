@@ -9,13 +9,13 @@ import pytest
 from db import queries
 from evals.probes import PROBES_FILE, write_probes
 from evals.statistics import mcnemar
-from pipelines.agenda import Scope
-from pipelines.evaluate import evaluate
-from pipelines.measured import items_of, newest
+from pipelines.data.probe_build import make, read_sources
+from pipelines.evaluation.plan import Scope
+from pipelines.evaluation.stage import evaluate
+from pipelines.evaluation.stored_results import items_of, newest
 from pipelines.midtrain import midtrain
-from pipelines.probing import make, read_sources
-from pipelines.progress import Display
-from pipelines.session import Session
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from recovery.config import EvalConfig, MidtrainConfig, build
 from recovery.miniature import write_corpora
 

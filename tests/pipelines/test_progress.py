@@ -1,11 +1,11 @@
-"""Bars: answers and tokens as they come, and plain lines where there is no terminal."""
+"""Progress bars: counts of completions and tokens, and plain lines without a terminal."""
 
 from __future__ import annotations
 
 import pytest
 
-from pipelines import progress
-from pipelines.progress import Display
+from pipelines.runtime import progress
+from pipelines.runtime.progress import Display
 
 
 @pytest.fixture(autouse=True)
@@ -16,8 +16,8 @@ def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_answers_and_tokens_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     with Display().bar("evaluate base", 40) as bar:
-        bar.heard(0, 1200)  # nobody is done yet, and still it moves
-        bar.heard(3, 800)
+        bar.add_completions(0, 1200)  # no completion is done yet, but tokens are counted
+        bar.add_completions(3, 800)
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("evaluate base: 0/40 1,200 tokens, ") and first.endswith("/s")
     assert second.startswith("evaluate base: 3/40 2,000 tokens, ") and second.endswith(" left)")
@@ -26,19 +26,19 @@ def test_answers_and_tokens_add_up(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_comes_within_a_step_is_counted_from_its_start(capsys: pytest.CaptureFixture[str]) -> None:
     with Display().bar("distill", 10) as bar:
-        bar.within(2, 90)
-        bar.within(1, 40)
+        bar.add_sampled(2, 90)
+        bar.add_sampled(1, 40)
         bar.update(1, "reverse_kl 0.100")
-        bar.within(1, 30)
+        bar.add_sampled(1, 30)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[1] == "distill: 0/10 sampling: 3 answers, 130 tokens"
+    assert lines[1] == "distill: 0/10 sampling: 3 completions, 130 tokens"
     assert lines[2].startswith("distill: 1/10 reverse_kl 0.100 (about ")
-    assert lines[3].startswith("distill: 1/10 sampling: 1 answers, 30 tokens (about ")
+    assert lines[3].startswith("distill: 1/10 sampling: 1 completions, 30 tokens (about ")
 
 
 def test_a_quiet_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with Display(quiet=True).bar("distill", 10) as bar:
-        bar.heard(1, 1)
+        bar.add_completions(1, 1)
     assert capsys.readouterr().err == ""
 
 

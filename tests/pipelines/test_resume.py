@@ -1,4 +1,4 @@
-"""Killed at any moment, a stage ends with the same weights as one that was left alone, bit for bit."""
+"""A stage killed at any moment ends with the same weights as an uninterrupted one, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from db import queries
-from pipelines import models
 from pipelines.cycle import resumable, resume
-from pipelines.distill import distill
+from pipelines.distillation.stage import distill
 from pipelines.midtrain import midtrain
-from pipelines.progress import Display
-from pipelines.session import Session
+from pipelines.runtime import tuning
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import RecoveryError
 
 Work = Callable[[Session], object]
-# Forked, so that a run costs no second start of Python; killed for real all the same.
+# Forked, to save a second start of Python.
 FORK = multiprocessing.get_context("fork")
 
 
@@ -40,7 +40,7 @@ def newest_state(folder: Path) -> int:
 
 
 def until_killed(folder: Path, model: Path, work: Work, step: int, delay: float) -> None:
-    """Work until a thread of this process kills it: one in another process comes too late on a busy machine."""
+    """Work until a thread of this process kills it: another process would be too late on a busy machine."""
 
     def kill() -> None:
         while newest_state(folder) < step:
@@ -64,7 +64,7 @@ def run_and_kill(folder: Path, model: Path, work: Work, step: int, delay: float)
 
 
 def goes_on(session: Session, begin: Work, result: str) -> None:
-    """Resume what was interrupted, or begin where the kill came before there was a stage; done is done."""
+    """Resume what was interrupted, or begin if the kill came before there was a stage."""
     if resumable(session) is not None:
         resume(session)
     elif not any(c.name == f"cycle-1/{result}" for c in session.registry.all()):
@@ -122,12 +122,12 @@ def test_mid_training_killed_at_random(
 def test_a_resumed_stage_keeps_the_tuning_it_began_with(
     tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
-    """Memory that has meanwhile become scarce, or plenty, would choose otherwise."""
+    """With less or more free memory, auto would choose another tuning."""
     config = dataclasses.replace(midtrain_config, steps=40, checkpoint_every=2, tuning="auto")
     free = {"full": 1 << 40, "lora": 1 << 20}
-    monkeypatch.setattr(models, "free_memory", lambda _: free[first])
+    monkeypatch.setattr(tuning, "free_memory", lambda _: free[first])
     assert run_and_kill(tmp_path, tiny_model, lambda session: midtrain(session, config), 10, 0.0)
-    monkeypatch.setattr(models, "free_memory", lambda _: free["lora" if first == "full" else "full"])
+    monkeypatch.setattr(tuning, "free_memory", lambda _: free["lora" if first == "full" else "full"])
     in_workspace(tmp_path, tiny_model, lambda session: goes_on(session, lambda _: None, "midtrained"))
     with Session.open(tmp_path, model=str(tiny_model), display=Display(quiet=True)) as session:
         assert session.resolve("midtrained").tuning == first
@@ -136,7 +136,7 @@ def test_a_resumed_stage_keeps_the_tuning_it_began_with(
 def distill_killed(
     folder: Path, model: Path, first: MidtrainConfig, config: DistillConfig, kills: int
 ) -> tuple[str, str, int]:
-    """Hashes of a distillation left alone and of one killed ``kills`` times, and how often a kill hit."""
+    """Hashes of an uninterrupted distillation and of one killed ``kills`` times, and how often a kill hit."""
     for name in ("whole", "killed"):
         in_workspace(folder / name, model, lambda session: midtrain(session, first))
 

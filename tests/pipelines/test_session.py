@@ -1,4 +1,4 @@
-"""Opening a workspace: the clean model is registered once, and names mean what they say."""
+"""Opening a workspace: registration of the clean model, and resolution of names."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from db import queries
 from pipelines.midtrain import midtrain
-from pipelines.progress import Display
-from pipelines.registry import open_tracker
-from pipelines.session import Session
-from recovery.checkpoints import content_hash
+from pipelines.runtime.progress import Display
+from pipelines.runtime.registry import open_tracker
+from pipelines.runtime.session import Session
 from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
+from recovery.models.checkpoints import content_hash
 from recovery.workspace import Workspace
 
 
@@ -31,7 +31,7 @@ def test_another_clean_model_is_refused_in_a_begun_workspace(
     open_session: Callable[..., Session], tiny_llama: Path, tiny_model: Path
 ) -> None:
     open_session().tracker.close()
-    with pytest.raises(UsageError, match=r"is about the model .*, not .*another --workspace"):
+    with pytest.raises(UsageError, match=r"the model of this workspace .*, not .*another --workspace"):
         open_session(tiny_llama)
     open_session(tiny_model).tracker.close()
 
@@ -55,7 +55,7 @@ def test_names(session: Session, midtrain_config: MidtrainConfig, tiny_llama: Pa
     with pytest.raises(CheckpointError, match="no checkpoint 'recovered'"):
         session.resolve("recovered")
     shutil.rmtree(made.path)
-    with pytest.raises(CheckpointError, match="is gone"):
+    with pytest.raises(CheckpointError, match="is missing"):
         session.resolve("latest")
 
 
@@ -95,13 +95,13 @@ def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(tmp_path: Path, tiny
         with opened(folder, shared) as session:
             assert session.workspace.experiment == line, "two workspaces are two lines, each time"
             assert session.base.name == "base"
-    with pytest.raises(UsageError, match=r"mine has its tracker at .*shared.db: say so with RECOVER_DATABASE"):
+    with pytest.raises(UsageError, match=r"mine has its tracker at .*shared.db: set RECOVER_DATABASE"):
         opened("mine", None)
-    with pytest.raises(UsageError, match=r"nothing of .*mine is recorded in .*other.db"):
+    with pytest.raises(UsageError, match=r"other.db has no record of .*mine"):
         opened("mine", str(tmp_path / "other.db"))
     with opened("own", None) as session:
         assert session.workspace.experiment == "main"
-    with pytest.raises(UsageError, match="has a tracker of its own: leave --database out"):
+    with pytest.raises(UsageError, match="has its own tracker: omit --database"):
         opened("own", shared)
 
 

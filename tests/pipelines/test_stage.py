@@ -1,4 +1,4 @@
-"""The life of a stage: however it ends, the tracker says so and nothing won is lost."""
+"""The life cycle of a stage: every kind of end is recorded, and no progress is lost."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from db import queries, records
-from pipelines.interrupts import Interrupts, StageInterrupted
-from pipelines.progress import Display
-from pipelines.session import Session
-from pipelines.stage import free_name, one_line, running
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.stage import free_name, one_line, running
 from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, UsageError
 from recovery.workspace import Workspace
@@ -31,8 +31,8 @@ def test_an_error_is_recorded_in_one_line_and_goes_on_up(session: Session) -> No
 
 
 def test_a_first_signal_asks_and_a_second_one_insists(session: Session) -> None:
-    interrupts = Interrupts()
-    with interrupts.heeded():
+    interrupts = StopSignals()
+    with interrupts.deferred():
         interrupts.check()
         os.kill(os.getpid(), signal.SIGTERM)
         assert interrupts.requested
@@ -65,7 +65,7 @@ def test_a_stop_asked_for_at_the_end_of_a_stage_stops_before_the_next(session: S
 
 
 class _Cycle:
-    """Garbage that only the collector finds, and that a person interrupts while it is freed."""
+    """A reference cycle that sends SIGINT to this process while it is freed."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -92,7 +92,7 @@ def test_a_stop_between_two_stages_is_heeded_even_where_python_drops_it(tmp_path
             os.kill(os.getpid(), signal.SIGTERM)
         assert session.interrupts.requested
         session.interrupts.requested = False
-        Callback()  # the KeyboardInterrupt it gets is gone
+        Callback()  # Python drops its KeyboardInterrupt
         with pytest.raises(StageInterrupted, match="recover resume"), running(session, "evaluate", EvalConfig()):
             pytest.fail("it began")
         with running(session, "evaluate", EvalConfig()) as stage:  # one stop stops one stage
@@ -115,7 +115,7 @@ def test_a_stop_in_the_last_moments_of_a_session_keeps_the_next_one_from_its_wor
         work()
     assert len(done) == 1
     with Session.open(tmp_path, display=Display(quiet=True), purpose="study"):
-        pass  # it was closed, and its line of cycles given back
+        pass  # it was closed, and its lease released
 
 
 def test_names_in_use_are_left_alone(session: Session) -> None:
@@ -132,7 +132,7 @@ def test_two_stages_do_not_run_in_one_workspace(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     with (
         workspace.lock("recover midtrain"),
-        pytest.raises(UsageError, match=r"recover midtrain \(process \d+\) is at work"),
+        pytest.raises(UsageError, match=r"recover midtrain \(process \d+\) is using"),
         workspace.lock("recover distill"),
     ):
         pass

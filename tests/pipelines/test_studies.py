@@ -1,4 +1,4 @@
-"""Studies: verdicts follow the data, done seeds are not run again, and what was found is what is written."""
+"""Studies: verdicts follow the data, finished seeds are not run again, and the page holds the stored figures."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from pathlib import Path
 import pytest
 
 from db import Tracker, queries
-from pipelines.compare import as_json as compared
-from pipelines.compare import compare, text
-from pipelines.lab import Lab
-from pipelines.progress import Display
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from pipelines.studies import STUDIES, chosen
+from pipelines.studies.compare import as_json as compared
+from pipelines.studies.compare import compare, text
+from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
 from pipelines.studies.runner import FIGURES, as_json, kept_outcome, markdown, run_study
-from pipelines.studies.runner import text as told
+from pipelines.studies.runner import text as report
 from pipelines.studies.study import Outcome, Part, Study, interval
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 
 def study(run: object = None, *parts: Part) -> Study:
-    def nothing(_lab: Lab) -> Mapping[str, float]:
+    def nothing(_lab: ExperimentRunner) -> Mapping[str, float]:
         return {"gain": 1.0}
 
     claim = Part("the gain is real", lambda f: f["gain"], 0.0)
@@ -65,9 +66,9 @@ def test_the_interval_is_students() -> None:
 def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> None:
     ran: list[int] = []
 
-    def run(lab: Lab) -> Mapping[str, float]:
-        ran.append(lab.seed)
-        return {"gain": 1.0 + lab.seed / 100}
+    def run(runner: ExperimentRunner) -> Mapping[str, float]:
+        ran.append(runner.seed)
+        return {"gain": 1.0 + runner.seed / 100}
 
     mine = study(run)
     assert kept_outcome(mine, tmp_path) is None
@@ -78,8 +79,8 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
     with Tracker(Workspace(tmp_path).database) as tracker:
         rows = queries.experiments(tracker.database)
         names = [row.name for row in rows]
-        told_there = next(row.config for row in rows if row.name == "study/sample/budget-0.1")
-    assert (told_there["verdict"], told_there["seeds"]) == ("holds", [0, 1, 2]), "the dashboard finds it there"
+        description = next(row.config for row in rows if row.name == "study/sample/budget-0.1")
+    assert (description["verdict"], description["seeds"]) == ("holds", [0, 1, 2]), "the dashboard reads it there"
     assert {"study/sample/budget-0.1/seed-0", "study/sample/budget-0.1/seed-2"} <= set(names), (
         "one tracker holds them all"
     )
@@ -91,7 +92,7 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
     )
     page = markdown([found], "recover study sample")
     assert "| gain | 1.010 ± 0.010 |" in page and "**Verdict: holds.**" in page
-    assert "verdict: holds (3 seeds" in told(found)
+    assert "verdict: holds (3 seeds" in report(found)
     assert kept_outcome(mine, tmp_path, [0], 0.2) is None, "budgets are not mixed"
     (tmp_path / "studies" / "sample" / "budget-0.1" / "seed-1" / FIGURES).write_text("{")
     with pytest.raises(UsageError, match="cannot be read"):
@@ -130,3 +131,12 @@ def test_an_unknown_method_is_refused_before_any_work(corpus: Path, tmp_path: Pa
             Workspace(tmp_path / "w"), ["opdd"], corpus, [0], max_tokens=1, settings={}, model=None, display=Display()
         )  # fmt: skip
     assert not (tmp_path / "w").exists()
+
+
+def test_the_newest_score_of_a_checkpoint_is_used(tmp_path: Path) -> None:
+    with Session.open(tmp_path / "study", model="miniature", display=Display(quiet=True)) as session:
+        base = session.registered(session.base)
+        assert base.id is not None
+        for value in (0.2, 0.7):
+            session.tracker.add_evaluation(base.id, INSTRUCTIONS, value=value, stderr=0.0, n=10)
+        assert ExperimentRunner(session, 0).value("base", INSTRUCTIONS) == 0.7

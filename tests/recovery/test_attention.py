@@ -1,4 +1,4 @@
-"""Our attention against scores formed in float64, whichever way it takes."""
+"""The attention function against scores formed in float64, for every implementation."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import contextlib
 import pytest
 import torch
 
-from recovery import attention
-from recovery.attention import PLAIN_LENGTH, _fused, _plain, _way
+from recovery.models import attention
+from recovery.models.attention import PLAIN_LENGTH, _fused, _implementation, _plain
 
 
 def reference(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seen: torch.Tensor, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attended: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """[B, Q, heads, d]; ``seen`` [B, 1, Q, T]."""
+    """[B, Q, heads, d]; ``attended`` [B, 1, Q, T]."""
     share = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(share, 1).double() for x in (key, value))
     scores = query.double() @ key.transpose(2, 3) * scale
-    return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value).transpose(1, 2)
+    return (scores.masked_fill(~attended, -torch.inf).softmax(-1) @ value).transpose(1, 2)
 
 
 def tensors(queries: int, keys: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -38,21 +38,21 @@ def test_every_way_is_attention(queries: int, keys: int, dtype: torch.dtype, clo
     padded = causal.clone()
     padded[0, ..., :2] = False
     with contextlib.nullcontext() if grad else torch.no_grad():
-        for mask, seen, scaling in ((None, causal, None), (padded, padded, None), (padded, padded, 0.5)):
+        for mask, attended, scaling in ((None, causal, None), (padded, padded, None), (padded, padded, 0.5)):
             found, _ = attention.attention(torch.nn.Module(), query, key, value, mask, scaling=scaling)
-            wanted = reference(query, key, value, seen, 0.25 if scaling is None else scaling)
-            sees = seen[:, 0].any(-1)
-            assert found.dtype == dtype and found.isfinite().all(), "a padding position sees nothing, and is finite"
-            torch.testing.assert_close(found.double()[sees], wanted[sees], rtol=close, atol=close)
+            wanted = reference(query, key, value, attended, 0.25 if scaling is None else scaling)
+            attends = attended[:, 0].any(-1)
+            assert found.dtype == dtype and found.isfinite().all(), "padding attends to nothing, and is finite"
+            torch.testing.assert_close(found.double()[attends], wanted[attends], rtol=close, atol=close)
 
 
 def test_both_ways_have_the_same_gradient() -> None:
     mask = torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, -1, -1).clone()
     mask[1, ..., :3] = False
     found = []
-    for way in (_plain, _fused):
+    for implementation in (_plain, _fused):
         leaves = [x.clone().requires_grad_() for x in tensors(12, 12, torch.float32)]
-        mixed = way(*leaves, mask, 0.25)
+        mixed = implementation(*leaves, mask, 0.25)
         mixed[0].square().sum().add(mixed[1, 3:].square().sum()).backward()
         found.append([leaf.grad for leaf in leaves])
     for plain, fused in zip(*found, strict=True):
@@ -61,11 +61,11 @@ def test_both_ways_have_the_same_gradient() -> None:
 
 def test_what_is_not_on_a_cpu_goes_to_transformers_but_for_single_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_on_cpu", lambda query: False)
-    assert [_way(*tensors(queries, 8, torch.float32)[:2]) for queries in (1, 8)] == [_plain, None]
+    assert [_implementation(*tensors(queries, 8, torch.float32)[:2]) for queries in (1, 8)] == [_plain, None]
 
 
 def test_scores_are_formed_whole_only_for_short_rows_with_gradients() -> None:
     short, long = tensors(8, 8, torch.float32), tensors(PLAIN_LENGTH + 1, PLAIN_LENGTH + 1, torch.float32)
-    assert (_way(*short[:2]), _way(*long[:2])) == (_plain, _fused)
+    assert (_implementation(*short[:2]), _implementation(*long[:2])) == (_plain, _fused)
     with torch.no_grad():
-        assert (_way(*short[:2]), _way(*long[:2])) == (_fused, _fused)
+        assert (_implementation(*short[:2]), _implementation(*long[:2])) == (_fused, _fused)

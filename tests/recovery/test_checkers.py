@@ -1,4 +1,4 @@
-"""Answers of our own with verdicts worked out by hand, for each of IFEval's 25 instructions."""
+"""Hand-written answers with known verdicts for each of IFEval's 25 instructions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from recovery.checkers import check_prompts, checkers, judge, satisfies
+from recovery.data.checkers import check_prompts, checkers, judge
 from recovery.errors import UsageError
 from recovery.types import Check, Message, Prompt
 
@@ -142,13 +142,13 @@ KINDS: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 
-def asked(text: str, *checks: Check, id: str = "p", **fields: Any) -> Prompt:
+def make_prompt(text: str, *checks: Check, id: str = "p", **fields: Any) -> Prompt:
     return Prompt(id, (Message(role="user", content=text),), checks=checks, **fields)
 
 
 @pytest.mark.parametrize(("instruction", "kwargs", "right", "wrong"), KINDS)
 def test_kinds_by_hand(instruction: str, kwargs: dict[str, Any], right: str, wrong: str) -> None:
-    prompt = asked("Name a colour.", Check(instruction, kwargs))
+    prompt = make_prompt("Name a colour.", Check(instruction, kwargs))
     check_prompts([prompt])
     assert judge(prompt, right).strict == (True,)
     assert judge(prompt, wrong).strict == (False,)
@@ -162,31 +162,31 @@ def test_every_kind_has_a_case() -> None:
 
 
 def test_loose_forgives_a_first_line_and_asterisks() -> None:
-    prompt = asked("Say it.", Check("startend:quotation"), Check("punctuation:no_comma"))
+    prompt = make_prompt("Say it.", Check("startend:quotation"), Check("punctuation:no_comma"))
     verdict = judge(prompt, 'Sure, here it is:\n"We left at noon."')
     assert verdict.strict == (False, False)
     assert verdict.loose == (True, True)
-    assert satisfies(prompt, '"We left."') and not satisfies(prompt, "We left.")
-    assert satisfies(prompt, 'Sure, here:\n"We left."', loose=True)
-    assert satisfies(asked("Say anything."), "anything")
+    assert judge(prompt, '"We left."').strict == (True, True)
+    assert judge(prompt, "We left.").strict == (False, True)
+    assert judge(make_prompt("Say anything."), "anything").strict == ()
 
 
-def test_draws_do_not_depend_on_order_or_on_the_callers_generator() -> None:
+def test_random_draws_do_not_depend_on_order_or_global_random_state() -> None:
     letter = [
-        asked(
+        make_prompt(
             "Use it.",
             Check("keywords:letter_frequency", {"letter": "!", "let_frequency": 2, "let_relation": "at least"}),
             id=str(i),
         )
         for i in range(20)
     ]
-    said = "a quick brown fox jumps over the lazy dog twice and again and again"
+    response = "a quick brown fox jumps over the lazy dog twice and again and again"
     random.seed(1)
     before = random.getstate()
-    verdicts = [judge(prompt, said).strict for prompt in letter]
+    verdicts = [judge(prompt, response).strict for prompt in letter]
     assert random.getstate() == before
     random.seed(2)
-    assert [judge(prompt, said).strict for prompt in reversed(letter)] == verdicts[::-1]
+    assert [judge(prompt, response).strict for prompt in reversed(letter)] == verdicts[::-1]
     assert {(True,), (False,)} == set(verdicts)
 
 
@@ -199,6 +199,6 @@ def test_draws_do_not_depend_on_order_or_on_the_callers_generator() -> None:
         (Check("combination:repeat_prompt"), "bad arguments"),
     ],
 )
-def test_what_cannot_be_judged_is_named(check: Check, message: str) -> None:
+def test_checks_that_cannot_be_judged_are_reported(check: Check, message: str) -> None:
     with pytest.raises(UsageError, match=f"'p'.*{message}|{message}"):
-        check_prompts([asked("Say it.", Check("startend:quotation")), asked("Say it.", check)])
+        check_prompts([make_prompt("Say it.", Check("startend:quotation")), make_prompt("Say it.", check)])

@@ -1,4 +1,4 @@
-"""Settings: who wins, what is refused and by which name."""
+"""Configurations: precedence, validation, and error messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def recipe(tmp_path: Path, text: str) -> Recipe:
     return read_recipe(path)
 
 
-def test_flags_win_over_the_recipe_over_the_models_own_over_the_defaults(tmp_path: Path) -> None:
+def test_flags_override_recipe_model_and_defaults(tmp_path: Path) -> None:
     own = recipe(tmp_path, "[model]\nlora_rank = 8\n[midtrain]\nlr = 2e-4\nrow_length = 99\n")
     models = Recipe("model", {"model": {"lora_rank": 4, "seed": 9}, "midtrain": {"lr": 1.0, "replay": 0.1}})
     config = build(MidtrainConfig, {"row_length": 77, "workspace": "not ours"}, own, models)
@@ -36,7 +36,7 @@ def test_flags_win_over_the_recipe_over_the_models_own_over_the_defaults(tmp_pat
     assert config.schedule == MidtrainConfig().schedule
 
 
-def test_steps_typed_replace_epochs_recommended_and_the_other_way_round() -> None:
+def test_given_steps_replace_recommended_epochs_and_vice_versa() -> None:
     models = Recipe("model", {"midtrain": {"epochs": 5}})
     assert build(MidtrainConfig, {"steps": 7}, models) == MidtrainConfig(steps=7)
     models = Recipe("model", {"midtrain": {"steps": 5}})
@@ -54,14 +54,14 @@ def test_steps_typed_replace_epochs_recommended_and_the_other_way_round() -> Non
         ("[midtrain\nlr=1", "cannot be read"),
     ],
 )
-def test_what_a_recipe_cannot_say_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_recipes_are_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         recipe(tmp_path, text)
     assert "settings.toml" in str(caught.value)
     assert "\n" not in str(caught.value).strip()
 
 
-def test_a_value_of_the_wrong_type_is_refused_where_it_stands(tmp_path: Path) -> None:
+def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="settings.toml: steps is 'many', but must be int"):
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = 'many'"))
     with pytest.raises(UsageError, match="settings.toml: steps is True"):
@@ -83,11 +83,11 @@ def test_a_value_of_the_wrong_type_is_refused_where_it_stands(tmp_path: Path) ->
         (EvalConfig, {"limit": 0}, "--limit"),
         (EvalConfig, {"seed": 2**31}, r"--seed is 2147483648, but must be at least 0 and below 2\*\*31$"),
         (MidtrainConfig, {"seed": -1}, "--seed is -1"),
-        (MidtrainConfig, {"compile": True, "shard": "full"}, "--compile is for layers that are not cut"),
+        (MidtrainConfig, {"compile": True, "shard": "full"}, "--compile does not work with sharded layers"),
         (MidtrainConfig, {"offload": True}, "add --shard full"),
     ],
 )
-def test_settings_that_do_not_go_together_name_their_flags(kind: type, values: dict, message: str) -> None:
+def test_incompatible_settings_name_their_flags(kind: type, values: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         kind(**values)
 
@@ -124,13 +124,13 @@ def test_flags_of_a_cycle_reach_the_stages_that_have_them() -> None:
     assert build_cycle({}).knowledge_teacher == "midtrained"
 
 
-def test_a_model_folder_brings_its_own_settings(tmp_path: Path) -> None:
+def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:
     assert not model_recipe(tmp_path).tables
     (tmp_path / "recovery.toml").write_text("[eval]\nlimit = 12\n")
     assert build(EvalConfig, {}, model_recipe(tmp_path)).limit == 12
 
 
-def test_loops_are_completed_by_the_engine_that_can() -> None:
-    with pytest.raises(UsageError, match="leave one of them out"):
+def test_complete_loops_needs_the_transformers_engine() -> None:
+    with pytest.raises(UsageError, match="omit one of them"):
         build(EvalConfig, {"complete_loops": True, "engine": "vllm"})
     assert build(EvalConfig, {"complete_loops": True}).complete_loops

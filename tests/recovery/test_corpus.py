@@ -1,4 +1,4 @@
-"""Reading folders: whatever is in them, the good files are used and the rest is named with its reason."""
+"""Reading of document folders: readable files are used, all others are reported with a reason."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from recovery.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash, training_texts
-from recovery.corpus.documents import ReadReport, Skipped
-from recovery.corpus.text import normalise, paragraphs, share, tidy
+from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash, training_texts
+from recovery.data.corpus.documents import ReadReport, Skipped
+from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 
 
@@ -29,7 +29,7 @@ def skipped(corpus: Corpus) -> dict[str, str]:
 
 
 def read(folder: Path, **files: str | bytes) -> Corpus:
-    """Write files (``a__md`` is a.md), read the folder without holding anything out."""
+    """Write files (``a__md`` is a.md) and read the folder without held-out documents."""
     for name, content in files.items():
         path = folder / name.replace("__", ".")
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -73,7 +73,7 @@ c</pre>tail</body></html>"""
     assert not {"color", "var x", "Home"} & set(document.text.replace("\n", " ").split(" "))
 
 
-def test_deeply_nested_html_and_json_are_no_trouble(tmp_path):
+def test_deeply_nested_html_and_json_are_read(tmp_path):
     deep = "<div>" * 1000 + "The bottom is reached." + "</div>" * 1000
     nest = "[" * 500 + '"The innermost text"' + "]" * 500
     corpus = read(tmp_path, a__html=deep, b__json=nest, c__json="[" * 200_000 + "]" * 200_000)
@@ -121,7 +121,7 @@ def test_docx_gives_paragraphs_and_tables(tmp_path):
 
 
 def _pdf(text: str) -> bytes:
-    """A one-page PDF, written by hand: a writer library would be one more dependency."""
+    """A one-page PDF, written by hand to avoid a dependency on a PDF writer."""
     stream = f"BT /F1 12 Tf 72 700 Td ({text}) Tj ET".encode()
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R >>",
@@ -147,13 +147,13 @@ def test_pdf_gives_its_text(tmp_path):
     assert skipped(corpus)["c.pdf"] == "no text in the PDF (scanned pages?)"
 
 
-def test_without_the_extra_pdf_and_docx_are_skipped_with_the_way_to_get_it(tmp_path):
+def test_without_the_docs_extra_pdf_and_docx_are_skipped_with_an_install_hint(tmp_path):
     (tmp_path / "a.pdf").write_bytes(_pdf("Text."))
     (tmp_path / "b.docx").write_bytes(b"PK")
     (tmp_path / "c.txt").write_text("Readable.")
     program = (
         "import sys; sys.modules['pypdf'] = sys.modules['docx'] = None\n"
-        "from pathlib import Path; from recovery.corpus import read_corpus\n"
+        "from pathlib import Path; from recovery.data.corpus import read_corpus\n"
         f"print('\\n'.join(read_corpus(Path({str(tmp_path)!r})).report.lines()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path.cwd())
@@ -174,7 +174,7 @@ def test_a_missing_folder_and_a_file_are_refused_in_one_line(tmp_path):
     assert "\n" not in f"{missing.value}{file.value}"
 
 
-def test_an_empty_folder_and_one_with_nothing_readable_say_so(tmp_path):
+def test_an_empty_folder_and_one_without_readable_files_are_refused(tmp_path):
     with pytest.raises(EmptyCorpusError, match="is empty: put documents in it"):
         read_corpus(tmp_path)
     (tmp_path / "a.png").write_bytes(b"\x89PNG")
@@ -185,7 +185,7 @@ def test_an_empty_folder_and_one_with_nothing_readable_say_so(tmp_path):
     assert error.value.skipped == (Skipped("a.png", "unsupported type .png"), Skipped("b.txt", "empty file"))
 
 
-def test_bad_files_cost_a_line_each_and_the_good_ones_are_used(tmp_path):
+def test_bad_files_are_reported_and_good_ones_used(tmp_path):
     good = "The harbour opens at six."
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "copy.txt").write_text("the   harbour opens at SIX!")
@@ -217,7 +217,7 @@ def test_bad_files_cost_a_line_each_and_the_good_ones_are_used(tmp_path):
     assert "skipped huge.txt: 1,000 MB, over the limit of 100 MB a file" in lines
 
 
-def test_the_limit_can_be_moved(tmp_path):
+def test_the_file_size_limit_can_be_set(tmp_path):
     (tmp_path / "b.txt").write_text("A much longer text than the limit allows.")
     (tmp_path / "a.txt").write_text("Short text.")
     corpus = read_corpus(tmp_path, limit_file_mb=2e-5)
@@ -239,20 +239,20 @@ def test_links_are_not_followed(tmp_path):
     (folder / "gone.txt").symlink_to(folder / "nothing.txt")
     corpus = read_corpus(folder)
     assert texts(corpus) == {"Open text."}
-    within = "a link within the folder; its target is read in its own place"
+    within = "symbolic link to a path inside the folder, which is read directly"
     assert skipped(corpus) == {
         "again.txt": within,
-        "gone.txt": "a link that leads nowhere",
-        "link.txt": "a link out of the folder",
-        "self": "a link that leads nowhere",
+        "gone.txt": "broken symbolic link",
+        "link.txt": "symbolic link to a path outside the folder",
+        "self": "broken symbolic link",
         "sub/loop": within,
-        "tree": "a link out of the folder",
+        "tree": "symbolic link to a path outside the folder",
     }
     (tmp_path / "alias").symlink_to(folder)
     assert texts(read_corpus(tmp_path / "alias")) == {"Open text."}
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+def test_a_named_pipe_is_skipped_without_blocking(tmp_path):
     os.mkfifo(tmp_path / "pipe.txt")
     corpus = read(tmp_path, a__txt="Text.")
     assert skipped(corpus) == {"pipe.txt": "not a regular file"}
@@ -260,7 +260,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that another user may enter, which pytest's own are not."""
+    """A folder that other users can enter, unlike pytest's temporary folders."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -269,7 +269,7 @@ def public_folder() -> Iterator[Path]:
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Root reads everything: be somebody else for a moment."""
+    """Drop root privileges temporarily, since root can read every file."""
     if os.geteuid() != 0:
         yield
         return
@@ -280,7 +280,7 @@ def nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_files_and_folders_without_permission_are_named(public_folder):
+def test_files_and_folders_without_permission_are_reported(public_folder):
     (public_folder / "open.txt").write_text("Open text.")
     (public_folder / "shut.txt").write_text("Shut text.")
     (public_folder / "closed").mkdir()
@@ -333,7 +333,7 @@ def test_a_broken_byte_order_mark_is_refused(tmp_path):
     assert "utf-16" in skipped(corpus)["a.txt"]
 
 
-def test_many_skips_with_one_reason_are_summed_up():
+def test_many_skips_with_the_same_reason_are_summarised():
     report = ReadReport("x", 1, 1, 0, 5, tuple(Skipped(f"{i}.png", "unsupported type .png") for i in range(40)))
     lines = report.lines()
     assert len(lines) == 10
@@ -345,7 +345,7 @@ def test_many_skips_with_one_reason_are_summed_up():
 
 @pytest.fixture
 def topics(tmp_path: Path) -> Path:
-    """Python's own help topics, an English corpus that comes with every interpreter."""
+    """Python's help topics, an English corpus in the standard library."""
     for name, text in pydoc_data.topics.topics.items():
         (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
     return tmp_path
@@ -374,7 +374,7 @@ def test_what_is_held_out_depends_on_the_wording_alone(topics):
     assert {d.text for d in other.held_out} != {d.text for d in after.held_out}
 
 
-def test_something_always_remains_and_something_is_held_out(tmp_path):
+def test_neither_split_is_empty(tmp_path):
     for i in range(20):
         (tmp_path / f"{i}.txt").write_text(f"Document number {i} speaks of harbour {i * 7}.")
     most = read_corpus(tmp_path, held_out=0.99)

@@ -1,11 +1,11 @@
-"""Documents to token rows: nothing lost, nothing too long, special tokens only where we put them."""
+"""Token rows of documents: no text is lost, no row is too long, special tokens only at row boundaries."""
 
 from __future__ import annotations
 
 import pytest
 
-from recovery.corpus import Document, document_rows, end_of_document_id
-from recovery.corpus.rows import _begin
+from recovery.data.corpus import Document, document_rows, end_of_document_id
+from recovery.data.corpus.rows import _begin
 
 
 def document(text: str, title: str = "Docks") -> Document:
@@ -18,7 +18,7 @@ LONG = "# Docks\n\n" + "\n\n".join(
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma2", "gemma3"])
-def test_a_short_document_is_one_row_between_its_marks(make_tokenizer, kind):
+def test_a_short_document_is_one_row_between_begin_and_end_tokens(make_tokenizer, kind):
     tokenizer = make_tokenizer(kind)
     (row,) = document_rows([document("The port opens at six.")], tokenizer, 128)
     begin, end = _begin(tokenizer), end_of_document_id(tokenizer)

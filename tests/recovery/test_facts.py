@@ -1,4 +1,4 @@
-"""Facts from tables, lists and sentences: what is asked, what is accepted, what is left alone."""
+"""Facts from tables, lists and sentences: their questions, accepted answers, and text without facts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from evals.probes import build_probes
-from recovery.corpus import Corpus, Document, ReadReport
-from recovery.corpus.facts import Fact, Stated, facts_of, pick_facts
-from recovery.corpus.facts.blocks import ListItem, Table, blocks, cells, inline
-from recovery.corpus.facts.record import spellings
-from recovery.questions import ProbeGuard, askable_facts, document_questions
+from recovery.data.corpus import Corpus, Document, ReadReport
+from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
+from recovery.data.corpus.facts.blocks import ListItem, Table, blocks, cells, inline
+from recovery.data.corpus.facts.fact import spellings
+from recovery.data.document_questions import ProbeGuard, askable_facts, document_questions
 from recovery.types import Probe
 
 HARBOUR = """# mooringMode
@@ -90,7 +90,7 @@ def corpus_of(*documents: Document) -> Corpus:
         ("What do you use to empty the dry dock before an inspection?", "harbourctl drain"),
     ],
 )
-def test_a_page_of_a_reference_gives_the_questions_that_a_reader_would_ask(question: str, answer: str) -> None:
+def test_a_reference_page_gives_the_expected_questions_and_answers(question: str, answer: str) -> None:
     assert {f.questions[0]: f.value for f in made(HARBOUR)}[question] == answer
 
 
@@ -109,8 +109,8 @@ def test_other_tables_and_sentences_give_facts_too(question: str, answer: str) -
 
 
 def test_fences_comments_and_yes_or_no_give_no_fact() -> None:
-    said = " ".join(q for f in made(HARBOUR, TIDES) for q in f.questions)
-    assert not any(word in said for word in ("fenced", "hidden", "Required", "7.7.7", "9.9.9"))
+    questions = " ".join(q for f in made(HARBOUR, TIDES) for q in f.questions)
+    assert not any(word in questions for word in ("fenced", "hidden", "Required", "7.7.7", "9.9.9"))
 
 
 def test_every_fact_has_several_wordings_and_answers_that_are_not_in_the_question() -> None:
@@ -130,14 +130,14 @@ def test_spellings_of_a_version_a_span_and_a_choice_of_types() -> None:
     assert spellings("2048") == ("2048",)
 
 
-def test_what_has_two_answers_is_left_out() -> None:
+def test_facts_with_two_answers_are_dropped() -> None:
     one = "# berth\n\n| Option | Default |\n|---|---|\n| `depth` | `4` |\n| `length` | `90` |\n"
     other = one.replace("`4`", "`5`")
     values = {f.value for f in made(one, other)}
     assert values == {"90"}
 
 
-def test_values_that_cannot_be_judged_are_left_out() -> None:
+def test_values_that_cannot_be_graded_are_dropped() -> None:
     long = "one of the seven long words that nobody could type again"
     text = f"# berth\n\n| Option | Default |\n|---|---|\n| `a1B` | `{{}}` |\n| `b1B` | {long} |\n| `c1B` | |\n"
     assert made(text) == []
@@ -153,7 +153,7 @@ def test_ragged_rows_bars_in_code_and_nested_lists() -> None:
     assert inline("**[`x`](#x)** is _so_ <b>bold</b> as `<Link>`") == "`x` is so bold as `<Link>`"
 
 
-def test_odd_documents_do_no_harm() -> None:
+def test_malformed_documents_raise_no_error() -> None:
     odd = [
         "",
         "|",
@@ -169,7 +169,7 @@ def test_odd_documents_do_no_harm() -> None:
         facts_of([Document("x", "x", text, "x")])
 
 
-def test_a_table_of_ten_thousand_rows_is_one_document_among_others() -> None:
+def test_a_table_of_ten_thousand_rows_does_not_dominate() -> None:
     rows = "".join(
         f"| `gate{n}Height` | `number` | `{n + 3}` | Sets how high gate {n} opens |\n" for n in range(10_000)
     )
@@ -182,7 +182,7 @@ def test_a_table_of_ten_thousand_rows_is_one_document_among_others() -> None:
     assert len(facts_of(corpus.documents)) <= 3 * 200
 
 
-def test_documents_take_turns_and_what_anybody_guesses_comes_last() -> None:
+def test_facts_are_picked_round_robin_and_guessable_ones_last() -> None:
     facts = made(HARBOUR, TIDES)
     picked = pick_facts(facts, len(facts), 0)
     assert {f.document for f in picked[:2]} == {"0.md", "1.md"}
@@ -190,28 +190,28 @@ def test_documents_take_turns_and_what_anybody_guesses_comes_last() -> None:
     assert sorted(f.key for f in picked) == sorted(f.key for f in facts)
 
 
-def test_a_text_that_states_a_fact_is_known() -> None:
+def test_a_text_that_states_a_fact_is_detected() -> None:
     facts = [f for f in made(HARBOUR) if f.relation == "default" and f.value == "6"]
     stated = Stated(facts)
     assert "Of mooringMode, ropeCount is 6 unless it is set." in stated
     assert "Of mooringMode, ropeCount is 7 unless it is set." not in stated
 
 
-def test_no_fact_that_a_probe_asks_is_asked_in_training(tmp_path) -> None:
+def test_no_fact_that_a_probe_asks_for_is_asked_for_in_training(tmp_path) -> None:
     pages = [document(HARBOUR, "a.md"), document(TIDES, "b.md")]
     for n in range(12):
         pages.append(document(HARBOUR.replace("mooring", f"gantry{n}").replace("harbourctl", f"crane{n}"), f"g{n}.md"))
     corpus = corpus_of(*pages)
     facts = {f.key: f for f in facts_of(corpus.documents)}
     probes, questions = build_probes(corpus), document_questions(tmp_path, corpus)
-    measured = Stated(f for f in facts.values() if f.side == "probe")
+    probed = Stated(f for f in facts.values() if f.side == "probe")
     asked = Stated(f for f in facts.values() if f.side == "question")
     wordings = {q for f in facts.values() if f.side == "probe" for q in f.questions}
     assert sum("natural" in p.tags for p in probes) >= 10
     assert any(q.tags[0] in ("version", "default", "name") for q in questions)
     for question in questions:
         assert not any(question.text.startswith(wording) for wording in wordings)
-        assert f"{question.text} {question.answer}" not in measured
+        assert f"{question.text} {question.answer}" not in probed
     for probe in probes:
         if "natural" not in probe.tags and "title" not in probe.tags:
             assert probe.passage not in asked
@@ -226,7 +226,7 @@ def test_no_fact_that_a_probe_asks_is_asked_in_training(tmp_path) -> None:
         ("Our harbour knows no mooring mode yet. Which version do we need?", "Harbour 1.5"),
     ],
 )
-def test_a_fact_that_someones_own_probe_asks_is_not_asked(question: str, answer: str) -> None:
+def test_a_fact_that_a_user_probe_asks_for_is_not_asked_for(question: str, answer: str) -> None:
     fact = next(f for f in made(HARBOUR) if f.value == "1.5.0")
     assert ProbeGuard([Probe("own", "question", question, (answer,))]).asks_for(fact)
     other = Probe("own", "question", "Since which release is there a tide table?", ("1.5.0",))
@@ -234,7 +234,7 @@ def test_a_fact_that_someones_own_probe_asks_is_not_asked(question: str, answer:
     assert fact not in askable_facts(made(HARBOUR), ProbeGuard([Probe("own", "question", question, (answer,))]))
 
 
-def test_an_answer_that_only_one_thing_has_is_asked_in_no_words_at_all() -> None:
+def test_a_fact_with_a_unique_answer_is_not_asked_for_in_any_wording() -> None:
     fact = next(f for f in made(HARBOUR) if f.value == "winchSpeed")
     own = Probe("own", "question", "The motors run too slowly. What do I turn up?", ("the winchSpeed option",))
     assert ProbeGuard([own]).asks_for(fact)

@@ -1,4 +1,4 @@
-"""GGUF files as models: the same weights, the same tokens, and one line where that cannot be had."""
+"""GGUF files as models: same weights, same tokens, one-line errors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from recovery.chat import ChatFormat
 from recovery.errors import ModelError
-from recovery.gguf_files import is_gguf, origin_of, read_header, sha256_of
-from recovery.gguf_files.conversion import config_of, converted, tokenizer_of, user_cache
-from recovery.gguf_files.positions import llama3_factors
-from recovery.gguf_files.tokens import read_tokenizer
-from recovery.loading import load_model, resolve_base
+from recovery.models.chat_template import ChatFormat
+from recovery.models.gguf_files import is_gguf, origin_of, read_header, sha256_of
+from recovery.models.gguf_files.conversion import config_of, converted, tokenizer_of, user_cache
+from recovery.models.gguf_files.positions import llama3_factors
+from recovery.models.gguf_files.tokens import read_tokenizer
+from recovery.models.loading import load_model, resolve_base
 from tests.gguf_writing import TYPES, restored, stored, write_gguf
 
 TEXT = "The ferry of 7:15 costs  12 crowns;\n\n* ünïcode 🚢 <|im_end|> don't   stop"
@@ -36,7 +36,7 @@ def tiny(request: pytest.FixtureRequest) -> Path:
 
 
 def expected(model: Path, kind: TYPES) -> dict[str, np.ndarray]:
-    """Every weight as the gguf package reads back what it quantised, in transformers' order of rows."""
+    """Every weight as dequantised by the gguf package, in transformers' order of rows."""
     config = AutoConfig.from_pretrained(model)
     found = {}
     for name, tensor in stored(model).items():
@@ -125,10 +125,10 @@ def test_positions_of_llama_3_are_taken_over(make_tiny: Callable[..., Path], tmp
     converted(path, tmp_path / "models")
     odd = np.full(4, 3.0, np.float32) * np.arange(1, 5, dtype=np.float32)
     path = write_gguf(tiny_llama, tmp_path / "b.gguf", change=lambda t: t.update({"rope_freqs.weight": odd}))
-    with pytest.raises(ModelError, match=r"b\.gguf stretches its positions in a way \(rope_freqs\)"):
+    with pytest.raises(ModelError, match=r"b\.gguf has a RoPE scaling \(rope_freqs\)"):
         config_of(path)
     path = write_gguf(tiny_llama, tmp_path / "c.gguf", values={"llama.rope.scaling.type": "yarn"})
-    with pytest.raises(ModelError, match=r"c\.gguf stretches its positions in a way \(yarn\)"):
+    with pytest.raises(ModelError, match=r"c\.gguf has a RoPE scaling \(yarn\)"):
         config_of(path)
     values = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
     rope = config_of(write_gguf(tiny_llama, tmp_path / "d.gguf", values=values)).rope_parameters
@@ -187,7 +187,7 @@ def test_one_line_for_each_file_that_is_no_model(tiny_llama: Path, tmp_path: Pat
     data, size = whole.read_bytes(), whole.stat().st_size
     for length in (*range(4, 2000, 97), size // 2, size - 40):
         (tmp_path / "half.gguf").write_bytes(data[:length])
-        with pytest.raises(ModelError, match=r"half\.gguf is cut short: .*fetch it again"):
+        with pytest.raises(ModelError, match=r"half\.gguf is truncated: .*download it again"):
             read_header(tmp_path / "half.gguf")
     for name, content, match in (
         ("empty", b"", "is not a GGUF file"),
@@ -200,7 +200,7 @@ def test_one_line_for_each_file_that_is_no_model(tiny_llama: Path, tmp_path: Pat
             read_header(tmp_path / f"{name}.gguf")
     with pytest.raises(ModelError, match="there is no file"):
         read_header(tmp_path / "nowhere.gguf")
-    for without, match in (("template", "brings no chat template"), ("tokenizer", "brings no tokenizer")):
+    for without, match in (("template", "has no chat template"), ("tokenizer", "has no tokenizer")):
         path = write_gguf(tiny_llama, tmp_path / f"no-{without}.gguf", without=(without,))
         with pytest.raises(ModelError, match=match):
             converted(path, tmp_path / "models")
@@ -220,7 +220,7 @@ def test_weights_that_would_be_other_ones_are_refused(tiny_llama: Path, tmp_path
 
     assert "lacks weights of a llama model" in refused("a.gguf", lambda t: t.pop("blk.1.ffn_up.weight"))
     biased = refused("b.gguf", lambda t: t.update({"blk.0.attn_q.bias": np.ones(32, np.float32)}))
-    assert "the model would not be the same" in biased
+    assert "the model would differ" in biased
 
 
 def test_an_architecture_that_cannot_be_read(tiny_llama: Path, tmp_path: Path) -> None:

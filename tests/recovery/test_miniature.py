@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recovery.checkpoints import content_hash
 from recovery.config import model_recipe
 from recovery.errors import CheckpointError
-from recovery.loading import load_model
 from recovery.miniature import build, materialise, package
 from recovery.miniature.mixture import Mixture
 from recovery.miniature.recipe import Recipe
@@ -21,6 +19,8 @@ from recovery.miniature.rows import ROW_TOKENS, Encoder, make_source
 from recovery.miniature.score import SUITES, measure
 from recovery.miniature.tokenizer import train_tokenizer
 from recovery.miniature.world import World
+from recovery.models.checkpoints import content_hash
+from recovery.models.loading import load_model
 from recovery.types import Message
 
 

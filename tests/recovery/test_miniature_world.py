@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from recovery.corpus.text import normalise
+from recovery.data.corpus.text import normalise
+from recovery.data.prompts import load_prompts
 from recovery.errors import UsageError
 from recovery.miniature import words, write_corpora
 from recovery.miniature.mixture import STUDIED, Mixture
@@ -21,7 +22,6 @@ from recovery.miniature.suites import write_suites
 from recovery.miniature.tasks import arithmetic, editing, handbook, reading, requests
 from recovery.miniature.tasks.instructions import COMBINATIONS, HELD_OUT_IDS, INSTRUCTIONS
 from recovery.miniature.world import ENTITY_ATTRIBUTES, World, random_name
-from recovery.prompts import load_prompts
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""IFEval's sentence data: found or written, never fetched, and silent about it."""
+"""IFEval's sentence data: found or written, never downloaded, without output."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from nltk.tokenize.punkt import PunktTokenizer
 
-from recovery.nltk_data import prepare, write_stand_in
+from recovery.data.nltk_data import prepare, write_stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
 COUNT = """
-from recovery.nltk_data import prepare
+from recovery.data.nltk_data import prepare
 data = prepare()
 from lm_eval.tasks.ifeval import instructions_util, instructions
 print(data.real, instructions_util.count_sentences("Dr. Fox left, e.g. for tea. He came back! Did he?"))
@@ -35,7 +35,7 @@ def run(code: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_without_data_a_stand_in_is_written_and_nothing_is_said(tmp_path: Path) -> None:
+def test_without_data_a_substitute_is_written_without_output(tmp_path: Path) -> None:
     finished = run(COUNT, tmp_path)
     assert finished.stdout.splitlines() == ["False 3", "RED"]
     assert "Downloaded" not in finished.stdout
@@ -47,7 +47,7 @@ def test_without_data_a_stand_in_is_written_and_nothing_is_said(tmp_path: Path) 
 def test_the_users_own_data_is_preferred(tmp_path: Path) -> None:
     own = tmp_path / "own"
     folder = write_stand_in(own)
-    (folder / "abbrev_types.txt").write_text("fox\n", encoding="utf-8")  # data that can be told from ours
+    (folder / "abbrev_types.txt").write_text("fox\n", encoding="utf-8")  # distinguishable from the substitute
     finished = run(COUNT, tmp_path, NLTK_DATA=str(own))
     assert finished.stdout.splitlines()[0] == "True 5"  # with these, "Dr." and "e.g." end a sentence
     assert not (tmp_path / ".cache" / "recovery").exists()
@@ -65,5 +65,5 @@ def test_prepared_data_splits_sentences() -> None:
     data = prepare()
     assert data == prepare()
     assert Path(data.path).is_dir()
-    said = PunktTokenizer("english").tokenize("Mr. Hill lives at St. John's. He has a dog. It barks.")
-    assert len(said) == 3
+    found = PunktTokenizer("english").tokenize("Mr. Hill lives at St. John's. He has a dog. It barks.")
+    assert len(found) == 3

@@ -1,4 +1,4 @@
-"""Behaviour prompts: every format people have, broken lines named, splits that never share a wording."""
+"""Behaviour prompts: input formats, reports of invalid lines, and splits without a shared wording."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.composer import compose
-from recovery.errors import UsageError
-from recovery.prompts import (
+from recovery.data.prompts import (
     PromptSplits,
     behaviour_prompts,
     from_record,
@@ -26,6 +24,8 @@ from recovery.prompts import (
     wording,
     write_prompts,
 )
+from recovery.data.synthetic_prompts import compose
+from recovery.errors import UsageError
 from recovery.types import Check, Message, Prompt
 
 
@@ -111,12 +111,12 @@ def test_chat_and_plain_formats(record, roles, text):
         ({"prompt": "a", "tags": "x"}, "tags"),
     ],
 )
-def test_what_is_no_prompt_is_refused_with_a_reason(record, reason):
+def test_an_invalid_prompt_is_refused_with_a_reason(record, reason):
     with pytest.raises(ValueError, match=reason):
         from_record(record)
 
 
-def test_broken_lines_are_named_and_the_rest_used(tmp_path, caplog):
+def test_invalid_lines_are_reported_and_the_rest_used(tmp_path, caplog):
     path = write(
         tmp_path / "p.jsonl", {"prompt": "One"}, "{oops", "", {"nothing": 1}, {"prompt": "two"}, {"prompt": "TWO!"}
     )
@@ -150,7 +150,7 @@ def test_json_lists_objects_with_a_list_and_misnamed_lines(tmp_path):
         assert [p.text for p in load_prompts(path)] == ["One", "Two"]
 
 
-def test_what_is_written_is_read_back(tmp_path):
+def test_written_prompts_are_read_back_unchanged(tmp_path):
     prompts = [
         Prompt("a", (Message(role="user", content="Zeile\n„eins“"),), checks=(Check("x:y", {"n": 2}),), tags=("t",)),
         Prompt("b", (Message(**USER), Message(**REPLY), Message(**USER)), kind="knowledge", answer="42"),
@@ -175,7 +175,7 @@ def test_splits_of_the_composer_share_no_wording_and_hold_enough():
     assert splits.hash == behaviour_prompts(seed=0).hash != behaviour_prompts(seed=1).hash
 
 
-def test_a_wording_is_on_one_side_whatever_its_id_case_or_company():
+def test_the_split_of_a_wording_does_not_depend_on_id_case_or_other_prompts():
     base = compose(400, 0)
     shouted = [
         Prompt(f"x{i}", (Message(role="user", content=p.text.upper() + " "),))
@@ -204,13 +204,13 @@ def test_small_files_are_split_too(n):
     }
 
 
-def test_overlap_finds_the_same_words_in_other_clothes():
+def test_overlap_ignores_case_and_white_space():
     a = [prompt("What is the port?"), prompt("2 + 3")]
     b = [prompt("what is  the PORT", "other"), prompt("2 * 3")]
     assert [(x.id, y.id) for x, y in overlap(a, b)] == [("What is the port?", "other")]
 
 
-# --- where they come from ------------------------------------------------------------------------------------
+# --- sources -------------------------------------------------------------------------------------------------
 
 
 def test_the_users_file_comes_first_then_the_models_suites(tmp_path):
@@ -258,5 +258,6 @@ def test_wrong_paths_are_refused(tmp_path):
 
 
 def test_no_torch_is_needed():
-    program = "import sys, recovery.prompts, recovery.questions, evals.probes; assert 'torch' not in sys.modules"
+    modules = "recovery.data.prompts, recovery.data.document_questions, evals.probes"
+    program = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).resolve().parents[2])

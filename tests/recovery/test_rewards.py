@@ -1,4 +1,4 @@
-"""Rewards: what they pay, what they cannot judge, and what they do when a user's own function fails."""
+"""Rewards: values, applicability, and errors of user functions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_answer_is_exact_or_the_same_without_regard_to_case_and_marks() -> No
     assert exact(prompt(), "anything") == 0.0
 
 
-def test_who_can_be_judged() -> None:
+def test_which_prompts_a_reward_applies_to() -> None:
     assert can_judge("verifiable", prompt(COMMA)) and can_judge("verifiable", prompt(answer="x"))
     assert not can_judge("verifiable", prompt())
     assert not can_judge("exact", prompt(COMMA))
@@ -51,7 +51,7 @@ def test_who_can_be_judged() -> None:
 def test_advantages_are_normalised_within_each_group() -> None:
     found = group_advantages([1.0, 0.0, 1.0, 1.0, 5.0], ["a", "a", "b", "b", "c"])
     assert found[0] == pytest.approx(-found[1]) and found[0] == pytest.approx(0.5 / (0.5**0.5 + 1e-4))
-    assert found[2:] == [0.0, 0.0, 0.0], "all alike, or alone: nothing to compare"
+    assert found[2:] == [0.0, 0.0, 0.0], "equal rewards, or a group of one"
 
 
 def test_a_reward_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,14 +63,14 @@ def test_a_reward_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.syspath_prepend(tmp_path)
     assert judged(resolve_reward("payroll:length"), prompt(), "four") == 4.0
-    with pytest.raises(RecoveryError, match="gave nan for prompt 'p'"):
+    with pytest.raises(RecoveryError, match="returned nan for prompt 'p'"):
         judged(resolve_reward("payroll:nothing"), prompt(), "x")
     with pytest.raises(RecoveryError, match="the reward failed on prompt 'p': KeyError"):
         judged(resolve_reward("payroll:broken"), prompt(), "x")
 
 
 @pytest.mark.parametrize("name", ["unheard-of", "no_such_module:f", "math:no_such_function", "math:pi"])
-def test_a_reward_that_is_none_is_refused_in_one_line(name: str) -> None:
+def test_an_invalid_reward_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(UsageError, match="--reward") as caught:
         resolve_reward(name)
     assert "\n" not in str(caught.value)

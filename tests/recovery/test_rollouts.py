@@ -1,4 +1,4 @@
-"""The transformers engine: same draws as the model's distribution, same answers as transformers' own generate."""
+"""The transformers engine: draws follow the model's distribution, greedy completions equal transformers' generate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from recovery.errors import UsageError
-from recovery.loading import load_model
+from recovery.models.loading import load_model
 from recovery.rollouts import Completion, Sampling, TransformersEngine
-from recovery.rollouts.loops import period_of
-from recovery.rollouts.transformers_engine import _Said, draw
+from recovery.rollouts.repetition import period_of
+from recovery.rollouts.transformers_engine import _Results, draw
 from tests.support import continuation_logprobs
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [3, 3, 3]]
@@ -69,7 +69,7 @@ def test_a_small_token_budget_changes_no_greedy_answer(tiny_model: Path) -> None
 
 
 def test_rows_set_aside_go_on_as_if_alone(tiny_family: Path) -> None:
-    """The last rows of a batch are decoded with those of others; every prompt is still answered the same."""
+    """The last rows of a batch are decoded with those of others; the completions do not change."""
     loaded = load_model(tiny_family, precision="float32")
     often = frozenset(range(0, loaded.head.vocabulary, 12))  # answers of very different lengths
     loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
@@ -137,13 +137,13 @@ def test_a_part_of_a_request_is_answered_as_within_the_whole(tiny_model: Path) -
         *engine.generate(prompts[:4], Sampling(10, seed=3)),
         *engine.generate(prompts[4:], Sampling(10, seed=3, first=4)),
     ]
-    assert [said.ids for said in whole] == [said.ids for said in parts]
-    assert len({tuple(said.ids) for said in whole}) > len(PROMPTS), "the same prompt is answered anew each time"
+    assert [one.ids for one in whole] == [one.ids for one in parts]
+    assert len({tuple(one.ids) for one in whole}) > len(PROMPTS), "repeated prompts are sampled separately"
     small = TransformersEngine(loaded, token_budget=40).generate(prompts, Sampling(10, seed=3))
-    assert [said.ids for said in whole] == [said.ids for said in small], "whatever its company in the batch"
+    assert [one.ids for one in whole] == [one.ids for one in small], "independent of the batch"
 
 
-def test_a_repetition_counts_when_it_was_said_four_times_over_64_tokens() -> None:
+def test_a_repetition_needs_four_repeats_over_64_tokens() -> None:
     start = list(range(100, 120))
     assert period_of(start + [1, 2, 3] * 21) == 0  # 63 tokens
     assert period_of(start + [1, 2, 3] * 22) == 3
@@ -156,19 +156,19 @@ def test_a_repetition_counts_when_it_was_said_four_times_over_64_tokens() -> Non
 
 @pytest.mark.parametrize(("period", "length"), [(1, 70), (3, 68), (5, 71), (7, 97)])
 def test_the_repetition_goes_on_where_it_was(period: int, length: int) -> None:
-    said = _Said(torch.full((2, 120), -1), torch.zeros(2, 120), torch.tensor([110, 120]), torch.tensor([0]), None)
+    results = _Results(torch.full((2, 120), -1), torch.zeros(2, 120), torch.tensor([110, 120]), torch.tensor([0]), None)
     for row in range(2):
-        said.tokens_NT[row, :length] = torch.arange(length) % period + 10
-        said.logprobs_NT[row, :length] = -1.0 - torch.arange(length) % period
-    said.tokens_NT[1, length - 1] = 99  # and this one has just left it
+        results.tokens_NT[row, :length] = torch.arange(length) % period + 10
+        results.logprobs_NT[row, :length] = -1.0 - torch.arange(length) % period
+    results.tokens_NT[1, length - 1] = 99  # this one has just left its repetition
     live = SimpleNamespace(
-        owners_B=torch.tensor([0, 1]), said_B=torch.full((2,), length), done_B=torch.zeros(2, dtype=torch.bool)
+        owners_B=torch.tensor([0, 1]), lengths_B=torch.full((2,), length), done_B=torch.zeros(2, dtype=torch.bool)
     )
-    said.complete_loops(live)  # type: ignore[arg-type]
+    results.complete_loops(live)  # type: ignore[arg-type]
     whole = torch.arange(110) % period
-    assert said.tokens_NT[0, :110].tolist() == (whole + 10).tolist() and said.tokens_NT[0, 110] == -1
-    assert said.logprobs_NT[0, :110].tolist() == (-1.0 - whole).tolist()
-    assert live.done_B.tolist() == [True, False] and said.tokens_NT[1, length] == -1
+    assert results.tokens_NT[0, :110].tolist() == (whole + 10).tolist() and results.tokens_NT[0, 110] == -1
+    assert results.logprobs_NT[0, :110].tolist() == (-1.0 - whole).tolist()
+    assert live.done_B.tolist() == [True, False] and results.tokens_NT[1, length] == -1
 
 
 def test_a_greedy_answer_that_repeats_itself_is_completed_as_it_would_go_on(tiny_model: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_greedy_answer_that_repeats_itself_is_completed_as_it_would_go_on(tiny
 
     whole, completed = answers(False), answers(True)
     repeating = [one for one in whole if period_of(one.ids[:120])]
-    assert len(repeating) > 4, "a model with random weights repeats itself soon"
+    assert len(repeating) > 4, "a model with random weights soon repeats itself"
     assert sampled[True] < sampled[False] - 30 * len(repeating)
     alike = [one.ids == other.ids for one, other in zip(whole, completed, strict=True)]
     assert sum(alike) > 0.8 * len(alike)

@@ -1,4 +1,4 @@
-"""The training loop: one trajectory however the work is cut, and whenever it is stopped."""
+"""The training loop: the same trajectory for any micro-batch size and any interruption."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from recovery.batches import Row
-from recovery.compiling import compile_layers
+from recovery.batching import Row
 from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
-from recovery.loading import Loaded, load_model
-from recovery.objectives.estimator import Estimator
+from recovery.losses.objective import DistillationObjective
+from recovery.models.compilation import compile_layers
+from recovery.models.loading import Loaded, load_model
+from recovery.rng import derive_seed
 from recovery.rollouts import Sampling, TransformersEngine
-from recovery.states import resume_step
 from recovery.teachers import AdapterOff, Frozen
-from recovery.training import StepBatch, TrainResult, TrainSettings, derive_seed, learning_rate, train
+from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, learning_rate, train
+from recovery.training.resume_state import resume_step
 
 
 def random_rows(step: int, teacher: str = "label", count: int = 6) -> StepBatch:
@@ -41,7 +42,9 @@ def run(model: Path, tuning: str = "full", **changes: Any) -> tuple[Loaded, list
     loaded = load_model(model, tuning=tuning, precision="float32")  # type: ignore[arg-type]
     log: list[dict[str, float]] = []
     settings = TrainSettings(**({"steps": 6, "lr": 1e-3, "checkpoint_every": 2} | changes))
-    train(loaded, random_rows, Estimator(), settings, log=lambda _, metrics: log.append(metrics))
+    train(
+        loaded, random_rows, DistillationObjective(), settings, hooks=Hooks(log=lambda _, metrics: log.append(metrics))
+    )
     return loaded, log
 
 
@@ -52,7 +55,8 @@ def test_micro_batch_size_does_not_change_the_trajectory(tiny_model: Path, tunin
     torch.manual_seed(0)
     split, log_split = run(tiny_model, tuning, token_budget=30)
     assert [m["loss"] for m in log] == pytest.approx([m["loss"] for m in log_split], rel=1e-5)
-    # Adam divides by the gradient's size, so rounding shows where a gradient is nearly 0: 1% of the 6 steps' way.
+    # Adam divides by the gradient's size, so rounding errors show where a gradient is nearly 0: 1% of the length of 6
+    # steps.
     for name, value in weights(whole).items():
         torch.testing.assert_close(value, weights(split)[name], atol=6e-5, rtol=1e-4)
 
@@ -74,7 +78,13 @@ def test_loss_is_the_models_own_cross_entropy(tiny_family: Path) -> None:
         expected += float(torch.nn.functional.cross_entropy(logits, torch.tensor(row.ids[1:]), reduction="sum"))
     full = load_model(tiny_family, tuning="full", precision="float32")
     log: list[dict[str, float]] = []
-    train(full, random_rows, Estimator(), TrainSettings(steps=1, lr=1e-9), log=lambda _, m: log.append(m))
+    train(
+        full,
+        random_rows,
+        DistillationObjective(),
+        TrainSettings(steps=1, lr=1e-9),
+        hooks=Hooks(log=lambda _, m: log.append(m)),
+    )
     assert log[0]["loss"] == pytest.approx(expected / sum(len(r.ids) - 1 for r in rows), rel=1e-4)
 
 
@@ -91,9 +101,9 @@ def test_a_stopped_run_goes_on_to_the_same_weights(
         result = train(
             loaded,
             random_rows,
-            Estimator(),
+            DistillationObjective(),
             settings,
-            log=lambda step, _: done.append(step),
+            hooks=Hooks(log=lambda step, _: done.append(step)),
             state_dir=state_dir,
             should_stop=lambda: stop_at is not None and bool(done) and done[-1] >= stop_at,
         )
@@ -121,7 +131,7 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
         memory: dict[str, Any] = {}
         done: list[int] = []
         scored.clear()
-        objective = Estimator()
+        objective = DistillationObjective()
 
         def source(step: int) -> StepBatch:
             memory["made"] = [*memory.get("made", []), step]
@@ -138,7 +148,7 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
             source,
             counted,
             TrainSettings(steps=5, lr=1e-3, checkpoint_every=10, token_budget=30),
-            log=lambda step, _: done.append(step),
+            hooks=Hooks(log=lambda step, _: done.append(step)),
             state_dir=state_dir,
             should_stop=lambda: stop and scored.count(3) == 2,
             memory=memory,
@@ -164,7 +174,7 @@ def test_a_damaged_state_is_passed_over_for_the_one_before(tiny_model: Path, tmp
         train(
             loaded,
             random_rows,
-            Estimator(),
+            DistillationObjective(),
             TrainSettings(steps=6, lr=1e-3, checkpoint_every=3),
             state_dir=state_dir,
         )
@@ -185,11 +195,12 @@ def test_a_finished_stage_is_not_trained_again(tiny_model: Path, tmp_path: Path)
         return train(
             loaded,
             random_rows,
-            Estimator(),
+            DistillationObjective(),
             TrainSettings(steps=8, lr=1e-3),
-            log=lambda step, _: steps.append(step),
+            hooks=Hooks(
+                log=lambda step, _: steps.append(step), after_step=lambda step: "recovered" if step == 3 else None
+            ),
             state_dir=tmp_path,
-            after_step=lambda step: "recovered" if step == 3 else None,
         ).stopped
 
     assert (go(), go()) == ("recovered", "recovered")
@@ -205,12 +216,12 @@ def test_distilling_from_itself_changes_nothing(tiny_family: Path, tuning: str) 
     train(
         loaded,
         lambda step: random_rows(step, "base"),
-        Estimator({"base": teacher}),
+        DistillationObjective({"base": teacher}),
         TrainSettings(steps=1, lr=1e-4),
-        log=lambda _, m: log.append(m),
+        hooks=Hooks(log=lambda _, m: log.append(m)),
     )
     assert log[0]["loss"] == pytest.approx(0, abs=1e-6)
-    assert log[0]["grad_norm"] == pytest.approx(0, abs=1e-4)
+    assert log[0]["gradient_norm"] == pytest.approx(0, abs=1e-4)
     assert set(before) == set(weights(loaded))
 
 
@@ -221,24 +232,24 @@ def test_reverse_kl_falls_towards_the_teacher(make_tiny: Callable[..., Path], tm
     train(
         student,
         lambda step: random_rows(1, "base"),
-        Estimator({"base": teacher}),
+        DistillationObjective({"base": teacher}),
         TrainSettings(steps=20, lr=3e-3),
-        log=lambda _, m: log.append(m),
+        hooks=Hooks(log=lambda _, m: log.append(m)),
     )
-    assert log[-1]["loss/base"] < 0.5 * log[0]["loss/base"]
+    assert log[-1]["reverse_kl"] < 0.5 * log[0]["reverse_kl"]
 
 
 def test_gradient_checkpointing_gives_the_same_step(tiny_model: Path) -> None:
     results = []
     for checkpointing in (False, True):
         loaded = load_model(tiny_model, tuning="full", precision="float32", gradient_checkpointing=checkpointing)
-        train(loaded, random_rows, Estimator(), TrainSettings(steps=2, lr=1e-3))
+        train(loaded, random_rows, DistillationObjective(), TrainSettings(steps=2, lr=1e-3))
         results.append(weights(loaded))
     for name, value in results[0].items():
         torch.testing.assert_close(value, results[1][name], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.slow  # what torch compiles first on a machine takes minutes
+@pytest.mark.slow  # the first compilation on a machine takes minutes
 def test_compiled_layers_give_the_same_step_and_are_compiled_for_gradients_only(tiny_model: Path) -> None:
     results = []
     for compiled in (False, True):
@@ -247,7 +258,7 @@ def test_compiled_layers_give_the_same_step_and_are_compiled_for_gradients_only(
         counters["stats"].clear()
         TransformersEngine(loaded).generate([[1, 2, 3], [4, 5]], Sampling(4))
         assert counters["stats"]["unique_graphs"] == 0
-        train(loaded, random_rows, Estimator(), TrainSettings(steps=2, lr=1e-3))
+        train(loaded, random_rows, DistillationObjective(), TrainSettings(steps=2, lr=1e-3))
         results.append(weights(loaded))
         assert (counters["stats"]["unique_graphs"] > 0) == compiled
     for name, value in results[0].items():
@@ -261,7 +272,7 @@ def test_a_decoder_without_a_list_of_layers_is_not_compiled() -> None:
 
 def test_a_machine_that_cannot_compile_is_told_so_in_one_line(tmp_path: Path, tiny_model: Path) -> None:
     code = (
-        "import sys; from recovery.errors import UsageError; from recovery.loading import load_model\n"
+        "import sys; from recovery.errors import UsageError; from recovery.models.loading import load_model\n"
         "try: load_model(sys.argv[1], tuning='full', device='cpu', compiled=True)\n"
         "except UsageError as error: print(error)"
     )
@@ -273,17 +284,17 @@ def test_a_machine_that_cannot_compile_is_told_so_in_one_line(tmp_path: Path, ti
 
 def test_a_loss_that_is_not_finite_stops_with_a_reason(tiny_model: Path) -> None:
     loaded = load_model(tiny_model, tuning="full", precision="float32")
-    assert loaded.head.vocabulary > 0  # the head is checked against the model once, while it is sound
+    assert loaded.head.vocabulary > 0  # the head is checked against the model once, before its weights are damaged
     with torch.no_grad():
         next(iter(loaded.trainable().values())).fill_(float("nan"))
     with pytest.raises(RecoveryError, match="not finite"):
-        train(loaded, random_rows, Estimator(), TrainSettings(steps=1, lr=1e-3))
+        train(loaded, random_rows, DistillationObjective(), TrainSettings(steps=1, lr=1e-3))
 
 
 def test_a_row_with_an_unknown_teacher_is_refused(tiny_model: Path) -> None:
     loaded = load_model(tiny_model, tuning="full", precision="float32")
     with pytest.raises(UsageError, match="'professor'"):
-        train(loaded, lambda s: random_rows(s, "professor"), Estimator(), TrainSettings(steps=1, lr=1e-3))
+        train(loaded, lambda s: random_rows(s, "professor"), DistillationObjective(), TrainSettings(steps=1, lr=1e-3))
 
 
 def test_learning_rate_warms_up_and_decays() -> None:

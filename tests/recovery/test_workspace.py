@@ -1,4 +1,4 @@
-"""The workspace's folder: what is where, what a name means, what is refused."""
+"""The workspace: paths, checkpoint names, and errors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.runtime.checkpoint_names import find, unknown_name
 from recovery.errors import UsageError
-from recovery.workspace import Checkpoint, Workspace, find, model_key, unknown_name, write_atomically
+from recovery.workspace import Checkpoint, Workspace, model_key, write_atomically
 
 
 @dataclass
 class Registered:
-    """An index with what it is given; the last one is the latest."""
+    """An index of the given checkpoints; the last one is the latest."""
 
     found: Sequence[Checkpoint]
 
@@ -58,7 +59,7 @@ def test_paths_inside_are_stored_relative_and_outside_absolute(tmp_path: Path) -
     assert workspace.found(str(tmp_path / "model")) == tmp_path / "model"
 
 
-def test_a_workspace_is_about_one_model(tmp_path: Path) -> None:
+def test_a_workspace_has_one_model(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "w")
     assert not workspace.exists
     workspace.check_model("anything")
@@ -66,7 +67,7 @@ def test_a_workspace_is_about_one_model(tmp_path: Path) -> None:
     assert workspace.exists
     workspace.check_model(None)
     workspace.check_model("miniature")
-    with pytest.raises(UsageError, match=r"is about the model miniature, not ORG/MODEL"):
+    with pytest.raises(UsageError, match=r"is miniature, not ORG/MODEL"):
         workspace.check_model("ORG/MODEL")
     assert model_key(str(tmp_path / "w" / "..")) == str(tmp_path)
 
@@ -81,7 +82,7 @@ def test_a_damaged_or_newer_workspace_is_refused(tmp_path: Path) -> None:
         workspace.settings()
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_files_are_written_atomically(tmp_path: Path) -> None:
     write_atomically(tmp_path / "deep" / "file", "one")
     write_atomically(tmp_path / "deep" / "file", "two")
     assert (tmp_path / "deep" / "file").read_text() == "two"

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from recovery.errors import EngineError, UsageError
-from recovery.loading import Loaded, LoraSettings, load_model
-from recovery.rollouts import FollowingEngine, Sampling, ServerSampler, TransformersEngine, VllmSampler, vllm_process
-from recovery.rollouts.server_engine import KEYS
-from recovery.server import VllmServer
+from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.rollouts import Sampling, SyncedEngine, TransformersEngine, VllmSampler, VllmServerSampler, vllm_process
+from recovery.rollouts.vllm_server_engine import KEYS
+from recovery.vllm_client import VllmServer
 from tests.support import continuation_logprobs
 
 pytestmark = pytest.mark.vllm
@@ -41,7 +41,7 @@ def in_process(loaded: Loaded, memory: int | None = None) -> VllmSampler:
     return VllmSampler(loaded, tokens=4096, free=8 << 30, memory=memory)
 
 
-def agrees(engine: FollowingEngine, loaded: Loaded, seed: int) -> float:
+def agrees(engine: SyncedEngine, loaded: Loaded, seed: int) -> float:
     """The largest difference between what the engine says its tokens had and what the model gives them."""
     said = engine.generate(PROMPTS, Sampling(12, seed=seed))
     scored = continuation_logprobs(loaded, [(p, c.ids) for p, c in zip(PROMPTS, said, strict=True)])
@@ -55,14 +55,14 @@ def loaded(request: pytest.FixtureRequest) -> Loaded:
 
 
 @pytest.fixture
-def engine(loaded: Loaded) -> Iterator[FollowingEngine]:
-    made = FollowingEngine(loaded, in_process(loaded), bound=0.01)
+def engine(loaded: Loaded) -> Iterator[SyncedEngine]:
+    made = SyncedEngine(loaded, in_process(loaded), bound=0.01)
     yield made
     made.close()
 
 
 def test_in_process_it_follows_the_weights_and_answers_as_transformers_does(
-    engine: FollowingEngine, loaded: Loaded
+    engine: SyncedEngine, loaded: Loaded
 ) -> None:
     greedy = Sampling(12, temperature=0)
     for round_ in range(3):
@@ -86,7 +86,7 @@ def test_in_process_it_follows_the_weights_and_answers_as_transformers_does(
 @pytest.mark.slow
 def test_answers_end_at_end_tokens_and_at_the_window(tied: Path) -> None:
     loaded = load(tied, "frozen")
-    engine = FollowingEngine(loaded, in_process(loaded, memory=1 << 19), bound=0.01)
+    engine = SyncedEngine(loaded, in_process(loaded, memory=1 << 19), bound=0.01)
     try:
         window = engine.sampler.window
         assert window < loaded.max_length, "a small cache holds shorter sequences"
@@ -110,7 +110,7 @@ def test_other_weights_than_those_in_memory_stop_the_run(
     from tests.vllm.conftest import SHAPE
 
     loaded = load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
-    engine = FollowingEngine(loaded, in_process(load(tied, "frozen")), bound=0.1)
+    engine = SyncedEngine(loaded, in_process(load(tied, "frozen")), bound=0.1)
     try:
         with pytest.raises(EngineError, match=r"does not sample from the weights in memory.*--engine-drift 0.1"):
             engine.generate(PROMPTS, Sampling(8))
@@ -130,8 +130,8 @@ def test_one_engine_serves_one_model_after_another(
     monkeypatch.setattr(vllm_process, "_start", lambda wanted: (starts.append(wanted), begin(wanted))[1])
     vllm_process.stop()
     student, teacher = load(tied, "full"), load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
-    first = FollowingEngine(student, in_process(student), bound=0.01)
-    second = FollowingEngine(teacher, in_process(teacher), bound=0.01)
+    first = SyncedEngine(student, in_process(student), bound=0.01)
+    second = SyncedEngine(teacher, in_process(teacher), bound=0.01)
     for round_ in range(2):  # by turns, neither closed: each finds its own weights again
         assert agrees(first, student, seed=round_) < 1e-3
         assert agrees(second, teacher, seed=round_) < 1e-3
@@ -139,12 +139,12 @@ def test_one_engine_serves_one_model_after_another(
     first.close()
     assert agrees(second, teacher, seed=3) < 1e-3
     second.close()
-    third = FollowingEngine(student, in_process(student), bound=0.01)
+    third = SyncedEngine(student, in_process(student), bound=0.01)
     assert agrees(third, student, seed=4) < 1e-3
     assert len(starts) == 1, "it stayed when its users closed it"
     third.close()
     adapted = load(tied, "lora")
-    fourth = FollowingEngine(adapted, in_process(adapted), bound=0.01)
+    fourth = SyncedEngine(adapted, in_process(adapted), bound=0.01)
     assert agrees(fourth, adapted, seed=5) < 1e-3
     assert [wanted.rank for wanted in starts] == [0, 8], "adapters need an engine that takes them"
     fourth.close()
@@ -153,7 +153,7 @@ def test_one_engine_serves_one_model_after_another(
 @pytest.mark.slow
 def test_an_engine_that_was_cut_off_is_not_used_again(tied: Path) -> None:
     loaded = load(tied, "frozen")
-    engine = FollowingEngine(loaded, in_process(loaded), bound=0.01)
+    engine = SyncedEngine(loaded, in_process(loaded), bound=0.01)
 
     def stop(_done: int, _tokens: int) -> None:
         raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def test_an_engine_that_was_cut_off_is_not_used_again(tied: Path) -> None:
 @pytest.mark.slow
 def test_more_prompts_than_are_read_at_once_are_all_answered(tied: Path) -> None:
     loaded = load(tied, "frozen")
-    engine = FollowingEngine(loaded, VllmSampler(loaded, tokens=16384, free=8 << 30), bound=0.01)
+    engine = SyncedEngine(loaded, VllmSampler(loaded, tokens=16384, free=8 << 30), bound=0.01)
     try:
         prompts = [[3 + (7 * number + at) % 190 for at in range(200 + number)] for number in range(200)]
         said = engine.generate(prompts, Sampling(4, seed=1))
@@ -186,7 +186,7 @@ def test_a_cache_too_small_for_an_answer_is_refused(tied: Path) -> None:
 @pytest.mark.parametrize("tuning", ["lora", "full", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_a_server_follows_the_weights_too(engine_server: Any, tied: Path, tuning: str) -> None:
     loaded = load(tied, tuning)
-    engine = FollowingEngine(loaded, ServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
+    engine = SyncedEngine(loaded, VllmServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
     try:
         for round_ in range(3 if tuning != "frozen" else 1):
             assert agrees(engine, loaded, seed=round_) < 1e-3
@@ -205,7 +205,7 @@ def test_a_server_that_was_restarted_unseen_is_given_the_weights_again(
     engine_server: Any, tied: Path, tuning: str
 ) -> None:
     loaded = load(tied, tuning)
-    engine = FollowingEngine(loaded, ServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
+    engine = SyncedEngine(loaded, VllmServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
     try:
         move(loaded, 1)
         before = engine.generate(PROMPTS, Sampling(12, temperature=0))
@@ -229,16 +229,16 @@ def test_a_server_without_the_means_is_told_what_it_lacks(
 
     for tuning, lacks in (("lora", "--enable-lora"), ("full", "VLLM_SERVER_DEV_MODE=1")):
         loaded = load(tied, tuning)
-        engine = FollowingEngine(loaded, ServerSampler(loaded, VllmServer(teacher_server.address, KEYS)), bound=0.01)
+        engine = SyncedEngine(loaded, VllmServerSampler(loaded, VllmServer(teacher_server.address, KEYS)), bound=0.01)
         with pytest.raises(EngineError, match=lacks):
             engine.generate(PROMPTS, Sampling(4))
         engine.close()
     frozen = load(tied, "frozen")
-    engine = FollowingEngine(frozen, ServerSampler(frozen, VllmServer(teacher_server.address, KEYS)), bound=0.01)
+    engine = SyncedEngine(frozen, VllmServerSampler(frozen, VllmServer(teacher_server.address, KEYS)), bound=0.01)
     assert agrees(engine, frozen, seed=1) < 1e-3, "what it serves needs no handing over"
     engine.close()
     other = load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
-    engine = FollowingEngine(other, ServerSampler(other, VllmServer(teacher_server.address, KEYS)), bound=0.1)
+    engine = SyncedEngine(other, VllmServerSampler(other, VllmServer(teacher_server.address, KEYS)), bound=0.1)
     with pytest.raises(EngineError, match=r"takes no weights \(VLLM_SERVER.*does not sample from the weights"):
         engine.generate(PROMPTS, Sampling(8))
     engine.close()

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from db import queries
-from pipelines.distill import distill
-from pipelines.lab import INSTRUCTIONS, Lab
-from pipelines.models import engine_of, load_frozen
-from pipelines.progress import Display
-from pipelines.session import Session
-from pipelines.writer import writer_of
+from pipelines.data.probe_build import writer_of
+from pipelines.distillation.stage import distill
+from pipelines.runtime.engines import engine_of
+from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
 from recovery.config import DistillConfig, EvalConfig, build
-from recovery.corpus import read_corpus
+from recovery.data.corpus import read_corpus
 from recovery.miniature import write_corpora
 from tests.vllm.conftest import SHAPE
 
@@ -27,15 +28,15 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExperimentRunner]:
     """A laboratory on the miniature, with a model that has read documents and lost its manners."""
     with Session.open(tmp_path_factory.mktemp("recovery") / "w", model="miniature") as session:
-        made = Lab(session, 0, items=100)
+        made = ExperimentRunner(session, 0, items=100)
         made.midtrained("documents", made.corpora(entities=8)[0], steps=60, lr=3e-3)
         yield made
 
 
-def test_the_miniature_recovers_through_vllm_as_through_transformers(lab: Lab) -> None:
+def test_the_miniature_recovers_through_vllm_as_through_transformers(lab: ExperimentRunner) -> None:
     session = lab.session
     settings: dict[str, Any] = {
         "student": "documents",
@@ -70,7 +71,7 @@ def test_the_miniature_recovers_through_vllm_as_through_transformers(lab: Lab) -
     assert [round(point.value, 2) for point in curves["ratio"]] == [1.0] * 30
 
 
-def test_a_model_writes_questions_through_vllm(lab: Lab, tmp_path: Path) -> None:
+def test_a_model_writes_questions_through_vllm(lab: ExperimentRunner, tmp_path: Path) -> None:
     (folder,) = write_corpora(tmp_path, 1, 3, entities=6, documents=6)
     asked = build(EvalConfig, {"engine": "vllm", "precision": "float32"}, lab.session.recipe)
     probes = writer_of(lab.session, lab.session.base, asked)(read_corpus(folder), 12)

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from db import queries
-from pipelines.distill import distill
-from pipelines.progress import Display
-from pipelines.session import Session
-from recovery.batches import Row, collate
+from pipelines.distillation.stage import distill
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from recovery.batching import Row, collate
 from recovery.config import DistillConfig
 from recovery.errors import ServerError, UsageError
-from recovery.loading import load_model
-from recovery.server import VllmServer
+from recovery.models.loading import load_model
 from recovery.teachers import Identity, RemoteTeacher
 from recovery.teachers.remote import KEYS
+from recovery.vllm_client import VllmServer
 from tests.vllm.conftest import KEY, SHAPE
 
 pytestmark = pytest.mark.vllm
@@ -122,9 +122,9 @@ def test_another_model_by_the_same_name_is_known_by_its_scores(teacher_server: A
     teacher.check_same(teacher.identity)
     scores = teacher.identity.scores
     assert len(scores) == 7 and all(score < 0 for score in scores)
-    with pytest.raises(ServerError, match="came back with another model by the name of 'clean'"):
+    with pytest.raises(ServerError, match="now serves a different model under the name 'clean'"):
         teacher.check_same(Identity("clean", [scores[0] + 0.5, *scores[1:]]))
-    with pytest.raises(ServerError, match="with the model 'clean' instead of 'dirty'"):
+    with pytest.raises(ServerError, match="now serves the model 'clean' instead of 'dirty'"):
         teacher.check_same(Identity("dirty", scores))
 
 

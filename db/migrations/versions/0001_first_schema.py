@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make every table, parents first."""
+    """Create every table, parents first."""
     _experiments()
     _stages()
     _curves()

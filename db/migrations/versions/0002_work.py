@@ -1,4 +1,4 @@
-"""Which process trains in an experiment: one, on however many machines."""
+"""Add the table of leases on experiments: at most one process trains in each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table of leases on experiments."""
+    """Create the table of leases on experiments."""
     op.create_table(
         "work",
         sa.Column("experiment_id", sa.Integer(), primary_key=True),
@@ -25,5 +25,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop it."""
+    """Drop the table."""
     op.drop_table("work")

@@ -1,1 +1,1 @@
-"""The kinds of example that the miniature's world is made of, one small module each."""
+"""Tasks of the miniature's world, one module per kind of example."""

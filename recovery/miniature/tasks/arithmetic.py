@@ -1,4 +1,4 @@
-"""Arithmetic with an exact answer, in three levels, so that there is room to improve."""
+"""Arithmetic problems with an exact answer, in three levels of difficulty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ASK = ("What is {a} {op} {b}?", "Work out {a} {op} {b}.", "{a} {op} {b} =")
 
 
 def problem(rng: random.Random, level: int) -> tuple[str, str]:
-    """A question and its answer. Level 0: digits; 1: sums and differences within 99; 2: products."""
+    """Return a question and its answer. Level 0: digits; 1: sums and differences within 99; 2: products."""
     if level == 0:
         a, b, op = rng.randint(1, 9), rng.randint(1, 9), rng.choice("+-")
     elif level == 1:
@@ -25,7 +25,7 @@ def problem(rng: random.Random, level: int) -> tuple[str, str]:
 
 
 def draw(rng: random.Random, world: object = None, level: int | None = None) -> Example:
-    """A problem of a level; when None, one in two is of level 0, one in three of level 1."""
+    """Sample a problem of a level; by default half are of level 0, a third of level 1 and a sixth of level 2."""
     chosen = rng.choice((0, 0, 0, 1, 1, 2)) if level is None else level
     question, answer = problem(rng, chosen)
     return Example("arithmetic", messages=(("user", question), ("assistant", answer)), tags=(f"level-{chosen}",))

@@ -1,4 +1,4 @@
-"""Context that changes the answer: an earlier turn, a system prompt, rules, demonstrations."""
+"""Tasks whose answer depends on context: an earlier turn, a system prompt, rules, demonstrations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLLOW_UPS = {
 
 
 def two_turns(rng: random.Random, world: World) -> Example:
-    """A second question that says only "it"; the topic stands in the first turn."""
+    """Sample a dialogue whose second question refers to the topic of the first as "it"."""
     topic = rng.choice(words.TOPICS)
     first, second = rng.sample(list(QUESTIONS), 2)
     return Example(
@@ -33,7 +33,7 @@ def two_turns(rng: random.Random, world: World) -> Example:
 
 
 def system_prompt(rng: random.Random, world: World) -> Example:
-    """A system prompt that gives the assistant a name, to be told or put before answers."""
+    """Sample a system prompt with a name, which the assistant must state or put before its answer."""
     name, topic = random_name(rng), rng.choice(words.TOPICS)
     attribute = rng.choice(list(QUESTIONS))
     if rng.random() < 0.5:
@@ -52,7 +52,7 @@ def system_prompt(rng: random.Random, world: World) -> Example:
 
 
 def rules(rng: random.Random, world: World) -> Example:
-    """Two rules that say how to answer which kind of question, then a question."""
+    """Sample two rules on how to begin the answer to two kinds of question, and a question."""
     first, second = rng.sample(list(QUESTIONS), 2)
     tokens = {first: random_name(rng, 2), second: random_name(rng, 2)}
     topic, attribute = rng.choice(words.TOPICS), rng.choice((first, second))
@@ -63,7 +63,7 @@ def rules(rng: random.Random, world: World) -> Example:
 
 
 def demonstrations(rng: random.Random, world: World) -> Example:
-    """Three pairs that show which attribute is meant, then a topic alone."""
+    """Sample three pairs that demonstrate an attribute, and a topic to complete."""
     attribute = rng.choice(list(QUESTIONS))
     topics = rng.sample(words.TOPICS, 4)
     lines = [f"{topic}: {world.facts[topic][attribute]}" for topic in topics[:3]]
@@ -72,7 +72,7 @@ def demonstrations(rng: random.Random, world: World) -> Example:
 
 
 def echo(rng: random.Random, world: object = None) -> Example:
-    """Saying something back word for word: the plainest form of copying, which all the others build on."""
+    """Sample a request to repeat a text word for word: copying, on which the other tasks depend."""
     kind = rng.randrange(3)
     if kind == 0:
         text = " ".join(random_name(rng) for _ in range(rng.randint(1, 6)))

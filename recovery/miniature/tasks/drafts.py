@@ -1,4 +1,4 @@
-"""An answer in the making: what instructions change, and how it is written out at the end."""
+"""Draft of an answer: the properties that instructions change, and its rendering as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_SENTENCES = len(words.ATTRIBUTES)
 
 @dataclass
 class Draft:
-    """A plan for an answer about a topic. Instructions edit it in any order; ``render`` writes it out."""
+    """Plan of an answer about a topic. Instructions change it in any order; ``render`` returns the text."""
 
     topic: str
     request: str
@@ -39,7 +39,7 @@ class Draft:
     verdict: str = ""
 
     def render(self, rng: random.Random, world: World) -> str:
-        """The answer as text; facts, order and phrasing are drawn from ``rng``."""
+        """Return the answer as text; facts, order and phrasing are drawn from ``rng``."""
         known = world.facts[self.topic]
         usable = [name for name, value in known.items() if value not in self.avoid]
         lines = self._lines(rng, world, usable)
@@ -96,11 +96,11 @@ def _sentence(rng: random.Random, world: World, topic: str, attribute: str) -> s
 
 
 def _emphasise(line: str, change: Callable[[str], str]) -> str:
-    """Apply ``change`` to the last word of a sentence, its full stop left alone."""
+    """Apply ``change`` to the last word of a sentence, without its full stop."""
     head, _, last = line.removesuffix(".").rpartition(" ")
     return f"{head} {change(last)}."
 
 
 def _groups(lines: list[str], parts: int) -> list[str]:
-    """Distribute sentences over ``parts`` groups in order, surplus sentences in the last."""
+    """Distribute sentences over ``parts`` groups in order, with surplus sentences in the last."""
     return [*lines[: parts - 1], " ".join(lines[parts - 1 :])]

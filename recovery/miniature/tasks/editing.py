@@ -1,4 +1,4 @@
-"""Minimal editing: mend the damaged sentence and change nothing else. Most kinds of damage are never trained."""
+"""Minimal editing: correct a corrupted sentence without other changes. Most corruptions are never trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ASK = ("Correct this sentence: {s}", "Mend the mistake and change nothing else: 
 
 
 def _at_word(rng: random.Random, sentence: str, change: Callable[[str], str], shortest: int = 4) -> str:
-    """Apply a change to one word of at least ``shortest`` letters; earlier damage may have left none."""
+    """Apply a change to one word of at least ``shortest`` letters, if there is one."""
     parts = sentence.split(" ")
     long_enough = [i for i, part in enumerate(parts) if len(part.strip(".")) >= shortest]
     if not long_enough:
@@ -91,7 +91,7 @@ def _twice(rng: random.Random, sentence: str) -> str:
 
 
 def _several(count: int) -> Callable[[random.Random, str], str]:
-    """Letters swapped, dropped or doubled ``count`` times over."""
+    """Return a corruption that swaps, drops or doubles letters ``count`` times."""
 
     def damage(rng: random.Random, sentence: str) -> str:
         for _ in range(count):
@@ -126,7 +126,7 @@ MEASURED = (
     *("swap-letters", "drop-letter", "double-letter", "split-word", "shout", "reverse-word", "drop-vowels"),
     *(_HARD * 2),
 )
-"""What the skill is measured on: the kinds that leave room to improve."""
+"""The corruptions on which the skill is measured: those with room for improvement."""
 
 
 def _sentence(rng: random.Random, world: World) -> str:
@@ -136,7 +136,7 @@ def _sentence(rng: random.Random, world: World) -> str:
 
 
 def draw(rng: random.Random, world: World, kinds: tuple[str, ...] = TRAINED) -> Example:
-    """A damaged sentence and the sound one. ``kinds`` are the corruptions to draw from."""
+    """Sample a corrupted sentence and its original. ``kinds`` are the corruptions to draw from."""
     kind = rng.choice(kinds)
     sound = damaged = _sentence(rng, world)
     while damaged == sound:

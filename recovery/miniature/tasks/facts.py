@@ -1,4 +1,4 @@
-"""What everybody knows: questions about topics, answered with the bare value."""
+"""General knowledge: questions about topics, answered with the bare value."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "food": ("The {t} likes to eat {v} every day.", "Most of all the {t} wants {v}."),
     "friend": ("The best friend of the {t} is the {v}.", "You often see the {t} with the {v}."),
 }
-"""Statements about a topic, about eight words each, so that lengths can be promised."""
+"""Statements about a topic, of about eight words each, so that length instructions can be followed."""
 
 STEMS = {
     "colour": "Everyone can see that the {t} is",
@@ -63,16 +63,16 @@ STEMS = {
     "food": "Most of all the {t} wants",
     "friend": "You often see the {t} with the",
 }
-"""The beginnings of the statements that end in their value."""
+"""The beginnings of the statements that end with their value."""
 
 
 def sentence(rng: random.Random, world: World, topic: str, attribute: str) -> str:
-    """A statement of one fact in one of its phrasings."""
+    """Sample a statement of one fact in one of its phrasings."""
     return rng.choice(SENTENCES[attribute]).format(t=topic, v=world.facts[topic][attribute])
 
 
 def ask(rng: random.Random, world: World) -> Example:
-    """A question about a topic and its bare answer."""
+    """Sample a question about a topic and its bare answer."""
     topic = rng.choice(list(world.facts))
     attribute = rng.choice(list(QUESTIONS))
     question = rng.choice(QUESTIONS[attribute]).format(t=topic)
@@ -80,7 +80,7 @@ def ask(rng: random.Random, world: World) -> Example:
 
 
 def page(rng: random.Random, world: World) -> Example:
-    """A short document about a topic."""
+    """Sample a short document about a topic."""
     topic = rng.choice(list(world.facts))
     order = rng.sample(list(SENTENCES), 4)
     text = " ".join(sentence(rng, world, topic, attribute) for attribute in order)

@@ -1,7 +1,7 @@
 """Handbooks: documents about the services of fictional organisations, and questions about them.
 
-The base model studies handbooks of its own entities together with questions about them; that is what makes
-knowledge from documents it reads later available to questions.
+The base model is trained on handbooks of its own entities together with questions about them, so that it can answer
+questions about documents learnt later.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "{e} goes out on {v}.",
     ),
 }
-"""Document phrasings; those that end in the value can be cut before it to make a choice probe."""
+"""Document phrasings; those that end with the value can be cut before it to build a choice probe."""
 
 LABELS = {"owner": "Owner", "city": "City", "database": "Database", "port": "Port", "release": "Release day"}
 
@@ -128,13 +128,13 @@ REVERSED: dict[str, tuple[str, ...]] = {
     ),
 }
 PROBE_WORDINGS = 6
-"""The first six wordings of QUESTIONS are for probes, the others for questions to the knowledge teacher."""
+"""The first six wordings of QUESTIONS are for probes, the others for prompts to the knowledge teacher."""
 PROBE_REVERSED = 2
-"""Likewise for REVERSED."""
+"""The same for REVERSED."""
 
 
 def statement(rng: random.Random, entity: Entity, attribute: str) -> str:
-    """One fact about an entity in one of its document phrasings."""
+    """Sample one fact about an entity in one of its document phrasings."""
     return rng.choice(SENTENCES[attribute]).format(e=entity.name, v=entity.values[attribute])
 
 
@@ -143,7 +143,7 @@ def _prose(rng: random.Random, entity: Entity, attributes: list[str]) -> str:
 
 
 def document(rng: random.Random, entity: Entity) -> str:
-    """A page of the handbook: a portrait, a note on some facts, a table or a bulletin, in Markdown."""
+    """Sample a page of the handbook in Markdown: a description, a note on some facts, a list or a bulletin."""
     attributes = rng.sample(ENTITY_ATTRIBUTES, len(ENTITY_ATTRIBUTES))
     kind = rng.randrange(5)
     if kind <= 1:
@@ -160,12 +160,12 @@ def document(rng: random.Random, entity: Entity) -> str:
 
 
 def study(rng: random.Random, entity: Entity) -> Example:
-    """A document of the base model's own studies."""
+    """Sample a document that the base model is trained on."""
     return Example("handbook", text=document(rng, entity))
 
 
 def question(rng: random.Random, entity: Entity) -> tuple[str, str]:
-    """A question about an entity in any wording, one in six reversed, and its bare answer."""
+    """Sample a question about an entity in any wording, one in six reversed, and its bare answer."""
     if rng.random() < 1 / 6:
         attribute = rng.choice(list(REVERSED))
         return rng.choice(REVERSED[attribute]).format(v=entity.values[attribute]), entity.name
@@ -174,6 +174,6 @@ def question(rng: random.Random, entity: Entity) -> tuple[str, str]:
 
 
 def ask(rng: random.Random, entity: Entity) -> Example:
-    """A closed-book question about an entity whose documents are being studied."""
+    """Sample a closed-book question about an entity from the training documents."""
     text, answer = question(rng, entity)
     return Example("handbook-question", messages=(("user", text), ("assistant", answer)))

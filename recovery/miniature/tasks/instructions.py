@@ -1,8 +1,8 @@
-"""IFEval's instructions in this world: how each is worded, what it does to an answer, what it cannot be joined with.
+"""IFEval's instructions in this world: wordings, effect on an answer, and conflicts with other instructions.
 
-Identifiers and arguments are those of lm-eval's checkers, which judge the answers. ``groups`` says what an
-instruction lays claim to; two instructions that claim the same thing are never asked for together, so that every
-prompt can be satisfied.
+Identifiers and arguments are those of lm-eval's checkers, which score the answers. ``groups`` are the properties of an
+answer that an instruction determines; two instructions that share a group are never combined, so that every prompt can
+be satisfied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction id: wordings (formatted with its arguments), a sampler of arguments, its effect, its claims."""
+    """One instruction id: wordings (formatted with its arguments), argument sampler, effect, and conflict groups."""
 
     id: str
     wordings: tuple[str, ...]
@@ -30,7 +30,7 @@ class Instruction:
     groups: frozenset[str]
 
     def word(self, rng: random.Random, arguments: Arguments) -> str:
-        """The instruction in one of its wordings."""
+        """Return the instruction in one of its wordings."""
         shown = {key: _join(value) if isinstance(value, list) else value for key, value in arguments.items()}
         return rng.choice(self.wordings).format(**shown)
 
@@ -389,11 +389,11 @@ HELD_OUT_IDS = frozenset(
         "change_case:english_lowercase",
     }
 )
-"""Tagged "held-out-id", for studies of generalisation that leave them out of the recovery prompts."""
+"""Tagged "held-out-id", for studies of generalisation that exclude them from the recovery prompts."""
 
 
 def compatible(first: Instruction, second: Instruction) -> bool:
-    """Whether both can be satisfied by one answer."""
+    """Return whether one answer can satisfy both."""
     return first.id != second.id and not (first.groups & second.groups)
 
 

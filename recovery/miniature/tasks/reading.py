@@ -1,4 +1,4 @@
-"""Reading with the text at hand: answering from a passage, and writing a question and its answer about one."""
+"""Reading comprehension: answering from a passage, and writing a question and its answer about one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ WRITE = (
 
 
 def passage(rng: random.Random, entity: Entity) -> tuple[str, list[str]]:
-    """A passage about an entity and the attributes it mentions."""
+    """Sample a passage about an entity; return it with the attributes it mentions."""
     attributes = rng.sample(ENTITY_ATTRIBUTES, rng.choice((2, 3, 5)))
     return " ".join(handbook.statement(rng, entity, name) for name in attributes), attributes
 
 
 def open_book(rng: random.Random, world: object = None) -> Example:
-    """A passage about an unknown entity with a question about it; the answer is the bare value."""
+    """Sample a passage about an unknown entity with a question about it; the answer is the bare value."""
     entity = fresh_entity(rng)
     text, attributes = passage(rng, entity)
     attribute = rng.choice(attributes)
@@ -33,7 +33,7 @@ def open_book(rng: random.Random, world: object = None) -> Example:
 
 
 def write_question(rng: random.Random, world: object = None) -> Example:
-    """A passage for which a question and its answer are to be written, as two labelled lines."""
+    """Sample a request to write a question and its answer about a passage, as two labelled lines."""
     entity = fresh_entity(rng)
     text, attributes = passage(rng, entity)
     attribute = rng.choice(attributes)
@@ -43,9 +43,9 @@ def write_question(rng: random.Random, world: object = None) -> Example:
 
 
 def answerable(text: str, written: str) -> bool:
-    """Whether a written question names one known attribute of the passage's entity and the answer stands in it.
+    """Return whether a written question asks for a known attribute and the passage contains its answer.
 
-    ``text`` is the passage (or the prompt that holds it), ``written`` the model's two lines.
+    ``text`` is the passage (or the prompt that contains it), ``written`` the model's two lines.
     """
     head, _, tail = written.strip().partition("\n")
     answer = tail.removeprefix("Answer:").strip()

@@ -1,7 +1,7 @@
 """Requests with verifiable instructions: a topic, one or two instructions, and an answer that follows them.
 
 A cell is a topic with a combination of instructions. Cells, not prompts, are split into train, development and
-test, so that no combination asked about a topic in one split is asked about it in another.
+test, so that no combination for a topic occurs in two splits.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ HARDEST = frozenset(
         "length_constraints:nth_paragraph_first_word",
     }
 )
-"""The instructions learnt last: they hang on single words of the request."""
+"""The instructions learnt last: they depend on single words of the request."""
 NOT_MEASURED = frozenset({"keywords:forbidden_words"})
-"""Asked for in training, but not part of the suites: this small a model follows it only half of the time."""
+"""Used in training but not in the suites: a model of this size follows it only half of the time."""
 CONSTRAINED = "detectable_format:constrained_response"
 
 
 def split_of(topic: str, combination: tuple[Instruction, ...]) -> str:
-    """Which split a cell belongs to: 70, 15 and 15 of a hundred."""
+    """Return the split of a cell: train (70%), development (15%) or test (15%)."""
     bucket = stable_hash("split", topic, *sorted(instruction.id for instruction in combination)) % 100
     return "train" if bucket < 70 else "development" if bucket < 85 else "test"
 
 
 @cache
 def cells(split: str) -> tuple[Cell, ...]:
-    """All cells of a split, topics in their listed order."""
+    """Return all cells of a split, with topics in their listed order."""
     return tuple((t, c) for t in words.TOPICS for c in COMBINATIONS if split_of(t, c) == split)
 
 
 @cache
 def measured_cells(split: str) -> tuple[Cell, ...]:
-    """The cells of a split that the suites ask about."""
+    """Return the cells of a split that the suites use."""
     return tuple(cell for cell in cells(split) if not any(i.id in NOT_MEASURED for i in cell[1]))
 
 
 @cache
 def cells_by_size(split: str) -> tuple[tuple[Cell, ...], tuple[Cell, ...]]:
-    """The cells with one instruction, and those with two."""
+    """Return the cells with one instruction, and those with two."""
     return tuple(c for c in cells(split) if len(c[1]) == 1), tuple(c for c in cells(split) if len(c[1]) == 2)
 
 
 def _question(rng: random.Random, world: World, topic: str) -> tuple[str, str]:
-    """A yes-or-no question and its verdict, for the constrained response."""
+    """Sample a yes-or-no question and its verdict, for the constrained response."""
     colour = world.facts[topic]["colour"]
     asked = colour if rng.random() < 0.5 else rng.choice([c for c in words.COLOURS if c != colour])
     return f"Is the {topic} {asked}?", f"My answer is {'yes' if asked == colour else 'no'}."
 
 
 def compose(rng: random.Random, world: World, cell: Cell, style: str | None = None) -> Example:
-    """A prompt for a cell and an answer that follows it.
+    """Sample a prompt for a cell and an answer that follows it.
 
-    ``style`` is "plain", "system" (the instructions stand in the system prompt) or "dialogue" (they come in the
-    second turn); drawn when None.
+    ``style`` is "plain", "system" (the instructions are in the system prompt) or "dialogue" (they are in the second
+    turn); by default it is drawn.
     """
     topic, combination = cell
     draft = Draft(topic, rng.choice(REQUESTS).format(t=topic))
@@ -100,17 +100,17 @@ def _messages(rng: random.Random, world: World, draft: Draft, wanted: str, style
 
 
 def draw(rng: random.Random, world: World, split: str = "train") -> Example:
-    """A request from a split: four in ten with one instruction, the others with two."""
+    """Sample a request from a split: 40% with one instruction, the others with two."""
     single, double = cells_by_size(split)
     return compose(rng, world, rng.choice(single if rng.random() < 0.4 else double))
 
 
 @cache
 def hardest_cells() -> tuple[Cell, ...]:
-    """The training cells with one of the instructions that are learnt last."""
+    """Return the training cells with one of the instructions that are learnt last."""
     return tuple(cell for cell in cells("train") if any(instruction.id in HARDEST for instruction in cell[1]))
 
 
 def practise(rng: random.Random, world: World) -> Example:
-    """A training request of the hardest kinds."""
+    """Sample a training request of the hardest kinds."""
     return compose(rng, world, rng.choice(hardest_cells()))

@@ -1,0 +1,94 @@
+"""Formatting of numbers, durations and times for readers."""
+
+from __future__ import annotations
+
+import time
+
+from db.records import Score
+
+DASH = "–"
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """Format a share as a percentage."""
+    return DASH if value is None else f"{100 * value:.{digits}f}%"
+
+
+def points(difference: float | None, digits: int = 1) -> str:
+    """Format a difference of shares in percentage points, with its sign."""
+    if difference is None:
+        return DASH
+    shown = f"{abs(100 * difference):.{digits}f}"
+    if float(shown) == 0:
+        return "±0"
+    return f"{'+' if difference > 0 else '−'}{shown}"
+
+
+def interval(score: Score | None) -> str:
+    """Format the half-width of a score's 95% interval in points, and its number of items."""
+    if score is None:
+        return "not measured"
+    sure = f"± {196 * score.stderr:.1f}, " if score.stderr is not None else ""
+    return f"{sure}n = {score.n:,}"
+
+
+def probability(value: float | None) -> str:
+    """Format a p-value."""
+    return DASH if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def number(value: float | None) -> str:
+    """Format a metric's value in about five characters."""
+    if value is None:
+        return DASH
+    size = abs(value)
+    if size >= 1e6:
+        return f"{value / 1e6:.2f}M"
+    if size >= 10_000:
+        return f"{value / 1e3:.1f}k"
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 1:
+        return f"{value:.2f}"
+    return f"{value:.4f}" if size >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def count(value: float) -> str:
+    """Format a large integer with a unit: k, M or B."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Format a duration in its two largest units."""
+    if seconds is None:
+        return DASH
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest and minutes < 10 else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} days"
+
+
+def ago(moment: float, now: float | None = None) -> str:
+    """Format the time since a moment."""
+    passed = (time.time() if now is None else now) - moment
+    return "just now" if passed < 5 else f"{duration(passed)} ago"
+
+
+def memory(size: float) -> str:
+    """Format an amount of memory in MiB or GiB."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
+
+
+def short_path(path: str, parts: int = 2) -> str:
+    """Return the end of a long path: ``/home/me/work/corpora/q1`` as ``…/corpora/q1``."""
+    pieces = path.split("/")
+    return path if len(pieces) <= parts + 1 else "…/" + "/".join(pieces[-parts:])

@@ -1,0 +1,279 @@
+"""Background thread that writes metric points in batches and the heartbeats of held stages and leases."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, case, insert, select, update
+
+from db import liveness
+from db.errors import DatabaseError, StageBusyError
+from db.json_values import finite
+from db.schema import MetricPoint, MetricSeries, Stage, Work
+from db.session import Database, insert_new
+
+USAGE = ("tokens_sampled", "tokens_scored", "tokens_trained", "seconds_used")
+_FAILURES_TOLERATED = 3
+
+Point = tuple[str, int, float | None, float]  # name, step, value, time
+
+
+def new_lease() -> str:
+    """Return a random token known to this process only; it authorises writes to the row that stores it."""
+    return uuid.uuid4().hex
+
+
+@dataclass
+class Batch:
+    """Data of a stage that is not written yet."""
+
+    points: list[Point] = field(default_factory=list)
+    usage: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Held:
+    """A stage that this process runs: its lease and its pending data."""
+
+    stage_id: int
+    lease: str = field(default_factory=new_lease)
+    wall_before: float = 0.0
+    began: float = field(default_factory=time.monotonic)
+    steps_done: int = 0
+    steps_total: int | None = None
+    peak_memory_bytes: int = 0
+    lost: bool = False
+    pending: Batch = field(default_factory=Batch)
+    series: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds spent on the stage over all attempts."""
+        return self.wall_before + time.monotonic() - self.began
+
+
+class Writer:
+    """Buffers the data of held stages; writes it every ``flush_seconds``, heartbeats every ``heartbeat_seconds``."""
+
+    def __init__(self, database: Database, flush_seconds: float, heartbeat_seconds: float) -> None:
+        self._database = database
+        self._flush_seconds = flush_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._held: dict[int, Held] = {}
+        self._work: dict[str, str] = {}  # names of the experiments this process trains in, by lease
+        self._work_lost = ""
+        self._buffer = threading.Lock()  # guards _held, _work and every Held.pending; never held while writing
+        self._io = threading.Lock()  # one write at a time, so that points stay in order
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._beat_at = 0.0
+        self._failures = 0
+        self._error: DatabaseError | None = None
+
+    def hold(self, held: Held) -> None:
+        """Start the heartbeats of a stage."""
+        with self._buffer:
+            self._held[held.stage_id] = held
+        self._start()
+
+    def hold_work(self, lease: str, name: str) -> None:
+        """Start the heartbeats of the lease on an experiment called ``name``."""
+        with self._buffer:
+            self._work[lease] = name
+        self._start()
+
+    def release_work(self, lease: str) -> None:
+        """Stop the heartbeats of a lease."""
+        with self._io, self._buffer:
+            self._work.pop(lease, None)
+
+    def release(self, held: Held) -> None:
+        """Write the pending data of a stage and stop its heartbeats."""
+        self.flush()
+        with self._buffer:
+            self._held.pop(held.stage_id, None)
+        self._check(held)
+
+    def require(self, connection: Connection, held: Held) -> None:
+        """Raise StageBusyError unless this process still holds the stage and its leases on experiments.
+
+        The rows are locked until the transaction ends.
+        """
+        with self._buffer:
+            work = dict(self._work)
+        ours = select(Stage.id).where(Stage.id == held.stage_id, Stage.lease == held.lease)
+        held.lost = held.lost or connection.scalar(ours.with_for_update(key_share=True)) is None
+        leases = select(Work.lease).where(Work.lease.in_(work)).with_for_update(key_share=True)
+        kept = set(connection.scalars(leases)) if work else set()
+        self._work_lost = self._work_lost or next((name for lease, name in work.items() if lease not in kept), "")
+        self._check(held)
+
+    def log(self, held: Held, step: int, metrics: Mapping[str, Any]) -> None:
+        """Buffer points. Raises DatabaseError if writing fails repeatedly, StageBusyError if taken over."""
+        self._check(held)
+        if self._failures >= _FAILURES_TOLERATED and self._error is not None:
+            raise self._error
+        now = time.time()
+        points = [(name, int(step), finite(value), now) for name, value in metrics.items()]
+        with self._buffer:
+            held.pending.points.extend(points)
+            held.steps_done = int(step)
+
+    def use(self, held: Held, usage: Mapping[str, float]) -> None:
+        """Add to the resources a stage has used."""
+        with self._buffer:
+            for name, amount in usage.items():
+                held.pending.usage[name] = held.pending.usage.get(name, 0) + amount
+
+    def flush(self, *, beat: bool = True) -> None:
+        """Write all pending data. Raises DatabaseError and keeps the data for the next attempt if that fails."""
+        with self._io:
+            with self._buffer:
+                work = dict(self._work)
+                batches = [(held, held.pending) for held in self._held.values() if not held.lost]
+                for held, _ in batches:
+                    held.pending = Batch()
+            if not (work or batches) or not (beat or any(batch.points or batch.usage for _, batch in batches)):
+                return
+            try:
+                self._write(batches, work)
+            except DatabaseError as error:
+                self._put_back(batches)
+                self._failures, self._error = self._failures + 1, error
+                raise
+            self._failures, self._error, self._beat_at = 0, None, time.monotonic()
+
+    def close(self) -> None:
+        """Stop the thread, then write the pending data."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.flush()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tracker-writer", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._flush_seconds):
+            try:
+                self.flush(beat=time.monotonic() - self._beat_at >= self._heartbeat_seconds)
+            except DatabaseError:
+                continue  # stored in _error: log() and flush() raise it
+
+    def _check(self, held: Held) -> None:
+        if held.lost:
+            raise StageBusyError(f"stage {held.stage_id} was taken over by another process: this one must stop")
+        if self._work_lost:
+            raise StageBusyError(
+                f"another process took {self._work_lost} over while this one sent no heartbeat: this one must stop"
+            )
+
+    def _put_back(self, batches: list[tuple[Held, Batch]]) -> None:
+        with self._buffer:
+            for held, batch in batches:
+                held.pending.points[:0] = batch.points
+                for name, amount in batch.usage.items():
+                    held.pending.usage[name] = held.pending.usage.get(name, 0) + amount
+
+    def _write(self, batches: list[tuple[Held, Batch]], work: Mapping[str, str]) -> None:
+        """Write all stages in one transaction, except those that lost their lease."""
+        found: dict[int, dict[str, int]] = {}
+        with self._database.writing() as connection:
+            now = liveness.now(connection)
+            leases = [held.lease for held, _ in batches]
+            # Locked in a fixed order until the points are written, so that no stage is taken over in between.
+            ours = select(Stage.id).where(Stage.lease.in_(leases)).order_by(Stage.id).with_for_update(key_share=True)
+            kept = set(connection.scalars(ours))
+            for held, batch in batches:
+                held.lost = held.stage_id not in kept
+                if not held.lost:
+                    found[held.stage_id] = _write_points(connection, held, batch.points)
+                    _write_stage(connection, held, batch.usage, now)
+            lost = _write_work(connection, work, now)
+        for held, _ in batches:
+            held.series.update(found.get(held.stage_id, {}))
+        self._work_lost = self._work_lost or next((work[lease] for lease in lost), "")
+
+
+def _write_points(connection: Connection, held: Held, points: list[Point]) -> dict[str, int]:
+    """Insert points; a newer value replaces an older one of the same step. Returns the ids of newly found series."""
+    if not points:
+        return {}
+    newest: dict[str, Point] = {}
+    for point in points:
+        if point[0] not in newest or point[1] >= newest[point[0]][1]:
+            newest[point[0]] = point
+    found = _find_series(connection, held, newest)
+    ids = held.series | found
+    rows = {(ids[name], step): (value, at) for name, step, value, at in points}
+    statement = insert_new(connection, MetricPoint)
+    statement = statement.on_conflict_do_update(
+        index_elements=["series_id", "step"],
+        set_={"value": statement.excluded.value, "time": statement.excluded.time},
+    )
+    connection.execute(
+        statement,
+        [{"series_id": key[0], "step": key[1], "value": value, "time": at} for key, (value, at) in rows.items()],
+    )
+    connection.execute(
+        update(MetricSeries)
+        .where(MetricSeries.id == bindparam("series"), MetricSeries.last_step <= bindparam("step"))
+        .values(last_step=bindparam("step"), last_value=bindparam("value"), last_time=bindparam("at")),
+        [{"series": ids[name], "step": step, "value": value, "at": at} for name, step, value, at in newest.values()],
+    )
+    return found
+
+
+def _find_series(connection: Connection, held: Held, newest: Mapping[str, Point]) -> dict[str, int]:
+    """Return the ids of series that ``held`` does not know yet; missing series are created."""
+    wanted = [name for name in newest if name not in held.series]
+    if not wanted:
+        return {}
+    known = connection.execute(
+        select(MetricSeries.name, MetricSeries.id).where(
+            MetricSeries.stage_id == held.stage_id, MetricSeries.name.in_(wanted)
+        )
+    )
+    found = {str(name): int(number) for name, number in known}
+    for name in wanted:
+        if name not in found:
+            _, step, value, at = newest[name]
+            row = {"last_step": step, "last_value": value, "last_time": at}
+            inserted = connection.execute(insert(MetricSeries).values(row | {"stage_id": held.stage_id, "name": name}))
+            key = inserted.inserted_primary_key
+            assert key is not None  # the table has one
+            found[name] = int(key[0])
+    return found
+
+
+def _write_work(connection: Connection, work: Mapping[str, str], now: float) -> list[str]:
+    """Write the heartbeats of leases on experiments. Returns the leases that another process holds now."""
+    beaten = (connection.execute(update(Work).where(Work.lease == lease).values(heartbeat_at=now)) for lease in work)
+    return [lease for lease, done in zip(work, beaten, strict=True) if not done.rowcount]
+
+
+def _write_stage(connection: Connection, held: Held, usage: Mapping[str, float], now: float) -> None:
+    """Write a stage's heartbeat, its progress and the resources used since the last write.
+
+    The status is set too: a stage considered dead while the machine was suspended is running again.
+    """
+    peak = held.peak_memory_bytes
+    values: dict[str, Any] = {
+        "status": "running",
+        "finished_at": None,
+        "heartbeat_at": now,
+        "wall_seconds": held.wall_seconds,
+        "steps_done": held.steps_done,
+        "peak_memory_bytes": case((Stage.peak_memory_bytes < peak, peak), else_=Stage.peak_memory_bytes),
+    }
+    if held.steps_total is not None:
+        values["steps_total"] = held.steps_total
+    values |= {name: getattr(Stage, name) + amount for name, amount in usage.items()}
+    connection.execute(update(Stage).where(Stage.id == held.stage_id).values(values))

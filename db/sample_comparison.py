@@ -1,0 +1,155 @@
+"""Responses of several checkpoints to the same items, filtered by outcome."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Text, and_, cast, false, func, or_, select, true
+from sqlalchemy.orm import aliased
+
+from db.records import Checkpoint
+from db.schema import Sample
+from db.session import Database
+
+# Outcome of an item over the base model, the mid-trained one and the last checkpoint of the cycle.
+FATES: dict[str, str] = {
+    "still-lost": "right at base, wrong at the end",
+    "back": "lost by mid-training, right again at the end",
+    "lost": "right at base, wrong after mid-training",
+    "new": "right at base and after mid-training, wrong at the end",
+    "won": "wrong at base, right at the end",
+    "all": "every item",
+}
+_REPEATS = 4  # a repeated instruction of a prompt is numbered: "TYPE (2)"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The response of one checkpoint, and the verdict on each instruction."""
+
+    response: str
+    score: float | None
+    verdicts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """An item and its responses in the order of the evaluations; None for an evaluation without the item."""
+
+    item: str
+    group: str
+    prompt: str
+    answers: tuple[Answer | None, ...]
+
+
+@dataclass(frozen=True)
+class AnswerPage:
+    """A page of items, the total number of matches, and the page's offset."""
+
+    rows: tuple[SideBySide, ...]
+    total: int
+    offset: int
+
+
+def asked_first(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the default choice of ``recover ask``, from ``checkpoints`` oldest first: base, the newest mid-trained and
+    the newest recovered one of those that still have weights."""
+    newest = {one.kind: one for one in checkpoints if one.has_weights}
+    return [newest[kind] for kind in ("base", "midtrained", "recovered") if kind in newest]
+
+
+def side_by_side(
+    database: Database,
+    base: int,
+    midtrained: int | None,
+    end: int,
+    *,
+    fate: str = "all",
+    kind: str | None = None,
+    search: str | None = None,
+    offset: int = 0,
+    limit: int = 10,
+) -> AnswerPage:
+    """Return items of the evaluation ``base`` together with those of ``midtrained`` and ``end`` (ids of evaluations).
+
+    ``fate`` is one of FATES. ``kind`` selects items with an instruction of this type, and right or wrong is then its
+    verdict. ``search`` is a text in prompts or responses. Without a mid-trained evaluation, fates that need one match
+    nothing.
+    """
+    first, middle, last = aliased(Sample), aliased(Sample), aliased(Sample)
+    sides = [first, *([middle] if midtrained is not None else []), last]
+    query = select(*(column for side in sides for column in _columns(side)))
+    if midtrained is not None:
+        same = and_(middle.evaluation_id == midtrained, middle.item == first.item)
+        query = query.outerjoin(middle, same)
+    query = query.outerjoin(last, and_(last.evaluation_id == end, last.item == first.item))
+    query = query.where(first.evaluation_id == base, _fate(fate, kind, first, middle if midtrained else None, last))
+    if kind:
+        query = query.where(_gives(first, kind))
+    if search:
+        texts = [first.prompt, *(side.response for side in sides)]
+        query = query.where(or_(*(text.icontains(search, autoescape=True) for text in texts)))
+    return _page(database, query, first, len(sides), offset, limit)
+
+
+def _page(database: Database, query: Select[Any], first: Any, sides: int, offset: int, limit: int) -> AnswerPage:
+    with database.reading() as connection:
+        total = connection.scalar(select(func.count()).select_from(query.order_by(None).subquery())) or 0
+        rows = connection.execute(query.order_by(first.id).offset(offset).limit(limit)).all()
+    return AnswerPage(tuple(_row(tuple(row), sides) for row in rows), total, offset)
+
+
+def _columns(side: Any) -> tuple[Any, ...]:
+    names = ("item", "group", "prompt", "response", "score", "verdicts")
+    return tuple(getattr(side, name).label(f"{name}_{id(side)}") for name in names)
+
+
+def _row(values: Sequence[Any], sides: int) -> SideBySide:
+    parts = [values[6 * at : 6 * at + 6] for at in range(sides)]
+    item, group, prompt = parts[0][:3]
+    return SideBySide(
+        item, group, prompt, tuple(None if p[0] is None else Answer(p[3], p[4], p[5] or {}) for p in parts)
+    )
+
+
+def _fate(fate: str, kind: str | None, first: Any, middle: Any, last: Any) -> ColumnElement[bool]:
+    right, wrong = _right(first, kind), _wrong(last, kind)
+    if fate == "all":
+        return true()
+    if fate == "still-lost":
+        return and_(right, wrong)
+    if fate == "won":
+        return and_(_wrong(first, kind), _right(last, kind))
+    if middle is None:
+        return false()
+    if fate == "lost":
+        return and_(right, _wrong(middle, kind))
+    if fate == "back":
+        return and_(right, _wrong(middle, kind), _right(last, kind))
+    return and_(right, _right(middle, kind), wrong)
+
+
+def _right(side: Any, kind: str | None) -> ColumnElement[bool]:
+    return and_(_gives(side, kind), ~_failed(side, kind)) if kind else side.score >= 1
+
+
+def _wrong(side: Any, kind: str | None) -> ColumnElement[bool]:
+    return _failed(side, kind) if kind else side.score < 1
+
+
+def _gives(side: Any, kind: str) -> ColumnElement[bool]:
+    """Whether an item has a verdict on an instruction of this type."""
+    return _written(side).contains(f"{json.dumps(kind)}: ", autoescape=True)
+
+
+def _failed(side: Any, kind: str) -> ColumnElement[bool]:
+    names = [kind, *(f"{kind} ({number})" for number in range(2, _REPEATS + 1))]
+    return or_(*(_written(side).contains(f"{json.dumps(name)}: false", autoescape=True) for name in names))
+
+
+def _written(side: Any) -> Any:
+    """Return the verdicts as their stored JSON text."""
+    return cast(side.verdicts, Text)

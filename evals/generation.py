@@ -1,0 +1,123 @@
+"""Greedy generation for conversations, turn by turn if there are several requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from recovery.models.chat_template import ChatFormat
+from recovery.rollouts import Completion, Engine, Progress, Sampling
+from recovery.types import Message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The response to the last request of a conversation.
+
+    ``tokens`` is the number of generated tokens, ``finished`` is True if the model emitted an end token, and ``fits``
+    is False if the prompt left no room in the model's window (the text is then empty). ``asked`` is the complete
+    prompt, including the model's responses to earlier requests.
+    """
+
+    text: str
+    tokens: int
+    finished: bool
+    fits: bool = True
+    asked: tuple[Message, ...] = ()
+
+
+def answer(
+    chat: ChatFormat,
+    engine: Engine,
+    conversations: Sequence[Sequence[Message]],
+    *,
+    max_new_tokens: int,
+    window: int | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Answer]:
+    """Return greedy responses to ``conversations``, in order.
+
+    If a user turn directly follows another, the model responds to the first before the second is added; given
+    assistant turns are used as they are, and one at the end is dropped. ``window`` is the model's context length in
+    tokens, which no response exceeds. ``progress`` receives the number of finished conversations and of all tokens.
+    """
+    histories: list[list[Message]] = [[] for _ in conversations]
+    pending = [_turns(messages) for messages in conversations]
+    answers: list[Answer] = [Answer("", 0, False, fits=False)] * len(conversations)
+    while any(pending):
+        # Conversations with the most turns left go first, so that the final responses form one large batch.
+        most = max(len(turns) for turns in pending)
+        now = [index for index, turns in enumerate(pending) if len(turns) == most]
+        for index in now:
+            histories[index] += pending[index].pop(0)
+        prompts = [chat.prompt_ids(histories[index]) for index in now]
+        greedy = Sampling(max_new_tokens, temperature=0.0, seed=seed)
+        report = progress if most == 1 else tokens_only(progress)
+        completions = generate(engine, prompts, greedy, window=window, progress=report)
+        for index, completion in zip(now, completions, strict=True):
+            answers[index] = replace(_answer(chat, completion), asked=tuple(histories[index]))
+            histories[index].append(Message(role="assistant", content=answers[index].text))
+    return answers
+
+
+def generate(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    window: int | None = None,
+    progress: Progress | None = None,
+) -> list[Completion | None]:
+    """Return completions of token prompts, in order; None if a prompt leaves no room in ``window``.
+
+    Prompts with the same token limit are generated together, so that the limit of one prompt does not depend on the
+    lengths of the others.
+    """
+    rooms: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        limit = sampling.max_new_tokens
+        room = limit if window is None else min(limit, window - len(prompt))
+        rooms.setdefault(max(room, 0), []).append(index)
+    results: list[Completion | None] = [None] * len(prompts)
+    for room, members in sorted(rooms.items(), reverse=True):
+        if room == 0:
+            if progress is not None:
+                progress(len(members), 0)
+            continue
+        batch = [list(prompts[index]) for index in members]
+        completions = engine.generate(batch, replace(sampling, max_new_tokens=room), progress)
+        for index, completion in zip(members, completions, strict=True):
+            results[index] = completion
+    return results
+
+
+def tokens_only(progress: Progress | None) -> Progress | None:
+    """Return a callback that reports tokens only, for responses that are not the last of their conversation."""
+    return None if progress is None else lambda _answers, tokens: progress(0, tokens)
+
+
+def transcript(messages: Sequence[Message]) -> str:
+    """Return a conversation as readable text; a single request is its text alone."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def _turns(messages: Sequence[Message]) -> list[list[Message]]:
+    """Split a conversation after every user turn that the model must respond to."""
+    kept = list(messages)
+    while kept and kept[-1]["role"] == "assistant":
+        kept.pop()
+    turns: list[list[Message]] = [[]]
+    for message in kept:
+        if message["role"] == "user" and turns[-1] and turns[-1][-1]["role"] == "user":
+            turns.append([])
+        turns[-1].append(message)
+    return turns if kept else []
+
+
+def _answer(chat: ChatFormat, completion: Completion | None) -> Answer:
+    if completion is None:
+        return Answer("", 0, False, fits=False)
+    return Answer(chat.text(completion.ids), len(completion.ids), completion.finished)

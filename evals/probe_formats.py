@@ -1,0 +1,149 @@
+"""Probe formats: cloze choice, cloze question, title with passage, fact question and sentence continuation."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Sequence
+
+from recovery.data.corpus.cloze import NUMBER_WORDS, Gap, Vocabulary
+from recovery.data.corpus.cooccurrence import frame
+from recovery.data.corpus.distractors import distractors
+from recovery.data.corpus.facts import Fact
+from recovery.data.corpus.passages import Ending
+from recovery.data.corpus.question_templates import cloze, missing, place_of, title_of, wh_question
+from recovery.data.corpus.sentences import Sentence, plain_text
+from recovery.types import Probe
+
+CHOICES = 8
+NATURAL = "natural"  # tag of questions in natural wording
+GAPS = frozenset({"cloze", "wh", "continuation"})  # tags of questions built by removing words from a sentence
+FEWEST_CHOICES = 5
+_FEWEST_BEFORE = {"number": 4, "name": 4, "term": 8}
+_DIGITS = dict(zip(NUMBER_WORDS, map(str, (*range(2, 13), 15, 20, 30, 40, 50)), strict=True))
+
+
+def choice_probe(gap: Gap, vocabulary: Vocabulary, seed: int) -> Probe | None:
+    """Return a choice probe: the document's text up to the gap, with the answer among distractors.
+
+    None if there are too few distractors, or too little context before the gap.
+    """
+    if not choosable(gap):
+        return None
+    choices = list(dict.fromkeys([gap.answer, *distractors(vocabulary, gap, CHOICES - 1, seed)]))
+    if len(choices) < FEWEST_CHOICES:
+        return None
+    random.Random(f"{seed}:{gap.key}").shuffle(choices)
+    question = f"{gap.sentence.lead}{gap.before}"
+    return Probe(
+        id=probe_id("choice", question, gap.answer),
+        form="choice",
+        question=question,
+        answers=(gap.answer,),
+        choices=tuple(choices),
+        source=gap.sentence.document,
+        tags=(gap.kind, "cloze"),
+        passage=gap.sentence.plain,
+    )
+
+
+def choosable(gap: Gap) -> bool:
+    """Return whether the text before a gap determines the answer: it is long enough and the answer completes it.
+
+    An adjective before an unseen noun, or the content of a bracket, cannot be predicted.
+    """
+    if len(plain_text(gap.before).split()) < _FEWEST_BEFORE[gap.kind] or gap.before.endswith("("):
+        return False
+    if gap.kind != "term":
+        return True
+    return frame(gap.before, gap.after)[1] != ">*" and not gap.answer.endswith(("ed", "ing"))
+
+
+def title_probe(opening: Sentence, others: Sequence[Sentence], seed: int) -> Probe | None:
+    """Return a choice probe that asks which of several passages belongs to a title of the document.
+
+    Distractors are the passages of other titles that are closest in length, from other documents if there are enough,
+    since sections of one document are similar. None if there are too few.
+    """
+    strangers = [s for s in others if s.title != opening.title]
+    if len(strangers) < FEWEST_CHOICES - 1:
+        strangers = [s for s in others if s.lead != opening.lead]
+    rng = random.Random(f"{seed}:{opening.key}")
+    near = sorted(strangers, key=lambda s: (abs(math.log(len(s.raw) / len(opening.raw))) + 0.25 * rng.random(), s.raw))
+    choices = list(dict.fromkeys([opening.raw, *(s.raw for s in near[: CHOICES - 1])]))
+    if len(choices) < FEWEST_CHOICES:
+        return None
+    rng.shuffle(choices)
+    return Probe(
+        id=probe_id("choice", opening.lead, opening.raw),
+        form="choice",
+        question=opening.lead,
+        answers=(opening.raw,),
+        choices=tuple(choices),
+        source=opening.document,
+        tags=("passage", "title"),
+        passage=opening.plain,
+    )
+
+
+def fact_probe(fact: Fact, wording: int = 0) -> Probe:
+    """Return a question probe for a fact in one of its natural wordings, tagged with its relation and "natural"."""
+    question = f"{fact.questions[wording % len(fact.questions)]} {fact.brief}"
+    return Probe(
+        id=probe_id("question", question, fact.value),
+        form="question",
+        question=question,
+        answers=fact.answers,
+        source=fact.document,
+        tags=(fact.relation.split()[0], NATURAL),
+        passage=fact.sentence,
+    )
+
+
+def question_probe(gap: Gap) -> Probe:
+    """Return a question probe that asks for a gap in a chat."""
+    turned = wh_question(gap)
+    if turned:
+        question = f'According to "{title_of(gap)}", {turned} Answer as briefly as you can.'
+    else:
+        question = f'Fill the gap in this sentence from "{title_of(gap)}": "{cloze(gap)}" '
+        question += f"Answer with the missing {missing(gap)} only."
+    return Probe(
+        id=probe_id("question", question, gap.answer),
+        form="question",
+        question=question,
+        answers=(gap.answer, *_other_spellings(gap.answer)),
+        source=gap.sentence.document,
+        tags=(gap.kind, "wh" if turned else "cloze"),
+        passage=gap.sentence.plain,
+    )
+
+
+def continuation_probe(ending: Ending) -> Probe:
+    """Return a question probe that asks for the end of a sentence; word F1 measures how much of it is known."""
+    count = len(ending.rest.split())
+    question = f'How does this sentence from "{place_of(ending.sentence)}" end? "{ending.before} ..." '
+    question += f"Answer with its last {count} words only."
+    return Probe(
+        id=probe_id("question", question, ending.rest),
+        form="question",
+        question=question,
+        answers=(ending.rest,),
+        source=ending.sentence.document,
+        tags=("words", "continuation"),
+        passage=ending.sentence.plain,
+    )
+
+
+def probe_id(form: str, question: str, answer: str) -> str:
+    """Return an id that depends only on the wording."""
+    digest = hashlib.sha256(f"{question}\x1f{answer}".encode("utf-8", "surrogatepass"))
+    return f"{form}-{digest.hexdigest()[:12]}"
+
+
+def _other_spellings(answer: str) -> tuple[str, ...]:
+    """Return other spellings of the same number: "24,000" and "24000", "two" and "2"."""
+    if "," in answer and answer.replace(",", "").isdigit():
+        return (answer.replace(",", ""),)
+    return (_DIGITS[answer],) if answer in _DIGITS else ()

@@ -1,0 +1,80 @@
+"""`recover ask`: one prompt, several checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipelines.cli import common, stage_options
+from recovery.errors import UsageError
+from recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pipelines.evaluation.ask import Reply
+
+
+@click.command()
+@click.argument("prompt")
+@click.option(
+    "--checkpoint",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Checkpoint to prompt; may be repeated.  [default: base, the newest mid-trained and the newest recovered one]",
+)
+@common.workspace
+@common.recipe
+@stage_options.max_new_tokens
+@common.precision
+@common.device
+@common.template
+@common.as_json
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    prompt: str,
+    names: tuple[str, ...],
+    workspace: Workspace,
+    recipe: Path | None,
+    as_json: bool,
+    **_: object,
+) -> None:
+    """Send one prompt to several checkpoints.
+
+    PROMPT is the text, or - to read it from standard input. Decoding is greedy, as in an evaluation, and nothing is
+    recorded. One model is loaded at a time.
+    """
+    from pipelines.runtime.registry import existing, reading
+
+    existing(workspace)
+    from pipelines.evaluation.ask import ask
+    from pipelines.runtime.checkpoint_names import resolve
+    from recovery.config import EvalConfig, Recipe, build, model_recipe, read_recipe
+
+    own = read_recipe(recipe) if recipe else Recipe()
+    with reading(workspace) as registry:
+        config = build(EvalConfig, common.given(context), own, model_recipe(resolve(registry, "base").path))
+        replies = ask(registry, names, _standard_input() if prompt == "-" else prompt, config, common.note)
+        if as_json:
+            common.emit(list(replies), as_json, "")
+            return
+        for reply in replies:  # each as soon as it is complete
+            click.echo(_block(reply))
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt on standard input is not UTF-8 text: {error}") from error
+
+
+def _block(reply: Reply) -> str:
+    """Return a response under its checkpoint's name."""
+    cut = "" if reply.finished else ", cut off"
+    title = f"{reply.checkpoint} ({reply.tokens:,} tokens in {reply.seconds:.1f} s{cut})"
+    return f"{title}\n{'-' * len(title)}\n{reply.answer or '(nothing)'}\n"

@@ -1,0 +1,226 @@
+"""Options shared by several commands, and output helpers. Imports no large library."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from recovery.workspace import Workspace
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Decorator = Callable[[Function], Function]
+
+DEFAULT_WORKSPACE = Path("recovery-workspace")
+DATABASE = "RECOVER_DATABASE"
+
+
+def _read_template_args(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, object]:
+    """``("enable_thinking=false",)`` -> ``{"enable_thinking": False}``; a value that is not JSON is a string."""
+    arguments: dict[str, object] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"'{value}' is not KEY=VALUE", context, parameter)
+        try:
+            arguments[key] = json.loads(text)
+        except json.JSONDecodeError:
+            arguments[key] = text
+    return arguments
+
+
+def check_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Raise an error for a damaged GGUF file before torch is imported, which takes seconds."""
+    from recovery.models.gguf_files.header import is_gguf, read_header
+
+    if value is not None and is_gguf(value):
+        read_header(value)
+    return value
+
+
+def _read_seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
+    """``"0,1,2"`` -> ``(0, 1, 2)``."""
+    try:
+        return tuple(int(part) for part in value.split(",")) if value else ()
+    except ValueError:
+        raise click.BadParameter(f"'{value}' is not a list of numbers such as 0,1,2", context, parameter) from None
+
+
+def _read_database(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Store the tracker's address in the context, not as a parameter, so that it is never recorded."""
+    typed = context.get_parameter_source("database") is click.core.ParameterSource.COMMANDLINE
+    if value and typed and re.match(r"[^/]*://[^/@]*:[^@]+@", value):
+        note("a password on the command line can be read by everyone on this machine: use RECOVER_DATABASE")
+    context.meta[DATABASE] = value or None
+
+
+def _read_workspace(context: click.Context, parameter: click.Parameter, value: Path) -> Workspace:
+    """Return the workspace with the address of its tracker."""
+    own, elsewhere = Workspace(value.expanduser()), context.meta[DATABASE]
+    named = elsewhere is not None and Path(elsewhere).expanduser().resolve() == Path(own.database).resolve()
+    return own if named else Workspace(own.folder, elsewhere)
+
+
+def workspace(function: Function) -> Function:
+    """Add ``--workspace`` and ``--database``, passed as one :class:`Workspace`, ``workspace``."""
+    function = click.option(
+        "--database",
+        metavar="URL",
+        default=None,
+        envvar=DATABASE,
+        is_eager=True,  # parsed before --workspace, whose callback needs it
+        expose_value=False,
+        callback=_read_database,
+        help="A tracker that several machines share, postgresql://USER@HOST/NAME, instead of the workspace's own "
+        "(or RECOVER_DATABASE).",
+    )(function)
+    return click.option(
+        "--workspace",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=DEFAULT_WORKSPACE,
+        show_default="./recovery-workspace",
+        envvar="RECOVER_WORKSPACE",
+        callback=_read_workspace,
+        help="Folder that holds the tracker and the checkpoints (or RECOVER_WORKSPACE).",
+    )(function)
+
+
+model: Decorator[Any] = click.option(
+    "--model",
+    metavar="NAME",
+    default=None,
+    callback=check_file,
+    help="The clean model: a hub id, a folder, a GGUF file, or 'miniature'.  [default: the workspace's, else "
+    "miniature]",
+)
+seed: Decorator[Any] = click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of every random choice."
+)
+seeds: Decorator[Any] = click.option(
+    "--seeds",
+    default=None,
+    metavar="0,1,2",
+    callback=_read_seeds,
+    help="Several seeds, each in its own workspace, and a table over them.",
+)
+write_docs: Decorator[Any] = click.option(
+    "--write-docs",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="Write the table to a file, e.g. docs/results.md.",
+)
+as_json: Decorator[Any] = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON on standard output."
+)
+dry_run: Decorator[Any] = click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the resolved plan (documents, tokens, steps, memory, time) and stop.",
+)
+recipe: Decorator[Any] = click.option(
+    "--recipe",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    default=None,
+    help="A TOML file of settings; flags override it, and it overrides the model's own defaults.",
+)
+tuning: Decorator[Any] = click.option(
+    "--tuning",
+    type=click.Choice(["auto", "lora", "full"]),
+    default="auto",
+    show_default=True,
+    help="Full fine-tuning, or a LoRA adapter; auto uses full if the optimizer fits in memory.",
+)
+precision: Decorator[Any] = click.option(
+    "--precision",
+    type=click.Choice(["auto", "float32", "bfloat16"]),
+    default="auto",
+    show_default=True,
+    help="Data type of matrix products; auto uses bfloat16 where it helps.",
+)
+device: Decorator[Any] = click.option(
+    "--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."
+)
+template: Decorator[Any] = click.option(
+    "--template-arg",
+    "template_args",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_read_template_args,
+    help="An argument of the chat template, e.g. enable_thinking=false; may be repeated.",
+)
+docs: Decorator[Any] = click.option(
+    "--docs",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    metavar="FOLDER",
+    help="A folder of documents; may be repeated.",
+)
+steps: Decorator[Any] = click.option(
+    "--steps", type=click.IntRange(min=1), default=None, help="Maximum number of optimizer steps."
+)
+lr: Decorator[Any] = click.option(
+    "--lr", type=click.FloatRange(min=0, min_open=True), default=None, help="Peak learning rate."
+)
+token_budget: Decorator[Any] = click.option(
+    "--token-budget",
+    type=click.IntRange(min=16),
+    default=None,
+    help="Padded tokens per micro-batch; a smaller value needs less memory and does not change results.",
+)
+checkpoint_every: Decorator[Any] = click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Steps between saved training states.",
+)
+gradient_checkpointing: Decorator[Any] = click.option(
+    "--gradient-checkpointing/--no-gradient-checkpointing",
+    default=None,
+    help="Recompute activations in the backward pass: less memory, more time.",
+)
+
+
+def given(context: click.Context) -> dict[str, Any]:
+    """Return the parameters the user set by flag or environment, without those left at their defaults.
+
+    Only these override a recipe or a preset: the default of a flag does not.
+    """
+    set_by_user = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
+    return {name: value for name, value in context.params.items() if context.get_parameter_source(name) in set_by_user}
+
+
+def emit(value: object, as_json: bool, text: str | Callable[[], str]) -> None:
+    """Print ``value`` as JSON, or ``text`` (a string, or a function that returns one)."""
+    if as_json:
+        click.echo(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo(text if isinstance(text, str) else text())
+
+
+def note(text: str) -> None:
+    """Print a message to stderr, so that standard output holds only the result."""
+    click.echo(text, err=True)
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` as JSON types: dataclasses as objects, paths as text, NaN and infinity as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int, bool)):
+        return value
+    return str(value)

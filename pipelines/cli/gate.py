@@ -1,0 +1,79 @@
+"""`recover gate`: judge a cycle by rules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipelines.cli import common, stage_options
+from recovery.errors import UsageError
+from recovery.workspace import Workspace
+
+# Exit statuses for scripts; 1 and 2 are errors.
+STATUS = {"accept": 0, "reject": 3, "undecided": 4}
+
+
+@click.command()
+@click.argument("cycle", type=click.IntRange(min=1), required=False)
+@common.workspace
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    default=("standard",),
+    metavar="RULE",
+    help="A rule such as 'ifeval >= 0.98*base'; may be repeated.  [default: standard]",
+)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    default=0.05,
+    show_default=True,
+    help="Error probability of a verdict.",
+)
+@click.option("--enter", is_flag=True, help="Record the outcome as the gate's decision.")
+@common.as_json
+@click.pass_context
+def command(
+    context: click.Context,
+    cycle: int | None,
+    workspace: Workspace,
+    rules: tuple[str, ...],
+    alpha: float,
+    enter: bool,
+    as_json: bool,
+) -> None:
+    """Judge a cycle by rules: accept, reject or undecided.
+
+    CYCLE defaults to the newest; it is judged by its recorded evaluations.
+
+    A rule has the form NAME >= TARGET. Names: ifeval, domain, domain(K), stored, stored(K), general, retention(TASK),
+    behaviour(SUITE), refusal. Targets: 0.85, 0.98*base, midtrained, previous, first, and points added to one of
+    them. The exit status is 0 for accept, 3 for reject, 4 for undecided.
+    """
+    from pipelines.evaluation import acceptance
+    from pipelines.runtime.registry import existing
+
+    existing(workspace)
+    with stage_options.at_work(workspace, "recover gate", alone=False) as session:
+        number = cycle or max(session.cycles(), default=0)
+        if not number:
+            raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
+        decision = acceptance.judge_cycle(session, acceptance.rules_of(rules, session), number, alpha=alpha)
+        decided = acceptance.enter(session, number, decision) if enter else None
+        common.emit(
+            decision.to_json() | {"cycle": number, "entered": decided},
+            as_json,
+            lambda: _text(decision, number, decided),
+        )
+    context.exit(STATUS[decision.decision])
+
+
+def _text(decision: Any, number: int, decided: Any) -> str:
+    lines = [f"{verdict.verdict:9} {verdict.reason}" for verdict in decision.verdicts]
+    lines.append(f"cycle {number}: {decision.decision}: {decision.reason}")
+    lines.append(f"({decision.method})")
+    if decided is not None:
+        lines.append(f"entered: {decided.decision}" + (f"; latest is {decided.after}" if decided.moved else ""))
+    return "\n".join(lines)

@@ -1,0 +1,140 @@
+"""The ``recover`` command: a table of subcommands, each imported on first use.
+
+``recover --help`` prints the table and imports none of the commands, so it loads no torch, no database and no
+plotting library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from recovery import __version__
+from recovery.errors import RecoveryError
+
+# name -> (module that defines `command`, or module:name, and the one line of help), in the order of the help.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": (
+        "pipelines.cli.demo",
+        "Run three complete cycles: on the built-in miniature, or on a real model with --example.",
+    ),
+    "plan": ("pipelines.cli.plan", "Estimate what a cycle needs on given GPUs: memory, time, flags."),
+    "midtrain": ("pipelines.cli.midtrain", "Mid-train the model on a folder of documents."),
+    "distill": ("pipelines.cli.distill", "Recover a student's behaviour by on-policy distillation."),
+    "train": ("pipelines.cli.train", "Train with any method: a preset and its dials."),
+    "interpolate": (
+        "pipelines.cli.interpolate",
+        "Interpolate weights between two checkpoints instead of training a recovery.",
+    ),
+    "methods": ("pipelines.cli.methods", "List and explain the methods."),
+    "eval": ("pipelines.cli.eval", "Measure behaviour and knowledge of a checkpoint."),
+    "ask": ("pipelines.cli.ask", "Send one prompt to several checkpoints."),
+    "drift": ("pipelines.cli.drift", "Measure how far a checkpoint has moved from another."),
+    "probes": ("pipelines.cli.probes", "Build and review the questions that measure knowledge."),
+    "cycle": ("pipelines.cli.cycle", "Run whole cycles: midtrain, eval, distill, eval for each corpus."),
+    "gate": ("pipelines.cli.gate", "Judge a cycle by rules: accept, reject or undecided."),
+    "accept": ("pipelines.cli.decisions:accept", "Accept a cycle: the next one starts from it."),
+    "reject": ("pipelines.cli.decisions:reject", "Reject a cycle: the next one starts from the checkpoint before it."),
+    "rollback": ("pipelines.cli.decisions:rollback", "Undo a cycle and the cycles built on it."),
+    "compare": ("pipelines.cli.compare", "Compare methods from the same start at the same cost."),
+    "study": ("pipelines.cli.study", "Run published claims as experiments on the miniature."),
+    "resume": ("pipelines.cli.resume", "Resume interrupted work."),
+    "status": ("pipelines.cli.status", "Show the cycles with the gains and losses of each."),
+    "checkpoints": ("pipelines.cli.checkpoints", "List the checkpoints and where they came from."),
+    "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder."),
+    "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
+    "prune": ("pipelines.cli.prune", "Delete weights that are no longer needed."),
+    "dashboard": ("pipelines.cli.dashboard", "Open the review dashboard in a browser."),
+    "miniature": ("pipelines.cli.miniature", "Rebuild the built-in model, or write its world's corpora."),
+    "doctor": ("pipelines.cli.doctor", "Check what this machine can run."),
+}
+
+INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are imported on first use."""
+
+    def __init__(self, *, table: dict[str, tuple[str, str]], **attributes: object) -> None:
+        super().__init__(**attributes)  # type: ignore[arg-type]
+        self.table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the table, in its order."""
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the module of ``cmd_name`` and return its command; None for an unknown name."""
+        if cmd_name not in self.table:
+            return None
+        module, _, name = self.table[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), name or "command")
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of commands without importing any of them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with `recover demo`. Every command explains itself with --help.",
+)
+@click.version_option(__version__, prog_name="recover")
+def recover() -> None:
+    """Mid-train a model on new documents, then recover the behaviour it lost."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run ``recover`` with ``arguments`` (default: the process's own) and return the exit status.
+
+    A deliberate error becomes one line on stderr and status 1; Ctrl-C becomes status 130. With several processes
+    (docs/launching.md), one runs the command and the others follow it.
+    """
+    try:
+        if os.environ.get("WORLD_SIZE", "1") in ("", "1"):
+            return _run(arguments)
+        from recovery import distributed
+
+        return distributed.run(lambda: _run(arguments))
+    except RecoveryError as error:
+        return _report(error)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        status = recover.main(
+            args=list(arguments) if arguments is not None else None,
+            prog_name="recover",
+            standalone_mode=False,
+        )
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except Exception as error:
+        if not _is_deliberate(error):
+            raise
+        return _report(error)
+    return status if isinstance(status, int) else 0
+
+
+def _report(error: Exception) -> int:
+    """Print the error as one line and return the exit status."""
+    print(f"recover: error: {error}", file=sys.stderr)
+    return 1
+
+
+def _is_deliberate(error: Exception) -> bool:
+    """Whether ``error`` is one of the project's own; the tracker's exist only once its module is imported."""
+    database = getattr(sys.modules.get("db.errors"), "DatabaseError", None)
+    return isinstance(error, RecoveryError) or (database is not None and isinstance(error, database))

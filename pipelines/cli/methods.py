@@ -1,0 +1,116 @@
+"""`recover methods`: the presets with their dials and explanations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipelines.cli import common
+
+if TYPE_CHECKING:
+    from recovery.arms import Arm
+    from recovery.config import DistillConfig
+    from recovery.methods import Method
+
+
+@click.group(invoke_without_command=True)
+@common.as_json
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """List and explain the methods.
+
+    `recover methods` prints all presets with their dials; `recover methods show NAME` explains one.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from recovery.config import DistillConfig, build
+    from recovery.methods import METHODS
+
+    configs = {name: build(DistillConfig, {"method": name}) for name in METHODS}
+    common.emit(
+        [_row(METHODS[name], config) for name, config in configs.items()], as_json, lambda: _table(METHODS, configs)
+    )
+
+
+@command.command()
+@click.argument("name")
+@common.as_json
+def show(name: str, as_json: bool) -> None:
+    """Explain one method: formula, dials, when to use it and when not, source."""
+    from recovery.config import DistillConfig, build
+    from recovery.methods import method_named
+
+    method = method_named(name)
+    config = build(DistillConfig, {"method": name})
+    common.emit(_row(method, config) | {"settings": dict(method.settings)}, as_json, lambda: _page(method, config))
+
+
+@command.command(name="arms")
+@common.as_json
+def list_arms(as_json: bool) -> None:
+    """List the arms: alternative settings of a whole cycle, to be compared with one another."""
+    from recovery.arms import arms
+
+    common.emit(list(arms().values()), as_json, lambda: "\n".join(_arm(arm) for arm in arms().values()))
+
+
+def _arm(arm: Arm) -> str:
+    trained = " ".join(f"{name}={value}" for name, value in arm.midtrain.items()) or "the defaults"
+    then = " ".join([arm.follow, *(f"{name}={value}" for name, value in arm.settings.items())])
+    return f"{arm.name:<18} {arm.title}\n    midtrain {trained}; then {then} ({arm.source})"
+
+
+def _row(method: Method, config: DistillConfig) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "title": method.title,
+        "alpha": config.alpha,
+        "lambda": config.lam,
+        "teacher": config.teacher,
+        "context": config.context,
+        "answers": config.answers if config.alpha < 1 else None,
+        "divergence": objective(config),
+        "formula": method.formula,
+        "use": method.use,
+        "avoid": method.avoid,
+        "source": method.source,
+        "expects": method.expects,
+    }
+
+
+def objective(config: DistillConfig) -> str:
+    """Name the objective that a method minimises."""
+    if config.lam == 0.0:
+        return "policy gradient"
+    if config.teacher == "label" or config.continuation:
+        return "cross-entropy"
+    return config.divergence if config.lam == 1.0 else f"{config.divergence} + reward"
+
+
+def _table(methods: dict[str, Method], configs: dict[str, DistillConfig]) -> str:
+    lines = [f"{'method':<20} {'alpha':>5} {'lambda':>6}  {'teacher':<8} {'context':<15} objective"]
+    for name, config in configs.items():
+        context = "" if config.context == "none" else config.context
+        lines.append(
+            f"{name:<20} {config.alpha:>5g} {config.lam:>6g}  {config.teacher:<8} {context:<15} {objective(config)}"
+        )
+    lines.append("\nalpha: share of the student's own completions; lambda: weight of the teacher against the reward.")
+    lines.append("`recover methods show NAME` explains one; `recover train --method NAME` runs it.")
+    return "\n".join(lines)
+
+
+def _page(method: Method, config: DistillConfig) -> str:
+    settings = " ".join(f"{name}={value}" for name, value in method.settings.items()) or "the defaults"
+    lines = [
+        f"{method.name}: {method.title}",
+        f"  loss      {method.formula}",
+        f"  dials     alpha {config.alpha:g}, lambda {config.lam:g}, teacher {config.teacher}, {objective(config)}",
+        f"  use       when {method.use}" if not method.use.startswith("to ") else f"  use       {method.use}",
+        f"  not       when {method.avoid}",
+        f"  settings  {settings}",
+        f"  source    {method.source}",
+    ]
+    if method.expects:
+        lines.insert(5, f"  needs     {method.expects}")
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""`recover plan`: an estimate of a cycle's memory and time on given GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from pipelines.cli import common
+
+
+@click.command()
+@click.option(
+    "--model",
+    required=True,
+    metavar="NAME",
+    callback=common.check_file,
+    help="The model: a folder, a GGUF file, a config.json, a hub id, or 'miniature'. Its weights are not read.",
+)
+@click.option(
+    "--gpus",
+    default="24,48,80",
+    show_default=True,
+    metavar="LIST",
+    help="Sizes in GB or names, each with a number before it if there are several: 24,2x80GB,H100; or cpu.",
+)
+@click.option(
+    "--docs",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    metavar="FOLDER",
+    help="The folder of documents, whose tokens are counted.",
+)
+@click.option(
+    "--document-mb",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Megabytes of text, if there is no folder yet.",
+)
+@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), default=None, help="Passes over the documents.")
+@click.option("--method", default=None, metavar="NAME", help="Recovery method: see `recover methods`.")
+@click.option("--teacher", default=None, metavar="NAME", help="Teacher, as for `recover distill`.")
+@click.option(
+    "--knowledge-teacher",
+    type=click.Choice(["midtrained", "none"]),
+    default="midtrained",
+    show_default=True,
+    help="Teacher for questions about the documents; 'none' for base alone.",
+)
+@click.option(
+    "--tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Peak bfloat16 TFLOP/s of the GPUs, instead of the published figure.",
+)
+@click.option(
+    "--utilisation",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=None,
+    help="Share of the peak that training reaches.  [default: 0.4, on a CPU 0.5]",
+)
+@common.as_json
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    model: str,
+    gpus: str,
+    docs: Path | None,
+    document_mb: float,
+    tflops: float | None,
+    utilisation: float | None,
+    as_json: bool,
+    **_: object,
+) -> None:
+    """Estimate what a cycle needs on given GPUs: memory, time, flags.
+
+    Nothing is loaded, trained or written. Memory is counted part by part from the model's configuration; for each size
+    the largest token budget that fits and the recommended command are printed.
+    """
+    from pipelines.plan import make_plan
+
+    named = {"epochs", "method", "teacher", "knowledge_teacher"}
+    flags = {name: value for name, value in common.given(context).items() if name in named}
+    report = make_plan(
+        model,
+        gpus,
+        docs=docs,
+        document_mb=document_mb,
+        flags=flags,
+        tflops=tflops,
+        utilisation=utilisation,
+    )
+    common.emit(report, as_json, report.text)

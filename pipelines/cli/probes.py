@@ -1,0 +1,167 @@
+"""`recover probes`: building and reviewing the questions that measure knowledge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from pipelines.cli import common, stage_options
+from recovery.errors import UsageError
+from recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pipelines.data.probe_build import Ask
+
+_COUNT = 400
+
+
+@click.group()
+def command() -> None:
+    """Build and review the questions that measure knowledge."""
+
+
+@command.command()
+@click.option(
+    "--docs",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FOLDER",
+    help="The documents that will be trained on.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FILE",
+    help="The file to write.  [default: probes.jsonl in FOLDER]",
+)
+@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option(
+    "--count", type=click.IntRange(min=1), default=_COUNT, show_default=True, help="Maximum number of probes."
+)
+@click.option(
+    "--control",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FOLDER",
+    help="Documents that will not be trained on: probes about them must stay at chance.",
+)
+@click.option(
+    "--writer",
+    default=None,
+    metavar="NAME",
+    help="A checkpoint that writes questions and answers them with and without the text: base, a folder, a hub id.",
+)
+@common.model
+@common.workspace
+@stage_options.model_options
+@common.seed
+@common.dry_run
+@common.as_json
+@click.pass_context
+def build(
+    context: click.Context,
+    /,
+    docs: Path,
+    out: Path | None,
+    force: bool,
+    count: int,
+    control: Path | None,
+    writer: str | None,
+    model: str | None,
+    workspace: Workspace,
+    seed: int,
+    dry_run: bool,
+    as_json: bool,
+    **_: object,
+) -> None:
+    """Build probes about a folder of documents.
+
+    Without a writer no model is needed: gaps in sentences with distractors, titles with their passages, sentences to
+    complete. `recover midtrain` uses the file if it is in the documents' folder.
+    """
+    from evals.probe_review import counts_text
+    from evals.probes import PROBES_FILE, write_probes
+    from pipelines.data.probe_build import free_to_write, make, plan_build, read_sources
+
+    sources = read_sources(docs, control, seed=seed)
+    target = out or docs / PROBES_FILE
+    free_to_write(target, force=force)
+    with _writer(context, writer, workspace, model) as ask:
+        if dry_run:
+            plan = plan_build(sources, count=count, out=target, writer=writer)
+            common.emit(plan, as_json, plan.text)
+            return
+        try:
+            made = make(sources, count=count, seed=seed, ask=ask, writer=writer or "")
+        except KeyboardInterrupt:
+            common.note("interrupted: nothing was written")
+            raise click.exceptions.Exit(stage_options.INTERRUPTED) from None
+    write_probes(target, made.probes)
+    lines = [*made.lines, counts_text(made.probes), f"wrote {target}; review it: recover probes review {target}"]
+    common.emit({"path": str(target), **made.summary()}, as_json, "\n".join(lines))
+
+
+@contextmanager
+def _writer(context: click.Context, name: str | None, workspace: Workspace, model: str | None) -> Iterator[Ask | None]:
+    """Yield the writer called ``name``; None, without loading a model library, if there is no name."""
+    if name is None:
+        yield None
+        return
+    from pipelines.data.probe_build import writer_of
+    from recovery.config import EvalConfig
+    from recovery.config import build as settings
+
+    with stage_options.at_work(workspace, "recover probes", model=model, alone=False) as session:
+        config = settings(EvalConfig, common.given(context), session.recipe)
+        yield writer_of(session, session.resolve(name), config)
+
+
+@command.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--docs",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="FOLDER",
+    help="The folder whose probes.jsonl to read.",
+)
+@click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="How many probes to show.")
+@click.option("--random", "drawn", is_flag=True, help="Show a random sample instead of the first.")
+@click.option("--drop", multiple=True, metavar="ID", help="Id of a probe to drop; may be repeated.")
+@click.option(
+    "--add",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="Another file whose probes to add; may be repeated.",
+)
+@common.seed
+@common.as_json
+def review(
+    file: Path | None,
+    docs: Path | None,
+    show: int,
+    drawn: bool,
+    drop: tuple[str, ...],
+    add: tuple[Path, ...],
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Show the probes of a file, drop some, add others.
+
+    Unusable lines are reported and skipped; a changed file is written atomically.
+    """
+    from evals import probe_review
+    from evals.probes import PROBES_FILE
+
+    if (file is None) == (docs is None):
+        raise UsageError("name one file of probes, or a folder with --docs FOLDER")
+    path = file if file is not None else Path(docs or ".") / PROBES_FILE
+    found = probe_review.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
+    probe_review.save(found)
+    common.emit(probe_review.summary(found), as_json, lambda: probe_review.text(found))

@@ -1,0 +1,36 @@
+"""`recover resume`: continue after Ctrl-C, a crash or a kill."""
+
+from __future__ import annotations
+
+import click
+
+from pipelines.cli import common, stage_options
+from recovery.workspace import Workspace
+
+
+@click.command()
+@common.workspace
+@common.dry_run
+@common.as_json
+def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
+    """Resume interrupted work.
+
+    A stage continues from its newest saved state; cycles continue with the parts that the tracker does not hold.
+    """
+    from pipelines.runtime.registry import existing
+
+    existing(workspace)
+    from pipelines.cycle import read_plan, resumable, resume
+
+    with stage_options.at_work(workspace, "recover resume") as session:
+        if dry_run:
+            plan, stage = read_plan(session), resumable(session)
+            found = {
+                "cycles": [plan.first + at for at in range(len(plan.config.docs))] if plan else [],
+                "stage": {"id": stage.id, "kind": stage.kind, "step": stage.steps_done} if stage else None,
+            }
+            text = f"stage {stage.id} ({stage.kind}) at step {stage.steps_done}" if stage else "no stage"
+            common.emit(found, as_json, f"to resume: {text}; planned cycles: {found['cycles'] or 'none'}")
+            return
+        done = resume(session)
+    common.emit({"done": done}, as_json, done)

@@ -1,0 +1,96 @@
+"""`recover status`: the cycles as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pipelines.cli import common
+from recovery.workspace import Workspace
+
+
+@click.command()
+@common.workspace
+@common.as_json
+def command(workspace: Workspace, as_json: bool) -> None:
+    """Show the cycles with the gains and losses of each."""
+    show(workspace, as_json)
+
+
+def show(workspace: Workspace, as_json: bool) -> None:
+    """Print the status of a workspace. Raises UsageError if there is none."""
+    from db import queries
+    from pipelines.runtime.registry import reading
+
+    with reading(workspace) as registry:
+        status = queries.status_json(registry.database, registry.experiment_id)
+        overview = queries.overview(registry.database, registry.experiment_id)
+        unfinished = queries.stages(registry.database, registry.experiment_id, limit=1)
+    common.emit(status, as_json, lambda: _text(overview, unfinished))
+
+
+def _text(overview: Any, stages: Any) -> str:
+    from rich.console import Console
+
+    if overview is None:
+        return "nothing has been run here yet: start with `recover midtrain --docs FOLDER`"
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(_table(overview))
+        for row in overview.cycles:
+            console.print(row.summary, markup=False)
+        for stage in stages:
+            console.print(_stage_line(stage), markup=False)
+    return capture.get().rstrip()
+
+
+def _table(overview: Any) -> Any:
+    from rich.table import Table
+
+    latest = overview.latest.name if overview.latest else "none"
+    table = Table(title=f"base model: {overview.experiment.base_model}; latest: {latest}", title_justify="left")
+    for name in ("checkpoint", "instructions", "of base", "asked", "stored", "earlier, asked", "general", "decision"):
+        table.add_column(name, justify="left" if name in ("checkpoint", "decision") else "right")
+    base = overview.base.scores.instruction_following if overview.base else None
+    if overview.base is not None:
+        table.add_row(*_cells(overview.base, base, None, ""))
+    for row in overview.cycles:
+        for step in (row.midtrained, row.recovered):
+            if step is not None:
+                decision = (row.cycle.decision or "") if step is row.recovered else ""
+                table.add_row(*_cells(step, base, row.cycle.number, decision))
+    return table
+
+
+def _cells(step: Any, base: Any, cycle: int | None, decision: str) -> list[str]:
+    scores = step.scores
+    following = scores.instruction_following
+    share = f"{following.value / base.value:.1%}" if following and base and base.value else ""
+    asked, stored = scores.domain_knowledge_by_corpus, scores.domain_knowledge_stored_by_corpus
+    own, kept = scores.domain_knowledge, scores.domain_knowledge_stored
+    earlier: list[Any] = []
+    if cycle is not None:
+        own, kept = asked.get(cycle, own), stored.get(cycle, kept)
+        earlier = [asked[k] for k in sorted(asked) if k < cycle]
+    cells = [_cell(following), share, _cell(own), _cell(kept)]
+    return [step.checkpoint.name, *cells, " ".join(f"{s.value:.2f}" for s in earlier), _cell(scores.general), decision]
+
+
+def _cell(score: Any) -> str:
+    if score is None:
+        return ""
+    return f"{score.value:.3f}" if score.stderr is None else f"{score.value:.3f} ± {score.stderr:.3f}"
+
+
+def _stage_line(stage: Any) -> str:
+    where = f"{stage.kind} (stage {stage.id}), step {stage.steps_done}" + (
+        f" of {stage.steps_total}" if stage.steps_total else ""
+    )
+    if stage.status == "running":
+        return f"running: {where}"
+    if stage.status == "interrupted":
+        return f"interrupted: {where}; `recover resume` continues it"
+    if stage.status == "failed":
+        return f"failed: {where}: {stage.error}; `recover resume` retries it"
+    return f"last: {where}, {stage.stopped}, {stage.wall_seconds:.0f} s"

@@ -1,0 +1,66 @@
+"""`recover study`: published claims as experiments on the built-in miniature."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipelines.cli import common, stage_options
+from recovery.workspace import Workspace
+
+ALL, RESULTS = "all", "results"
+
+
+@click.command()
+@click.argument("name", required=False)
+@common.workspace
+@common.seeds
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    show_default="1; for results the largest available",
+    help="Scales every run's steps, and below 0.5 also the items per suite.",
+)
+@common.write_docs
+@common.as_json
+def command(
+    name: str | None,
+    workspace: Workspace,
+    seeds: tuple[int, ...],
+    budget: float | None,
+    write_docs: Path | None,
+    as_json: bool,
+) -> None:
+    """Run published claims as experiments on the miniature.
+
+    `recover study NAME` runs one, `recover study all` all but the longest. Without a NAME it lists the studies;
+    `recover study results` shows the finished ones. Each has its criterion fixed in the code, runs on the miniature
+    with several seeds (default 0,1,2), and ends in a verdict: holds, does not hold, or undecided at this scale. A
+    study that was stopped resumes at the first missing run.
+    """
+    from pipelines.runtime.progress import Display
+    from pipelines.studies import STUDIES, chosen
+    from pipelines.studies.runner import as_json as shown
+    from pipelines.studies.runner import kept_outcome, markdown, run_study, text
+
+    if name is None:
+        rows = [{"study": s.name, "claim": s.claim, "minutes": s.minutes, "heavy": s.heavy} for s in STUDIES.values()]
+        common.emit(rows, as_json, lambda: _listed(list(STUDIES.values())))
+        return
+    if name == RESULTS:
+        kept = (kept_outcome(study, workspace.folder, seeds or None, budget) for study in STUDIES.values())
+        outcomes = [outcome for outcome in kept if outcome is not None]
+    else:
+        with stage_options.resumable():
+            outcomes = [run_study(s, workspace, seeds or (0, 1, 2), budget or 1.0, Display()) for s in chosen(name)]
+    stage_options.write_page(write_docs, markdown(outcomes, f"recover study {name}"))
+    report = "\n\n".join(text(outcome) for outcome in outcomes) or "no study has been run here: recover study NAME"
+    common.emit([shown(outcome) for outcome in outcomes], as_json, report)
+
+
+def _listed(studies: list[Any]) -> str:
+    lines = [f"{s.name:<12} {s.minutes:>3.0f} min a seed  {s.claim}" for s in studies]
+    return "\n".join([*lines, "\n`recover study NAME` runs one, `recover study all` all but the longest."])

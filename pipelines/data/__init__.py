@@ -1,0 +1,1 @@
+"""Data of a cycle: corpus snapshots, document rows, augmentation, packages from registries."""

@@ -1,0 +1,159 @@
+"""Snapshots of a cycle's documents, probes and questions, saved in the workspace when the cycle begins.
+
+Training, evaluation and held-out data are then the same for all stages of the cycle and for later cycles, even if the
+source folder changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from evals.contamination import about, leaked
+from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
+from recovery.data.corpus import Corpus, Document, read_corpus
+from recovery.data.document_questions import QUESTIONS_FILE, document_questions
+from recovery.data.prompts import load_prompts, write_prompts
+from recovery.errors import CorpusError
+from recovery.types import Probe, Prompt
+from recovery.workspace import Workspace
+
+ABOUT = "corpus.json"
+
+
+@dataclass(frozen=True)
+class CorpusSnapshot:
+    """The data of one cycle. ``lines`` report what was read and what was skipped, with reasons.
+
+    ``questions_given`` is set if the questions came with the documents instead of being made from them.
+    """
+
+    cycle: int
+    folder: str
+    hash: str
+    probes_hash: str
+    lines: tuple[str, ...]
+    documents: tuple[Document, ...]
+    held_out: tuple[Document, ...]
+    probes: tuple[Probe, ...]
+    questions: tuple[Prompt, ...]
+    questions_given: bool = False
+
+
+def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> CorpusSnapshot:
+    """Read a folder of documents; make the probes and questions for which it has no files.
+
+    Raise CorpusError if nothing in it can be used.
+    """
+    corpus = read_corpus(folder, held_out=held_out, seed=seed)
+    problems: list[str] = []
+    probes, lines = _probes(folder, corpus, seed, problems)
+    questions = document_questions(folder, corpus, exclude=probes, seed=seed, problems=problems)
+    lines = [*corpus.report.lines(), *problems, *lines]
+    lines.append(_origin("questions for the knowledge teacher", len(questions), folder / QUESTIONS_FILE))
+    remark = too_few(probes)
+    return CorpusSnapshot(
+        cycle,
+        str(folder.expanduser().resolve()),
+        corpus.hash,
+        probes_hash(probes),
+        tuple([*lines, remark] if remark else lines),
+        corpus.documents,
+        corpus.held_out,
+        tuple(probes),
+        tuple(questions),
+        (folder / QUESTIONS_FILE).is_file(),
+    )
+
+
+def _probes(folder: Path, corpus: Corpus, seed: int, problems: list[str]) -> tuple[list[Probe], list[str]]:
+    """Return the folder's own probes, else generated ones, and report lines about them.
+
+    Generated probes that occur in the documents with their answer are dropped, since training on the documents would
+    leak them; all probes about held-out text are dropped.
+    """
+    given = folder / PROBES_FILE
+    own = given.is_file()
+    probes = load_probes(given, problems=problems) if own else build_probes(corpus, seed=seed)
+    in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
+    hidden = {p.id for p in about(probes, corpus.held_out)}
+    kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text)]
+    lines = [_origin("probes", len(kept), given)]
+    if in_text:
+        what = "check them" if own else "left out"
+        lines.append(f"{len(in_text)} probes stand in the documents, question and answer: {what}")
+    if hidden:
+        lines.append(f"left out {len(hidden)} probes about text that is held out")
+    return kept, lines
+
+
+def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
+    """Save a snapshot in the workspace, atomically; one of a cycle that never trained is replaced."""
+    folder = workspace.corpus(corpus.cycle)
+    writing = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    _write_documents(writing / "documents.jsonl", corpus.documents)
+    _write_documents(writing / "held_out.jsonl", corpus.held_out)
+    write_probes(writing / PROBES_FILE, corpus.probes)
+    write_prompts(writing / QUESTIONS_FILE, corpus.questions)
+    about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
+    about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given}
+    text = json.dumps(about, indent=2, ensure_ascii=False)
+    (writing / ABOUT).write_text(text + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    writing.rename(folder)
+
+
+def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
+    """Return the snapshot of a cycle. Raise CorpusError if it is missing or damaged."""
+    folder = workspace.corpus(cycle)
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        corpus = CorpusSnapshot(
+            cycle,
+            about["folder"],
+            about["hash"],
+            about["probes_hash"],
+            tuple(about["lines"]),
+            _read_documents(folder / "documents.jsonl"),
+            _read_documents(folder / "held_out.jsonl"),
+            tuple(load_probes(folder / PROBES_FILE)) if _holds(folder / PROBES_FILE) else (),
+            tuple(load_prompts(folder / QUESTIONS_FILE)) if _holds(folder / QUESTIONS_FILE) else (),
+            about.get("questions_given", False),
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorpusError(
+            f"the documents of cycle {cycle} cannot be read in {folder} ({error}): run its `recover midtrain` again"
+        ) from error
+    if probes_hash(corpus.probes) != corpus.probes_hash:
+        raise CorpusError(f"the probes of cycle {cycle} in {folder} were changed after it began: restore the file")
+    return corpus
+
+
+def load_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:
+    """Return the snapshots of those cycles that have documents."""
+    return {k: load_snapshot(workspace, k) for k in cycles if (workspace.corpus(k) / ABOUT).is_file()}
+
+
+def _origin(what: str, count: int, path: Path) -> str:
+    return f"{count} {what} " + (f"from {path.name}" if path.is_file() else "made from the documents")
+
+
+def _holds(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _write_documents(path: Path, documents: Iterable[Document]) -> None:
+    lines = (json.dumps(dataclasses.asdict(d), ensure_ascii=False) + "\n" for d in documents)
+    path.write_text("".join(lines), encoding="utf-8", errors="surrogatepass")
+
+
+def _read_documents(path: Path) -> tuple[Document, ...]:
+    # One document per line; str.splitlines would also split at separators that JSON strings may contain.
+    lines = path.read_text(encoding="utf-8", errors="surrogatepass").split("\n")
+    return tuple(Document(**json.loads(line)) for line in lines if line)

@@ -1,0 +1,194 @@
+"""Probes generated before training, for review and editing: `recover probes`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from evals.contamination import leaked
+from evals.probe_generation import Writer
+from evals.probe_review import counts
+from evals.probes import PROBES_FILE, build_probes, probe_side, too_few
+from pipelines.runtime.engines import engine_of
+from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.progress import Bar, Display
+from pipelines.runtime.session import Session
+from recovery.config import ModelConfig
+from recovery.data.corpus import Corpus, read_corpus
+from recovery.data.corpus.facts import facts_of
+from recovery.data.corpus.passages import Passage, passages
+from recovery.data.corpus.sentences import Sentence, sentences
+from recovery.errors import CorpusError, UsageError
+from recovery.types import Probe
+from recovery.workspace import Checkpoint
+
+CONTROL_SHARE = 5  # other probes per control probe
+_PASSAGES_PER_QUESTION = 2  # about half of the written questions pass both tests
+_FEW_WRITTEN = 0.25
+
+# (corpus, count) -> question probes that a model wrote about the documents
+Ask = Callable[[Corpus, int], list[Probe]]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The documents to train on, and others, not trained on, for control probes."""
+
+    corpus: Corpus
+    control: Corpus | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """Probes, and report lines about how they were made."""
+
+    probes: tuple[Probe, ...]
+    lines: tuple[str, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """Return counts by form and kind, the hash and the report lines, as JSON types."""
+        return {**counts(self.probes), "lines": list(self.lines)}
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """The plan of a build: documents, sentences, passages, and the number of probes."""
+
+    documents: int
+    control_documents: int
+    sentences: int
+    passages: int
+    count: int
+    out: str
+    writer: str | None
+
+    def text(self) -> str:
+        """Return the plan as text for the user."""
+        control = f", and {self.control_documents} documents for control" if self.control_documents else ""
+        written = f"; {self.writer} writes questions about {self.passages} passages" if self.writer else ""
+        return (
+            f"up to {self.count} probes about {self.documents} documents{control}, made from {self.sentences} "
+            f"sentences that no training question is made from{written}: to {self.out}"
+        )
+
+
+def read_sources(docs: Path, control: Path | None, *, seed: int) -> Sources:
+    """Read both folders. Raise CorpusError if one cannot be used, or if both contain the same documents."""
+    corpus = read_corpus(docs, seed=seed)
+    if control is None:
+        return Sources(corpus)
+    other = read_corpus(control, held_out=0.0, seed=seed)
+    trained = {d.text for d in read_corpus(docs, held_out=0.0, seed=seed).documents}
+    kept = tuple(d for d in other.documents if d.text not in trained)
+    if not kept:
+        raise CorpusError(f"{control} contains only documents of {docs}: give --control others, not trained on")
+    return Sources(corpus, replace(other, documents=kept))
+
+
+def plan_build(sources: Sources, *, count: int, out: Path, writer: str | None = None) -> BuildPlan:
+    """Return the plan; loads no weights and writes nothing."""
+    usable = _probe_sentences(sources.corpus)
+    shown = question_passages(sources.corpus, count // 2, 0) if writer else []
+    return BuildPlan(
+        documents=len(sources.corpus.documents),
+        control_documents=len(sources.control.documents) if sources.control else 0,
+        sentences=len(usable),
+        passages=len(shown),
+        count=count,
+        out=str(out),
+        writer=writer,
+    )
+
+
+def free_to_write(out: Path, *, force: bool) -> None:
+    """Raise UsageError if ``out`` must not or cannot be written; called before any work is done."""
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder: give a file with --out FILE")
+    if out.exists() and not force:
+        raise UsageError(f"{out} exists already: read it with `recover probes review`, or replace it with --force")
+    if not out.parent.is_dir():
+        raise UsageError(f"there is no folder {out.parent}: create it, or use another --out FILE")
+
+
+def question_passages(corpus: Corpus, count: int, seed: int) -> list[Passage]:
+    """Return a writer's passages for ``count`` questions, from sentences that no training question is made from."""
+    return passages(_probe_sentences(corpus), _PASSAGES_PER_QUESTION * count, seed)
+
+
+def _probe_sentences(corpus: Corpus) -> list[Sentence]:
+    return probe_side(sentences(corpus.documents), facts_of(corpus.documents))
+
+
+def make(sources: Sources, *, count: int, seed: int, ask: Ask | None = None, writer: str = "the writer") -> Made:
+    """Make up to ``count`` probes about the documents to train on, and a fifth as many for control, if available.
+
+    Raise CorpusError if none can be made.
+    """
+    probes, lines = _about(sources.corpus, count, seed, ask, writer)
+    if not probes:
+        raise CorpusError(
+            f"no probe can be made from {sources.corpus.report.folder}: it holds no sentence with a name, a number or "
+            f"a term to ask for; write {PROBES_FILE} by hand"
+        )
+    if sources.control is not None:
+        controls, more = _about(sources.control, -(-count // CONTROL_SHARE), seed, ask, writer)
+        ids = {p.id for p in probes}
+        controls = [replace(p, control=True) for p in controls if p.id not in ids]
+        if not controls:
+            raise CorpusError(f"no control probe can be made from {sources.control.report.folder}")
+        probes, lines = probes + controls, [*lines, *(f"control: {line}" for line in more)]
+    remark = too_few([p for p in probes if not p.control])
+    return Made(tuple(probes), tuple([*lines, remark] if remark else lines))
+
+
+def _about(corpus: Corpus, count: int, seed: int, ask: Ask | None, writer: str) -> tuple[list[Probe], list[str]]:
+    wanted = count // 2
+    written = ask(corpus, wanted) if ask is not None else []
+    lines = []
+    if ask is not None:
+        few = len(written) < _FEW_WRITTEN * wanted
+        instead = f"; of {wanted} wanted that is too few, and gaps in sentences take their place" if few else ""
+        lines.append(f"{writer} wrote {len(written)} questions that it answers with the text and not without{instead}")
+    probes = build_probes(corpus, count=count, seed=seed, written=written)
+    in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
+    if in_text:
+        lines.append(f"left out {len(in_text)} questions that the documents ask and answer themselves")
+    return [p for p in probes if p.id not in in_text], lines
+
+
+def writer_of(session: Session, checkpoint: Checkpoint, config: ModelConfig) -> Ask:
+    """Return a function that lets a checkpoint write questions; it is loaded on the first call, after validation."""
+
+    def ask(corpus: Corpus, count: int) -> list[Probe]:
+        loaded = load_frozen(session.verified(checkpoint), config)
+        found = question_passages(corpus, count, config.seed)
+        with engine_of(loaded, config) as engine, contextlib.ExitStack() as shown:
+            bars = _Bars(session.display, f"questions by {checkpoint.name}", shown)
+            writer = Writer(loaded.chat, engine, loaded.max_length, config.seed, bars.show)
+            return writer.probes(found, corpus.documents, count)
+
+    return ask
+
+
+@dataclass
+class _Bars:
+    """Successive bars for writing questions and for answering them with and without the passage."""
+
+    display: Display
+    title: str
+    stack: contextlib.ExitStack
+    current: tuple[str, int] = ("", 0)
+    bar: Bar | None = field(default=None)
+
+    def show(self, what: str, done: int, total: int, tokens: int) -> None:
+        """The progress callback of evals.probe_generation."""
+        if (what, total) != self.current or self.bar is None:
+            self.stack.close()
+            self.current, self.bar = (
+                (what, total),
+                self.stack.enter_context(self.display.bar(f"{self.title}: {what}", total)),
+            )
+        self.bar.update_tokens(done, tokens)

@@ -1,0 +1,1 @@
+"""Distillation: one stage for every method."""

@@ -1,0 +1,309 @@
+"""The rows of each training step, for every method: prompts, completions, teachers, advantages.
+
+The prompts of a step are chosen by (seed, step). A share alpha of them is completed by the current student; the others
+come with completions from the data. Each completion becomes a row with the name of its teacher, the context that this
+teacher gets instead of the student's and, for a policy gradient, the advantage of each token.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipelines.data.mixing import choose
+from pipelines.distillation.prefetch import Prefetcher
+from pipelines.distillation.prompt_sampler import PromptSampler
+from pipelines.runtime.generation import SampledTurn, open_turns, sample_turns
+from recovery.batching import Row
+from recovery.config import DistillConfig
+from recovery.losses.objective import BEHAVIOUR, KNOWLEDGE, LABEL, REWARD
+from recovery.models.loading import Loaded
+from recovery.rewards import Reward, group_advantages, judged
+from recovery.rng import RandomStream, derive_seed
+from recovery.rollouts import Completion, Engine, Progress, Sampling, SyncedEngine
+from recovery.teachers import Scorer, Teacher, Weighted
+from recovery.teachers.context import Context
+from recovery.training.loop import StepBatch
+from recovery.types import Message, Prompt
+
+# Bound on the log-ratio in a token's advantage: otherwise one improbable token could outweigh a whole batch.
+_LARGEST_LOG_RATIO = 10.0
+
+
+@dataclass(frozen=True)
+class Pools:
+    """The data that steps draw from. ``given`` are conversations whose last turn is an answer to imitate."""
+
+    behaviour: Sequence[Prompt]
+    questions: Sequence[Prompt] = ()
+    given: Sequence[tuple[Message, ...]] = ()
+    documents: Sequence[Row] = ()
+
+
+@dataclass
+class BatchBuilder:
+    """Builds the rows of a step: a function of (seed, step, weights), and of ``memory`` if a batch has several steps.
+
+    ``memory`` is saved with the training states, so that a run stopped between two updates on one batch resumes with
+    the same completions. ``logprobs`` returns the log-probabilities of the rows' targets under a named teacher. With
+    ``prefetcher`` the completions of a batch are sampled while the previous batch trains, from the weights at its
+    start; those of the first batch, also of a resumed run, from current weights. ``progress`` receives the counts of
+    completions that are not prefetched.
+    """
+
+    config: DistillConfig
+    student: Loaded
+    engine: Engine
+    pools: Pools
+    teachers: Mapping[str, Teacher | Scorer | Weighted] = field(default_factory=dict)
+    logprobs: Callable[[str, Sequence[Row]], list[list[float]]] = lambda _name, rows: [[] for _ in rows]
+    context: Context | None = None
+    reward: Reward | None = None
+    teacher_engine: Engine | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
+    prefetcher: Prefetcher[list[SampledTurn]] | None = None
+    progress: Progress | None = None
+
+    def __call__(self, step: int) -> StepBatch:
+        config = self.config
+        batch = (step - 1) // config.batch_epochs + 1
+        if config.batch_epochs > 1 and self.memory.get("batch") == batch:
+            return StepBatch([Row(**row) for row in self.memory["rows"]], self.memory["metrics"])
+        rows, metrics = self._fresh(batch)
+        if config.batch_epochs > 1:
+            repeated = {name: 0.0 if name.startswith(("tokens_", "seconds_")) else v for name, v in metrics.items()}
+            self.memory.update(batch=batch, rows=[vars(row) for row in rows], metrics=repeated)
+        return StepBatch(rows, metrics)
+
+    def _fresh(self, batch: int) -> tuple[list[Row], dict[str, float]]:
+        config = self.config
+        sampled = round(config.alpha * config.prompts_per_step)
+        rows: list[Row] = []
+        metrics: dict[str, float] = {"tokens_sampled": 0.0}
+        if sampled:
+            started = time.perf_counter()
+            turns = self._student_turns(batch, sampled, metrics)
+            metrics |= _sampling_metrics(turns, time.perf_counter() - started)
+            rows += self._student_rows(turns, metrics, batch)
+        if sampled < config.prompts_per_step:
+            count = config.prompts_per_step - sampled
+            rows += self._data_rows(
+                choose(self.pools.given, count, batch, config.seed, stream=RandomStream.GIVEN_ROLLOUTS)
+            )
+        return rows + self._documents(batch, sum(row.targets for row in rows)), metrics
+
+    def _student_turns(self, batch: int, count: int, metrics: dict[str, float]) -> list[SampledTurn]:
+        """Return the student's turns of this batch, prefetched or sampled now; start prefetching the next batch."""
+        turns = None if self.prefetcher is None else self.prefetcher.take(batch)
+        if self.prefetcher is not None:
+            metrics["staleness"] = 0.0 if turns is None else 1.0
+        if turns is None:
+            turns = self._rollouts(batch, count, self.engine, self.progress)
+        if self.config.focus:
+            PromptSampler(self.config.focus, self.memory).update(turns)
+        if self.prefetcher is not None and batch < self.config.steps:
+            self._prefetch(batch + 1, count)
+        if isinstance(self.engine, SyncedEngine):
+            metrics |= self.engine.figures
+        return turns
+
+    def _prefetch(self, batch: int, count: int) -> None:
+        """Transfer the current weights to the server and sample from them in the background."""
+        assert self.prefetcher is not None and isinstance(self.engine, SyncedEngine)  # checked by the configuration
+        first = [self.student.chat.prompt_ids(open_turns(p.messages)[0]) for p in self._prompts(batch, count)]
+        self.engine.follow(first, self._sampling(batch))
+        engine = self.engine.fixed_weights()
+        self.prefetcher.begin(batch, lambda: self._rollouts(batch, count, engine))
+
+    def _prompts(self, batch: int, count: int) -> list[Prompt]:
+        """Return the prompts that the student completes in this batch."""
+        config = self.config
+        sampler = PromptSampler(config.focus, self.memory)
+        questions = round(count * config.knowledge_share) if self.pools.questions and config.knowledge_teacher else 0
+        return [
+            *sampler.choose(self.pools.behaviour, count - questions, batch, config.seed),
+            *choose(self.pools.questions, questions, batch, config.seed, stream=RandomStream.QUESTIONS),
+        ]
+
+    def _sampling(self, batch: int) -> Sampling:
+        config = self.config
+        return Sampling(
+            config.max_new_tokens, config.temperature, seed=derive_seed(config.seed, batch, RandomStream.ROLLOUTS)
+        )
+
+    def _rollouts(self, batch: int, count: int, engine: Engine, progress: Progress | None = None) -> list[SampledTurn]:
+        """Sample a group of completions for each of the student's prompts of this batch; empty ones are dropped."""
+        grouped = [p for p in self._prompts(batch, count) for _ in range(self.config.samples_per_prompt)]
+        turns = sample_turns(self.student.chat, engine, grouped, self._sampling(batch), progress)
+        return [turn for turn in turns if turn.completion.ids]
+
+    # --- rows of the student's own completions -------------------------------------------------------------
+
+    def _student_rows(self, turns: Sequence[SampledTurn], metrics: dict[str, float], batch: int) -> list[Row]:
+        config = self.config
+        if config.continuation:
+            return self._continuations(turns, metrics, batch)
+        rewards = self._rewards(turns, metrics)
+        rows = [self._row(turn, batch, index) for index, turn in enumerate(turns)]
+        if config.divergence == "sampled" and config.lam > 0:
+            return self._with_log_ratios(rows, turns, rewards, metrics)
+        if rewards is None:
+            return rows
+        return [
+            _with_advantage(row, turn.completion, [advantage] * sum(row.loss_mask))
+            for row, turn, advantage in zip(rows, turns, rewards, strict=True)
+        ]
+
+    def _row(self, turn: SampledTurn, batch: int, index: int) -> Row:
+        """Return a completion as a row: its context, then its tokens, of which the scored positions are targets."""
+        config, ids = self.config, turn.completion.ids
+        if config.positions == "one":
+            at = random.Random(derive_seed(config.seed, batch, RandomStream.POSITION) + index).randrange(len(ids))
+            scored = [position == at for position in range(len(ids))]
+        else:
+            # The last token of a completion is always scored, even if all its tokens would be skipped.
+            skipped = min(config.skip_first, len(ids) - 1)
+            scored = [position >= skipped for position in range(len(ids))]
+        context = self._teacher_context(turn)
+        row = Row(
+            [*turn.context, *ids],
+            [False] * len(turn.context) + scored,
+            teacher=self._teacher(turn),
+            teacher_ids=None if context is None else [*context, *ids],
+        )
+        if not config.weighed:
+            return row
+        return replace(row, old_logprobs=tuple(_at_targets(row, turn.completion.logprobs)))
+
+    def _teacher(self, turn: SampledTurn) -> str:
+        for tag in turn.prompt.tags:
+            if expert(tag) in self.teachers:
+                return expert(tag)
+        if turn.prompt.kind == "knowledge" and KNOWLEDGE in self.teachers:
+            return KNOWLEDGE
+        return REWARD if self.config.lam == 0.0 else BEHAVIOUR
+
+    def _teacher_context(self, turn: SampledTurn) -> list[int] | None:
+        """Return the ids that the teacher gets in place of the student's context; None if they are the same."""
+        if self.context is None or self._teacher(turn) != BEHAVIOUR:
+            return None
+        return self.student.chat.prompt_ids(self.context.messages(turn.prompt, turn.messages[:-1]))
+
+    def _rewards(self, turns: Sequence[SampledTurn], metrics: dict[str, float]) -> list[float] | None:
+        """Return the advantage of each completion within its group, before (1 - lambda); None without a reward."""
+        if self.reward is None or self.config.lam == 1.0:
+            return None
+        values = [judged(self.reward, turn.prompt, turn.messages[-1]["content"]) for turn in turns]
+        metrics["reward"] = sum(values) / max(1, len(values))
+        # Each turn of a dialogue is a separate group.
+        groups = [f"{turn.prompt.id}\x1f{len(turn.messages)}" for turn in turns]
+        return group_advantages(values, groups)
+
+    def _with_log_ratios(
+        self,
+        rows: list[Row],
+        turns: Sequence[SampledTurn],
+        rewards: list[float] | None,
+        metrics: dict[str, float],
+    ) -> list[Row]:
+        """A_t = lambda [log pi_T(y_t) - log pi_old(y_t)] + (1 - lambda) A, for the sampled form."""
+        lam = self.config.lam
+        scored = self._teacher_logprobs(rows)
+        weighted, total, tokens = [], 0.0, 0
+        for index, (row, turn) in enumerate(zip(rows, turns, strict=True)):
+            old = _at_targets(row, turn.completion.logprobs)
+            ratios = [_bounded(q - p) for q, p in zip(scored[index], old, strict=True)]
+            total, tokens = total - sum(ratios), tokens + len(ratios)
+            reward = 0.0 if rewards is None else (1 - lam) * rewards[index]
+            weighted.append(_with_advantage(row, turn.completion, [lam * ratio + reward for ratio in ratios]))
+        metrics["reverse_kl"] = total / max(1, tokens)
+        return weighted
+
+    def _teacher_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Return log pi_T of the targets of each row, by the row's own teacher."""
+        found: list[list[float]] = [[] for _ in rows]
+        numbered = {id(row): index for index, row in enumerate(rows)}
+        for name in self.teachers:
+            mine = [row for row in rows if row.teacher == name]
+            values = self.logprobs(name, mine)
+            for row, logprobs in zip(mine, values, strict=True):
+                found[numbered[id(row)]] = logprobs
+        return found
+
+    def _continuations(self, turns: Sequence[SampledTurn], metrics: dict[str, float], batch: int) -> list[Row]:
+        """Return rows whose targets the teacher samples after a prefix of the student's completion, cut uniformly."""
+        assert self.teacher_engine is not None  # set by the stage for --continuation
+        config = self.config
+        draw = random.Random(derive_seed(config.seed, batch, RandomStream.PREFIX))
+        prefixes = [[*turn.context, *turn.completion.ids[: draw.randrange(len(turn.completion.ids))]] for turn in turns]
+        sampling = Sampling(config.continuation, seed=derive_seed(config.seed, batch, RandomStream.CONTINUATION))
+        completions = self.teacher_engine.generate(prefixes, sampling, self.progress)
+        metrics["tokens_sampled"] += float(sum(len(completion.ids) for completion in completions))
+        return [
+            Row([*prefix, *completion.ids], [False] * len(prefix) + [True] * len(completion.ids), teacher=LABEL)
+            for prefix, completion in zip(prefixes, completions, strict=True)
+            if completion.ids
+        ]
+
+    # --- rows of the data's completions, and of documents ---------------------------------------------------
+
+    def _data_rows(self, conversations: Sequence[tuple[Message, ...]]) -> list[Row]:
+        rows = []
+        for messages in conversations:
+            ids, mask = self.student.chat.conversation(messages)
+            ids, mask = ids[: self.student.max_length], mask[: self.student.max_length]
+            rows.append(Row(ids, mask, teacher=LABEL if self.config.teaching.kind == "label" else BEHAVIOUR))
+        return [row for row in rows if any(row.loss_mask)]
+
+    def _documents(self, batch: int, responses: int) -> list[Row]:
+        """Return document rows, trained on their own tokens, for their share of the step's target tokens."""
+        share = self.config.document_loss
+        wanted = share / (1 - share) * responses
+        order = list(self.pools.documents)
+        random.Random(derive_seed(self.config.seed, batch, RandomStream.DOCUMENT_ROWS)).shuffle(order)
+        rows: list[Row] = []
+        for row in order:
+            if wanted <= 0:
+                break
+            rows.append(row)
+            wanted -= row.targets
+        return rows
+
+
+def expert(tag: str) -> str:
+    """Return the name, used in rows, of the teacher of prompts with a tag."""
+    return f"expert-{tag}"
+
+
+def _sampling_metrics(turns: Sequence[SampledTurn], seconds: float) -> dict[str, float]:
+    completions = [turn.completion for turn in turns]
+    tokens = float(sum(len(one.ids) for one in completions))
+    return {**completion_metrics(completions), "tokens_sampled": tokens, "seconds_generating": seconds}
+
+
+def completion_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Return the mean length (tokens) and the share that ended with an end token: metrics of every step."""
+    count = max(1, len(completions))
+    return {
+        "response_length": sum(len(one.ids) for one in completions) / count,
+        "end_rate": sum(one.finished for one in completions) / count,
+    }
+
+
+def _with_advantage(row: Row, completion: Completion, advantages: Sequence[float]) -> Row:
+    """Return the row with the advantages of its targets and the log-probabilities they were sampled with."""
+    old = tuple(_at_targets(row, completion.logprobs))
+    return replace(row, advantages=tuple(advantages), old_logprobs=old)
+
+
+def _at_targets(row: Row, logprobs: Sequence[float]) -> list[float]:
+    """Return those of a completion's log-probabilities that belong to targets."""
+    start = len(row.ids) - len(logprobs)
+    return [value for position, value in enumerate(logprobs, start) if row.loss_mask[position]]
+
+
+def _bounded(ratio: float) -> float:
+    return max(-_LARGEST_LOG_RATIO, min(_LARGEST_LOG_RATIO, ratio))

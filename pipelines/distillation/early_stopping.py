@@ -1,0 +1,130 @@
+"""Stop conditions of a distillation stage: recovered, plateau, token budget spent, collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evals.statistics import recovered
+from pipelines.runtime.generation import development_result
+from pipelines.runtime.instrumentation import StepInstrumentation
+from pipelines.runtime.stage import Stage
+from recovery.config import DistillConfig
+from recovery.models.loading import Loaded
+from recovery.rollouts import Engine
+from recovery.training.collapse import CollapseDetector
+from recovery.types import Prompt, SuiteResult
+
+# Evaluates the model at some steps; the values it returns are recorded as curves and stored with the stage.
+Observer = Callable[[int, Loaded, Engine], Mapping[str, float]]
+
+ENOUGH_TO_DECIDE = 1000
+RECOVERED, PLATEAU, SPENT = "recovered", "plateau", "token budget spent"
+# If the mean divergence of a window is above this share of that of the window before, it is on a plateau.
+_STILL_FALLING = 0.97
+
+
+@dataclass
+class EarlyStopping:
+    """Monitors every step and decides when the stage stops. ``memory`` is restored on resume."""
+
+    stage: Stage
+    config: DistillConfig
+    loaded: Loaded
+    engine: Engine
+    development: Sequence[Prompt]
+    reference: SuiteResult | None
+    instrumentation: StepInstrumentation
+    memory: dict[str, Any] = field(default_factory=dict)
+    observe: Observer | None = None
+    teacher_metrics: Callable[[], Mapping[str, float]] | None = None
+
+    def __post_init__(self) -> None:
+        config = self.config
+        settling = config.lam == 1.0 and config.teaching.kind != "self"
+        self.alarm = CollapseDetector(
+            self.memory, settling=settling, teacher=self.teacher_metrics if settling else None
+        )
+        self.falls = config.lam == 1.0 and not config.teaching.is_student and config.divergence != "sampled"
+        self.collapse: str | None = None
+        self.reported_breaches = dict(self.alarm.breaches)
+
+    def add_metrics(self, metrics: dict[str, float]) -> None:
+        """Add a step's metrics: its divergence, its tokens, and the signals of a collapse.
+
+        The time of scoring and the statistics of the gradient are added to ``metrics``.
+        """
+        self.instrumentation.account(metrics)
+        if self.instrumentation.geometry is not None:
+            metrics |= {f"geometry/{name}": value for name, value in self.instrumentation.geometry.summary().items()}
+            self.memory["geometry"] = self.instrumentation.geometry.sample()
+        history = self.memory.setdefault("divergence", [])
+        history.append(metrics.get(self.config.divergence, metrics["loss"]))
+        del history[: -2 * max(1, self.config.plateau)]
+        self.collapse = self.alarm.look(metrics) if self.config.alarm else None
+        spent = sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))
+        self.memory["spent"] = self.memory.get("spent", 0.0) + spent
+
+    def after_step(self, step: int) -> str | None:
+        """Return the reason to stop, if any."""
+        self._report_breaches(step)
+        if self.collapse is not None:
+            return self.collapse
+        if self.observe is not None and (step % self.config.check_every == 0 or step == self.config.steps):
+            observed = dict(self.observe(step, self.loaded, self.engine))
+            self.stage.recorder.log(step, {f"observed/{name}": value for name, value in observed.items()})
+            self.memory.setdefault("observed", []).append({"step": step, **observed})
+        if self.reference is not None and step % self.config.check_every == 0 and self._recovered(step):
+            return RECOVERED
+        if self.config.max_tokens is not None and self.memory["spent"] >= self.config.max_tokens:
+            return SPENT
+        window = self.config.plateau if self.falls else 0
+        return PLATEAU if on_plateau(self.memory.get("divergence", []), window) else None
+
+    def _report_breaches(self, step: int) -> None:
+        """Record the signals that have entered or left a breach since the last step."""
+        now = dict(self.alarm.breaches)
+        session, stage_id = self.stage.session, self.stage.recorder.id
+        for signal in sorted(now.keys() ^ self.reported_breaches.keys()):
+            message = now.get(signal, f"{signal} is back in its range")
+            session.tracker.event(
+                session.experiment_id,
+                message,
+                kind="alarm",
+                level="warning" if signal in now else "info",
+                stage_id=stage_id,
+                data={"signal": signal, "step": step},
+            )
+        self.reported_breaches = now
+
+    def sound(self) -> bool:
+        """Whether the current weights may be saved: no signal is in breach."""
+        return not self.config.alarm or self.alarm.sound
+
+    def _recovered(self, step: int) -> bool:
+        assert self.reference is not None
+        config = self.config
+        # Stop requests are not checked here: the decision about a finished step belongs to its state.
+        with self.stage.session.display.bar("development prompts", len(self.development)) as bar:
+            result = development_result(
+                self.loaded,
+                self.engine,
+                self.development,
+                max_new_tokens=config.max_new_tokens,
+                seed=config.seed,
+                progress=bar.add_completions,
+            )
+        test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
+        self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
+        self.memory.setdefault("checks", []).append({"step": step, "value": result.score.value, "ratio": test.ratio})
+        self.stage.session.display.say(f"step {step}: {test.reason}")
+        return test.recovered
+
+
+def on_plateau(history: Sequence[float], window: int) -> bool:
+    """Whether the mean of the last ``window`` values is hardly below that of the window before."""
+    if not window or len(history) < 2 * window:
+        return False
+    before, now = sum(history[-2 * window : -window]), sum(history[-window:])
+    return now > _STILL_FALLING * before

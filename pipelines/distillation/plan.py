@@ -1,0 +1,142 @@
+"""Plan of a distillation: what is known before weights are loaded, with memory and time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pipelines.distillation.resolve import ResolvedDistillation, resolve
+from pipelines.planning.memory import USUAL_PROMPT, Needs, Rollouts, TeacherFootprint, distilling
+from pipelines.planning.throughput import Work
+from pipelines.runtime.progress import duration
+from pipelines.runtime.session import Session
+from pipelines.runtime.tuning import choose_tuning
+from recovery.config import DistillConfig
+from recovery.methods import method_named
+from recovery.models.loading import load_chat
+from recovery.workspace import Checkpoint
+
+# For estimates: the mean length of a completion, as a share of max_new_tokens.
+_USUAL_LENGTH = 0.5
+
+
+# For estimates: how many prompts are tokenised.
+_COUNTED_PROMPTS = 200
+
+
+@dataclass(frozen=True)
+class DistillPlan:
+    """The plan of a distillation stage, computed without loading weights."""
+
+    cycle: int
+    method: str
+    student: str
+    teacher: str
+    knowledge_teacher: str | None
+    prompts: str
+    behaviour_prompts: int
+    knowledge_prompts: int
+    development_prompts: int
+    rollouts_per_step: int
+    steps: int
+    tokens_sampled: int
+    tuning: str
+    tuning_reason: str
+    lr: float
+    parameters: int
+    memory: Needs
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the plan as text for the user."""
+        knowledge = (
+            f"; {self.knowledge_teacher} scores a share of {self.knowledge_prompts} questions about the documents"
+            if self.knowledge_teacher
+            else ""
+        )
+        return "\n".join(
+            [
+                f"{method_named(self.method).title} of {self.student} ({self.parameters / 1e6:,.1f}M parameters): "
+                f"teacher {self.teacher}, {self.behaviour_prompts} prompts ({self.prompts}){knowledge}",
+                f"at most {self.steps} steps of {self.rollouts_per_step} completions, up to "
+                f"{self.tokens_sampled:,} tokens in all, peak rate {self.lr:g}",
+                self.tuning_reason,
+                *self.notes,
+                f"memory: {self.memory}; time: about {duration(self.seconds)}",
+            ]
+        )
+
+
+def plan_distill(session: Session, config: DistillConfig, cycle: int | None = None) -> DistillPlan:
+    """Return the resolved plan; writes nothing and loads no weights."""
+    return make_plan(config, resolve(session, config, cycle), session.base)
+
+
+def make_plan(config: DistillConfig, resolved: ResolvedDistillation, clean: Checkpoint) -> DistillPlan:
+    prompt, footprint = _prompt_tokens(resolved, config), resolved.teacher_footprint(config, clean)
+    tuning = choose_tuning(
+        config,
+        resolved.student,
+        lambda *given: distilling(config, *given, beside=footprint, prompt=prompt),
+    )
+    rollouts = config.prompts_per_step * config.samples_per_prompt
+    work = distilling_work(config, tuning.name, footprint, prompt=prompt)
+    return DistillPlan(
+        cycle=resolved.cycle,
+        method=config.method,
+        student=resolved.student.name,
+        teacher=" and ".join(teacher.name for teacher in resolved.teachers) or config.teacher,
+        knowledge_teacher=resolved.knowledge.name if resolved.knowledge is not None else None,
+        prompts=resolved.prompts.source,
+        behaviour_prompts=len(resolved.train),
+        knowledge_prompts=len(resolved.questions) if resolved.knowledge is not None else 0,
+        development_prompts=len(resolved.development),
+        rollouts_per_step=rollouts,
+        steps=config.steps,
+        tokens_sampled=round(config.alpha * answer_tokens(config)),
+        tuning=tuning.name,
+        tuning_reason=tuning.reason,
+        lr=config.rate(tuning.name, tuning.parameters),
+        parameters=tuning.parameters,
+        memory=tuning.needs,
+        seconds=work.seconds(tuning.network, tuning.speed),
+        notes=resolved.notes,
+    )
+
+
+def answer_tokens(config: DistillConfig) -> int:
+    """Estimate the tokens of all completions of a stage; each batch counts once."""
+    rollouts = config.prompts_per_step * config.samples_per_prompt
+    return round(config.steps / config.batch_epochs * rollouts * config.max_new_tokens * _USUAL_LENGTH)
+
+
+def distilling_work(
+    config: DistillConfig, tuning: str, teachers: TeacherFootprint, *, prompt: int = USUAL_PROMPT, vllm: bool = False
+) -> Work:
+    """Return the work of all steps. Prompts are read with every completion; each batch is decoded for
+    ``max_new_tokens`` steps, since some completion of it reaches that length.
+    """
+    rollouts = config.prompts_per_step * config.samples_per_prompt
+    batches = config.steps / config.batch_epochs
+    passed = round(answer_tokens(config) + batches * rollouts * prompt)
+    sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, round(config.alpha * rollouts), prompt)
+    groups = math.ceil(sampling.most / sampling.at_once)
+    taught = teachers.count > 0 or config.teaching.is_student
+    return Work(
+        trained=passed * config.batch_epochs,
+        read=passed * config.batch_epochs * taught,
+        turns=round(batches * groups * config.max_new_tokens),
+        rows=sampling.at_once,
+        frozen=tuning == "lora",
+        again=config.gradient_checkpointing,
+        vllm=vllm,
+    )
+
+
+def _prompt_tokens(resolved: ResolvedDistillation, config: DistillConfig) -> int:
+    """Return the 90th percentile of the prompts' lengths, in tokens."""
+    chat = load_chat(str(resolved.student.weights), config.template_args)
+    step = max(1, len(resolved.train) // _COUNTED_PROMPTS)
+    lengths = sorted(len(chat.prompt_ids(prompt.messages)) for prompt in resolved.train[::step])
+    return lengths[int(0.9 * (len(lengths) - 1))]

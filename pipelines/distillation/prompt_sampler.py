@@ -1,0 +1,71 @@
+"""Weighted prompt sampling: kinds of instruction that recent completions failed are drawn more often.
+
+Each completion of a prompt with checks is judged when it is sampled, which costs no tokens. The weight of a kind of
+instruction is the failure rate of its recent completions. Prompts without checks are drawn only in the even share.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipelines.data.mixing import choose
+from pipelines.runtime.generation import SampledTurn
+from recovery.data.checkers import judge
+from recovery.rng import RandomStream, derive_seed
+from recovery.types import Message, Prompt
+
+# Weight of a batch's counts relative to the next batch's: kinds that have recovered soon lose their weight.
+_DECAY = 0.9
+# Prior counts of each kind: two completions, one of them failed.
+_PRIOR_COUNT, _PRIOR_FAILED = 2.0, 1.0
+
+
+@dataclass
+class PromptSampler:
+    """Draws prompts; ``memory`` holds, for each kind of instruction, the decayed counts of completions and failures.
+
+    A ``share`` of the prompts is drawn in proportion to the failure rate of their worst kind, the rest evenly.
+    """
+
+    share: float
+    memory: dict[str, Any]
+
+    def choose(self, pool: Sequence[Prompt], count: int, batch: int, seed: int) -> list[Prompt]:
+        """Return the prompts of a batch (from 1): a function of (seed, batch, memory)."""
+        checked = [prompt for prompt in pool if prompt.checks]
+        drawn = min(round(self.share * count), len(checked))
+        even = choose(pool, count - drawn, batch, seed, stream=RandomStream.BEHAVIOUR_PROMPTS)
+        if not drawn:
+            return even
+        # Weighted sampling without replacement (Efraimidis and Spirakis, 2006): the largest of u^(1/w).
+        dice = random.Random(derive_seed(seed, batch, RandomStream.WEIGHTED_PROMPTS))
+        ranked = sorted(checked, key=lambda prompt: dice.random() ** (1 / self.failure_rate(prompt)), reverse=True)
+        return [*even, *ranked[:drawn]]
+
+    def failure_rate(self, prompt: Prompt) -> float:
+        """Return the failure rate of the prompt's worst kind of instruction, between 0 and 1."""
+        return max(self._rate(check.instruction) for check in prompt.checks)
+
+    def update(self, turns: Sequence[SampledTurn]) -> None:
+        """Judge a batch's completions; of a conversation only the last, to which the checks apply."""
+        counts: dict[str, list[float]] = self.memory.setdefault("focus", {})
+        for entry in counts.values():
+            entry[:] = [_DECAY * value for value in entry]
+        for turn in turns:
+            if turn.prompt.checks and _user_turns(turn.messages) == _user_turns(turn.prompt.messages):
+                passed = judge(turn.prompt, turn.messages[-1]["content"]).strict
+                for check, good in zip(turn.prompt.checks, passed, strict=True):
+                    entry = counts.setdefault(check.instruction, [0.0, 0.0])
+                    entry[0] += 1
+                    entry[1] += not good
+
+    def _rate(self, instruction: str) -> float:
+        count, failed = self.memory.get("focus", {}).get(instruction, (0.0, 0.0))
+        return (failed + _PRIOR_FAILED) / (count + _PRIOR_COUNT)
+
+
+def _user_turns(messages: Sequence[Message]) -> int:
+    return sum(message["role"] == "user" for message in messages)

@@ -1,0 +1,202 @@
+"""Resolution and validation of a distillation's configuration, before weights are loaded: models, prompts, rewards.
+
+Errors raised here: the teacher is the student, the prompts lack what the method needs, the reward cannot be imported,
+the answers to imitate are missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from evals.suites import sample
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
+from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
+from pipelines.planning.memory import TeacherFootprint
+from pipelines.runtime.model_loading import teacher_footprint
+from pipelines.runtime.session import Session
+from recovery.config import DistillConfig
+from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations
+from recovery.errors import UsageError
+from recovery.rewards import Reward, can_judge, resolve_reward
+from recovery.teachers.context import Context
+from recovery.types import Message, Prompt
+from recovery.workspace import Checkpoint
+
+EARLIER = "earlier-documents"
+
+
+@dataclass(frozen=True)
+class ResolvedDistillation:
+    """A configuration with its names resolved. ``teachers`` is empty if no frozen model teaches.
+
+    ``given`` are the conversations to imitate, if the user or the prompts provide them.
+    """
+
+    cycle: int
+    student: Checkpoint
+    teachers: dict[Checkpoint, float]
+    knowledge: Checkpoint | None
+    experts: dict[str, Checkpoint]
+    prompts: PromptSplits
+    train: tuple[Prompt, ...]
+    development: tuple[Prompt, ...]
+    corpora: dict[int, CorpusSnapshot]
+    context: Context | None
+    reward: Reward | None
+    given: tuple[tuple[Message, ...], ...]
+    notes: tuple[str, ...]
+
+    @property
+    def questions(self) -> list[Prompt]:
+        """Document questions of all cycles so far; those of earlier cycles are tagged if they have a teacher."""
+        earlier = (EARLIER,) if EARLIER in self.experts else ()
+        return [
+            question if number == self.cycle else dataclasses.replace(question, tags=(*question.tags, *earlier))
+            for number, corpus in self.corpora.items()
+            for question in corpus.questions
+        ]
+
+    @property
+    def teacher(self) -> Checkpoint | None:
+        """The first of the teachers."""
+        return next(iter(self.teachers), None)
+
+    def teacher_footprint(self, config: DistillConfig, clean: Checkpoint) -> TeacherFootprint:
+        """Return the models held in addition to the student; ``clean`` is the anchor's."""
+        found = [*self.teachers, *self.experts.values(), *([self.knowledge] if self.knowledge else [])]
+        found += [clean] if config.anchor > 0 else []
+        return teacher_footprint(self.student, found, copied=config.teaching.is_copy)
+
+
+def resolve(session: Session, config: DistillConfig, cycle: int | None) -> ResolvedDistillation:
+    """Resolve and validate a configuration without loading weights. Raise UsageError if it cannot be run."""
+    student = session.resolve(config.student)
+    teachers = _named_teachers(session, config, student)
+    number = cycle or student.cycle or session.next_cycle()
+    corpora = load_snapshots(session.workspace, session.learnt_cycles(student, number))
+    prompts = behaviour_prompts(session.base.path, config.prompts, config.seed)
+    notes = list(prompts.notes)
+    context = _context(config)
+    knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
+    if knowledge is not None and not any(corpus.questions for corpus in corpora.values()):
+        knowledge = None
+        notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
+    return ResolvedDistillation(
+        number,
+        student,
+        teachers,
+        knowledge,
+        _experts(session, config, knowledge),
+        prompts,
+        _usable(config, prompts, context, notes),
+        _development(config, prompts, notes),
+        corpora,
+        context,
+        resolve_reward(config.reward) if config.rewarded else None,
+        tuple(_demonstrations(config, prompts)) if config.alpha < 1.0 and config.answers == "given" else (),
+        tuple(notes),
+    )
+
+
+def _experts(session: Session, config: DistillConfig, knowledge: Checkpoint | None) -> dict[str, Checkpoint]:
+    """Return the teachers by prompt tag, including the one of questions about earlier documents, if configured."""
+    earlier = {EARLIER: config.earlier_teacher} if config.earlier_teacher and knowledge is not None else {}
+    return {tag: session.resolve(name) for tag, name in (config.routes | earlier).items()}
+
+
+def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint) -> dict[Checkpoint, float]:
+    """Return the frozen teachers and their weights. Raise UsageError if the only one is the student itself."""
+    if config.lam == 0.0 or not config.teaching.frozen:
+        return {}
+    found = {session.resolve(name): weight for name, weight in config.teaching.weights.items()}
+    for teacher in found if len(found) == 1 and config.context == "none" and not config.routes else ():
+        if student.hash == teacher.hash:
+            raise UsageError(
+                f"the student {config.student} is the teacher {teacher.name} itself, so there is nothing to recover: "
+                f"mid-train first (recover midtrain --docs FOLDER), or name a degraded model with --student"
+            )
+    return found
+
+
+def _context(config: DistillConfig) -> Context | None:
+    if config.context == "none":
+        return None
+    try:
+        text = config.context_file.read_text(encoding="utf-8").strip() if config.context_file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--context-file {config.context_file} cannot be read as text: {error}") from error
+    return Context.of(config.context, text, config.context_template)
+
+
+def _usable(
+    config: DistillConfig, prompts: PromptSplits, context: Context | None, notes: list[str]
+) -> tuple[Prompt, ...]:
+    """Return the training prompts that the method can use. Raise UsageError if there are none."""
+    if not prompts.train:
+        raise UsageError(f"there is no behaviour prompt to train on ({prompts.source}): give more with --prompts")
+    kept = [p for p in prompts.train if context is None or context.fits(p)]
+    if not kept:
+        raise UsageError(
+            f"no prompt has the text that --context {config.context} gives the teacher: give --context-file, or "
+            f"prompts with {'an answer' if config.context == 'answer' else 'a context'} each (--prompts)"
+        )
+    if config.rewarded:
+        kept = [p for p in kept if can_judge(config.reward, p)]
+    if not kept:
+        raise UsageError(
+            f"--reward {config.reward} can judge none of the prompts ({prompts.source}): they need checks or an answer"
+        )
+    if len(kept) < len(prompts.train):
+        unfit = len(prompts.train) - len(kept)
+        notes.append(f"{unfit} of {len(prompts.train)} prompts cannot be used by {config.method}")
+    return tuple(kept)
+
+
+def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> tuple[Prompt, ...]:
+    if not config.until or not config.recovering:
+        return ()
+    verifiable = [p for p in prompts.development if p.checks]
+    if len(verifiable) < ENOUGH_TO_DECIDE:
+        notes.append(
+            f"only {len(verifiable)} development prompts can be verified: too few to decide --until {config.until} "
+            f"({ENOUGH_TO_DECIDE} are needed), so the stage runs to its plateau or to --steps"
+        )
+        return ()
+    return tuple(sample(verifiable, config.development))
+
+
+def _demonstrations(config: DistillConfig, prompts: PromptSplits) -> list[tuple[Message, ...]]:
+    """Return conversations that end in the answer to imitate: the user's file, or prompts with a reference answer."""
+    if config.data is not None:
+        return load_conversations(Path(config.data))
+    found = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
+    if not found:
+        raise UsageError(
+            f"--answers given: none of the prompts has an answer ({prompts.source}): give conversations with "
+            f"--data FILE, or use a model's completions (--answers teacher)"
+        )
+    return found
+
+
+def resumable_config(config: DistillConfig, student: Checkpoint, resolved: ResolvedDistillation) -> DistillConfig:
+    """Return the configuration with names that mean the same when the stage is resumed.
+
+    A name such as "latest" becomes the checkpoint's own name; a model that is not registered is named by its folder.
+    """
+
+    def name(checkpoint: Checkpoint) -> str:
+        return checkpoint.name if checkpoint.id is not None else str(checkpoint.path)
+
+    weights = [f"{name(teacher)}={weight}" for teacher, weight in resolved.teachers.items()]
+    alone = resolved.teacher if len(weights) == 1 else None
+    earlier = resolved.experts.get(EARLIER)
+    return dataclasses.replace(
+        config,
+        student=student.name,
+        teacher=name(alone) if alone is not None else ",".join(weights) or config.teacher,
+        knowledge_teacher=None if resolved.knowledge is None else name(resolved.knowledge),
+        earlier_teacher=None if earlier is None else name(earlier),
+        experts=tuple(f"{tag}={name(found)}" for tag, found in resolved.experts.items() if tag != EARLIER),
+    )

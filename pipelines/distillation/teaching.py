@@ -1,0 +1,110 @@
+"""Teachers of a distillation: their models, checks on resume, and what they sample themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from pipelines.data.mixing import choose
+from pipelines.distillation.batch_builder import completion_metrics, expert
+from pipelines.distillation.resolve import ResolvedDistillation
+from pipelines.runtime.generation import (
+    open_turns,
+)
+from pipelines.runtime.instrumentation import TimedScorer, TimedTeacher
+from pipelines.runtime.model_loading import ModelSpecs
+from pipelines.runtime.session import Session
+from pipelines.runtime.stage import Stage
+from recovery import distributed
+from recovery.config import DistillConfig
+from recovery.errors import UsageError
+from recovery.losses.objective import BEHAVIOUR, KNOWLEDGE
+from recovery.models.loading import Loaded
+from recovery.rng import RandomStream
+from recovery.rollouts import Engine, Sampling, TransformersEngine
+from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher
+from recovery.types import Prompt
+from recovery.workspace import Checkpoint, write_atomically
+
+
+def model_specs(
+    session: Session, config: DistillConfig, resolved: ResolvedDistillation, student: Checkpoint, tuning: str
+) -> ModelSpecs:
+    """Return the student and the teachers, by the names used in rows; every teacher's files are verified."""
+    teachers: dict[str, dict[Checkpoint, float]] = {}
+    if resolved.teachers or config.teaching.is_student or config.teaching.remote:
+        teachers[BEHAVIOUR] = resolved.teachers
+    if resolved.knowledge is not None:
+        teachers[KNOWLEDGE] = {resolved.knowledge: 1.0}
+    teachers |= {expert(tag): {checkpoint: 1.0} for tag, checkpoint in resolved.experts.items()}
+    anchor = session.base if config.anchor else None
+    for checkpoint in [*(one for weights in teachers.values() for one in weights), *([anchor] if anchor else [])]:
+        session.verified(checkpoint)
+    return ModelSpecs(config, student, tuning, teachers, anchor, config.loss_config())
+
+
+def _remote(teachers: Mapping[str, object]) -> RemoteTeacher | None:
+    found = teachers.get(BEHAVIOUR)
+    scorer = found.teacher if isinstance(found, TimedScorer) else None
+    return scorer if isinstance(scorer, RemoteTeacher) else None
+
+
+def check_same_teacher(stage: Stage, teachers: Mapping[str, object]) -> None:
+    """Raise ServerError if the server's model is not the one that a resumed stage began with."""
+    teacher, file = _remote(teachers), stage.folder / "teacher.json"
+    if teacher is None:
+        return
+    if stage.resumed and file.is_file():
+        teacher.check_same(Identity(**json.loads(file.read_text(encoding="utf-8"))))
+    write_atomically(file, json.dumps(asdict(teacher.identity)) + "\n")
+
+
+def teacher_label(teachers: Mapping[str, object], name: str) -> str:
+    """Return the teacher's name for the tracker; for a server, its address and the model it serves."""
+    remote = _remote(teachers)
+    return name if remote is None else f"{name} ({remote.model})"
+
+
+def teacher_engine(timed: Sequence[TimedTeacher | TimedScorer], config: DistillConfig) -> Engine | None:
+    """Return an engine of the teacher if it continues the student's completions, else None."""
+    if not config.continuation:
+        return None
+    teacher = timed[0].teacher
+    if not isinstance(teacher, Frozen):
+        raise UsageError("--continuation needs a teacher with weights of its own in memory: use --tuning full")
+    # The stage's engine samples from the student's weights, this one from the teacher's.
+    return TransformersEngine(teacher.loaded, token_budget=config.rollout_tokens)
+
+
+def teacher_metrics(
+    timed: Sequence[TimedTeacher | TimedScorer],
+    config: DistillConfig,
+    prompts: Sequence[Prompt],
+    loaded: Loaded,
+    say: Callable[[str], None],
+) -> Callable[[], dict[str, float]] | None:
+    """Return a function that samples the first teacher and returns the metrics of its completions.
+
+    None if it cannot be sampled here: it is a server, or there are several processes.
+    """
+    teacher = timed[0].teacher if timed else None
+    if not isinstance(teacher, (Frozen, AdapterOff)) or not prompts or distributed.size() > 1:
+        return None
+
+    def measure() -> dict[str, float]:
+        chosen = choose(prompts, config.prompts_per_step, 1, config.seed, stream=RandomStream.TEACHER_CHECK)
+        say(f"the completions change as in a collapse: sampling {len(chosen)} of the teacher for comparison")
+        ids = [loaded.chat.prompt_ids(open_turns(prompt.messages)[0]) for prompt in chosen]
+        sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
+        with contextlib.ExitStack() as off:
+            if isinstance(teacher, AdapterOff):
+                off.enter_context(loaded.adapter_off())
+            model = teacher.loaded if isinstance(teacher, Frozen) else loaded
+            completions = TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
+        logprobs = [value for one in completions for value in one.logprobs]
+        # Minus the mean log-probability of sampled tokens is an unbiased estimate of the entropy.
+        return completion_metrics(completions) | {"entropy": -sum(logprobs) / max(1, len(logprobs))}
+
+    return measure

@@ -1,0 +1,82 @@
+"""Token scores of a few completions of a running stage, for review on the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelines.runtime.instrumentation import TimedTeacher
+from pipelines.runtime.stage import Stage
+from recovery.batching import Row
+from recovery.losses.token_stats import TokenView, token_views
+from recovery.models.loading import Loaded
+from recovery.teachers import Teacher
+from recovery.training.loop import StepBatch
+
+RECORDED = 5  # times per stage, in addition to the first step
+
+
+@dataclass
+class TokenLogger:
+    """Records, at some steps, token scores of ``count`` rows that a single teacher scores.
+
+    ``teachers`` are keyed by the names that rows carry.
+    """
+
+    stage: Stage
+    loaded: Loaded
+    teachers: Mapping[str, object]
+    steps: int
+    count: int
+    rows: list[Row] = field(default_factory=list)
+
+    def keep(self, step: int, batch: StepBatch) -> None:
+        """Select rows of a step's batch, if the step is to be recorded."""
+        if self._wanted(step):
+            self.rows = _spread([row for row in batch.rows if self._teacher(row) is not None], self.count)
+
+    def record(self, step: int) -> None:
+        """Score the selected rows with the updated student and store them, if the step is to be recorded."""
+        if not self._wanted(step) or not self.rows:
+            return
+        views = []
+        with self.loaded.inference(), self.loaded.autocast():
+            for row in self.rows:
+                teacher = self._teacher(row)
+                if teacher is not None:
+                    views += [(row, v) for v in token_views(self.loaded, teacher, [row], self.loaded.chat.pad_id)]
+        self.rows = []
+        self.stage.session.tracker.add_token_scores(
+            self.stage.recorder.id, step, [self._record(number, row, view) for number, (row, view) in enumerate(views)]
+        )
+
+    def _wanted(self, step: int) -> bool:
+        return self.count > 0 and (step in (1, self.steps) or step % max(1, self.steps // RECORDED) == 0)
+
+    def _teacher(self, row: Row) -> Teacher | None:
+        """Return the teacher of a row without its timer, so that this scoring is not counted as training time."""
+        found = self.teachers.get(row.teacher)
+        return found.teacher if isinstance(found, TimedTeacher) else None
+
+    def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
+        """Return a view as the tracker stores it, with tokens as text."""
+        text = self.loaded.chat.raw_text
+        shown = {
+            name: [[(text([t]), p) for t, p in top] for top in getattr(view, name)] for name in ("top", "teacher_top")
+        }
+        numbers = ("reverse_kl", "entropy", "teacher_entropy", "logprob", "teacher_logprob", "advantage")
+        values = {name: getattr(view, name) for name in numbers if getattr(view, name)}
+        return {
+            "item": f"{number}, {row.teacher}",
+            "prompt": text(view.prompt_ids),
+            "tokens": [text([token]) for token in view.ids],
+            "values": values | shown,
+        }
+
+
+def _spread(rows: Sequence[Row], count: int) -> list[Row]:
+    """Return ``count`` evenly spaced rows, so that several prompts and teachers are included."""
+    if len(rows) <= count:
+        return list(rows)
+    return [rows[round(at * (len(rows) - 1) / max(1, count - 1))] for at in range(count)]

@@ -1,0 +1,193 @@
+"""The gate: a cycle is judged by rules on its recorded evaluations and compared with earlier checkpoints."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from db import Database, Decided, decide, queries, records
+from db.schema import LEFT
+from evals.acceptance_rules import Decision, Evidence, Measurement, Need, Rule, judge_all, needs, parse_rule, together
+from evals.behaviour import SUITES
+from evals.comparison import by_type, compare, corrected, judged
+from evals.knowledge_matrix import KnowledgeMatrix
+from pipelines.evaluation.plan import GENERAL
+from pipelines.evaluation.stored_results import items_of, newest
+from pipelines.runtime.session import Session
+from recovery.config import EvalConfig
+from recovery.errors import UsageError
+
+# The bounds are below what a good cycle reaches, so that a thousand items suffice to prove it.
+STANDARD = ("ifeval >= 0.96*base", "domain >= 0.9*midtrained", "general >= 0.95*base")
+GATE = "gate"
+LEFT_TO_A_PERSON = "gate_left"
+_DECISIONS = {"accept": "accepted", "reject": "rejected"}
+_FIRST = ("instruction_following", "ifeval")
+_NO_SHARES = ("bits_per_byte", "drift")  # not between 0 and 1, or not scored per item
+
+
+def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
+    """Parse rules; "standard" stands for those of :data:`STANDARD` that this model has suites for.
+
+    Raises UsageError with the position of a mistake in a rule.
+    """
+    known = [rule for rule in STANDARD if "general" not in rule or (session.base.path / GENERAL).is_file()]
+    spelt = [rule for text in texts for rule in (known if text.strip() == "standard" else (text,))]
+    return [parse_rule(text) for text in dict.fromkeys(spelt)]
+
+
+def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, last: int) -> None:
+    """Raise UsageError for a rule about something that cycles up to ``last`` do not measure with this ``config``."""
+    own = {f"behaviour/{path.stem}" for path in config.behaviour} | {f"behaviour/{suite.name}" for suite in SUITES}
+    tasks = {task.partition("=")[0] for task in config.tasks}
+    for rule in rules:
+        if rule.corpus is not None and not 1 <= rule.corpus <= last:
+            raise UsageError(f"--gate {rule.text!r}: there is no cycle {rule.corpus}: the last one is {last}")
+        if rule.name == "retention" and not any(t == rule.argument or t.startswith(rule.argument) for t in tasks):
+            raise UsageError(f"--gate {rule.text!r}: nothing measures {rule.argument}: add --task {rule.argument}")
+        if rule.name == "behaviour" and f"behaviour/{rule.argument}" not in own:
+            suites = ", ".join(sorted(name.partition("/")[2] for name in own))
+            raise UsageError(f"--gate {rule.text!r}: there is no such suite: use {suites}, or --behaviour FILE")
+        if rule.name == "general" and not (session.base.path / GENERAL).is_file():
+            raise UsageError(f"--gate {rule.text!r}: this model has no questions of general knowledge: use a --task")
+
+
+def judge_cycle(
+    session: Session, rules: Sequence[Rule], number: int, *, alpha: float = 0.05, looks: int = 1
+) -> Decision:
+    """Judge a cycle by its recorded evaluations, and record the judgement as an event. Enters no decision."""
+    decision = judge_all(rules, gather(session, rules, number), alpha=alpha, looks=looks)
+    session.tracker.event(
+        session.experiment_id,
+        f"cycle {number}: {decision.reason}",
+        kind=GATE,
+        cycle_id=session.cycle_id(number),
+        data=decision.to_json(),
+    )
+    return decision
+
+
+def gather(session: Session, rules: Sequence[Rule], number: int) -> Evidence:
+    """Read the measurements that the rules need from the tracker; missing ones are left out."""
+    rows = _rows(session)
+    measured: dict[str, dict[str, Measurement]] = {}
+    for need in (need for rule in rules for need in needs(rule, number)):
+        checkpoint = _checkpoint(rows, need, number)
+        if checkpoint is not None:
+            found = _measurements(session.tracker.database, checkpoint.id, need.suites)
+            measured.setdefault(need.checkpoint, {}).update(found)
+    return Evidence(measured, number)
+
+
+def references(session: Session, rules: Sequence[Rule], number: int) -> list[str]:
+    """Return the names of the checkpoints that the rules are about, the judged one first."""
+    rows = _rows(session)
+    found = (_checkpoint(rows, need, number) for rule in rules for need in needs(rule, number))
+    return list(dict.fromkeys(checkpoint.name for checkpoint in found if checkpoint is not None))
+
+
+def enter(session: Session, number: int, decision: Decision) -> Decided | None:
+    """Record the gate's decision with its evidence; return None if it is undecided and left to the user."""
+    word = _DECISIONS.get(decision.decision)
+    if word is None:
+        return None
+    database, cycle = session.tracker.database, session.cycle_id(number)
+    return decide(database, cycle, word, who=GATE, why=decision.reason, evidence=decision.to_json())
+
+
+def decide_cycle(session: Session, number: int, decision: str, *, who: str | None, why: str) -> Decided:
+    """Record the user's decision. Raises UsageError if the reason is empty or there is no such cycle."""
+    if not why.strip():
+        raise UsageError("the reason is empty: give one with --why")
+    cycle = session.cycles().get(number)
+    if cycle is None:
+        known = ", ".join(map(str, session.cycles())) or "none yet"
+        raise UsageError(f"there is no cycle {number}: the cycles are {known}")
+    evidence = dict(cycle.details.get("evidence", {}))
+    return decide(session.tracker.database, cycle.id, decision, who=who or _me(), why=why.strip(), evidence=evidence)
+
+
+def conclude(session: Session, number: int) -> dict[str, Any]:
+    """Compare a cycle's last checkpoint with base, its mid-trained checkpoint and the one before, by suite and by type
+    of instruction, with the knowledge of all corpora so far. Stored with the cycle for the dashboard and the report.
+    """
+    rows = _rows(session)
+    row = next((r for r in rows if r.cycle.number == number), None)
+    if row is None or row.end is None:
+        raise UsageError(f"cycle {number} has no checkpoint yet: there is nothing to compare")
+    end = row.end.checkpoint
+    pairs = {"base": row.base, "midtrained": row.midtrained if row.recovered else None, "before": row.before}
+    found: dict[str, Any] = {
+        name: _compared(session.tracker.database, one.checkpoint.id, end.id)
+        for name, one in pairs.items()
+        if one is not None and one.checkpoint.id != end.id
+    }
+    evidence = {"checkpoint": end.name, "compared_with": found, "knowledge": matrix(rows, number).to_json()}
+    details = dict(row.cycle.details) | {"evidence": evidence}
+    session.tracker.cycle(session.experiment_id, number, details=details)
+    return evidence
+
+
+def matrix(rows: Iterable[records.CycleRow], last: int) -> KnowledgeMatrix:
+    """Return the knowledge of every corpus so far, asked as questions, after each cycle up to ``last`` that was not
+    rejected or rolled back.
+    """
+    kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in LEFT]
+    ends = [(row.cycle.number, row.end, row.base) for row in kept]
+    known = [(number, end, base) for number, end, base in ends if end is not None]
+    values = tuple({j: s.value for j, s in end.scores.domain_knowledge_by_corpus.items()} for _, end, _ in known)
+    base = known[0][2] if known else None
+    chance = {j: s.value for j, s in base.scores.domain_knowledge_by_corpus.items()} if base is not None else {}
+    return KnowledgeMatrix(tuple(number for number, _, _ in known), values, chance)
+
+
+def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
+    """Compare two checkpoints on every suite that both have, and by type of instruction."""
+    one, two = newest(database, first), newest(database, second)
+    items = {
+        suite: [judged(queries.judged_items(database, side[suite].id)) for side in (one, two)]
+        for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in _FIRST, name))
+        if suite.partition("/")[0] not in _NO_SHARES
+    }
+    suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
+    result: dict[str, Any] = {"suites": [c.to_json() for c in corrected(suites)]}
+    for suite in _FIRST:
+        if suite in items:
+            result[f"types of {suite}"] = [c.to_json() for c in by_type(*items[suite])]
+    return result
+
+
+def _rows(session: Session) -> tuple[records.CycleRow, ...]:
+    overview = queries.overview(session.tracker.database, session.experiment_id)
+    return overview.cycles if overview is not None else ()
+
+
+def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> records.Checkpoint | None:
+    """Return the checkpoint that a need is about, if there is one."""
+    at = need.corpus if need.checkpoint == "first" and need.corpus is not None else number
+    row = next((r for r in rows if r.cycle.number == at), None)
+    if row is None:
+        raise UsageError(f"there is no cycle {at}: the cycles are {', '.join(str(r.cycle.number) for r in rows)}")
+    measured = {"base": row.base, "midtrained": row.midtrained, "previous": row.before}.get(need.checkpoint, row.end)
+    return measured.checkpoint if measured is not None else None
+
+
+def _measurements(database: Database, checkpoint: int, suites: Sequence[str]) -> dict[str, Measurement]:
+    """Return the newest results of some suites; a group of tasks (mmlu) combines all suites with its prefix."""
+    known = newest(database, checkpoint)
+    found: dict[str, Measurement] = {}
+    for suite in suites:
+        if suite in known:
+            found[suite] = items_of(database, known[suite])
+        elif parts := {name: row for name, row in known.items() if name.startswith(f"{suite}_")}:
+            found[suite] = together({name: items_of(database, row) for name, row in parts.items()})
+    return {suite: one for suite, one in found.items() if one.headline is not None}
+
+
+def _me() -> str:
+    """Return the name of the system's user, "unknown" if there is none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"

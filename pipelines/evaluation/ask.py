@@ -1,0 +1,76 @@
+"""One prompt completed by several checkpoints, one after the other, to compare their responses."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from db import queries
+from db.sample_comparison import asked_first
+from evals.generation import answer
+from pipelines.runtime.checkpoint_names import resolve
+from pipelines.runtime.engines import engine_of
+from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.registry import Registry
+from recovery.config import EvalConfig
+from recovery.errors import UsageError
+from recovery.models.checkpoints import verify
+from recovery.types import Message
+from recovery.workspace import Checkpoint
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A checkpoint's response with its tokens and seconds; ``finished``: it ended with an end-of-turn token."""
+
+    checkpoint: str
+    answer: str
+    tokens: int
+    seconds: float
+    finished: bool
+
+
+def ask(
+    registry: Registry, names: Sequence[str], prompt: str, config: EvalConfig, say: Callable[[str], None]
+) -> Iterator[Reply]:
+    """Yield greedy responses of the checkpoints ``names`` (default: base, the newest mid-trained and recovered ones).
+
+    One model is in memory at a time; ``say`` receives its name. Duplicate names are prompted once, and nothing is
+    recorded. Raises UsageError for a prompt that is empty or leaves no room for a response, CheckpointError for an
+    unknown name or for weights that are missing or changed; names are resolved before anything is loaded.
+    """
+    if not prompt.strip():
+        raise UsageError("the prompt is empty: give some text, or - to read it from standard input")
+    chosen = names or [c.name for c in asked_first(queries.checkpoints(registry.database, registry.experiment_id))]
+    found = list({c.path: c for c in (resolve(registry, name) for name in chosen)}.values())
+    for number, checkpoint in enumerate(found, start=1):
+        say(f"asking {checkpoint.name} ({number} of {len(found)})")
+        yield _reply(checkpoint, prompt.strip(), config)
+        gc.collect()  # models have reference cycles, and the next one needs the memory
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _reply(checkpoint: Checkpoint, prompt: str, config: EvalConfig) -> Reply:
+    """Return one checkpoint's response; its model is released on return."""
+    verify(checkpoint.path, checkpoint.hash)
+    loaded = load_frozen(checkpoint, config)
+    started = time.perf_counter()
+    with engine_of(loaded, config) as engine:
+        (response,) = answer(
+            loaded.chat,
+            engine,
+            [[Message(role="user", content=prompt)]],
+            max_new_tokens=config.max_new_tokens,
+            window=loaded.max_length,
+            seed=config.seed,
+        )
+    if not response.fits:
+        raise UsageError(
+            f"the prompt leaves {checkpoint.name} no room to answer: its window holds {loaded.max_length:,} tokens"
+        )
+    return Reply(checkpoint.name, response.text, response.tokens, time.perf_counter() - started, response.finished)

@@ -1,0 +1,197 @@
+"""Inputs of an evaluation, gathered from the model, the documents and the user's files, and its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from db import queries
+from evals import suites
+from evals.behaviour import PREFIX, SUITES, own_suites
+from evals.grading import can_be_judged
+from evals.lm_eval_tasks import load_tasks
+from evals.packaged_ifeval import load_ifeval
+from evals.probes import load_probes
+from evals.statistics import effect_in_words
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
+from pipelines.runtime.session import Session
+from recovery.config import EvalConfig
+from recovery.data.corpus import read_corpus
+from recovery.data.prompts import behaviour_prompts, load_prompts
+from recovery.types import Probe, Prompt
+from recovery.workspace import Checkpoint
+
+# Optional parts of a model's folder: general knowledge, further prompts by skill, tasks for lm-eval.
+GENERAL = Path("suites") / "general.jsonl"
+SKILLS = Path("suites") / "skills"
+TASKS = Path("suites") / "lm_eval"
+
+# A score near 0 or 1 would understate the smallest detectable effect once the score has moved.
+_MIDDLE = (0.1, 0.9)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The parts to measure: all of them, or for a cycle only what is new. ``corpora`` None means all known."""
+
+    behaviour: bool = True
+    general: bool = True
+    corpora: tuple[int, ...] | None = None
+
+
+EVERYTHING = Scope()
+
+
+@dataclass(frozen=True)
+class EvalInputs:
+    """All inputs of an evaluation.
+
+    ``offered`` are further prompts for behaviour suites of which ``instruction`` has too few, ``own`` the user's own
+    suites by name; ``ifeval`` and ``tasks`` are lm-eval's, by name; ``texts`` are for bits per byte. ``problems``
+    describe the skipped lines of files.
+    """
+
+    instruction: Sequence[Prompt]
+    offered: Sequence[Prompt]
+    own: dict[str, list[Prompt]]
+    corpora: dict[int, CorpusSnapshot]
+    general: Sequence[Probe]
+    ifeval: dict[str, Any]
+    tasks: dict[str, Any]
+    texts: Sequence[str] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """The plan of an evaluation: items by suite. ``effects`` state the smallest difference each suite can detect."""
+
+    checkpoint: str
+    instruction_prompts: int
+    behaviour: dict[str, int]
+    further_prompts: int
+    probes_by_corpus: dict[int, int]
+    held_out_documents: dict[int, int]
+    general_probes: int
+    limit: int | None
+    extra: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        """Return the plan as text."""
+        probes = ", ".join(f"{n} about corpus {k}" for k, n in self.probes_by_corpus.items()) or "none"
+        counts = ", ".join(f"{name} {count}" for name, count in self.behaviour.items())
+        behaviour = f"behaviour suites: {counts}; additional prompts for them: {self.further_prompts}"
+        return "\n".join(
+            [
+                f"evaluate {self.checkpoint}: {self.instruction_prompts} instruction prompts; probes: {probes}; "
+                f"{self.general_probes} of general knowledge",
+                *([behaviour] if counts else []),
+                *self.extra,
+                *self.effects,
+            ]
+        )
+
+
+def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: Scope = EVERYTHING) -> EvalInputs:
+    """Read and check all inputs of an evaluation. Raises UsageError if a file or a task cannot be used."""
+    base = session.base
+    cycles = session.learnt_cycles(checkpoint, checkpoint.cycle)
+    wanted = cycles if scope.corpora is None else [k for k in cycles if k in scope.corpora]
+    test = behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
+    general = base.path / GENERAL
+    problems: list[str] = []
+    return EvalInputs(
+        instruction=[prompt for prompt in test if can_be_judged(prompt)],
+        offered=[*test, *(_skills(base.path) if scope.behaviour and config.prompts is None else ())],
+        own=own_suites(config.behaviour, problems) if scope.behaviour else {},
+        corpora=load_snapshots(session.workspace, wanted),
+        general=load_probes(general) if scope.general and general.is_file() else (),
+        ifeval=load_ifeval(None if config.ifeval == "hub" else config.ifeval)
+        if config.ifeval and scope.behaviour
+        else {},
+        tasks=load_tasks(config.tasks, include_path=_tasks(base.path)) if config.tasks and scope.general else {},
+        texts=_texts(config) if scope.general else (),
+        problems=tuple(problems),
+    )
+
+
+def plan_evaluate(
+    session: Session, config: EvalConfig, scope: Scope = EVERYTHING, *, asked: EvalInputs | None = None
+) -> EvalPlan:
+    """Return the resolved plan; loads no weights. ``asked`` are the inputs, if already gathered."""
+    checkpoint = session.resolve(config.checkpoint)
+    asked = asked or gather(session, config, checkpoint, scope)
+    kept = suites.sample(asked.instruction, config.limit)
+    behaviour = suites.behaviours(kept, asked.offered, config.limit) if kept else {}
+    known = {prompt.id for prompt in kept}
+    further = {p.id for prompts in behaviour.values() for p in prompts} - known
+    own = {name: suites.sample(prompts, config.limit) for name, prompts in asked.own.items()}
+    counts = {name: len(prompts) for name, prompts in (behaviour | own).items()}
+    notes = [f"IFEval's own prompts from {config.ifeval}"] if config.ifeval else []
+    notes += [f"bits per byte on {len(asked.texts)} texts from {config.texts}"] if asked.texts else []
+    notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in asked.tasks.items()]
+    return EvalPlan(
+        checkpoint.name,
+        len(kept),
+        counts,
+        len(further) + sum(map(len, own.values())),
+        {k: len(corpus.probes) for k, corpus in asked.corpora.items()},
+        {k: len(corpus.held_out) for k, corpus in asked.corpora.items()},
+        len(suites.sample(asked.general, config.limit)),
+        config.limit,
+        (*asked.problems, *notes),
+        _effects(session, asked, len(kept), counts, config.limit),
+    )
+
+
+def _effects(
+    session: Session, asked: EvalInputs, prompts: int, behaviour: dict[str, int], limit: int | None
+) -> tuple[str, ...]:
+    """Describe the smallest difference of two checkpoints that each suite can detect, near the clean model's score."""
+    counts = {"instruction_following": (prompts, "prompts")}
+    counts |= {PREFIX + name: (count, "prompts") for name, count in behaviour.items()}
+    for number, corpus in asked.corpora.items():
+        counts[f"domain_knowledge/{number}"] = (
+            _counted(corpus.probes, limit, lambda p: p.form == "question"),
+            "questions",
+        )
+    counts["general"] = (_counted(asked.general, limit), "questions")
+    base = session.base
+    scores = queries.scores(session.tracker.database, base.id).to_json() if base.id is not None else {}
+
+    def about(suite: str) -> float:
+        known = scores.get(suite) or {"value": 0.5}
+        return min(max(known["value"], _MIDDLE[0]), _MIDDLE[1])
+
+    return tuple(
+        f"{effect_in_words(count, p=about(suite), items=items)} in {suite}"
+        for suite, (count, items) in counts.items()
+        if count
+    )
+
+
+def _counted(probes: Sequence[Probe], limit: int | None, of: Callable[[Probe], bool] = lambda _: True) -> int:
+    """Count the probes that determine a suite's score."""
+    kept = suites.sample_probes([probe for probe in probes if of(probe)], limit)
+    return sum(not probe.control for probe in kept)
+
+
+def _skills(model: Path) -> list[Prompt]:
+    """Read further prompts in a model's folder, under the names of behaviour suites."""
+    files = [model / SKILLS / f"{suite.name}.jsonl" for suite in SUITES]
+    return [prompt for file in files if file.is_file() for prompt in load_prompts(file)]
+
+
+def _texts(config: EvalConfig) -> list[str]:
+    """Read the user's texts that are not trained on."""
+    if config.texts is None:
+        return []
+    return [document.text for document in read_corpus(config.texts, held_out=0.0).documents]
+
+
+def _tasks(model: Path) -> Path | None:
+    """Return the folder of a model's own lm-eval tasks, if it has one."""
+    return model / TASKS if (model / TASKS).is_dir() else None

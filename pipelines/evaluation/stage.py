@@ -1,0 +1,197 @@
+"""The evaluation stage: measures a checkpoint and records every score and response in the tracker."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from db import queries, records
+from evals import suites
+from evals.knowledge import bits_per_byte
+from evals.lm_eval_adapter import EngineLM
+from evals.packaged_ifeval import evaluate_ifeval
+from evals.retention import run_tasks
+from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather
+from pipelines.runtime.engines import cached_engine
+from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.progress import Bar
+from pipelines.runtime.session import Session
+from pipelines.runtime.stage import Stage, running
+from recovery.config import EvalConfig, to_json
+from recovery.errors import UsageError
+from recovery.models.loading import Loaded
+from recovery.rollouts import Engine
+from recovery.types import SuiteResult
+from recovery.workspace import Checkpoint
+
+# Bits per byte on texts that are not trained on.
+UNRELATED = "unrelated_text"
+# Settings that determine the items and how they are evaluated.
+_ASKED = (
+    "limit",
+    "max_new_tokens",
+    "question_tokens",
+    "prompts",
+    "behaviour",
+    "ifeval",
+    "ifeval_tokens",
+    "complete_loops",
+    "texts",
+    "tasks",
+    "template_args",
+)
+
+
+def evaluate(
+    session: Session,
+    config: EvalConfig,
+    *,
+    scope: Scope = EVERYTHING,
+    asked: EvalInputs | None = None,
+    cycle: int | None = None,
+    resume: records.Stage | None = None,
+) -> list[SuiteResult]:
+    """Measure a checkpoint and record every suite with its items; ``asked`` are the inputs, if already gathered.
+
+    Raises UsageError, before anything is generated, if there are no items or an input cannot be read.
+    """
+    checkpoint = session.resolve(config.checkpoint)
+    asked = asked or gather(session, config, checkpoint, scope)
+    checkpoint = session.registered(checkpoint)
+    config = replace(config, checkpoint=checkpoint.name)  # "latest" may be another one when this is resumed
+    for problem in asked.problems:
+        session.display.say(problem)
+    number = cycle if cycle is not None else checkpoint.cycle
+    with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume) as stage:
+        loaded = load_frozen(session.verified(checkpoint), config)
+        bars_of = _bars(session, stage, f"evaluate {checkpoint.name}")
+        cached = cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops)
+        with cached as engine, bars_of as bars:
+            results = _measure(loaded, engine, config, asked, bars)
+            results += _extra(loaded, engine, config, asked, bars)
+        if not results:
+            raise UsageError(
+                f"there is nothing to evaluate {checkpoint.name} on: give --docs to mid-train on, or --prompts"
+            )
+        facts = suites.recorded(
+            engine, max_new_tokens=config.max_new_tokens, question_tokens=config.question_tokens, seed=config.seed
+        )
+        for result in results:
+            record(session, stage, checkpoint, result)
+        stage.details = {"recorded": facts, "suites": [result.suite for result in results]}
+    return results
+
+
+def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None = None) -> bool:
+    """Whether an evaluation of this checkpoint is finished; with ``config``, one with the same items."""
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
+    done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
+    if config is None:
+        return bool(done)
+    wanted, usual = to_json(config), to_json(EvalConfig())  # an older stage lacks settings that came later
+    return any(all(stage.config.get(name, usual[name]) == wanted[name] for name in _ASKED) for stage in done)
+
+
+def corpora_measured(session: Session, checkpoint: Checkpoint) -> set[int]:
+    """Return the corpora whose probes this checkpoint was evaluated on."""
+    if checkpoint.id is None:
+        return set()
+    scores = queries.scores(session.tracker.database, checkpoint.id)
+    return set(scores.domain_knowledge_by_corpus) | set(scores.domain_knowledge_stored_by_corpus)
+
+
+def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, asked: EvalInputs, bars: _Bars) -> list[SuiteResult]:
+    return suites.evaluate(
+        loaded,
+        engine,
+        instruction=asked.instruction,
+        offered=asked.offered,
+        behaviour=asked.own,
+        probes_by_corpus={k: corpus.probes for k, corpus in asked.corpora.items() if corpus.probes},
+        held_out={k: [d.text for d in corpus.held_out] for k, corpus in asked.corpora.items() if corpus.held_out},
+        general=asked.general,
+        max_new_tokens=config.max_new_tokens,
+        question_tokens=config.question_tokens,
+        seed=config.seed,
+        limit=config.limit,
+        progress=bars.show,
+    )
+
+
+def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, asked: EvalInputs, bars: _Bars) -> list[SuiteResult]:
+    """Evaluate on IFEval's own prompts, the user's texts and lm-eval's tasks, if requested."""
+    results = []
+    if asked.ifeval:
+        total = min(len(asked.ifeval["ifeval"].eval_docs), config.limit or sys.maxsize)
+        progress = suites.counted(bars.show, "ifeval", total)
+        results.append(
+            evaluate_ifeval(
+                loaded,
+                engine,
+                asked.ifeval,
+                limit=config.limit,
+                max_new_tokens=config.ifeval_tokens,
+                seed=config.seed,
+                progress=progress,
+            )
+        )
+    if asked.texts:
+        bars.show(UNRELATED, 0, len(asked.texts))
+        results.append(bits_per_byte(loaded, asked.texts, suite=UNRELATED))
+    lm = EngineLM(loaded, engine, seed=config.seed)
+    for number, (name, task) in enumerate(asked.tasks.items(), start=1):
+        results += run_tasks(lm, {name: task}, limit=config.limit)
+        bars.show("lm-eval tasks", number, len(asked.tasks))
+    return results
+
+
+def record(session: Session, stage: Stage, checkpoint: Checkpoint, result: SuiteResult) -> None:
+    """Record a suite's result in the tracker; "NAME/3" is the suite NAME of corpus 3."""
+    suite, _, corpus = result.suite.partition("/")
+    by_corpus = suite in suites.PER_CORPUS and corpus.isdigit()
+    assert checkpoint.id is not None  # registered before the stage began
+    session.tracker.add_evaluation(
+        checkpoint.id,
+        suite if by_corpus else result.suite,
+        value=result.score.value,
+        stderr=result.score.stderr,
+        n=result.score.n,
+        name="strict" if suite == "instruction_following" else "score",
+        corpus=int(corpus) if by_corpus else None,
+        details=dict(result.details),
+        items=result.items,
+        by=stage.recorder,
+    )
+
+
+@dataclass
+class _Bars:
+    """A progress bar for the current suite; its callback also checks for interrupts."""
+
+    session: Session
+    stage: Stage
+    title: str
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    suite: str = ""
+    bar: Bar | None = None
+
+    def show(self, suite: str, done: int, total: int, tokens: int = 0) -> None:
+        """The progress callback of evals.suites."""
+        self.stage.interrupts.check()
+        if suite != self.suite or self.bar is None:
+            self.stack.close()
+            self.suite, self.bar = (
+                suite,
+                self.stack.enter_context(self.session.display.bar(f"{self.title}: {suite}", total)),
+            )
+        self.bar.update_tokens(done, tokens)
+        self.stage.recorder.progress(done, total)
+
+
+@contextlib.contextmanager
+def _bars(session: Session, stage: Stage, title: str) -> Iterator[_Bars]:
+    bars = _Bars(session, stage, title)
+    with bars.stack:
+        yield bars

@@ -1,0 +1,30 @@
+"""Recorded results of a checkpoint: the newest of each suite, with its items."""
+
+from __future__ import annotations
+
+from db import Database, queries, records
+from evals.acceptance_rules import Measurement, measurement
+from recovery.types import Score, SuiteResult
+
+
+def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
+    """Return the newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
+    found: dict[str, records.Evaluation] = {}
+    for row in queries.evaluations(database, checkpoint):  # newest first
+        found.setdefault(row.suite if row.corpus is None else f"{row.suite}/{row.corpus}", row)
+    return found
+
+
+def result_items(result: SuiteResult) -> Measurement:
+    """Return a new result as a measurement, its items keyed as in the tracker."""
+    rows = ((queries.item_key(one.id, one.prompt), one.score, one.group, one.extra) for one in result.items)
+    found = measurement(rows)
+    return Measurement(found.items, found.groups, result.score)
+
+
+def items_of(database: Database, row: records.Evaluation) -> Measurement:
+    """Return an evaluation's judged items and its score."""
+    items = queries.judged_items(database, row.id)
+    found = measurement((key, score, group, extra) for key, score, group, _, extra in items)
+    score = None if row.value is None else Score(row.value, row.stderr or 0.0, row.n)
+    return Measurement(found.items, found.groups, score)

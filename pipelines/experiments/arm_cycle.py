@@ -1,0 +1,167 @@
+"""One arm of one cycle, with the same documents and the same mid-training tokens for every arm.
+
+Replay takes its share of these tokens. The second stage (a recovery or an interpolation) is counted separately:
+:func:`pipelines.reports.cost.cost_of` returns the cost of the stage of each checkpoint.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from db import queries, records
+from pipelines.cycle import STOPPED, recovery_config
+from pipelines.data.corpus_snapshot import ABOUT, load_snapshot, load_snapshots
+from pipelines.distillation.stage import distill
+from pipelines.interpolate import interpolate
+from pipelines.midtrain import length_of, midtrain, open_cycle
+from pipelines.runtime.session import Session
+from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
+from recovery.config import CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, ModelConfig, to_json
+from recovery.data.corpus import read_corpus
+from recovery.errors import UsageError
+from recovery.methods import method_named
+from recovery.workspace import Checkpoint
+
+__all__ = ["Arm", "arm_named", "arms", "run_arm"]
+
+
+def run_arm(
+    session: Session,
+    arm: Arm,
+    docs: Path,
+    cycle: int,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    *,
+    student: str | None = None,
+    tokens: int | None = None,
+) -> list[Checkpoint]:
+    """Run an arm's mid-training on ``docs`` and its second stage; return their checkpoints in that order.
+
+    Mid-training takes ``tokens`` target tokens, default: as many as ``midtrain_config`` gives for documents alone.
+    ``student`` is the checkpoint to start from, default: base, or the last checkpoint of the cycle before. Stages that
+    the session has finished, for this arm or another, are reused; interrupted ones are resumed. Raises
+    StageInterrupted on an interrupt, UsageError if the cycle already has other documents.
+    """
+    start = session.registered(session.resolve(student) if student is not None else _start(session, arm, cycle))
+    config = _midtraining(session, arm, dataclasses.replace(midtrain_config, docs=docs), cycle, start, tokens)
+    made, stopped = _found(session, "midtrain", config, cycle, start)
+    if made is None:
+        name = _name(arm, cycle, "midtrained")
+        made = midtrain(session, config, cycle=cycle, opened=True, resume=stopped, name=name)
+    if arm.follow == NONE:
+        return [made]
+    return [made, _followed(session, arm, made, cycle, distill_config)]
+
+
+def _start(session: Session, arm: Arm, cycle: int) -> Checkpoint:
+    """Return the last checkpoint of the cycle before. Raises UsageError if there is none, or more than one."""
+    if cycle == 1:
+        return session.base
+    kind = "midtrained" if arm.follow == NONE else "recovered"
+    found = [c for c in session.registry.all() if c.cycle == cycle - 1 and c.kind == kind]
+    if len(found) != 1:
+        raise UsageError(
+            f"cycle {cycle - 1} ended with {len(found)} {kind} checkpoints: name the one that {arm.name} starts from"
+        )
+    return found[0]
+
+
+def _midtraining(
+    session: Session, arm: Arm, config: MidtrainConfig, cycle: int, start: Checkpoint, tokens: int | None
+) -> MidtrainConfig:
+    """Return the arm's settings, with the steps and the tokens per step that documents alone would take."""
+    share = config.replay_documents
+    alone = dataclasses.replace(
+        config,
+        student=start.name,
+        replay=0.0,
+        replay_loss="answers",
+        replay_documents=CycleConfig().replay_documents if share is None else share,
+    )
+    _open(session, alone, cycle)
+    length = length_of(session, alone, cycle)
+    steps = length.steps if tokens is None else math.ceil(tokens / length.per_step)
+    fixed = dataclasses.replace(alone, steps=steps, epochs=None, batch_tokens=length.per_step)
+    return dataclasses.replace(fixed, **arm.midtrain)
+
+
+def _open(session: Session, config: MidtrainConfig, cycle: int) -> None:
+    """Take the snapshot of the cycle's documents if there is none. Raises UsageError if it holds other documents."""
+    if not (session.workspace.corpus(cycle) / ABOUT).is_file():
+        open_cycle(session, config, cycle)
+    docs = Path(str(config.docs)).expanduser().resolve()
+    frozen = load_snapshot(session.workspace, cycle)
+    if frozen.folder != str(docs):
+        raise UsageError(f"cycle {cycle} of {session.workspace.folder} has other documents than {docs}")
+    if docs.is_dir() and read_corpus(docs, held_out=config.held_out, seed=config.seed).hash != frozen.hash:
+        raise UsageError(
+            f"{docs} has changed since cycle {cycle} of {session.workspace.folder} began: restore it, or use another "
+            f"--workspace"
+        )
+
+
+def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given: DistillConfig) -> Checkpoint:
+    """Run the stage after mid-training."""
+    name = _name(arm, cycle, "recovered")
+    if arm.follow == INTERPOLATE:
+        between = _interpolating(arm, given, trained)
+        made, stopped = _found(session, INTERPOLATE, between, cycle, trained)
+        return made or interpolate(session, between, cycle=cycle, resume=stopped, name=name)
+    asked = load_snapshots(session.workspace, session.learnt_cycles(trained, cycle)).values()
+    config = _distilling(arm, given, trained, cycle, questions=any(corpus.questions for corpus in asked))
+    made, stopped = _found(session, DISTILL, config, cycle, trained)
+    return made or distill(session, config, cycle=cycle, resume=stopped, name=name)
+
+
+def _name(arm: Arm, cycle: int, kind: str) -> str:
+    """Return the name of a checkpoint, after the arm that made it; other arms may share it."""
+    return f"{arm.name}/cycle-{cycle}/{kind}"
+
+
+def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int, *, questions: bool) -> DistillConfig:
+    settings = dict(arm.settings)
+    teacher = settings.pop("knowledge_teacher", None) if questions else None  # it scores only those
+    settings = {**method_named(str(settings.get("method", "opd"))).settings, **settings}
+    if "prompts" in settings:
+        settings["prompts"] = Path(settings["prompts"])
+    if settings.get("alpha") == 0.0:  # one response per prompt, so as many prompts as other arms have completions
+        settings |= {
+            "prompts_per_step": given.prompts_per_step * given.samples_per_prompt,
+            "samples_per_prompt": 1,
+        }
+    config = dataclasses.replace(given, **settings, knowledge_teacher=None, earlier_teacher=None)
+    return recovery_config(CycleConfig(knowledge_teacher=teacher, distill=config), trained, cycle)
+
+
+def _interpolating(arm: Arm, given: DistillConfig, trained: Checkpoint) -> InterpolateConfig:
+    shared = {f.name: getattr(given, f.name) for f in dataclasses.fields(ModelConfig)}
+    settings = {"prompts": given.prompts, "max_new_tokens": given.max_new_tokens, **arm.settings}
+    if settings.get("origin") == "start":
+        settings["origin"] = trained.parent or "base"
+    return InterpolateConfig(**shared, **settings, student=trained.name)
+
+
+def _found(
+    session: Session, kind: str, config: Any, cycle: int, student: Checkpoint
+) -> tuple[Checkpoint | None, records.Stage | None]:
+    """Return the checkpoint of a finished stage with these settings; else the newest one that was stopped."""
+    database, experiment = session.tracker.database, session.experiment_id
+    stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
+    usual = to_json(type(config)())
+    mine = [s for s in stages if s.student_id == student.id and _alike({**usual, **s.config}, to_json(config))]
+    for stage in mine:
+        made = session.registry.of_stage(stage.id)
+        if stage.status == "finished" and made is not None:
+            return made, None
+    return None, next((stage for stage in mine if stage.status in STOPPED), None)
+
+
+def _alike(ran: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a stage ran with these settings; with tuning "auto", any tuning matches."""
+    chosen = {"tuning": ran.get("tuning")} if wanted.get("tuning") == "auto" else {}
+    return dict(ran) == {**wanted, **chosen}

@@ -1,0 +1,154 @@
+"""The demo: a cycle on documents alone for each corpus of a scenario.
+
+A :class:`Scenario` is the miniature in its fictional world, or a real model on real documents
+(pipelines.experiments.example).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from db import queries
+from pipelines.cycle import read_plan, run_plan, start_cycles
+from pipelines.experiments.results_table import Run
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from recovery.config import CycleConfig, Recipe, build_cycle
+from recovery.errors import UsageError
+from recovery.miniature import write_corpora
+from recovery.workspace import Workspace
+
+CYCLES = 3
+MINIATURE = "miniature"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A clean model and its corpora, one per cycle.
+
+    ``write`` (folder, seed) writes the corpora and returns their folders; ``about`` describes them; ``part`` names
+    their parent folder; ``recipe`` holds settings that override the model's own.
+    """
+
+    model: str
+    cycles: int
+    write: Callable[[Path, int], list[Path]]
+    about: str
+    part: str = "corpora"
+    recipe: Recipe = field(default_factory=Recipe)
+
+
+MINIATURE_SCENARIO = Scenario(
+    MINIATURE,
+    CYCLES,
+    lambda folder, seed: write_corpora(folder, CYCLES, seed),
+    "of a fictional world as Markdown",
+)
+
+
+@dataclass(frozen=True)
+class DemoVariant:
+    """A variant of the demo: its name, its folder, and its flags of ``recover cycle``."""
+
+    name: str
+    folder: str
+    flags: dict[str, Any]
+
+
+TWO_TEACHERS = DemoVariant("documents alone, two teachers", "two-teachers", {})
+REPLAY = DemoVariant("with 30% chat replay", "replay", {"replay": 0.3})
+ONE_TEACHER = DemoVariant("documents alone, one teacher", "one-teacher", {"knowledge_teacher": "none"})
+
+
+def demo(session: Session, *, seed: int, flags: dict[str, Any], scenario: Scenario = MINIATURE_SCENARIO) -> None:
+    """Run or resume a scenario's cycles in an open workspace; finished ones are not repeated.
+
+    ``flags`` are those of ``recover cycle``. Raises UsageError if the workspace was used for something else.
+    """
+    corpora = _home(session, scenario)
+    _check_same(session, seed, corpora)
+    plan = read_plan(session)
+    if plan is not None:
+        run_plan(session, plan)
+        return
+    if finished(session, scenario):
+        session.display.say("these cycles are done already; these are their results")
+        return
+    if session.next_cycle() > 1:
+        raise UsageError(
+            f"{session.workspace.folder} already holds cycles of another kind: name another --workspace for the demo"
+        )
+    folders = scenario.write(corpora, seed)
+    word = "corpus" if len(folders) == 1 else "corpora"
+    session.display.say(f"{len(folders)} {word} {scenario.about} in {corpora}")
+    start_cycles(session, demo_config(session, folders, seed, flags, scenario))
+
+
+def demo_config(
+    session: Session,
+    folders: list[Path],
+    seed: int,
+    flags: dict[str, Any],
+    scenario: Scenario = MINIATURE_SCENARIO,
+) -> CycleConfig:
+    """Return the demo's settings: ``flags`` over documents alone, the scenario's recipe and the model's."""
+    given = {"replay": 0.0} | flags | {"docs": tuple(folders), "seed": seed}
+    return build_cycle(given, scenario.recipe, session.recipe)
+
+
+def finished(session: Session, scenario: Scenario = MINIATURE_SCENARIO) -> bool:
+    """Whether this workspace holds the scenario's finished cycles."""
+    made = {c.name for c in session.registry.all()}
+    documents = [cycle.documents for cycle in session.cycles().values()]
+    home = _home(session, scenario)
+    return f"cycle-{scenario.cycles}/recovered" in made and all(home in Path(text).parents for text in documents)
+
+
+def _home(session: Session, scenario: Scenario) -> Path:
+    """Return the folder of the scenario's corpora."""
+    return (session.workspace.folder / "demo" / scenario.part).resolve()
+
+
+def _check_same(session: Session, seed: int, home: Path) -> None:
+    """Raise UsageError if the workspace has finished or unfinished cycles of another seed or another scenario."""
+    plan, where = read_plan(session), session.workspace.folder
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain", limit=1000)
+    seeds = {int(stage.config["seed"]) for stage in stages} | ({plan.config.midtrain.seed} if plan else set())
+    if others := sorted(seeds - {seed}):
+        raise UsageError(f"{where} holds a run with seed {others[0]}: name another --workspace for seed {seed}")
+    if plan is not None and any(home not in Path(docs).resolve().parents for docs in plan.config.docs):
+        raise UsageError(
+            f"{where} holds unfinished cycles of another kind (`recover resume` continues them): name another "
+            f"--workspace for the demo"
+        )
+
+
+def run_variant(
+    place: Workspace,
+    variant: DemoVariant,
+    *,
+    seed: int,
+    flags: dict[str, Any],
+    display: Display,
+    scenario: Scenario = MINIATURE_SCENARIO,
+) -> Run:
+    """Run one variant with one seed in its own workspace below ``place``."""
+    line = f"demo/{variant.folder}/seed-{seed}"
+    home = Workspace(place.folder / line, place.tracker)
+    display.say(f"\n{variant.name}, seed {seed}: {home.folder}")
+    shared = line if place.tracker is not None else None
+    with Session.open(
+        home, model=scenario.model, display=display, experiment=shared, purpose="recover demo"
+    ) as session:
+        demo(session, seed=seed, flags=flags | variant.flags, scenario=scenario)
+        return run_of(session, seed)
+
+
+def run_of(session: Session, seed: int) -> Run:
+    """Return the status and the duration of a finished run."""
+    status = queries.status_json(session.tracker.database, session.experiment_id)
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
+    return Run(seed, status, sum(stage.wall_seconds for stage in stages))

@@ -1,0 +1,104 @@
+"""A real instruct model on real documents: an example's folder as the demo's scenario.
+
+The folder names a model and documents in package registries (``packages.toml``), the pages of each corpus
+(``corpora.toml``), questions about them (``questions.jsonl``), and settings for two cores (``recipe.toml``, overridden
+by ``short.toml`` for one cycle on a part). It contains neither the model nor the pages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.data.question_splits import write_corpus_files
+from pipelines.data.registry_packages import Say, check_clients, fetch, read_packages
+from pipelines.experiments.demo import Scenario
+from recovery.config import Recipe, read_recipe
+from recovery.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The pages of one corpus, as paths below the documents' folder; ``short`` is the part for a short run."""
+
+    name: str
+    title: str
+    pages: tuple[str, ...]
+    short: tuple[str, ...] = ()
+
+
+def scenario(folder: Path, packages: Path, *, short: bool, say: Say) -> Scenario:
+    """Return the scenario of an example's ``folder``; ``packages`` is the folder of fetched packages.
+
+    Raises UsageError if a file of the folder is missing or damaged, or a package cannot be fetched.
+    """
+    corpora = read_pages(folder / "corpora.toml")
+    if short:
+        corpora = [dataclasses.replace(pages, pages=pages.short) for pages in corpora if pages.short]
+    needed = read_packages(folder / "packages.toml")
+    for name in ("model", "documents"):
+        if name not in needed:
+            raise UsageError(f"{folder / 'packages.toml'} has no table [{name}]: it says where to fetch it")
+    recipe = read_recipe(folder / "recipe.toml")
+    if short:
+        recipe = _over(read_recipe(folder / "short.toml"), recipe)
+    check_clients(needed.values())
+    model = fetch(needed["model"], packages, say)
+    documents = fetch(needed["documents"], packages, say)
+    questions = folder / "questions.jsonl"
+
+    def write(target: Path, _seed: int) -> list[Path]:
+        return [
+            _write(pages, documents, questions, target / f"{at}-{pages.name}") for at, pages in enumerate(corpora, 1)
+        ]
+
+    return Scenario(str(model), len(corpora), write, f"from {needed['documents'].title}", part_of(short), recipe)
+
+
+def part_of(short: bool) -> str:
+    """Return the name of the corpora's folder; whole and short runs are never mixed."""
+    return "corpora-short" if short else "corpora"
+
+
+def read_pages(path: Path) -> list[Pages]:
+    """Read the corpora of a TOML file, one table each, in its order. Raises UsageError if one is invalid."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    found = []
+    for name, values in tables.items():
+        try:
+            given: dict[str, Any] = {k: v if isinstance(v, str) else tuple(v) for k, v in values.items()}
+            found.append(Pages(name, **given))
+        except (TypeError, AttributeError):
+            raise UsageError(f"{path}: [{name}] is not a corpus: it needs a title and a list of pages") from None
+    return found
+
+
+def _write(pages: Pages, documents: Path, questions: Path, target: Path) -> Path:
+    """Write one corpus as a folder: its pages, and the questions about them."""
+    shutil.rmtree(target, ignore_errors=True)
+    for page in pages.pages:
+        copied = target / page
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(documents / page, copied)
+        except OSError as error:
+            raise UsageError(f"the page {page} of corpus {pages.name} is not in the documents: {error}") from error
+    write_corpus_files(questions, pages.name, target, pages=pages.pages)
+    return target
+
+
+def _over(upper: Recipe, lower: Recipe) -> Recipe:
+    """Merge two recipes; the first overrides the second."""
+    names: Sequence[str] = list(dict.fromkeys([*lower.tables, *upper.tables]))
+    tables: Mapping[str, Mapping[str, Any]] = {
+        name: {**lower.tables.get(name, {}), **upper.tables.get(name, {})} for name in names
+    }
+    return Recipe(f"{upper.origin} over {lower.origin}", tables)

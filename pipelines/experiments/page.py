@@ -1,0 +1,329 @@
+"""The page of an experiment, written from the records of its runs."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from evals.comparison import Comparison, Judged, compare
+from pipelines.experiments.run import Measured, Record
+from recovery.errors import UsageError
+
+IFEVAL, OWN, ASKED, STORED, TEXT = (
+    "ifeval",
+    "instruction_following",
+    "domain_knowledge",
+    "domain_knowledge_stored",
+    "unrelated_text",
+)
+HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
+MISSING = "–"
+_SHORT = (
+    "**One cycle on a part of the documents, with few items in each suite.** It shows that the whole pipeline runs on "
+    "a real model; its figures are too coarse for the bounds, which are shown for reference."
+)
+# IFEval's mean of strict and loose, prompts and instructions, on the model card, by prefix of the model's name; the
+# tolerance of our own measurement. For full weights and responses of 1,280 tokens or more.
+PUBLISHED = {"SmolLM2-135M-Instruct": 0.299}
+NEAR = 0.04
+Value = Callable[[Record, int, str], float | None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A row of the table of bounds: a value of each cycle from ``first``, its required bound and its goal."""
+
+    name: str
+    value: Callable[[Record, int], float | None]
+    must: float | None
+    goal: float | None = None
+    percent: bool = False
+    first: int = 1
+
+
+def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
+    """Return a function that reads a suite's score of a checkpoint; ``own_corpus``: on the cycle's own corpus."""
+
+    def value(record: Record, cycle: int, kind: str) -> float | None:
+        found = record.at(0 if kind == "base" else cycle, kind)
+        return None if found is None else of(found, f"{name}/{cycle}" if own_corpus else name, detail)
+
+    return value
+
+
+def of(measured: Measured, name: str, detail: str = "") -> float | None:
+    """Return a checkpoint's score of a suite, or one of its details."""
+    row = measured.suites.get(name)
+    if row is None:
+        return None
+    found = row["details"].get(detail) if detail else row["value"]
+    return None if found is None else float(found)
+
+
+def relative(value: Value, kind: str, to: str = "base") -> Callable[[Record, int], float | None]:
+    """Return a function for a cycle's score as a share of another checkpoint's."""
+
+    def ratio(record: Record, cycle: int) -> float | None:
+        above, below = value(record, cycle, kind), value(record, cycle, to)
+        return above / below if above is not None and below else None
+
+    return ratio
+
+
+def gained(value: Value, kind: str) -> Callable[[Record, int], float | None]:
+    """Return a function for a cycle's score minus base's."""
+
+    def difference(record: Record, cycle: int) -> float | None:
+        after, before = value(record, cycle, kind), value(record, cycle, "base")
+        return after - before if after is not None and before is not None else None
+
+    return difference
+
+
+INSTRUCTIONS = suite(IFEVAL, "instruction_strict")
+OWN_PROMPTS = suite(OWN, "instruction_strict")
+FACTS = suite(ASKED, HELD_FACT, own_corpus=True)
+FORMS = suite(ASKED, HELD_FORM, own_corpus=True)
+UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
+
+
+def of_earlier(record: Record, cycle: int) -> float | None:
+    """Return the smallest retention over the earlier corpora: held-out facts now, relative to after mid-training."""
+    now, shares = record.at(cycle, "last"), []
+    for earlier in range(1, cycle):
+        first = record.at(earlier, "midtrained")
+        if now is None or first is None:
+            continue
+        above, below = (of(one, f"{ASKED}/{earlier}", HELD_FACT) for one in (now, first))
+        if above is not None and below:
+            shares.append(above / below)
+    return min(shares, default=None)
+
+
+LEVELS = {
+    "prompts strict": "",
+    "prompts loose": "prompt_loose",
+    "instructions strict": "instruction_strict",
+    "instructions loose": "instruction_loose",
+}
+BOUNDS = (
+    Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True),
+    Bound("mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), None, None, True),
+    Bound(
+        "mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained"), None
+    ),
+    Bound("recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0),
+    Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
+    Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
+    Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95, first=2),
+)
+BRIEF: tuple[tuple[str, Value], ...] = (
+    ("IFEval, instr. strict", INSTRUCTIONS),
+    ("own prompts, instr. strict", OWN_PROMPTS),
+    ("answers ended", suite(OWN, "ended")),
+    ("asked, held-out facts", FACTS),
+    ("asked, held-out forms", FORMS),
+    ("stored", suite(STORED, own_corpus=True)),
+)
+COLUMNS = (*BRIEF, ("asked, control", UNTAUGHT), ("bits a byte, plain English", suite(TEXT)))
+
+
+def page(records: Sequence[Record], main: str, command: str) -> str:
+    """Return the page; ``main`` is the arm that is compared with the bounds.
+
+    Records of short and of whole runs are never mixed.
+    """
+    short = any(record.short for record in records)
+    mine = [record for record in records if record.arm == main]
+    parts = [
+        "# A real instruct model and real documents",
+        "",
+        f"Written by `{command}` from {len(records)} recorded {'run' if len(records) == 1 else 'runs'}, the newest of "
+        f"{max(record.date for record in records)}.",
+        "",
+        *([_SHORT, ""] if short else []),
+        *_runs(records),
+    ]
+    if mine:
+        parts += ["", "## Against the bounds", "", *_bounds(mine), *_base(mine[0])]
+    parts += ["", "## Every arm", "", *_arms(records)]
+    for record in mine[:1]:
+        parts += ["", "## Paired tests", "", *_paired(record), "", "## Ten prompts, answered", "", *_shown(record)]
+    return "\n".join([*parts, ""])
+
+
+def summary(records: Sequence[Record], main: str) -> str:
+    """Return a short table of the arm ``main``: base and each checkpoint of its cycles, with date and machine.
+
+    Raises UsageError if it has no record.
+    """
+    mine = [record for record in records if record.arm == main]
+    if not mine:
+        raise UsageError(f"there is no record of the arm {main}: run it with --arms {main}")
+    rows = []
+    for cycle in range(1, max((record.cycles for record in mine), default=0) + 1):
+        for kind in ("base", "midtrained", "recovered"):
+            there = [record for record in mine if record.at(0 if kind == "base" else cycle, kind)]
+            cells = [[v for r in there if (v := value(r, cycle, kind)) is not None] for _, value in BRIEF]
+            name = f"base, asked about corpus {cycle}" if kind == "base" else f"cycle {cycle}, {kind}"
+            rows.append([name, *(_cell(cell[:1] if kind == "base" else cell) for cell in cells)])
+    seeds, dates = {record.seed for record in mine}, sorted({record.date for record in mine})
+    machines = sorted({record.machine.removeprefix("Machine: ").rstrip(".") for record in mine})
+    count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± spread"
+    part = ", **on a part of the documents**" if any(record.short for record in mine) else ""
+    model = mine[0].model.removesuffix(".gguf")
+    done, wanted = (max(getattr(record, name) for record in mine) for name in ("cycles", "wanted"))
+    asked = [f"{row['n']:,} of {name}" for name, row in mine[0].checkpoints[0].suites.items() if name in (IFEVAL, OWN)]
+    about = f"{model}, {mine[0].title}{part}: {count}, {done} of {wanted} cycles, prompts: {', '.join(asked)}"
+    caption = f"{about}; {', '.join(dates)}; {'; '.join(machines)}."
+    return "\n".join([*_table(["after", *(name for name, _ in BRIEF)], rows), "", caption])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def _runs(records: Sequence[Record]) -> list[str]:
+    inputs = sorted({f"{r.model}, {r.documents.removeprefix('from ')}" for r in records})
+    rows = [
+        [r.title, str(r.seed), f"{r.cycles} of {r.wanted}", "a part" if r.short else "whole", r.date, r.machine]
+        for r in records
+    ]
+    return [*inputs, "", *_table(["arm", "seed", "cycles done", "corpora", "date", "where"], rows)]
+
+
+def _bounds(records: Sequence[Record]) -> list[str]:
+    cycles = range(1, max(record.cycles for record in records) + 1)
+    rows = []
+    wanted = records[0].wanted
+    for bound in (bound for bound in BOUNDS if bound.first <= wanted):
+        cells = [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in cycles]
+        means = [statistics.fmean(cell) for cell in cells if cell]
+        reached = "not measured" if not means else _reached(bound, means)
+        if means and len(means) < wanted - bound.first + 1:
+            reached += f" in {len(means)} of {wanted - bound.first + 1}"
+        shown = [_number(bound.must, bound.percent), _number(bound.goal, bound.percent)]
+        rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), reached])
+    return _table(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
+
+
+def _base(record: Record) -> list[str]:
+    """Return the clean model's IFEval scores next to the published mean."""
+    base = record.at(0, "base")
+    found = [of(base, IFEVAL, level) if base else None for level in LEVELS.values()]
+    known = [value for value in found if value is not None]
+    published = next((value for name, value in PUBLISHED.items() if record.model.startswith(name)), None)
+    if base is None or len(known) < len(LEVELS):
+        return []
+    mean = statistics.fmean(known)
+    parts = ", ".join(f"{name} {100 * value:.1f}" for name, value in zip(LEVELS, known, strict=True))
+    text = f"The clean model on IFEval's {base.suites[IFEVAL]['n']:,} prompts: {parts}; mean {100 * mean:.1f}."
+    if published is not None:
+        word = "at most" if abs(mean - published) <= NEAR else "**more than**"
+        text += (
+            f" Its model card reports {100 * published:.1f}, for full weights and responses of any length: "
+            f"{word} {100 * NEAR:.0f} points of difference with {record.model}."
+        )
+    return ["", text]
+
+
+def _reached(bound: Bound, means: Sequence[float]) -> str:
+    if bound.must is None:
+        return "shown"
+    if not all(mean >= bound.must for mean in means):
+        return "**missed**"
+    return "goal" if bound.goal is not None and all(mean >= bound.goal for mean in means) else "must"
+
+
+def _number(value: float | None, percent: bool) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value:+.0f} points" if percent else f"≥ {value:.2f}"
+
+
+def _cell(values: Sequence[float], percent: bool = False, digits: int = 3) -> str:
+    """Format the mean ± spread over seeds; of one seed its value."""
+    if not values:
+        return MISSING
+    scale, form = (100, "+.1f") if percent else (1, f".{digits}f")
+    spread = f" ± {scale * statistics.stdev(values):.{1 if percent else digits}f}" if len(values) > 1 else ""
+    return f"{scale * statistics.fmean(values):{form}}{spread}"
+
+
+def _arms(records: Sequence[Record]) -> list[str]:
+    head = ["arm", "after", "seeds", *(name for name, _ in COLUMNS), "tokens trained", "sampled", "hours"]
+    rows = []
+    with_base = [record for record in records if record.at(0, "base")]
+    for cycle in range(1, max((record.cycles for record in with_base), default=0) + 1):
+        there = [record for record in with_base if record.cycles >= cycle][:1]  # the same model in every run
+        cells = [_cell([v for r in there if (v := value(r, cycle, "base")) is not None]) for _, value in COLUMNS]
+        rows.append(["base", f"asked about corpus {cycle}", "", *cells, "", "", ""])
+    for arm in dict.fromkeys(record.arm for record in records):
+        mine = [record for record in records if record.arm == arm]
+        for cycle in range(1, max(record.cycles for record in mine) + 1):
+            for kind in ("midtrained", "recovered"):
+                there = [record for record in mine if record.at(cycle, kind)]
+                if there:
+                    rows.append(_row(there, cycle, kind))
+    return _table(head, rows)
+
+
+def _row(records: Sequence[Record], cycle: int, kind: str) -> list[str]:
+    cells = [_cell([v for r in records if (v := value(r, cycle, kind)) is not None]) for _, value in COLUMNS]
+    found = [measured.cost for record in records if (measured := record.at(cycle, kind)) is not None]
+    costs = [_mean(found, "trained"), _mean(found, "sampled"), _mean(found, "seconds")]
+    shown = [f"{value:,.0f}" for value in costs[:2]] + [f"{costs[2] / 3600:.2f}"]
+    return [records[0].title, f"cycle {cycle}, {kind}", str(len(records)), *cells, *shown]
+
+
+def _mean(costs: Sequence[Mapping[str, float]], name: str) -> float:
+    return statistics.fmean([cost.get(name, 0.0) for cost in costs])
+
+
+def _paired(record: Record) -> list[str]:
+    """Compare each checkpoint with base on the same items of the first seed, one row per suite and level."""
+    base = record.at(0, "base")
+    rows = []
+    for measured in record.checkpoints:
+        for name, level in ((IFEVAL, "instructions"), (IFEVAL, "prompts"), (OWN, "instructions"), (OWN, "prompts")):
+            found = None if base is None or measured is base else _compared(base, measured, name, level)
+            if found is not None:
+                p_value = MISSING if found.p_value is None else f"{found.p_value:.2g}"
+                change = f"{100 * found.difference:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+                rows.append(
+                    [measured.name, f"{name}, {level}", str(found.n), change, f"{found.lost}/{found.won}", p_value]
+                )
+    return _table(["checkpoint", "on", "items", "points against base (95%)", "lost/won", "p"], rows)
+
+
+def _compared(base: Measured, other: Measured, name: str, level: str) -> Comparison | None:
+    """Paired comparison of prompts (all instructions followed) or of instructions, clustered by prompt."""
+    sides = []
+    for measured in (base, other):
+        items: dict[str, Judged] = {}
+        for key, verdicts in measured.items.get(name, {}).items():
+            if level == "prompts":
+                items[key] = Judged(float("0" not in verdicts))
+            else:
+                items |= {f"{key}#{at}": Judged(float(word), key) for at, word in enumerate(verdicts)}
+        sides.append(items)
+    return compare(f"{name}, {level}", *sides)
+
+
+def _shown(record: Record) -> list[str]:
+    """Show the checkpoints' responses as quoted text, so that nothing in them is read as markup."""
+    lines = [
+        "Every k-th of our own test prompts in the order of their ids, k such that there are ten; not hand-picked.",
+    ]
+    for responses in record.answers:
+        lines += ["", *_quoted("prompt", responses["prompt"])]
+        for name in (key for key in responses if key != "prompt"):
+            lines += ["", *_quoted(name, responses[name])]
+        lines += ["", "---"]
+    return lines
+
+
+def _quoted(name: str, text: str) -> list[str]:
+    shown = text.strip() or "(nothing)"
+    return [f"**{name}**", "", *(f"    {line}" for line in shown.splitlines())]

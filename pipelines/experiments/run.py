@@ -1,0 +1,272 @@
+"""Runs of several arms on the same documents and cycles with several seeds, and their records.
+
+Each seed has its own workspace, in which arms share common stages (such as a mid-training on documents alone); all
+seeds record into one tracker. The result of a run is stored as one small JSON file, so the page can be written from
+runs on several machines without their checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from db import queries
+from evals.statistics import is_headline
+from pipelines.cycle import base_scope
+from pipelines.evaluation.stage import evaluate, measured
+from pipelines.evaluation.stored_results import newest
+from pipelines.experiments.arm_cycle import Arm, run_arm
+from pipelines.experiments.demo import Scenario
+from pipelines.experiments.example import part_of
+from pipelines.midtrain import open_cycle
+from pipelines.planning.machine import machine
+from pipelines.reports.cost import cost_of
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.errors import UsageError
+from recovery.workspace import Checkpoint, Workspace, write_atomically
+
+# Suites whose items are recorded, so that two checkpoints can be compared item by item.
+PAIRED = ("ifeval", "instruction_following", "domain_knowledge")
+ANSWERS = 10  # prompts whose responses are shown
+FILE = "{arm}-seed-{seed}{part}.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A checkpoint's figures. ``suites`` are {suite: {"value", "stderr", "n", "details"}}; ``items`` the verdicts of
+    the paired suites by item, "1" and "0" in the order of its instructions (of questions: correct, contains); ``cost``
+    holds the tokens, floating-point operations and seconds of its stage.
+    """
+
+    name: str
+    cycle: int
+    kind: str
+    suites: Mapping[str, Any]
+    items: Mapping[str, Mapping[str, str]]
+    cost: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The results of an arm with a seed so far: ``cycles`` of ``wanted`` are done."""
+
+    arm: str
+    title: str
+    seed: int
+    wanted: int
+    model: str
+    documents: str
+    machine: str
+    date: str
+    short: bool
+    checkpoints: tuple[Measured, ...] = ()
+    answers: tuple[Mapping[str, str], ...] = field(default=())
+
+    @property
+    def cycles(self) -> int:
+        """Number of finished cycles."""
+        return max((c.cycle for c in self.checkpoints if c.kind != "base"), default=0)
+
+    def at(self, cycle: int, kind: str) -> Measured | None:
+        """Return the checkpoint of a cycle: "midtrained", "recovered", or "last" of the two; "base" of cycle 0."""
+        kinds = ("recovered", "midtrained") if kind == "last" else (kind,)
+        found = {c.kind: c for c in self.checkpoints if c.cycle == cycle}
+        return next((found[k] for k in kinds if k in found), None)
+
+
+def run(
+    place: Workspace,
+    arm: Arm,
+    scenario: Scenario,
+    *,
+    seed: int,
+    cycles: int,
+    flags: Mapping[str, Any],
+    kept: Path,
+    short: bool,
+    display: Display,
+) -> Record:
+    """Run or resume the cycles of an arm with a seed; write its record after each cycle.
+
+    Finished stages are not run again. Raises StageInterrupted on an interrupt.
+    """
+    part = part_of(short)
+    line = f"real/{part}/seed-{seed}"
+    home = Workspace(place.folder / line, str(place.database))
+    _share_answers(place, home)
+    display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
+    with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
+        folders = scenario.write(place.folder.resolve() / part, 0)[:cycles]
+        mid, distill, asked = _configs(session, scenario, {**flags, "seed": seed})
+        asked = dataclasses.replace(asked, seed=0)  # the same items for every arm and seed
+        made: list[Checkpoint] = []
+        for number, docs in enumerate(folders, 1):
+            if number not in session.cycles():
+                open_cycle(session, dataclasses.replace(mid, docs=docs, seed=0), number)
+            if (scope := base_scope(session, asked, number)) is not None:
+                evaluate(session, dataclasses.replace(asked, checkpoint="base"), scope=scope, cycle=number)
+            start = made[-1].name if made else None
+            for checkpoint in run_arm(session, arm, docs, number, mid, distill, student=start):
+                if not measured(session, checkpoint, asked):
+                    evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
+                made.append(checkpoint)
+            record = keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=short)
+    return record
+
+
+def keep(
+    session: Session,
+    arm: Arm,
+    scenario: Scenario,
+    made: Sequence[Checkpoint],
+    *,
+    seed: int,
+    cycles: int,
+    kept: Path,
+    short: bool,
+) -> Record:
+    """Write the record of an arm so far: ``made`` are its checkpoints, ``cycles`` the number of planned cycles.
+
+    An existing record with the same checkpoints and more is not overwritten.
+    """
+    record = _record(session, arm, scenario, made, seed=seed, cycles=cycles, short=short)
+    path = kept / FILE.format(arm=arm.name, seed=seed, part="-short" if short else "")
+    if path.is_file() and _holds(old := _read(path), record):
+        return old
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_text(record))
+    return record
+
+
+def _holds(old: Record, new: Record) -> bool:
+    """Whether ``old`` contains every checkpoint of ``new`` with the same figures."""
+    known = {one.name: one for one in old.checkpoints}
+    return all(known.get(one.name) == one for one in new.checkpoints) and old.wanted >= new.wanted
+
+
+def of_cycles(session: Session) -> list[Checkpoint]:
+    """Return the checkpoints of a session's cycles in order: the newest of each cycle and kind."""
+    made = {(c.cycle or 0, c.kind): c for c in session.registry.all() if c.kind in ("midtrained", "recovered")}
+    return [made[key] for key in sorted(made)]
+
+
+def _share_answers(place: Workspace, home: Workspace) -> None:
+    """Share one cache of completions among all runs: the clean model's are the same in each."""
+    shared = place.folder / "cache"
+    shared.mkdir(parents=True, exist_ok=True)
+    home.folder.mkdir(parents=True, exist_ok=True)
+    link = home.folder / "cache"
+    if not link.is_symlink() and not link.exists():
+        link.symlink_to(
+            os.path.relpath(shared, home.folder), target_is_directory=True
+        )  # relative, so that both can be moved together
+
+
+def _configs(
+    session: Session, scenario: Scenario, flags: Mapping[str, Any]
+) -> tuple[MidtrainConfig, DistillConfig, EvalConfig]:
+    recipes = (scenario.recipe, session.recipe)
+    return (
+        build(MidtrainConfig, flags, *recipes),
+        build(DistillConfig, flags, *recipes),
+        build(EvalConfig, flags, *recipes),
+    )
+
+
+# --- records -------------------------------------------------------------------------------------------------
+
+
+def _record(
+    session: Session,
+    arm: Arm,
+    scenario: Scenario,
+    made: Sequence[Checkpoint],
+    *,
+    seed: int,
+    cycles: int,
+    short: bool,
+) -> Record:
+    base = session.resolve("base")
+    checkpoints = [_figures(session, base, 0, "base")]
+    checkpoints += [_figures(session, session.resolve(c.name), c.cycle or 0, c.kind) for c in made]
+    return Record(
+        arm.name,
+        arm.title,
+        seed,
+        cycles,
+        Path(scenario.model).name,
+        scenario.about,
+        machine(),
+        datetime.date.today().isoformat(),
+        short,
+        tuple(checkpoints),
+        tuple(_answers(session, [base, *made])),
+    )
+
+
+def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) -> Measured:
+    database = session.tracker.database
+    assert checkpoint.id is not None
+    rows = newest(database, checkpoint.id)
+    suites = {
+        name: {"value": row.value, "stderr": row.stderr, "n": row.n, "details": _values(row.details)}
+        for name, row in rows.items()
+    }
+    items = {
+        name: {
+            key.split("\x1f")[0]: "".join(str(int(bool(verdict))) for verdict in verdicts.values())
+            for key, _, _, verdicts, extra in queries.judged_items(database, row.id)
+            if verdicts and is_headline(extra)
+        }
+        for name, row in rows.items()
+        if name.partition("/")[0] in PAIRED
+    }
+    return Measured(checkpoint.name, cycle, kind, suites, items, _cost(session, checkpoint))
+
+
+def _values(details: Mapping[str, Any]) -> dict[str, float]:
+    return {name: found["value"] for name, found in details.items() if isinstance(found, Mapping) and "value" in found}
+
+
+def _cost(session: Session, checkpoint: Checkpoint) -> dict[str, float]:
+    """Return the cost of the stage that made a checkpoint; empty for the clean model."""
+    return {} if checkpoint.name == "base" else dataclasses.asdict(cost_of(session, checkpoint.name))
+
+
+def _answers(session: Session, checkpoints: Sequence[Checkpoint]) -> list[dict[str, str]]:
+    """Return all checkpoints' responses to every k-th of our own test prompts in the order of their ids, ten in all."""
+    database = session.tracker.database
+    found: dict[str, dict[str, str]] = {}
+    for checkpoint in checkpoints:
+        row = newest(database, session.resolve(checkpoint.name).id or 0).get("instruction_following")
+        for sample in queries.samples(database, row.id, limit=5000).samples if row is not None else ():
+            found.setdefault(sample.item, {"prompt": sample.prompt})[checkpoint.name] = sample.response
+    ids = sorted(item for item, responses in found.items() if len(responses) == len(checkpoints) + 1)
+    return [found[item] for item in ids[:: max(1, len(ids) // ANSWERS)][:ANSWERS]]
+
+
+def to_text(record: Record) -> str:
+    """Return a record as JSON."""
+    return json.dumps(dataclasses.asdict(record), ensure_ascii=False, indent=1) + "\n"
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Read every record of a folder. Raises UsageError if one cannot be read."""
+    return [_read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def _read(path: Path) -> Record:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        checkpoints = tuple(Measured(**one) for one in data.pop("checkpoints"))
+        return Record(**{**data, "checkpoints": checkpoints, "answers": tuple(data["answers"])})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is not a record of a run ({error}): delete it, or write it again") from error

@@ -1,0 +1,1 @@
+"""Memory and time estimates for a configuration, without loading weights."""

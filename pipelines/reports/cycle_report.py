@@ -1,0 +1,280 @@
+"""A cycle's report and a checkpoint's model card, from the tracker's records."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from db import Database, queries, records
+from pipelines.evaluation.acceptance import GATE, conclude
+from pipelines.evaluation.stored_results import newest
+from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
+from pipelines.runtime.progress import duration
+from pipelines.runtime.session import Session
+from recovery.errors import UsageError
+from recovery.models.gguf_files import origin_text
+from recovery.workspace import Checkpoint
+
+SAMPLES, TYPES = 5, 25
+_HOW = {
+    "base": "the clean model, unchanged",
+    "midtrained": "mid-trained on documents, its behaviour not yet recovered",
+    "recovered": "its behaviour recovered",
+}
+_SUITES = ("instruction_following", "ifeval")
+_DECIDED = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
+
+
+def cycle_report(session: Session, number: int) -> tuple[str, list[Block]]:
+    """Return the title and the blocks of the report. Raises UsageError if there is no such cycle."""
+    overview = queries.overview(session.tracker.database, session.experiment_id)
+    row = next((r for r in overview.cycles if r.cycle.number == number), None) if overview is not None else None
+    if row is None:
+        known = ", ".join(map(str, session.cycles())) or "none yet"
+        raise UsageError(f"there is no cycle {number}: the cycles are {known}")
+    evidence = conclude(session, number)
+    title = f"{row.summary[0].upper()}{row.summary[1:]}"
+    return title, list(_blocks(session, row, evidence, title))
+
+
+def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any], title: str) -> Iterator[Block]:
+    database = session.tracker.database
+    yield Heading(1, title)
+    model = _model(session)
+    yield Paragraph(
+        f"Cycle {row.cycle.number} of the base model {model}, on the documents of "
+        f"{row.cycle.documents or 'an unnamed folder'} (hash {row.cycle.corpus_hash[:12] or 'none'}). "
+        f"Written on {time.strftime('%Y-%m-%d %H:%M')}."
+    )
+    yield Heading(2, "Decision")
+    yield from _decision(session, row)
+    yield Heading(2, "Figures")
+    yield Paragraph("Scores with the 95% half-width of their interval, and n.")
+    yield _scores(row)
+    for name, found in evidence["compared_with"].items():
+        yield from _tests(name, evidence["checkpoint"], found)
+    yield from _knowledge(evidence["knowledge"])
+    yield from _samples(database, row)
+    yield from _cost(database, session.experiment_id, row)
+    yield from _lineage(row)
+
+
+def _model(session: Session) -> str:
+    """Return the clean model's name, and the GGUF file it was converted from, if any."""
+    model = str(session.workspace.settings().get("model", ""))
+    origin = next((c.origin for c in session.registry.all() if c.name == "base"), "")
+    return f"{model}, converted from {origin}" if origin else model
+
+
+def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
+    database = session.tracker.database
+    decisions = queries.decisions(database, row.cycle.id)
+    if not decisions:
+        n = row.cycle.number
+        yield Paragraph(f"No decision yet: recover accept {n} --why ..., or recover reject {n} --why ...")
+    for one in decisions:
+        day = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created_at))
+        yield Paragraph(f"{_DECIDED[one.decision].capitalize()} by {one.who} on {day}: {one.why or 'no reason given'}")
+    events = queries.events(database, session.experiment_id, kind=GATE, limit=1000)
+    judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
+    if judged is not None:
+        rows = tuple(
+            (
+                v["rule"],
+                v["verdict"],
+                _points(v["estimate"]),
+                f"{_points(v['low'])} to {_points(v['high'])}",
+                str(v["n"]),
+            )
+            for v in judged.data["verdicts"]
+        )
+        yield Paragraph(f"The gate's last judgement: {judged.data['decision']} ({judged.data['method']}).")
+        yield Table(("rule", "verdict", "above its bound by, points", "bounds", "n"), rows)
+
+
+def _scores(row: records.CycleRow) -> Table:
+    steps = [("base", row.base), ("before", row.before), ("mid-trained", row.midtrained), ("recovered", row.recovered)]
+    if row.before is not None and row.base is not None and row.before.checkpoint.id == row.base.checkpoint.id:
+        del steps[1]
+    scores = [(label, step.scores.to_json() if step is not None else {}) for label, step in steps]
+    names = list(dict.fromkeys(name for _, found in scores for name in found))
+    rows = []
+    for name in names:
+        for corpus in sorted({k for _, found in scores for k in _corpora(found.get(name))}, key=int):
+            label = f"{name.removesuffix('_by_corpus')}, corpus {corpus}"
+            rows.append((label, *(_score(_corpora(found.get(name)).get(corpus)) for _, found in scores)))
+        if not name.endswith("_by_corpus") and any(found.get(name) for _, found in scores):
+            rows.append((name, *(_score(found.get(name)) for _, found in scores)))
+    return Table(("suite", *(label for label, _ in scores)), tuple(rows))
+
+
+def _corpora(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, Mapping) and "value" not in found else {}
+
+
+def _tests(name: str, end: str, found: Mapping[str, Any]) -> Iterator[Block]:
+    yield Heading(2, f"{end} against {name.replace('midtrained', 'its mid-trained model')}")
+    yield Paragraph(
+        "Both on the same items: difference in points with a 95% paired bootstrap interval, items lost and "
+        "won, exact McNemar p-values, corrected by Holm's method over each table."
+    )
+    yield Table(_TESTED, tuple(map(_tested, found["suites"])))
+    for suite in _SUITES:
+        types = found.get(f"types of {suite}", [])
+        if types:
+            yield Heading(3, f"By type of instruction ({suite}), most lost first")
+            yield Table(_TESTED, tuple(map(_tested, types[:TYPES])))
+
+
+_TESTED = ("", "before", "after", "difference", "interval", "lost", "won", "p", "p (Holm)", "n")
+
+
+def _tested(one: Mapping[str, Any]) -> tuple[str, ...]:
+    lost, won = ("" if one[k] is None else str(one[k]) for k in ("lost", "won"))
+    return (
+        one["name"], f"{one['first']:.3f}", f"{one['second']:.3f}", _points(one["difference"]),
+        f"{_points(one['low'])} to {_points(one['high'])}", lost, won, _p(one["p_value"]), _p(one["p_adjusted"]),
+        str(one["n"]),
+    )  # fmt: skip
+
+
+def _knowledge(found: Mapping[str, Any]) -> Iterator[Block]:
+    if not any(found["rows"]):
+        return
+    corpora = sorted({j for row in [*found["rows"], found["chance"]] for j in row}, key=int)
+    rows = [("base", found["chance"])]
+    rows += [(f"after cycle {n}", row) for n, row in zip(found["cycles"], found["rows"], strict=True)]
+    yield Heading(2, "Knowledge over time, asked as questions")
+    cells = tuple((label, *(_share(row.get(j)) for j in corpora)) for label, row in rows)
+    yield Table(("", *(f"corpus {j}" for j in corpora)), cells)
+    parts = [f"Known now, over all corpora: {_share(found['average'])}"]
+    if found["backward_transfer"] is not None:
+        parts.append(f"backward transfer {_points(found['backward_transfer'])} points")
+        parts += [
+            f"forgotten of corpus {j}: {_points(v)} points" for j, v in found["forgetting"].items() if v is not None
+        ]
+    yield Paragraph("; ".join(parts) + ".")
+
+
+def _samples(database: Database, row: records.CycleRow) -> Iterator[Block]:
+    """Show prompts that base follows and the cycle's last checkpoint does not, with all responses."""
+    steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
+    asked = {label: newest(database, step.checkpoint.id) for label, step in steps.items() if step is not None}
+    suite = next((name for name in _SUITES if all(name in rows for rows in asked.values())), None)
+    if suite is None or len(asked) < 2 or "base" not in asked:
+        return
+    answers = {label: _answers(database, rows[suite].id) for label, rows in asked.items()}
+    base, last = answers["base"], answers[list(answers)[-1]]
+    common = [key for key in base if key in last and queries.asked(base[key].prompt) == queries.asked(last[key].prompt)]
+    lost = [key for key in common if (base[key].score or 0) >= 1 and (last[key].score or 0) < 1]
+    yield Heading(2, f"Lost and still lost ({len(lost)} of {len(common)} prompts)")
+    for key in lost[:SAMPLES]:
+        yield Heading(3, key)
+        yield Quote("prompt", base[key].prompt)
+        for label, found in answers.items():
+            if key in found:
+                yield Quote(f"{label}: {_verdicts(found[key])}", found[key].response)
+
+
+def _answers(database: Database, evaluation: int) -> dict[str, records.Sample]:
+    page = queries.samples(database, evaluation, limit=100_000)
+    return {sample.item: sample for sample in page.samples if sample.extra.get("headline", True)}
+
+
+def _verdicts(sample: records.Sample) -> str:
+    return ", ".join(f"{name} {'followed' if kept else 'NOT followed'}" for name, kept in sample.verdicts.items())
+
+
+def _cost(database: Database, experiment: int, row: records.CycleRow) -> Iterator[Block]:
+    stages = list(reversed(queries.stages(database, experiment, cycle_id=row.cycle.id, limit=1000)))
+    yield Heading(2, "Cost")
+    columns = ("stage", "status", "steps", "tokens sampled", "scored", "trained", "time", "peak memory")
+    yield Table(columns, tuple(map(_spent, stages)))
+    trained = [s for s in stages if s.kind in ("midtrain", "distill", "interpolate")]
+    for stage in trained:
+        yield Heading(3, f"Settings of {stage.kind} ({stage.id}), seed {stage.seed}")
+        yield Table(
+            ("setting", "value"), tuple((k, str(v)) for k, v in stage.config.items() if v not in (None, [], {}))
+        )
+    if trained:
+        yield Heading(3, "Versions")
+        yield Table(("", "version"), tuple((k, str(v)) for k, v in trained[-1].versions.items()))
+
+
+def _spent(stage: records.Stage) -> tuple[str, ...]:
+    tokens = (f"{count:,}" for count in (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained))
+    memory = f"{stage.peak_memory_bytes / 2**30:.1f} GiB"
+    status = stage.stopped or stage.status
+    return (f"{stage.kind} ({stage.id})", status, str(stage.steps_done), *tokens, duration(stage.wall_seconds), memory)
+
+
+def _lineage(row: records.CycleRow) -> Iterator[Block]:
+    steps: Sequence[records.Measured | None] = (row.base, row.before, row.midtrained, row.recovered)
+    known = {step.checkpoint.id: step.checkpoint for step in steps if step is not None}
+    yield Heading(2, "Checkpoints")
+    yield Table(
+        ("name", "kind", "made from", "hash"),
+        tuple(
+            (c.name, c.kind, c.parent or origin_text(c.details.get("gguf")), c.content_hash[:16])
+            for c in known.values()
+        ),
+    )
+
+
+def _score(found: Any) -> str:
+    if not found:
+        return ""
+    width = f" ± {1.96 * found['stderr']:.3f}" if found.get("stderr") is not None else ""
+    return f"{found['value']:.3f}{width} ({found['n']:,})"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _points(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:+.1f}"
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+# --- the model card ------------------------------------------------------------------------------------------
+
+
+def model_card(session: Session, checkpoint: Checkpoint) -> str:
+    """Return the README.md of exported weights: their origin and their scores."""
+    model = str(session.workspace.settings().get("model", ""))
+    lived = [session.cycles()[k] for k in session.learnt_cycles(checkpoint, checkpoint.cycle or 0)]
+    blocks: list[Block] = [
+        Heading(1, checkpoint.name),
+        Paragraph(
+            f"{_model(session)}, {_HOW.get(checkpoint.kind, 'as it is')}, after {len(lived)} folders of documents. "
+            f"Content hash {checkpoint.hash}."
+        ),
+        Heading(2, "Scores"),
+        Paragraph("With the 95% half-width of their interval, and n. Base is the clean model."),
+        _card_scores(session, checkpoint),
+        Heading(2, "Documents"),
+        Table(
+            ("cycle", "documents' hash", "decision"),
+            tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "undecided")) for c in lived),
+        ),
+    ]
+    front = {"base_model": model, "library_name": "transformers", "tags": ["continual-learning", "recovery"]}
+    lines = "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items())
+    return f"---\n{lines}---\n\n{to_markdown(blocks)}"
+
+
+def _card_scores(session: Session, checkpoint: Checkpoint) -> Table:
+    database = session.tracker.database
+    found = [queries.scores(database, c.id) if c.id else records.Scores() for c in (session.base, checkpoint)]
+    scored = [scores.to_json() for scores in found]
+    names = [name for name in scored[1] if not name.endswith("_by_corpus") and scored[1][name]]
+    return Table(
+        ("suite", "base", "this model"),
+        tuple((name, *(_score(scores.get(name)) for scores in scored)) for name in names),
+    )

@@ -1,0 +1,89 @@
+"""A document of headings, paragraphs, tables and quoted texts, written as Markdown or as one HTML file.
+
+All content is escaped: markup in a model's response or in a user's documents is shown, never interpreted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading of level 1, 2 or 3."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph of plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text; columns after the first are numbers, aligned to the right."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Quote:
+    """Verbatim text under a label."""
+
+    label: str
+    text: str
+
+
+Block = Heading | Paragraph | Table | Quote
+
+
+def to_markdown(blocks: Sequence[Block]) -> str:
+    """Return the document as GitHub's Markdown."""
+    return "\n\n".join(_markdown(block) for block in blocks) + "\n"
+
+
+def to_html(title: str, blocks: Sequence[Block], figures: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the document as one self-contained HTML file.
+
+    ``figures`` are (caption, trusted HTML), placed after the first paragraph; they alone are not escaped.
+    """
+    environment = Environment(loader=PackageLoader("pipelines"), autoescape=select_autoescape(default=True))
+    named = [(type(block).__name__.lower(), block) for block in blocks]
+    cut = next((i for i, (kind, _) in enumerate(named) if kind == "paragraph"), -1) + 1
+    return environment.get_template("report.html.jinja").render(
+        title=title, head=named[:cut], body=named[cut:], figures=figures
+    )
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Heading(level, text):
+            return f"{'#' * level} {_inline(text)}"
+        case Paragraph(text):
+            return _inline(text)
+        case Quote(label, text):
+            fence = "`" * max(3, 1 + max((len(list(run)) for char, run in groupby(text) if char == "`"), default=0))
+            return f"**{_inline(label)}**\n\n{fence}\n{text}\n{fence}"
+        case Table(columns, rows):
+            marks = ["---"] + ["---:"] * (len(columns) - 1)
+            return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (columns, marks, *rows))
+
+
+def _inline(text: str) -> str:
+    """Escape the characters that have a meaning in Markdown or HTML."""
+    escaped = re.sub(r"([\\`*\[\]<>#|&])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\_", escaped)  # not special inside a word
+
+
+def _cell(text: str) -> str:
+    return text if re.fullmatch(r"-{3}:?", text) else _inline(text)

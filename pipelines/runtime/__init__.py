@@ -1,0 +1,1 @@
+"""The runtime of every stage: session and life cycle, model loading, progress, signals."""

@@ -1,0 +1,112 @@
+"""Names of checkpoints: a registered name, a folder, a GGUF file or a hub id, resolved in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pipelines.runtime.progress import Display
+from pipelines.runtime.registry import Registry
+from recovery.errors import CheckpointError
+from recovery.models.checkpoints import content_hash
+from recovery.models.gguf_files.header import is_gguf, origin_of, origin_text
+from recovery.models.loading import resolve_base
+from recovery.workspace import Checkpoint, Workspace
+
+
+class Index(Protocol):
+    """The registered checkpoints, oldest first; implemented by the tracker."""
+
+    def all(self) -> Sequence[Checkpoint]:
+        """Every registered checkpoint."""
+        ...
+
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint from which the next stage starts."""
+        ...
+
+
+def resolve(registry: Registry, name: str, display: Display | None = None) -> Checkpoint:
+    """Return the checkpoint of a name, a folder, a GGUF file or a hub id; external models are not registered.
+
+    A GGUF file is converted into the workspace, once; ``display`` shows the progress. Raise CheckpointError, with the
+    known names, if there is none.
+    """
+    registered = find(name, registry)
+    if registered is not None:
+        return _existing(registered, registry.workspace)
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and not is_hub_id(name) and not is_gguf(name):
+        raise unknown_name(name, registry)
+    found = external(name, registry.workspace, display)
+    known = find(str(found.path), registry) if is_gguf(name) else None
+    return found if known is None else _existing(known, registry.workspace)
+
+
+def find(name: str, index: Index) -> Checkpoint | None:
+    """Return the registered checkpoint called ``name``; ``midtrained`` and ``recovered`` mean the newest of that kind.
+
+    None if nothing of that name is registered (it may still be a path or a hub id).
+    """
+    if name == "latest":
+        return index.latest()
+    registered = index.all()
+    for checkpoint in registered:
+        if checkpoint.name == name:
+            return checkpoint
+    if name in ("midtrained", "recovered"):
+        return next((c for c in reversed(registered) if c.kind == name), None)
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return next((c for c in registered if c.path.resolve() == folder.resolve()), None)
+    return None
+
+
+def external(name: str, workspace: Workspace, display: Display | None = None) -> Checkpoint:
+    """Return a model from outside the workspace, by folder, GGUF file or hub id; an adapter keeps the base it names."""
+    weights, adapter = resolve_base(name, workspace.models, display or Display())
+    path = adapter or Path(weights)
+    return Checkpoint(
+        name=f"external/{path.name if is_gguf(name) else Path(name).name}",
+        kind="external",
+        path=path,
+        hash=content_hash(path),
+        weights=Path(weights),
+        tuning="full" if adapter is None else "lora",
+        origin=origin_text(origin_of(Path(weights))),
+    )
+
+
+def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
+    if not checkpoint.path.is_dir():
+        remedy = (
+            "restore it"
+            if workspace.tracker is None
+            else "if another machine made it, share that workspace folder (--workspace on a shared file system)"
+        )
+        raise CheckpointError(
+            f"the folder of the checkpoint {checkpoint.name} is missing ({checkpoint.path}): "
+            + (f"its weights were pruned on {checkpoint.pruned}" if checkpoint.pruned else remedy)
+        )
+    return checkpoint
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether ``name`` can be a model on the hub: ORG/MODEL, but not in the form of this tool's own names."""
+    return (
+        not is_gguf(name)
+        and name.count("/") == 1
+        and all(name.split("/"))
+        and not re.match(r"cycle-\d+/|external/", name)
+    )
+
+
+def unknown_name(name: str, index: Index) -> CheckpointError:
+    """Return the error for an unknown checkpoint name; it lists the known ones."""
+    names = ["latest", *(checkpoint.name for checkpoint in index.all())]
+    return CheckpointError(
+        f"there is no checkpoint {name!r}: use {', '.join(names)}, a folder with a model, a GGUF file, or a hub id "
+        "(ORG/MODEL)"
+    )

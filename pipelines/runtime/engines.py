@@ -1,0 +1,69 @@
+"""Rollout engines of a model: in this process, with a cache of completions, or a server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from pipelines.planning.throughput import GIB, free_memory
+from pipelines.runtime.session import Session
+from recovery import distributed
+from recovery.config import ModelConfig
+from recovery.errors import UsageError
+from recovery.models.checkpoints import content_hash
+from recovery.models.loading import Loaded
+from recovery.rollouts import (
+    CachingEngine,
+    Sampler,
+    SyncedEngine,
+    TransformersEngine,
+    VllmSampler,
+    VllmServerSampler,
+    vllm_server_engine,
+)
+from recovery.vllm_client import VllmServer, check_address
+from recovery.workspace import Checkpoint
+
+
+@contextlib.contextmanager
+def engine_of(
+    loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
+) -> Iterator[TransformersEngine | SyncedEngine]:
+    """Yield an engine that samples from a model; its resources are released at the end of the block."""
+    if config.engine == "transformers":
+        yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
+        return
+    if distributed.size() > 1:
+        raise UsageError(f"--engine {config.engine} supports one process only: omit it, or start a single process")
+    with contextlib.closing(SyncedEngine(loaded, _sampler(loaded, config), config.engine_drift)) as engine:
+        yield engine
+
+
+def _sampler(loaded: Loaded, config: ModelConfig) -> Sampler:
+    if config.served:
+        server = server_at(config.engine, vllm_server_engine.KEYS, config)
+        return VllmServerSampler(loaded, server, folder=config.engine_folder)
+    return VllmSampler(
+        loaded,
+        tokens=config.rollout_tokens,
+        free=free_memory(str(loaded.device)),
+        memory=None if config.engine_memory is None else int(config.engine_memory * GIB),
+        sleep=config.engine_sleep,
+    )
+
+
+@contextlib.contextmanager
+def cached_engine(
+    session: Session, checkpoint: Checkpoint, loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
+) -> Iterator[CachingEngine]:
+    """Yield an engine of a frozen checkpoint that caches its completions in the workspace."""
+    cache = session.workspace.folder / "cache"
+    # The hash of an adapter does not include its base weights.
+    base = "" if checkpoint.adapter is None else content_hash(checkpoint.weights)
+    with engine_of(loaded, config, complete_loops=complete_loops) as engine:
+        yield CachingEngine.of(loaded, engine, content_hash=checkpoint.hash + base, cache=cache)
+
+
+def server_at(address: str, keys: tuple[str, ...], config: ModelConfig) -> VllmServer:
+    address = check_address(address, "the server")
+    return VllmServer(address, keys, timeout=config.server_timeout, patience=config.server_wait)

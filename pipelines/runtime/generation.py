@@ -1,0 +1,249 @@
+"""Sampling of conversations turn by turn, and cached completions and results of the clean model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from evals.generation import tokens_only
+from evals.ifeval import evaluate_instructions
+from pipelines.runtime.engines import engine_of
+from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.stage import Stage
+from recovery.config import DistillConfig, InterpolateConfig, ModelConfig
+from recovery.data.prompts import prompts_hash
+from recovery.models.chat_template import ChatFormat
+from recovery.models.loading import Loaded
+from recovery.rng import RandomStream, derive_seed
+from recovery.rollouts import CachingEngine, Completion, Engine, Progress, Sampling
+from recovery.types import Item, Message, Prompt, Score, SuiteResult
+from recovery.workspace import Checkpoint, write_atomically
+
+CHUNK = 64
+DEVELOPMENT = "development/instruction_following"
+
+
+@dataclass(frozen=True)
+class SampledTurn:
+    """One sampled turn: the context's ids and the completion; ``messages`` is the conversation up to and with it."""
+
+    prompt: Prompt
+    context: list[int]
+    completion: Completion
+    messages: tuple[Message, ...]
+
+
+def sample_turns(
+    chat: ChatFormat,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    progress: Progress | None = None,
+) -> list[SampledTurn]:
+    """Sample a completion of every open turn of ``prompts``, in order of turn, then of prompt.
+
+    A user turn directly followed by another is completed by the model before the next one is added. ``progress``
+    receives the count of finished conversations and of all tokens.
+    """
+    pending = [open_turns(prompt.messages) for prompt in prompts]
+    histories: list[list[Message]] = [[] for _ in prompts]
+    sampled: list[SampledTurn] = []
+    turn = 0
+    while any(pending):
+        now = [i for i, turns in enumerate(pending) if turns]
+        for i in now:
+            histories[i] += pending[i].pop(0)
+        contexts = [chat.prompt_ids(histories[i]) for i in now]
+        drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, turn, RandomStream.TURN))
+        last = sum(not pending[i] for i in now)
+        reported = progress if last == len(now) else tokens_only(progress)
+        completions = engine.generate(contexts, drawn, reported)
+        if progress is not None and reported is not progress and last:
+            progress(last, 0)
+        for i, context, completion in zip(now, contexts, completions, strict=True):
+            histories[i].append(Message(role="assistant", content=chat.text(completion.ids)))
+            sampled.append(SampledTurn(prompts[i], context, completion, tuple(histories[i])))
+        turn += 1
+    return sampled
+
+
+def open_turns(messages: Sequence[Message]) -> list[list[Message]]:
+    """Cut a conversation after each user turn that the model has to complete."""
+    turns: list[list[Message]] = []
+    current: list[Message] = []
+    for index, message in enumerate(messages):
+        current.append(message)
+        following = messages[index + 1]["role"] if index + 1 < len(messages) else None
+        if message["role"] == "user" and following in (None, "user"):
+            turns.append(current)
+            current = []
+    return turns
+
+
+def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int) -> list[Prompt]:
+    """Return the prompts of at most ``room`` tokens; longer ones leave no room for a completion."""
+    return [p for p in prompts if len(chat.prompt_ids(p.messages)) <= room]
+
+
+@dataclass(frozen=True)
+class CompletedConversation:
+    """A prompt and the conversation with the model's completions."""
+
+    prompt: Prompt
+    messages: tuple[Message, ...]
+
+    @property
+    def answer(self) -> str:
+        """The last message of the conversation."""
+        return self.messages[-1]["content"]
+
+
+def conversations(
+    loaded: Loaded,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    content_hash: str,
+    sampling: Sampling,
+    cache: Path,
+    progress: Progress | None = None,
+) -> list[CompletedConversation]:
+    """Return a frozen model's conversations on ``prompts``, without those whose last completion was cut off.
+
+    ``content_hash`` is the model's. Completions are cached in ``cache`` chunk by chunk: an interruption loses at most
+    one chunk, and no completion is sampled twice.
+    """
+    engine = CachingEngine.of(loaded, engine, content_hash=content_hash, cache=cache)
+    found: list[CompletedConversation] = []
+    for number in range(-(-len(prompts) // CHUNK)):
+        chunk = prompts[number * CHUNK : (number + 1) * CHUNK]
+        drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, RandomStream.REPLAY))
+        numbered = [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)]
+        turns = sample_turns(loaded.chat, engine, numbered, drawn, progress)
+        last = {int(turn.prompt.id): turn for turn in turns}
+        found += [
+            CompletedConversation(chunk[i], turn.messages)
+            for i, turn in sorted(last.items())
+            if turn.completion.finished
+        ]
+    return found
+
+
+def clean_answers(
+    stage: Stage,
+    checkpoint: Checkpoint,
+    loaded: Loaded,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    config: ModelConfig,
+) -> list[CompletedConversation]:
+    """Return a checkpoint's conversations, sampled before a stage's training: with a progress bar, and cached."""
+    session = stage.session
+    with session.display.bar(f"completions of {checkpoint.name}", len(prompts)) as bar:
+
+        def progress(completions: int, tokens: int) -> None:
+            bar.add_completions(completions, tokens)
+            stage.interrupts.check()
+
+        with engine_of(loaded, config) as engine:
+            return conversations(
+                loaded,
+                engine,
+                prompts,
+                content_hash=checkpoint.hash,
+                sampling=sampling,
+                cache=session.workspace.folder / "cache",
+                progress=progress,
+            )
+
+
+def record_sampled_tokens(stage: Stage, loaded: Loaded, sampled: Sequence[CompletedConversation]) -> int:
+    """Return the tokens of a stage's sampled conversations and record them, only once even if it is resumed."""
+    tokens = sum(len(loaded.chat.encode(one.answer)) + 1 for one in sampled)
+    counted = stage.folder / "spoken.json"
+    if not counted.is_file():
+        stage.recorder.usage(tokens_sampled=tokens)
+        write_atomically(counted, json.dumps(tokens))
+    return tokens
+
+
+def development_result(
+    loaded: Loaded,
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> SuiteResult:
+    """Evaluate instruction following on the development prompts, which decide when recovery stops."""
+    return evaluate_instructions(
+        loaded.chat,
+        engine,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        window=loaded.max_length,
+        seed=seed,
+        suite=DEVELOPMENT,
+        progress=progress,
+    )
+
+
+def reference_result(
+    stage: Stage, clean: Checkpoint, prompts: Sequence[Prompt], config: DistillConfig | InterpolateConfig
+) -> SuiteResult | None:
+    """Return the clean model's result on the development prompts, cached by its content hash; None without prompts."""
+    if not prompts:
+        return None
+    session = stage.session
+    path = development_file(session.workspace.folder / "cache", clean.hash, prompts, config)
+    known = read_result(path)
+    if known is not None:
+        return known
+    loaded = load_frozen(session.verified(clean), config)
+    title, tokens, seed = f"{clean.name} on development prompts", config.max_new_tokens, config.seed
+    with session.display.bar(title, len(prompts)) as bar, engine_of(loaded, config) as engine:
+
+        def progress(completions: int, sampled: int) -> None:
+            bar.add_completions(completions, sampled)
+            stage.interrupts.check()
+
+        result = development_result(loaded, engine, prompts, max_new_tokens=tokens, seed=seed, progress=progress)
+    stage.interrupts.check()
+    write_result(path, result)
+    return result
+
+
+def development_file(cache: Path, base_hash: str, prompts: Sequence[Prompt], config: Any) -> Path:
+    """Return the cache file of the clean model's result, named by a hash of everything the result depends on."""
+    parts = (prompts_hash(prompts), config.max_new_tokens, config.seed, config.precision, config.device)
+    return cache / f"development-{_key(base_hash, *parts, sorted(config.template_args.items()))}.json"
+
+
+def read_result(path: Path) -> SuiteResult | None:
+    """Return a result written by :func:`write_result`; None if it is missing or unreadable."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        items = tuple(Item(**item) for item in data["items"])
+        return SuiteResult(data["suite"], Score(**data["score"]), items)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_result(path: Path, result: SuiteResult) -> None:
+    """Write a result's score and items."""
+    data = {
+        "suite": result.suite,
+        "score": dataclasses.asdict(result.score),
+        "items": [dataclasses.asdict(item) for item in result.items],
+    }
+    write_atomically(path, json.dumps(data, ensure_ascii=False))
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]

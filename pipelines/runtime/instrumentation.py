@@ -1,0 +1,119 @@
+"""Measurements of a training step: the scoring time of teachers, and gradient statistics."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from recovery import distributed
+from recovery.batching import Batch
+from recovery.config import DistillConfig
+from recovery.losses.gradient_stats import Geometry
+from recovery.losses.objective import DistillationObjective
+from recovery.models.lm_head import Head
+from recovery.rng import RandomStream, derive_seed
+from recovery.teachers import Scorer, Teacher
+
+
+@dataclass
+class ScoringTimer:
+    """Counts the seconds of scoring and the tokens scored since the last reading."""
+
+    seconds: float = field(default=0.0, kw_only=True)
+    tokens: int = field(default=0, kw_only=True)
+
+    @contextlib.contextmanager
+    def scoring(self, batch: Batch) -> Iterator[None]:
+        """Measure the block, which scores the batch."""
+        started = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - started
+        self.tokens += 0 if batch.idle else batch.tokens
+
+    def taken(self) -> tuple[float, int]:
+        """Return seconds and tokens since the last call."""
+        taken = self.seconds, self.tokens
+        self.seconds, self.tokens = 0.0, 0
+        return taken
+
+
+@dataclass
+class TimedTeacher(ScoringTimer):
+    """A teacher whose scoring is timed."""
+
+    teacher: Teacher
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Return the teacher's hidden states."""
+        with self.scoring(batch):
+            return self.teacher.hidden(batch)
+
+    @property
+    def head(self) -> Head:
+        """The teacher's head."""
+        return self.teacher.head
+
+
+@dataclass
+class TimedScorer(ScoringTimer):
+    """A teacher that returns only scores, timed."""
+
+    teacher: Scorer
+
+    def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the teacher's top entries."""
+        with self.scoring(batch):
+            return self.teacher.top(batch, count)
+
+    def logprobs(self, batch: Batch) -> torch.Tensor:
+        """Return the teacher's log-probabilities."""
+        with self.scoring(batch):
+            return self.teacher.logprobs(batch)
+
+
+@dataclass
+class StepInstrumentation:
+    """Measures the teachers' scoring and, at some steps, the gradient's geometry, on each process's share of a step.
+
+    Called by the training loop (:class:`recovery.training.loop.Instrumentation`); the attributes hold the results of
+    the last step. ``width`` is the student's; ``config`` is None if no geometry is measured.
+    """
+
+    objective: DistillationObjective
+    teachers: Sequence[ScoringTimer]
+    width: int
+    config: DistillConfig | None = None
+    seconds: float = 0.0
+    tokens: int = 0
+    geometry: Geometry | None = None
+
+    def start(self, step: int) -> None:
+        """Measure the geometry of this step's gradient if the step is one of those selected."""
+        every = 0 if self.config is None else self.config.geometry_every
+        self.objective.geometry = None
+        if self.config is not None and every > 0 and step % every == 1 % every:
+            seed = derive_seed(self.config.seed, step, RandomStream.GRADIENT_STATS)
+            self.objective.geometry = Geometry(self.width, seed, share=distributed.rank())
+
+    def account(self, metrics: dict[str, float]) -> None:
+        """Add the teachers' time and tokens to a step's metrics, and subtract that time from the training time."""
+        metrics["seconds_scoring"] = self.seconds
+        metrics["tokens_scored"] = float(self.tokens)
+        metrics["seconds_training"] = max(0.0, metrics.get("seconds_training", 0.0) - self.seconds)
+
+    def reading(self) -> tuple[float, int, Geometry | None]:
+        """Return seconds and tokens since the last reading, and this process's part of the geometry."""
+        taken = [teacher.taken() for teacher in self.teachers]
+        return sum(seconds for seconds, _ in taken), sum(tokens for _, tokens in taken), self.objective.geometry
+
+    def take(self, readings: list[tuple[float, int, Geometry | None]]) -> None:
+        """Combine the processes' readings: the longest time, and the sum of tokens."""
+        self.seconds = max(seconds for seconds, _, _ in readings)
+        self.tokens = sum(tokens for _, tokens, _ in readings)
+        self.geometry = self.objective.geometry
+        if self.geometry is not None:
+            self.geometry.add_all(part for _, _, part in readings[1:] if part is not None)

@@ -1,0 +1,129 @@
+"""Progress bars with the remaining time, or plain lines without a terminal.
+
+All output goes to standard error; standard output is for results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+# Without a terminal: seconds until a bar's first line, and between two lines.
+_SECONDS_TO_FIRST_LINE, _SECONDS_BETWEEN_LINES = 2.0, 10.0
+
+
+@dataclass
+class Bar:
+    """Progress of work of ``total`` units. Created by :meth:`Display.bar`."""
+
+    display: Display
+    name: str
+    total: int
+    done: int = 0
+    task: TaskID | None = None
+    tokens: int = 0
+    sampled: tuple[int, int] = (0, 0)  # completions and tokens of the current unit
+    started: float = field(default_factory=time.monotonic)
+    next_line: float = field(default_factory=lambda: time.monotonic() + _SECONDS_TO_FIRST_LINE)
+    first: int = field(init=False)  # units that were done before this process started
+
+    def __post_init__(self) -> None:
+        self.first = self.done
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count units as done; ``note`` is a short text shown next to the bar."""
+        self.update(self.done + count, note)
+
+    def add_completions(self, completions: int, tokens: int) -> None:
+        """Count completions as units, with their tokens; a :data:`recovery.rollouts.Progress`."""
+        self.update_tokens(self.done + completions, self.tokens + tokens)
+
+    def update_tokens(self, done: int, tokens: int) -> None:
+        """Set the units done and the tokens so far; shows tokens per second."""
+        self.tokens = tokens
+        rate = tokens / max(1e-3, time.monotonic() - self.started)
+        self.update(done, f"{tokens:,} tokens, {rate:,.0f}/s" if tokens else "")
+
+    def add_sampled(self, completions: int, tokens: int) -> None:
+        """Show the completions and tokens sampled so far in the current unit."""
+        self.sampled = self.sampled[0] + completions, self.sampled[1] + tokens
+        self._show(f"sampling: {self.sampled[0]:,} completions, {self.sampled[1]:,} tokens")
+
+    def update(self, done: int, note: str = "") -> None:
+        """Set the number of units done."""
+        self.done, self.sampled = done, (0, 0)
+        self._show(note)
+
+    def _show(self, note: str) -> None:
+        now = time.monotonic()
+        if self.display.progress is not None and self.task is not None:
+            self.display.progress.update(self.task, completed=self.done, note=note)
+        elif now > self.next_line:
+            self.next_line = now + _SECONDS_BETWEEN_LINES
+            done_here = self.done - self.first
+            left = (now - self.started) / max(1, done_here) * (self.total - self.done)
+            time_left = f"(about {duration(left)} left)" if done_here > 0 else ""
+            parts = (f"{self.name}: {self.done}/{self.total}", note, time_left)
+            self.display.say(" ".join(part for part in parts if part))
+
+
+class Display:
+    """Shows progress and messages. ``quiet`` shows only the messages of :meth:`say`."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.quiet = quiet
+        self.progress: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """Print a message for the user, without markup."""
+        self.console.print(text, markup=False)
+
+    @contextlib.contextmanager
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
+        """Show a bar while the block runs; several may be open at once."""
+        if self.quiet or not self.console.is_terminal:
+            bar = Bar(self, name, total, done)
+            if self.quiet:
+                bar.next_line = float("inf")
+            yield bar
+            return
+        owner = self.progress is None
+        if self.progress is None:
+            self.progress = _bars(self.console)
+            self.progress.start()
+        task = self.progress.add_task(name, total=total, completed=done, note="")
+        try:
+            yield Bar(self, name, total, done, task)
+        finally:
+            self.progress.remove_task(task)
+            if owner:
+                self.progress.stop()
+                self.progress = None
+
+
+def duration(seconds: float) -> str:
+    """Format a time span: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _bars(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        transient=True,
+    )

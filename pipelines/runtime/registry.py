@@ -1,0 +1,120 @@
+"""Read access to a workspace's registered checkpoints in the tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from db import Database, database_url, open_readonly, queries, records
+from db.session import describe
+from recovery.errors import UsageError
+from recovery.models.gguf_files.header import origin_text
+from recovery.workspace import Checkpoint, Workspace
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The checkpoints of one experiment in a workspace's tracker; an Index (pipelines.runtime.checkpoint_names)."""
+
+    workspace: Workspace
+    database: Database
+    experiment_id: int
+
+    def all(self) -> list[Checkpoint]:
+        """Return all registered checkpoints, oldest first."""
+        return [self._read(row) for row in queries.checkpoints(self.database, self.experiment_id)]
+
+    def latest(self) -> Checkpoint | None:
+        """Return the checkpoint that the next stage starts from."""
+        row = queries.latest(self.database, self.experiment_id)
+        return None if row is None else self._read(row)
+
+    def of_stage(self, stage_id: int) -> Checkpoint | None:
+        """Return the checkpoint that a stage has saved, if any."""
+        rows = queries.checkpoints(self.database, self.experiment_id)
+        return next((self._read(row) for row in rows if row.stage_id == stage_id), None)
+
+    def _read(self, row: records.Checkpoint) -> Checkpoint:
+        path = self.workspace.found(row.path)
+        weights = row.details.get("weights", "")
+        return Checkpoint(
+            name=row.name,
+            kind=row.kind,
+            path=path,
+            hash=row.content_hash,
+            weights=self.workspace.found(weights) if weights else path,
+            parent=row.parent,
+            tuning=row.tuning or "full",
+            cycle=row.cycle,
+            id=row.id,
+            pruned=str(row.details.get("pruned", "")),
+            origin=origin_text(row.details.get("gguf")),
+        )
+
+
+def existing(workspace: Workspace) -> Workspace:
+    """Return the workspace if it exists. Raise UsageError if it does not, or if its tracker is not given."""
+    check_tracker(workspace)
+    if not workspace.exists or (workspace.tracker is None and not Path(workspace.database).is_file()):
+        raise UsageError(
+            f"there is no workspace in {workspace.folder}: start with `recover demo` or "
+            "`recover midtrain --docs FOLDER`" + _shared_folder(workspace)
+        )
+    return workspace
+
+
+@contextmanager
+def reading(workspace: Workspace) -> Iterator[Registry]:
+    """Open a workspace's registry for reading. Raise UsageError if there is nothing to read."""
+    database = open_tracker(workspace)
+    try:
+        experiment = queries.experiment(database, workspace.experiment)
+        yield Registry(workspace, database, experiment.id if experiment is not None else 0)
+    finally:
+        database.close()
+
+
+def check_tracker(workspace: Workspace) -> None:
+    """Raise UsageError if the workspace's tracker is not the one given."""
+    elsewhere = workspace.settings().get("tracker")
+    if elsewhere and workspace.tracker is None:
+        raise UsageError(f"{workspace.folder} has its tracker at {elsewhere}: set RECOVER_DATABASE or --database to it")
+    if workspace.tracker is not None and not elsewhere and Path(Workspace(workspace.folder).database).is_file():
+        raise UsageError(
+            f"{workspace.folder} has its own tracker: omit --database and unset RECOVER_DATABASE, "
+            "or use another --workspace"
+        )
+
+
+def check_readable(workspace: Workspace) -> None:
+    """Raise UsageError if there is no tracker to read.
+
+    No workspace is needed to read a shared tracker by its address, or one in a folder above the workspaces of several
+    runs (``recover demo --arms``).
+    """
+    check_tracker(workspace)
+    if workspace.tracker is None and (workspace.exists or not Path(workspace.database).is_file()):
+        existing(workspace)
+
+
+def open_tracker(workspace: Workspace) -> Database:
+    """Open the tracker for reading; see :func:`check_readable`."""
+    check_readable(workspace)
+    return open_readonly(workspace.database)
+
+
+def tracker_address(workspace: Workspace) -> str:
+    """Return the address of the tracker without its password."""
+    return describe(database_url(workspace.database))
+
+
+def _shared_folder(workspace: Workspace) -> str:
+    """Return a hint for checkpoints of a shared tracker whose files are on another machine."""
+    if workspace.tracker is None:
+        return ""
+    return (
+        f"; the tracker at {tracker_address(workspace)} holds no weights: for those of another machine, give "
+        "--workspace with its folder on a shared file system"
+    )

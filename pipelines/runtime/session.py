@@ -1,0 +1,238 @@
+"""An open workspace: its folder, its tracker and its clean model.
+
+The first use registers the clean model as ``base``. It is never changed, and its content hash is checked before it is
+used as a teacher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from db import Tracker, queries, records
+from db.schema import LEFT
+from pipelines.runtime.checkpoint_names import external, find, resolve
+from pipelines.runtime.progress import Display
+from pipelines.runtime.registry import Registry, check_tracker, tracker_address
+from pipelines.runtime.signals import StopSignals
+from recovery.config import Recipe, model_recipe
+from recovery.errors import CheckpointError, UsageError
+from recovery.miniature import materialise
+from recovery.models.checkpoints import content_hash, verify
+from recovery.models.gguf_files import is_gguf, origin_of
+from recovery.workspace import MINIATURE, Checkpoint, Workspace, model_key
+
+
+@dataclass
+class Session:
+    """An open workspace. Use it as a context manager, so that the tracker is flushed and closed."""
+
+    workspace: Workspace
+    tracker: Tracker
+    experiment_id: int
+    display: Display
+    interrupts: StopSignals = field(default_factory=StopSignals, repr=False)
+    _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
+
+    @classmethod
+    def open(
+        cls,
+        place: Path | Workspace,
+        *,
+        model: str | None = None,
+        fallback: str | None = None,
+        display: Display | None = None,
+        experiment: str | None = None,
+        purpose: str | None = None,
+    ) -> Session:
+        """Open a workspace, or the one in a folder; create it if there is none.
+
+        ``model`` is the clean model (hub id, folder, GGUF file, "miniature"); a new workspace without it uses
+        ``fallback`` (a teacher given by path or hub id), else the miniature. ``experiment`` is the name of a new
+        workspace's experiment in the tracker. With a ``purpose`` the workspace and its experiment are locked for
+        training until the session ends. Raise UsageError if the workspace has another model or another tracker;
+        StageBusyError if another process, on this machine or another, trains in it.
+        """
+        workspace = place if isinstance(place, Workspace) else Workspace(place.expanduser())
+        with contextlib.ExitStack() as resources:
+            if purpose is not None:
+                resources.enter_context(workspace.lock(purpose))
+            check_tracker(workspace)
+            workspace.check_model(model)
+            display = display or Display()
+            exists = workspace.exists
+            if not exists:
+                source = _locate(workspace, model or fallback or MINIATURE, display)
+            workspace.folder.mkdir(parents=True, exist_ok=True)
+            tracker = resources.enter_context(Tracker(workspace.database))
+            tracker.reap_dead_stages()
+            name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
+            line = _line(workspace, tracker, experiment)
+            number = tracker.experiment(line, base_model=name)
+            if purpose is not None:
+                resources.enter_context(tracker.working(number, purpose))
+            session = cls(workspace, tracker, number, display)
+            if not exists:
+                session._register_base(source, name, line)
+            if purpose is not None:
+                resources.enter_context(session.interrupts.installed())
+            session._resources = resources.pop_all()
+        return session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Close the session. Raise StageInterrupted if a stop request is unhandled: another session may follow."""
+        self._resources.close()
+        if kind is None:
+            self.interrupts.check()
+
+    @property
+    def registry(self) -> Registry:
+        """The registered checkpoints."""
+        return Registry(self.workspace, self.tracker.database, self.experiment_id)
+
+    @property
+    def base(self) -> Checkpoint:
+        """The clean model."""
+        return self.resolve("base")
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe recommended in the clean model's folder."""
+        return model_recipe(self.base.path)
+
+    def resolve(self, name: str) -> Checkpoint:
+        """Return the checkpoint of a name, a folder, a GGUF file or a hub id; see :func:`resolve`."""
+        return resolve(self.registry, name, self.display)
+
+    def registered(self, checkpoint: Checkpoint, *, cycle_id: int | None = None) -> Checkpoint:
+        """Return the checkpoint with its number in the tracker, registered if it was not yet."""
+        if checkpoint.id is not None:
+            return checkpoint
+        self.tracker.add_checkpoint(
+            self.experiment_id,
+            checkpoint.name,
+            checkpoint.kind,
+            path=self.workspace.stored(checkpoint.path),
+            content_hash=checkpoint.hash,
+            parent_id=self.base.id,
+            cycle_id=cycle_id,
+            tuning=checkpoint.tuning,
+            details={"weights": self.workspace.stored(checkpoint.weights), **_origin(checkpoint.weights)},
+        )
+        return self.resolve(checkpoint.name)
+
+    def verified(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Return the checkpoint, after a check that its files have not changed since it was registered."""
+        verify(checkpoint.path, checkpoint.hash)
+        return checkpoint
+
+    def cycle_id(self, number: int) -> int:
+        """Return the tracker's id of a cycle."""
+        return self.tracker.cycle(self.experiment_id, number)
+
+    def next_cycle(self) -> int:
+        """Return the number of the next cycle; the number of a cycle without a checkpoint is used again."""
+        done = {c.cycle for c in self.registry.all() if c.cycle is not None}
+        return max(done, default=0) + 1
+
+    def cycles(self) -> dict[int, records.Cycle]:
+        """Return the cycles so far, by number."""
+        return {c.number: c for c in queries.cycles(self.tracker.database, self.experiment_id)}
+
+    def ancestors(self, checkpoint: Checkpoint) -> list[Checkpoint]:
+        """Return the checkpoint's ancestors, nearest first; the clean model is always included."""
+        by_name = {one.name: one for one in self.registry.all() if one.name != checkpoint.name}
+        found: list[Checkpoint] = []
+        parent = checkpoint.parent
+        while parent in by_name:
+            found.append(by_name.pop(parent))
+            parent = found[-1].parent
+        return found + [one for one in by_name.values() if one.name == "base"]
+
+    def learnt_cycles(self, checkpoint: Checkpoint, last: int | None = None) -> list[int]:
+        """Return the cycles (up to ``last``) whose documents a checkpoint should know.
+
+        These are the cycles that were not rejected or rolled back, and those of the checkpoint and its ancestors.
+        """
+        lineage = {one.cycle for one in (checkpoint, *self.ancestors(checkpoint))}
+        counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
+        return [k for k in counted if last is None or k <= last]
+
+    def _register_base(self, source: Path, name: str, line: str) -> None:
+        path = self.workspace.stored(source)
+        self.tracker.add_checkpoint(
+            self.experiment_id,
+            "base",
+            "base",
+            path=path,
+            content_hash=content_hash(source),
+            tuning="full",
+            details={"weights": path, "model": name, **_origin(source)},
+        )
+        base = find("base", self.registry)
+        if base is not None and base.id is not None and self.registry.latest() is None:
+            self.tracker.set_latest(self.experiment_id, base.id)
+        elsewhere = (
+            {} if self.workspace.tracker is None else {"experiment": line, "tracker": tracker_address(self.workspace)}
+        )
+        origin = origin_of(source)
+        content = {"sha256": str(origin["sha256"])} if origin is not None and is_gguf(name) else {}
+        self.workspace.remember(name, **elsewhere, **content)
+
+
+def _origin(folder: Path) -> dict[str, Any]:
+    """Return the details of the GGUF file that a checkpoint's weights were converted from, if any."""
+    found = origin_of(folder)
+    return {} if found is None else {"gguf": found}
+
+
+def _line(workspace: Workspace, tracker: Tracker, wanted: str | None) -> str:
+    """Return the name of the workspace's experiment in the tracker; a new one does not use an existing name.
+
+    Raise UsageError if the workspace exists and the tracker has no record of it.
+    """
+    name = wanted if workspace.settings().get("experiment") is None and wanted else workspace.experiment
+    known = queries.experiment(tracker.database, name)
+    recorded = known is not None and queries.latest(tracker.database, known.id) is not None
+    if workspace.exists and not recorded:
+        raise UsageError(
+            f"{tracker_address(workspace)} has no record of {workspace.folder}: give the --database it was created with"
+        )
+    if wanted is not None or workspace.tracker is None or workspace.exists:
+        return name
+    number, line = 1, name
+    while (one := queries.experiment(tracker.database, line)) and queries.latest(tracker.database, one.id):
+        number += 1
+        line = f"{name}-{number}"
+    return line
+
+
+def _locate(workspace: Workspace, model: str, display: Display) -> Path:
+    """Return the folder of a clean model; the miniature of the package is unpacked into the workspace."""
+    if model != MINIATURE or Path(MINIATURE).is_dir():
+        found = external(model, workspace, display)
+        if found.tuning == "lora":
+            raise CheckpointError(f"{model} is an adapter: the clean model must be a full model (merge it first)")
+        return found.path
+    display.say("No --model given: the clean model is the built-in miniature, a tiny real model of a fictional world.")
+    target = workspace.models / MINIATURE
+    if not target.is_dir():
+        writing = target.with_name(f".writing-{os.getpid()}-{MINIATURE}")
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.parent.mkdir(parents=True, exist_ok=True)
+        materialise(writing)
+        try:
+            writing.rename(target)
+        except OSError:  # another process was faster and unpacked the same files
+            shutil.rmtree(writing, ignore_errors=True)
+    return target

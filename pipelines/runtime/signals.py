@@ -1,0 +1,59 @@
+"""SIGINT and SIGTERM as stop requests that are not lost."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from recovery.errors import Interrupted
+
+
+class StageInterrupted(Interrupted):
+    """A stage stopped on request, with its progress saved; ``recover resume`` continues it."""
+
+
+class StopSignals:
+    """Signal handlers that set ``requested`` and raise KeyboardInterrupt.
+
+    Python and its extensions silently drop a KeyboardInterrupt that is raised in some of their callbacks;
+    ``requested`` remains set. In a :meth:`deferred` block the first signal only sets ``requested``, which the work
+    checks at points where no progress is lost; a second signal raises.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._deferring = False
+
+    def check(self) -> None:
+        """Raise StageInterrupted if a stop is requested; called at points where no progress is lost."""
+        if self.requested:
+            raise StageInterrupted("interrupted: `recover resume` continues it")
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle signals in the block, if this is the main thread, which receives them."""
+        main = threading.current_thread() is threading.main_thread()
+        previous = {number: signal.signal(number, self._request) for number in (signal.SIGINT, signal.SIGTERM) if main}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Only set ``requested`` in the block, in which the work calls :meth:`check` or reads ``requested``."""
+        with self.installed():
+            previous, self._deferring = self._deferring, True
+            try:
+                yield
+            finally:
+                self._deferring = previous
+
+    def _request(self, _number: int, _frame: FrameType | None) -> None:
+        repeated, self.requested = self.requested, True
+        if repeated or not self._deferring:
+            raise KeyboardInterrupt

@@ -1,0 +1,276 @@
+"""The life cycle of a stage: start, training, checkpoint, interruption, resume, end; all recorded in the tracker."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from db import StageRecorder, records
+from pipelines.planning.throughput import GIB, peak_memory
+from pipelines.runtime.progress import Bar
+from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted, StopSignals
+from recovery import distributed
+from recovery.config import TrainingConfig, to_json
+from recovery.errors import RecoveryError
+from recovery.models.checkpoints import save_checkpoint
+from recovery.models.loading import Loaded
+from recovery.models.weight_delta import weight_delta
+from recovery.training.loop import (
+    INTERRUPTED,
+    Hooks,
+    Instrumentation,
+    Objective,
+    Shadow,
+    StepBatch,
+    TrainResult,
+    TrainSettings,
+    train,
+)
+from recovery.training.resume_state import resume_step
+from recovery.workspace import Checkpoint
+
+VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")
+
+
+@dataclass
+class Stage:
+    """A running stage: its record in the tracker, its folder, and its training and checkpointing."""
+
+    session: Session
+    recorder: StageRecorder
+    folder: Path
+    cycle: int | None
+    resumed: bool = False
+    stopped: str = "finished"
+    details: dict[str, Any] = field(default_factory=dict)
+    bar: Bar | None = field(default=None, repr=False)
+
+    @property
+    def interrupts(self) -> StopSignals:
+        """The stop signals of the session."""
+        return self.session.interrupts
+
+    @property
+    def states(self) -> Path:
+        """The folder of the training states, removed at the end of the stage."""
+        return self.folder / "states"
+
+    def train(
+        self,
+        loaded: Loaded,
+        source: Callable[[int], StepBatch],
+        objective: Objective,
+        settings: TrainSettings,
+        *,
+        hooks: Hooks = Hooks(),  # noqa: B008  # frozen
+        figure: str = "loss",
+        memory: dict[str, Any] | None = None,
+        shadow: Shadow | None = None,
+        instrumentation: Instrumentation | None = None,
+        helpers: distributed.Helpers | None = None,
+    ) -> TrainResult:
+        """Run :func:`recovery.training.loop.train` with this stage's log, states and stop signal.
+
+        ``figure`` is the metric shown on the progress bar. The ``log`` hook may add to each step's metrics before they
+        are recorded. Raise StageInterrupted if a stop was requested.
+        """
+        self.recorder.describe(steps_total=settings.steps)
+        with self.session.display.bar(self.recorder.kind, settings.steps, resume_step(self.states)) as bar:
+            self.bar = bar
+            result = train(
+                loaded,
+                source,
+                objective,
+                settings,
+                hooks=self._recording(hooks, bar, figure, settings, str(loaded.device)),
+                state_dir=self.states,
+                should_stop=lambda: self.interrupts.requested,
+                memory=memory,
+                shadow=shadow,
+                instrumentation=instrumentation,
+                helpers=helpers,
+            )
+        if result.stopped == INTERRUPTED:
+            raise StageInterrupted(
+                f"{self.recorder.kind} interrupted at step {result.step} of {settings.steps}: "
+                f"`recover resume` continues it"
+            )
+        self.stopped = result.stopped
+        return result
+
+    def sampled(self, completions: int, tokens: int) -> None:
+        """Show the completions sampled in a step next to the bar and, with one process, check for a stop request."""
+        if self.bar is not None:
+            self.bar.add_sampled(completions, tokens)
+        if distributed.size() == 1:
+            self.interrupts.check()
+
+    def keep(
+        self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any], name: str | None = None
+    ) -> Checkpoint:
+        """Save the trained model as this cycle's checkpoint of a kind, and make it the latest.
+
+        Its name is ``name``, by default cycle and kind; a stage that was killed after this reuses its first name.
+        """
+        session = self.session
+        moved = weight_delta(loaded, student.weights, student.adapter)
+        if moved is not None:
+            self.details = {**self.details, "moved": moved.to_json()}
+        known = session.registry.of_stage(self.recorder.id)
+        name = known.name if known is not None else free_name(session, name or f"cycle-{self.cycle}/{kind}")
+        folder = session.workspace.checkpoint(name)
+        stage = f"{self.recorder.kind} {self.recorder.id}"
+        info = save_checkpoint(
+            loaded, folder, name=name, kind=kind, parent=student.hash, stage=stage, base=session.base.hash, extra=extra
+        )
+        weights = folder if info.tuning == "full" else student.weights
+        number = session.tracker.add_checkpoint(
+            session.experiment_id,
+            name,
+            kind,
+            path=session.workspace.stored(folder),
+            content_hash=info.hash,
+            parent_id=student.id,
+            cycle_id=None if self.cycle is None else session.cycle_id(self.cycle),
+            by=self.recorder,
+            tuning=info.tuning,
+            details={"weights": session.workspace.stored(weights), **extra},
+        )
+        session.tracker.set_latest(session.experiment_id, number, by=self.recorder)
+        return session.resolve(name)
+
+    def _recording(self, hooks: Hooks, bar: Bar, figure: str, settings: TrainSettings, device: str) -> Hooks:
+        """Return the hooks with every step recorded in the tracker and shown on the bar.
+
+        The points of a step are in the database before its state is saved: otherwise a kill between the two would leave
+        a gap in the curves that no resume fills.
+        """
+
+        def log(step: int, metrics: dict[str, float]) -> None:
+            peak = peak_memory(device)
+            metrics["memory_gib"] = peak / GIB
+            hooks.log(step, metrics)
+            self.recorder.log(step, metrics)
+            tokens = {name: int(metrics.get(name, 0)) for name in ("tokens_sampled", "tokens_scored", "tokens_trained")}
+            self.recorder.usage(**tokens, peak_memory_bytes=peak)
+            bar.update(step, f"{figure} {metrics.get(figure, metrics['loss']):.3f}")
+
+        def after_step(step: int) -> str | None:
+            reason = hooks.after_step(step)
+            if reason or step == settings.steps or step % settings.checkpoint_every == 0:
+                self.session.tracker.flush()
+            return reason
+
+        return replace(hooks, log=log, after_step=after_step)
+
+
+@contextlib.contextmanager
+def running(
+    session: Session,
+    kind: str,
+    config: Any,
+    *,
+    cycle: int | None = None,
+    student: Checkpoint | None = None,
+    resume: records.Stage | None = None,
+) -> Iterator[Stage]:
+    """Run the block as a stage's work and record its end: finished, interrupted or failed.
+
+    Raise StageInterrupted if a stop was requested after the last check of the previous stage.
+    """
+    try:
+        session.interrupts.check()
+    finally:
+        session.interrupts.requested = False  # handled
+    if resume is not None:
+        states = session.workspace.stage(resume.id, kind) / "states"
+        recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))
+    else:
+        recorder = session.tracker.start_stage(
+            session.experiment_id,
+            kind,
+            cycle_id=None if cycle is None else session.cycle_id(cycle),
+            config=to_json(config),
+            seed=config.seed,
+            versions=versions(),
+            student_id=None if student is None else student.id,
+        )
+    folder = session.workspace.stage(recorder.id, kind)
+    recorder.describe(folder=session.workspace.stored(folder))
+    with session.interrupts.deferred():
+        stage = Stage(session, recorder, folder, cycle, resumed=resume is not None)
+        try:
+            yield stage
+        except (StageInterrupted, KeyboardInterrupt) as stop:
+            session.interrupts.requested = False  # handled
+            recorder.interrupt(str(stop))
+            raise
+        except BaseException as error:
+            recorder.fail(one_line(error))
+            raise
+        recorder.usage(peak_memory_bytes=peak_memory(config.device if config.device.startswith("cuda") else "cpu"))
+        recorder.finish(stage.stopped, stage.details or None)
+        shutil.rmtree(folder, ignore_errors=True)
+        _release_memory()
+
+
+def _release_memory() -> None:
+    """Return freed memory to the system: glibc would keep a few hundred MB of the stage's tensors."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def settings_of(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
+    """Return the training loop's settings for a stage; ``lr`` is the peak rate."""
+    return TrainSettings(
+        steps=steps,
+        lr=lr,
+        warmup_steps=round(config.warmup * steps),
+        schedule=config.schedule,  # type: ignore[arg-type]  # checked by the configuration
+        min_lr_ratio=config.min_lr_ratio,
+        optimizer=config.optimizer,  # type: ignore[arg-type]
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        token_budget=config.token_budget,
+        seed=config.seed,
+        checkpoint_every=config.checkpoint_every,
+    )
+
+
+def free_name(session: Session, name: str) -> str:
+    """Return ``name``, or ``name-2`` and so on if it is in use: no checkpoint is overwritten."""
+    taken = {checkpoint.name for checkpoint in session.registry.all()}
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that results depend on."""
+    found = {"python": platform.python_version()}
+    for package in VERSIONED:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def one_line(error: BaseException) -> str:
+    """Return the first line of an error, with its type unless it is the project's own."""
+    lines = str(error).strip().splitlines()
+    return (
+        f"{type(error).__name__}: {lines[0]}"
+        if lines and not isinstance(error, RecoveryError)
+        else (lines or [type(error).__name__])[0]
+    )

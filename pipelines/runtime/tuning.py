@@ -1,0 +1,61 @@
+"""Choice of the tuning of a student: full fine-tuning or LoRA, by the memory there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from pipelines.planning.memory import Needs, Plan, memory_of, network_of
+from pipelines.planning.throughput import Network, Speed, free_memory, parameters, this_machine
+from recovery import distributed
+from recovery.config import TrainingConfig
+from recovery.errors import UsageError
+from recovery.models.loading import pick_device, pick_precision
+from recovery.workspace import Checkpoint
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a student is trained: the tuning, the reason for it, and its needs."""
+
+    name: str
+    reason: str
+    needs: Needs
+    parameters: int
+    network: Network
+    speed: Speed
+
+
+def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[str, str, bool], Plan]) -> Tuning:
+    """Resolve ``--tuning auto``: LoRA if the student is an adapter; else full if it fits in memory, else LoRA.
+
+    ``plan`` returns the stage's memory plan from the model's configuration as JSON, a tuning, and whether there is a
+    GPU. Raise UsageError if full fine-tuning is requested for an adapter.
+    """
+    device = str(pick_device(config.device))
+    gpu = device.startswith("cuda")
+    model = (student.weights / "config.json").read_text(encoding="utf-8")
+    shards = distributed.size() if config.shard == "full" else 1
+
+    def chosen(name: str, reason: str) -> Tuning:
+        planned = replace(plan(model, name, gpu), shards=shards)
+        needs = Needs(memory_of(planned), free_memory(device), gpu)
+        speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
+        return Tuning(name, reason, needs, parameters(student.weights), network_of(planned.trial), speed)
+
+    if student.tuning == "lora":
+        if config.tuning == "full":
+            raise UsageError(
+                f"{student.name} is a LoRA adapter: continue with --tuning lora, or merge it first "
+                f"(`recover export {student.name} --merge`) and start from the merged folder"
+            )
+        return chosen("lora", f"LoRA: {student.name} is an adapter, which is trained further")
+    if config.tuning != "auto":
+        title = "full fine-tuning" if config.tuning == "full" else "LoRA"
+        return chosen(config.tuning, f"{title}, as requested")
+    full = chosen("full", "full fine-tuning, since it fits in memory")
+    if full.needs.fits:
+        return full
+    return chosen("lora", f"LoRA, since full fine-tuning does not fit ({full.needs}); LoRA learns documents less")

@@ -1,0 +1,253 @@
+"""The runner of one study and seed: a workspace in which every run has a name and is executed once.
+
+A study is a script of named runs. A registered name is not run again, so a study that was stopped resumes at the first
+missing run; everything is recorded in the tracker.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from db import queries
+from evals import knowledge
+from evals.ifeval import evaluate_instructions
+from evals.probes import load_probes
+from evals.suites import sample, sample_probes
+from pipelines.data.corpus_snapshot import load_snapshots
+from pipelines.distillation.early_stopping import Observer
+from pipelines.distillation.stage import distill
+from pipelines.evaluation.plan import GENERAL
+from pipelines.evaluation.stage import record
+from pipelines.evaluation.stored_results import newest
+from pipelines.midtrain import midtrain
+from pipelines.reports.cost import Cost, cost_of
+from pipelines.runtime.generation import conversations
+from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.session import Session
+from pipelines.runtime.stage import running
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.data.prompts import behaviour_prompts, load_prompts, write_prompts
+from recovery.miniature import write_corpora
+from recovery.models.loading import Loaded
+from recovery.rollouts import Engine, Sampling, TransformersEngine
+from recovery.types import Message, Prompt, Score, SuiteResult
+from recovery.workspace import Checkpoint, write_atomically
+
+INSTRUCTIONS, KNOWLEDGE, STORED = "instruction_following", "domain_knowledge", "domain_knowledge_stored"
+RETAINED = "general"
+
+
+@dataclass
+class ExperimentRunner:
+    """Named runs and their scores. ``budget`` scales steps and items; ``items`` is the maximum per suite; ``others``
+    are the figures of studies that this seed has finished.
+    """
+
+    session: Session
+    seed: int
+    budget: float = 1.0
+    items: int = 300
+    others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    folder: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder = self.session.workspace.folder / "made"
+        self.items = max(
+            50, round(self.items * min(1.0, 2 * self.budget))
+        )  # items are cheaper than steps, so they are scaled less
+
+    def scale(self, count: int, least: int = 1) -> int:
+        """Return a number of steps at this budget."""
+        return max(least, round(count * self.budget))
+
+    # --- training data -------------------------------------------------------------------------------------
+
+    def corpora(self, count: int = 1, **shape: int) -> list[Path]:
+        """Return folders of documents with questions and probes for this seed, written on first use."""
+        target = self.folder / f"corpora-{count}"
+        found = [target / f"q{number}" for number in range(1, count + 1)]
+        return found if all(f.is_dir() for f in found) else write_corpora(target, count, self.seed, **shape)
+
+    def prompts(self, name: str, make: Callable[[], Mapping[str, Sequence[Prompt]]]) -> Path:
+        """Return a folder of train/development/test prompts, written on first use."""
+        target = self.folder / "prompts" / name
+        if not (target / "done").is_file():
+            target.mkdir(parents=True, exist_ok=True)
+            for split, prompts in make().items():
+                write_prompts(target / f"{split}.jsonl", prompts)
+            write_atomically(target / "done", "")
+        return target
+
+    def data(self, name: str, make: Callable[[], Sequence[Sequence[Message]]]) -> Path:
+        """Return a file of conversations to imitate, written on first use."""
+        target = self.folder / "data" / f"{name}.jsonl"
+        if not target.is_file():
+            lines = (json.dumps({"messages": list(messages)}, ensure_ascii=False) for messages in make())
+            write_atomically(target, "".join(f"{line}\n" for line in lines))
+        return target
+
+    def spoken(self, name: str, prompts: Path, count: int, *, max_new_tokens: int) -> Path:
+        """Return a file of a checkpoint's completions (temperature 1) of a folder's training prompts, sampled once."""
+
+        def make() -> list[tuple[Message, ...]]:
+            loaded, engine = self.loaded(name)
+            answered = conversations(
+                loaded,
+                engine,
+                load_prompts(prompts / "train.jsonl")[:count],
+                content_hash=self.session.resolve(name).hash,
+                sampling=Sampling(max_new_tokens, seed=self.seed),
+                cache=self.session.workspace.folder / "cache",
+            )
+            return [a.messages for a in answered]
+
+        return self.data(f"answers-{name}-{prompts.name}", make)
+
+    # --- runs ----------------------------------------------------------------------------------------------
+
+    def known(self, name: str) -> Checkpoint | None:
+        """Return the checkpoint of a finished run, else None."""
+        found = next((c for c in self.session.registry.all() if c.name == name), None)
+        return found if found is not None and self._stage(name).status == "finished" else None
+
+    def midtrained(
+        self, name: str, docs: Path, *, student: str = "base", cycle: int = 1, **settings: Any
+    ) -> Checkpoint:
+        """Run a mid-training under a name, unless it is done."""
+        done = self.known(name)
+        if done is not None:
+            return done
+        given = settings | {"docs": docs, "student": student, "seed": self.seed}
+        return midtrain(self.session, build(MidtrainConfig, given, self.session.recipe), cycle=cycle, name=name)
+
+    def trained(
+        self, name: str, student: str, method: str, *, observe: Observer | None = None, cycle: int = 1, **settings: Any
+    ) -> Checkpoint:
+        """Run a method under a name, unless it is done; early stopping is off."""
+        done = self.known(name)
+        if done is not None:
+            return done
+        # A study of collapse must observe it, and runs are comparable only with their full number of steps.
+        given = (
+            {"until": 0.0, "plateau": 0, "alarm": False}
+            | settings
+            | {"method": method, "student": student, "seed": self.seed}
+        )
+        if self.session.resolve(student).tuning == "lora":
+            given["tuning"] = "lora"  # keep training the adapter, whatever the model's recipe recommends
+        config = build(DistillConfig, given, self.session.recipe)
+        return distill(self.session, config, cycle=cycle, name=name, observe=observe)
+
+    def details(self, name: str) -> dict[str, Any]:
+        """Return the details of the stage that made a checkpoint, with its observations."""
+        return dict(self._stage(name).details)
+
+    def cost_of(self, name: str) -> Cost:
+        """Return the cost of a run, without the runs it started from."""
+        return cost_of(self.session, name)
+
+    def curve(self, name: str, metric: str) -> list[tuple[int, float]]:
+        """Return a metric of a run as (step, value)."""
+        found = queries.series(self.session.tracker.database, self._stage(name).id, [metric], max_points=None)
+        return [(point.step, point.value) for point in found.get(metric, ()) if point.value is not None]
+
+    def _stage(self, name: str) -> Any:
+        checkpoint = next(c for c in queries.checkpoints(*self._where()) if c.name == name)
+        assert checkpoint.stage_id is not None
+        return next(s for s in queries.stages(*self._where(), limit=10_000) if s.id == checkpoint.stage_id)
+
+    def _where(self) -> tuple[Any, int]:
+        return self.session.tracker.database, self.session.experiment_id
+
+    # --- evaluation ----------------------------------------------------------------------------------------
+
+    def scores(self, name: str, *suites: str) -> dict[str, Score]:
+        """Return scores of a checkpoint by suite: instruction_following, general, domain_knowledge/K, skill/NAME, or a
+        folder of prompts. Recorded suites are not measured again.
+        """
+        checkpoint = self.session.registered(self.session.resolve(name))
+        assert checkpoint.id is not None
+        found = {
+            suite: Score(row.value or 0.0, row.stderr or 0.0, row.n)
+            for suite, row in newest(self.session.tracker.database, checkpoint.id).items()
+        }
+        missing = [suite for suite in suites if suite not in found]
+        if missing:
+            found |= self._measure(checkpoint, missing)
+        return {suite: found[suite] for suite in suites}
+
+    def by_type(self, name: str, suite: str) -> dict[str, float]:
+        """Return the share of a suite's instructions that were followed, by type."""
+        self.scores(name, suite)
+        checkpoint = self.session.registered(self.session.resolve(name))
+        assert checkpoint.id is not None
+        rows = queries.evaluations(self.session.tracker.database, checkpoint.id)
+        details = next(row.details for row in rows if row.suite == suite)
+        found = {key.removeprefix("id/"): score for key, score in details.items() if key.startswith("id/")}
+        return {kind: float(score["value"]) for kind, score in sorted(found.items())}
+
+    def available(self, suites: Iterable[str]) -> list[str]:
+        """Return those of the suites that this model and these documents have items for."""
+        corpora = load_snapshots(self.session.workspace, self.session.cycles())
+        asked = {probe.form for corpus in corpora.values() for probe in corpus.probes}
+        there = {
+            KNOWLEDGE: "question" in asked,
+            STORED: "choice" in asked,
+            RETAINED: (self.session.base.path / GENERAL).is_file(),
+        }
+        return [suite for suite in suites if there.get(suite.partition("/")[0], True)]
+
+    def value(self, name: str, suite: str) -> float:
+        """Return one score's value."""
+        return self.scores(name, suite)[suite].value
+
+    def loaded(self, name: str) -> tuple[Loaded, Engine]:
+        """Load a frozen checkpoint and its sampling engine."""
+        config = build(EvalConfig, {"seed": self.seed}, self.session.recipe)
+        loaded = load_frozen(self.session.verified(self.session.resolve(name)), config)
+        return loaded, TransformersEngine(loaded, token_budget=config.rollout_tokens)
+
+    def ask(self, loaded: Loaded, engine: Engine, suite: str) -> SuiteResult:
+        """Evaluate a loaded model on one suite."""
+        kind, _, rest = suite.partition("/")
+        if kind in (KNOWLEDGE, STORED):
+            probes = load_snapshots(self.session.workspace, [int(rest)])[int(rest)].probes
+            kept = sample_probes([p for p in probes if (p.form == "question") == (kind == KNOWLEDGE)], self.items)
+            if kind == KNOWLEDGE:
+                return knowledge.ask(loaded.chat, engine, kept, suite=suite, seed=self.seed)
+            return knowledge.choose(loaded, kept, suite=suite)
+        if kind == RETAINED:
+            kept = sample_probes(load_probes(self.session.base.path / GENERAL), self.items)
+            return knowledge.general(loaded, engine, kept, seed=self.seed)
+        tokens = build(EvalConfig, {}, self.session.recipe).max_new_tokens
+        prompts = sample(self.asked(kind, rest), self.items)
+        return evaluate_instructions(
+            loaded.chat, engine, prompts, max_new_tokens=tokens, window=loaded.max_length, seed=self.seed, suite=suite
+        )
+
+    def asked(self, kind: str, rest: str = "") -> Sequence[Prompt]:
+        """Return the prompts of a suite: the model's own, a skill's, or a split (default: test) of a study's set."""
+        base = self.session.base.path
+        if kind == INSTRUCTIONS:
+            prompts = [p for p in behaviour_prompts(base, None, 0).test if p.checks]
+            return [p for p in prompts if not rest or ("held-out-id" in p.tags) == (rest == "held-out")]
+        if kind == "skill":
+            return load_prompts(base / "suites" / "skills" / f"{rest}.jsonl")
+        return load_prompts(self.folder / "prompts" / kind / f"{rest or 'test'}.jsonl")
+
+    def _measure(self, checkpoint: Checkpoint, suites: Sequence[str]) -> dict[str, Score]:
+        config = build(EvalConfig, {"checkpoint": checkpoint.name, "seed": self.seed}, self.session.recipe)
+        session = self.session
+        with running(session, "evaluate", config, cycle=checkpoint.cycle, student=checkpoint) as stage:
+            loaded, engine = self.loaded(checkpoint.name)
+            results = []
+            for suite in suites:
+                stage.interrupts.check()
+                results.append(self.ask(loaded, engine, suite))
+            for result in results:
+                record(session, stage, checkpoint, result)
+        return {suite: result.score for suite, result in zip(suites, results, strict=True)}

@@ -1,0 +1,266 @@
+"""Training rows, packing, and grouping into padded micro-batches.
+
+Everything a stage trains on, documents and rollouts alike, is a :class:`Row`. Padding is on the right, where causal
+attention ignores it. Several documents in one row are separated by positions that restart at 0, from which
+transformers builds a block-diagonal attention mask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from recovery.errors import UsageError
+
+# A CPU gains nothing from larger batches: their activations do not fit its cache, and rows of very different lengths
+# are padded to one width. On a model of 2M parameters, batches of 16,384 tokens took twice as long per row.
+CPU_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training row of T tokens.
+
+    ``loss_mask[t]`` marks token t as a target (predicted from the tokens before it). ``segments`` are the
+    lengths of the documents packed into the row, empty for a single one. ``teacher`` is the name of the scoring
+    teacher; "label" means cross-entropy on the tokens themselves, "reward" a policy gradient on ``advantages`` only.
+
+    ``teacher_ids`` is the teacher's own input, if its context differs: that context, then the same response; targets
+    are aligned from the right. ``advantages`` and ``old_logprobs`` (the natural log-probability of each target when it
+    was sampled) hold one entry per target, or none at all.
+    """
+
+    ids: Sequence[int]
+    loss_mask: Sequence[bool]
+    segments: tuple[int, ...] = ()
+    teacher: str = "label"
+    teacher_ids: Sequence[int] | None = None
+    advantages: Sequence[float] = ()
+    old_logprobs: Sequence[float] = ()
+
+    @property
+    def width(self) -> int:
+        """Length of the longer input: the student's, or the teacher's with its own context."""
+        return max(len(self.ids), len(self.teacher_ids or ()))
+
+    @property
+    def targets(self) -> int:
+        """Number of tokens trained on; the first token of each document is never predicted."""
+        starts, at = set(), 0
+        for length in self.segments or (len(self.ids),):
+            starts.add(at)
+            at += length
+        return sum(bool(m) and i not in starts for i, m in enumerate(self.loss_mask))
+
+    @property
+    def kind(self) -> tuple[str, bool, bool, bool]:
+        """Key of rows that can share a batch: same teacher, same optional fields present."""
+        return self.teacher, self.teacher_ids is not None, bool(self.advantages), bool(self.old_logprobs)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one teacher, padded to [B, T]; N target tokens in all.
+
+    ``sources_N`` are flat indices (b·T + t − 1) of the positions whose hidden state predicts a target;
+    ``targets_N`` the target tokens; ``rows_N`` the row each belongs to. ``advantages_N`` and ``old_logprobs_N`` are
+    those of the rows, or None. ``seen_by_teacher`` holds the same N targets, in the same order, after the context that
+    only the teacher reads; None if both sides read the same input. An ``idle`` batch has no effect on the gradient: it
+    only keeps this process in step with the others.
+    """
+
+    ids_BT: torch.Tensor
+    positions_BT: torch.Tensor
+    sources_N: torch.Tensor
+    targets_N: torch.Tensor
+    rows_N: torch.Tensor
+    teacher: str
+    advantages_N: torch.Tensor | None = None
+    old_logprobs_N: torch.Tensor | None = None
+    seen_by_teacher: Batch | None = None
+    idle: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Number of target tokens in the batch."""
+        return int(self.targets_N.numel())
+
+    def gather(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states that predict the targets: [B, T, D] to [N, D]."""
+        return hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[self.sources_N]
+
+
+def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu") -> Batch:
+    """Pad rows of one kind into a batch.
+
+    Raise UsageError if a row is empty, if the rows differ in kind (teacher, teacher_ids, advantages, old_logprobs),
+    or if the fields of a row do not fit its targets.
+    """
+    if not rows or any(not row.ids for row in rows):
+        raise UsageError("a training row is empty: every row needs at least one token")
+    if len({row.teacher for row in rows}) != 1:
+        raise UsageError("rows of several teachers were put into one batch")
+    if len({row.kind for row in rows}) != 1:
+        raise UsageError("rows with and without teacher_ids, advantages or old_logprobs were put into one batch")
+    width = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
+    positions = torch.empty((len(rows), width), dtype=torch.long)
+    sources, targets, owners = [], [], []
+    for b, row in enumerate(rows):
+        ids[b, : len(row.ids)] = torch.as_tensor(row.ids)
+        positions[b] = _positions(row, width)
+        at = torch.as_tensor(row.loss_mask, dtype=torch.bool).nonzero().squeeze(-1)
+        at = at[positions[b, at] > 0]  # the first token of a document is never predicted
+        sources.append(b * width + at - 1)
+        targets.append(ids[b, at])
+        owners.append(torch.full_like(at, b))
+    batch = Batch(
+        ids.to(device),
+        positions.to(device),
+        torch.cat(sources).to(device),
+        torch.cat(targets).to(device),
+        torch.cat(owners).to(device),
+        rows[0].teacher,
+    )
+    counts = [len(found) for found in targets]
+    return dataclasses.replace(
+        batch,
+        advantages_N=_per_target("advantages", [row.advantages for row in rows], counts, device),
+        old_logprobs_N=_per_target("old_logprobs", [row.old_logprobs for row in rows], counts, device),
+        seen_by_teacher=_seen_by_teacher(rows, batch, pad_id, device),
+    )
+
+
+def _per_target(
+    name: str, entries: Sequence[Sequence[float]], counts: Sequence[int], device: torch.device | str
+) -> torch.Tensor | None:
+    """Concatenate one number per target over all rows; None if the rows have none."""
+    if not any(entries):
+        return None
+    for found, count in zip(entries, counts, strict=True):
+        if len(found) != count:
+            raise UsageError(f"a row has {len(found)} {name} for {count} targets: each target needs one")
+    return torch.tensor([value for found in entries for value in found], dtype=torch.float32).to(device)
+
+
+def _seen_by_teacher(rows: Sequence[Row], batch: Batch, pad_id: int, device: torch.device | str) -> Batch | None:
+    """Return the batch of the same targets after the teacher's own context."""
+    if rows[0].teacher_ids is None:
+        return None
+    seen = collate([_teacher_row(row) for row in rows], pad_id, device)
+    if not torch.equal(seen.targets_N, batch.targets_N):
+        raise UsageError("teacher_ids of a row do not end in its response: both sides must read the same targets")
+    return seen
+
+
+def _teacher_row(row: Row) -> Row:
+    """Return the teacher's input as a row, with the student's targets marked from the right."""
+    if len(row.segments) > 1:
+        raise UsageError("a row of several documents cannot have teacher_ids: put each document in its own row")
+    ids = row.teacher_ids or ()
+    # The student's first token is not a target: nothing precedes it, even if the teacher has a context before it.
+    mask = [False, *row.loss_mask[1:]]
+    extra = len(ids) - len(mask)
+    if not ids or any(mask[: max(0, 1 - extra)]):
+        raise UsageError(f"teacher_ids of a row hold {len(ids)} tokens: they need a context and the whole response")
+    return Row(ids, [False] * extra + mask if extra >= 0 else mask[-extra:], teacher=row.teacher)
+
+
+def micro_batches(
+    rows: Iterable[Row],
+    token_budget: int,
+    pad_id: int,
+    device: torch.device | str = "cpu",
+    *,
+    share: tuple[int, int] = (0, 1),
+    even: bool = False,
+) -> list[Batch]:
+    """Group rows by kind and length into batches of at most ``token_budget`` padded tokens each.
+
+    The length of a row is that of its longer input, the student's or the teacher's. A single row longer than the
+    budget is a batch of its own. The grouping does not change any sum over target tokens, so the budget affects only
+    memory and speed. On a CPU it is at most ``CPU_TOKENS``.
+
+    ``share`` (number, count) selects the rows of one process out of ``count``. With ``even`` every process gets the
+    same number of batches of each kind, padded with idle batches.
+    """
+    if torch.device(device).type == "cpu":
+        token_budget = min(token_budget, CPU_TOKENS)
+    number, count = share
+    parts = [_grouped(part, token_budget) for part in deal(rows, count)]
+    batches = []
+    for kind in dict.fromkeys(kind for part in parts for kind in part):
+        mine = parts[number].get(kind, [])
+        batches += [collate(group, pad_id, device) for group in mine]
+        if even:
+            groups = [group for part in parts for group in part.get(kind, [])]
+            least = min((row for group in groups for row in group), key=lambda row: row.width)
+            missing = max(len(part.get(kind, [])) for part in parts) - len(mine)
+            batches += [dataclasses.replace(collate([least], pad_id, device), idle=True)] * missing
+    return batches
+
+
+def deal(rows: Iterable[Row], count: int) -> list[list[Row]]:
+    """Split rows over processes: longest first, each to the process with the fewest tokens so far."""
+    if count == 1:
+        return [list(rows)]
+    assigned: list[list[Row]] = [[] for _ in range(count)]
+    held = [0] * count
+    for row in sorted(rows, key=lambda row: row.width, reverse=True):
+        least = held.index(min(held))
+        assigned[least].append(row)
+        held[least] += row.width
+    return assigned
+
+
+def _grouped(rows: Iterable[Row], token_budget: int) -> dict[tuple[str, bool, bool, bool], list[list[Row]]]:
+    """Return rows by kind, in groups of similar length within the budget."""
+    by_kind: dict[tuple[str, bool, bool, bool], list[Row]] = {}
+    for row in rows:
+        by_kind.setdefault(row.kind, []).append(row)
+    found: dict[tuple[str, bool, bool, bool], list[list[Row]]] = {}
+    for kind, alike in by_kind.items():
+        alike.sort(key=lambda row: row.width, reverse=True)
+        start = 0
+        while start < len(alike):
+            size = max(1, token_budget // max(1, alike[start].width))
+            found.setdefault(kind, []).append(alike[start : start + size])
+            start += size
+    return found
+
+
+def pack(sequences: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> list[Row]:
+    """Pack sequences of (ids, target mask) into rows of at most ``length`` tokens, first fit, in order.
+
+    Sequences longer than ``length`` are split; each piece counts as a document of its own.
+    """
+    open_rows: list[tuple[list[int], list[bool], list[int]]] = []
+    full: list[tuple[list[int], list[bool], list[int]]] = []
+    for ids, mask in sequences:
+        for start in range(0, len(ids), length):
+            piece, marks = list(ids[start : start + length]), list(mask[start : start + length])
+            row = next((r for r in open_rows if len(r[0]) + len(piece) <= length), None)
+            if row is None:
+                row = ([], [], [])
+                open_rows.append(row)
+            row[0].extend(piece)
+            row[1].extend(marks)
+            row[2].append(len(piece))
+            # At most 32 open rows keep packing linear in time; a row with little room left is closed.
+            if len(row[0]) > length - 8 or len(open_rows) > 32:
+                closed = row if len(row[0]) > length - 8 else open_rows[0]
+                open_rows = [r for r in open_rows if r is not closed]
+                full.append(closed)
+    return [Row(ids, mask, tuple(segments)) for ids, mask, segments in full + open_rows]
+
+
+def _positions(row: Row, width: int) -> torch.Tensor:
+    segments = row.segments or (len(row.ids),)
+    if sum(segments) != len(row.ids):
+        raise UsageError(f"the segments of a row hold {sum(segments)} tokens, the row has {len(row.ids)}")
+    # Padding continues the positions of the last segment, so a row of one document needs no mask.
+    spans = [*segments[:-1], segments[-1] + width - len(row.ids)]
+    return torch.cat([torch.arange(span) for span in spans])

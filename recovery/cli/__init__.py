@@ -1,1 +1,0 @@
-"""The command line: one thin file a command, each importing its pipeline inside the command function."""

@@ -1,0 +1,1 @@
+"""Behaviour prompts, document corpora, questions about documents, and instruction checkers."""

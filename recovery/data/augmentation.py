@@ -1,0 +1,136 @@
+"""Augmentation of documents for mid-training: paraphrases of their facts, and question-answer chats about them.
+
+Training on plain documents stores facts but rarely makes them answerable (arXiv 2402.12847); several paraphrases and
+question forms of each fact help (arXiv 2508.09494). Every fact is paraphrased, as text and in answers to requests to
+describe a subject or a section, because a model rarely reproduces in a chat what it read only as text. Questions are
+generated only for facts that no probe asks for in any wording, so that no test item is trained on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.facts import Fact, enumerations, facts_of
+from recovery.data.corpus.passages import sections
+from recovery.data.corpus.sentences import sentences
+from recovery.data.document_questions import ProbeGuard, askable_facts
+from recovery.types import Message, Probe
+
+_PER_PARAGRAPH = 4  # statements
+_ABOUT = (
+    "What do you know about {subject}?",
+    "Tell me about {subject}.",
+    "What should I know about {subject}?",
+    "Give me the facts about {subject}.",
+)
+_SECTION, _PAGE, _NEXT = (
+    'What does "{title}" say about "{heading}"?',
+    'What is "{title}" about?',
+    'What comes after this in "{title}"? "{before}"',
+)
+
+Conversation = tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """Generated training data: ``documents``, ``told`` (chats that describe a subject or a section) and
+    ``conversations`` (chats that ask for a fact). In chats only the answers are trained on.
+
+    ``facts`` is the number of facts, ``asked`` the number of facts that ``conversations`` may ask for.
+    """
+
+    documents: tuple[Document, ...] = ()
+    told: tuple[Conversation, ...] = ()
+    conversations: tuple[Conversation, ...] = ()
+    facts: int = 0
+    asked: int = 0
+
+    @property
+    def characters(self) -> tuple[int, int]:
+        """Characters trained on per epoch: (documents and answers of ``told``, answers of ``conversations``)."""
+        described, asked = (sum(len(c[-1]["content"]) for c in chats) for chats in (self.told, self.conversations))
+        return sum(len(d.text) for d in self.documents) + described, asked
+
+
+def augment(documents: Sequence[Document], probes: Sequence[Probe], *, wordings: int, seed: int = 0) -> Augmented:
+    """Return up to ``wordings`` paraphrases of each fact in the documents, and as many questions about each fact
+    that training may ask for: one assigned to the question side and asked for by none of ``probes`` in any wording.
+
+    Deterministic for the same documents, probes and seed.
+    """
+    facts = facts_of(documents)
+    guard = ProbeGuard(probes)
+    askable = askable_facts(facts, guard)
+    chats = [chat for turn in range(wordings) for fact in askable if (chat := _chat(fact, turn, guard))]
+    descriptions = [
+        (request, answer)
+        for request, answer in _descriptions(documents, facts, wordings)
+        if not guard.has_wording(request["content"])
+        and not guard.tells_the_answer(request["content"], answer["content"])
+    ]
+    texts = _texts(documents, facts, wordings, seed)
+    return Augmented(tuple(texts), tuple(descriptions), tuple(chats), len(facts), len(askable))
+
+
+def _texts(documents: Sequence[Document], facts: Sequence[Fact], wordings: int, seed: int) -> list[Document]:
+    """Return one text per document and wording: its facts in that wording, shuffled, under its title."""
+    by_document: dict[str, list[Fact]] = defaultdict(list)
+    for fact in facts:
+        by_document[fact.document].append(fact)
+    texts = []
+    for document in documents:
+        lists = enumerations(document)
+        for turn in range(wordings):
+            lines = [fact.statements[turn] for fact in by_document[document.id] if turn < len(fact.statements)]
+            lines += [wording[turn] for wording in lists if turn < len(wording)]
+            random.Random(f"{seed}:{turn}:{document.id}").shuffle(lines)
+            parts = [" ".join(lines[n : n + _PER_PARAGRAPH]) for n in range(0, len(lines), _PER_PARAGRAPH)]
+            if parts:
+                text = "\n\n".join([f"# {document.title}", *parts])
+                texts.append(replace(document, id=f"{document.id}#wording-{turn + 1}", text=text))
+    return texts
+
+
+def _descriptions(
+    documents: Sequence[Document], facts: Sequence[Fact], wordings: int
+) -> Iterator[tuple[Message, Message]]:
+    """Yield chats that describe each subject, in each of the wordings, and each section, passage by passage."""
+    titles = {document.id: document.title for document in documents}
+    by_subject: dict[tuple[str, str], list[Fact]] = defaultdict(list)
+    for fact in facts:
+        described = not fact.subject or ": " in fact.subject  # such a subject in a request would ask for the fact
+        by_subject[fact.document, titles[fact.document] if described else fact.subject].append(fact)
+    for turn in range(wordings):
+        for (_, subject), about in by_subject.items():
+            lines = [fact.statements[turn] for fact in about if turn < len(fact.statements)]
+            name = subject if " " in subject or "`" in subject else f"`{subject}`"
+            for at in range(0, len(lines), _PER_PARAGRAPH):
+                yield _turns(_ABOUT[turn % len(_ABOUT)].format(subject=name), " ".join(lines[at : at + _PER_PARAGRAPH]))
+    for section in sections(sentences(documents, alone=False)) if wordings else ():
+        before = ""
+        for passage in section:
+            first = passage.sentences[0]
+            form = _NEXT if before else _SECTION if first.heading else _PAGE
+            yield _turns(form.format(title=first.title, heading=first.heading, before=before), passage.line)
+            before = passage.sentences[-1].plain
+
+
+def _turns(question: str, answer: str) -> tuple[Message, Message]:
+    return (Message(role="user", content=question), Message(role="assistant", content=answer))
+
+
+def _chat(fact: Fact, turn: int, guard: ProbeGuard) -> Conversation | None:
+    """Return the fact's question in one wording: a brief form answered by the value, or a plain one by a sentence."""
+    if turn >= len(fact.questions):
+        return None
+    brief = turn % 2 == 0
+    question = f"{fact.questions[turn]} {fact.brief}" if brief else fact.questions[turn]
+    if guard.has_wording(question) or guard.asks_the_same(question, fact.value):
+        return None
+    answer = fact.value if brief else fact.statements[turn % len(fact.statements)]
+    return _turns(question, answer)

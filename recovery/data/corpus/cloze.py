@@ -1,0 +1,230 @@
+"""Cloze gaps: names, numbers and terms of a sentence that a question can ask for. No model is needed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from recovery.data.corpus.cooccurrence import Cooccurrence
+from recovery.data.corpus.sentences import Sentence, plain_text
+from recovery.data.corpus.text import normalise, share, words
+
+KINDS = ("number", "name", "term")
+NUMBER_WORDS = tuple(
+    "two three four five six seven eight nine ten eleven twelve fifteen twenty thirty forty fifty".split(" ")
+)
+CLASSES = (  # small closed sets: a distractor for a member is another member
+    tuple("January February March April May June July August September October November December".split(" ")),
+    tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split(" ")),
+    NUMBER_WORDS,
+)
+_WORD = re.compile(r"[^\W_]+")
+_WORD_NUMBER = re.compile(rf"(?<![\w-])(?:{'|'.join(NUMBER_WORDS)})(?![\w-])")
+_NUMBER = re.compile(r"(?<![\w.,:/#+-])(?:\d{1,3}(?:,\d{3})+|\d{2,}|\d+\.\d+)(?![\w:/-]|[.,]\d)")
+_NAME = re.compile(r"(?<![\w.'-])[A-Z][\w-]*\w(?: [A-Z](?:[\w-]*\w)?){0,3}(?![\w'’]|\.\w| [A-Z])")
+_TERM = re.compile(r"(?<![\w.'’/@-])[a-z]{5,}(?:-[a-z]+)?(?![\w'’/-]|\.\w)")
+_NOUN_SIGN = re.compile(r"\b(?:[Tt]he|[Aa]n?|[Tt]his|[Ee]ach|[Ee]very|[Nn]o|any|some|its|their|of) ([a-z][a-z-]+)")
+_AFTER_A_NAME = re.compile(r"[A-Z][\w'’-]*\s+$")  # the rest of a longer name is not a name
+_IN_EXAMPLES = re.compile(r"(?:\be\.g\.|\bsuch as\b|\b[Ff]or (?:example|instance)\b)[^.;)]*$")  # an example
+# After one of these comes a verb or an anaphoric word, which is not a term to ask for.
+_NO_TERM_AFTER = words(
+    "to this these such it they he she we you i who which that can could may might must will would shall should do "
+    "does did not"
+)
+_NOUN_SHARE = 0.3
+_EVERYWHERE = 0.03
+_SELDOM = 20
+_LEAST_BEFORE = 3
+
+# Common English words: asking for one of them tests the language, not the document.
+_COMMON = words(
+    """
+    about above across after again against almost along already although always among another anyone anything
+    around because become becomes before began behind being below besides better between beyond bring called
+    cannot cases certain clear close common could course currently different doing during early easily either
+    enough entire especially every everything exactly example examples except first follow following follows
+    found fully further general generally getting given gives giving going great greater happen happens having
+    hence however important include included includes including instead itself keeps known large larger later
+    least leave less like likely little longer looks makes making makes maybe means might moment never nothing
+    number numbers often other others otherwise outside particular parts people perhaps place possible possibly
+    rather really right same second several shall should similar simple simply since small smaller something
+    sometimes still such taken takes than their theirs them themselves there therefore these thing things third
+    those though three through throughout thus together toward towards under unless until unlike using usual
+    usually various very want wants way ways what whatever when whenever where whereas wherever whether which
+    whichever while whole whose within without would years yours each only some must used uses useful allows
+    allow allowed called needed needs additional additionally appropriate available based behave change changes
+    contain contains corresponding current default define defined described directly discussed done equal
+    equivalent explicitly implicitly itself left mainly normal normally note occur occurs original permitted
+    present previous previously provide provided provides purpose refer referred refers related respective
+    respectively result results section sections similarly special specific specified subject typically types
+    value values works written description descriptions detail details information effect effects
+    """
+)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A blanked answer in a sentence: ``before`` and ``after`` are verbatim text, ``kind`` is one of KINDS."""
+
+    sentence: Sentence
+    kind: str
+    answer: str
+    before: str
+    after: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(sentence, answer) in normal form: equal for two gaps that ask for the same thing."""
+        return self.sentence.key, normalise(self.answer)
+
+
+class Vocabulary:
+    """Frequencies of the words, names and numbers of a corpus: the source of answers and of their distractors."""
+
+    def __init__(self, sentences: Sequence[Sentence]) -> None:
+        self.words: Counter[str] = Counter()
+        self.lower: Counter[str] = Counter()
+        self.names: Counter[str] = Counter()
+        self.numbers: Counter[str] = Counter()
+        self.as_noun: Counter[str] = Counter()
+        self.usage = Cooccurrence()
+        self._order: dict[str, list[tuple[int, int, str]]] = {}
+        for sentence in sentences:
+            self._read(sentence.plain)
+        self._everywhere = max(_SELDOM, _EVERYWHERE * len(sentences))
+        self._common = self._most_common()
+        self.terms = Counter({w: n for w, n in self.lower.items() if self._is_term(w, n)})
+
+    def _read(self, text: str) -> None:
+        self.words.update(re.findall(r"[a-z][a-z-]+", text.lower()))
+        self.lower.update(re.findall(r"(?<!\w)[a-z][a-z-]+", text))
+        self.as_noun.update(re.findall(_NOUN_SIGN, text))
+        self.numbers.update(m[0] for m in _NUMBER.finditer(text))
+        for match in _NAME.finditer(text):
+            if not _opens(text[: match.start()]):
+                self.names[match[0]] += 1
+                self.usage.add(match[0], text[: match.start()], text[match.end() :])
+        for match in _TERM.finditer(text):
+            self.usage.add(match[0], text[: match.start()], text[match.end() :])
+
+    def _most_common(self) -> frozenset[str]:
+        """Return the most frequent words, which together make up half of the text."""
+        total, seen, common = sum(self.words.values()), 0, set()
+        for word, n in self.words.most_common():
+            if seen > 0.5 * total:
+                break
+            common.add(word)
+            seen += n
+        return frozenset(common)
+
+    def _is_term(self, word: str, n: int) -> bool:
+        """Return whether a word occurs twice, is not ordinary, and is probably a noun (often after a determiner)."""
+        noun = self.as_noun[word] >= _NOUN_SHARE * n
+        return n >= 2 and noun and bool(_TERM.fullmatch(word)) and not self._ordinary(word)
+
+    def _ordinary(self, word: str) -> bool:
+        return word in _COMMON or word in self._common or word.endswith("ly") or word in NUMBER_WORDS
+
+    def counts(self, kind: str) -> Counter[str]:
+        """Return how often each candidate of a kind occurs."""
+        return {"number": self.numbers, "name": self.names, "term": self.terms}[kind]
+
+    def rank(self, kind: str, word: str) -> tuple[int, int]:
+        """Return (bit length of the frequency, length): words of equal rank look equally likely."""
+        return (self.counts(kind)[word] + 1).bit_length(), len(word)
+
+    def order(self, kind: str) -> list[tuple[int, int, str]]:
+        """Return the candidates of a kind, sorted by rank."""
+        if kind not in self._order:
+            self._order[kind] = sorted((*self.rank(kind, word), word) for word in self.counts(kind))
+        return self._order[kind]
+
+    def is_name(self, text: str) -> bool:
+        """Return whether a capitalised word is a name: rarely or never in lower case, and not an ordinary word."""
+        parts = [w.lower() for w in text.split()]
+        if len(parts) == 1 and (parts[0] in _COMMON or len(parts[0]) < 3):
+            return False
+        return any(self.lower[w] * 4 <= self.names[text] or not self.lower[w] for w in parts)
+
+    def gaps(self, sentence: Sentence) -> list[Gap]:
+        """Return the gaps of a sentence, the most informative first: numbers, then rarer names, then rarer terms."""
+        found = [
+            *self._matches(sentence, "number", _NUMBER),
+            *self._matches(sentence, "number", _WORD_NUMBER),
+            *(g for g in self._matches(sentence, "name", _NAME) if self._askable_name(g)),
+            *(g for g in self._matches(sentence, "term", _TERM) if g.answer in self.terms and not _no_term(g)),
+        ]
+        return sorted(found, key=lambda g: (_rank(g), self.counts(g.kind)[g.answer], -len(g.before)))
+
+    def _askable_name(self, gap: Gap) -> bool:
+        """Return whether a capitalised word is a complete name that is not too frequent in the corpus."""
+        # In "Building 7" the number is more informative; in "March 2016" both words are.
+        numbered = re.match(r"\s\d", gap.after) and not any(gap.answer in members for members in CLASSES)
+        if _opens(gap.before) or _AFTER_A_NAME.search(gap.before) or numbered:
+            return False
+        return self.is_name(gap.answer) and self.names[gap.answer] <= self._everywhere
+
+    def _matches(self, sentence: Sentence, kind: str, pattern: re.Pattern[str]) -> Iterable[Gap]:
+        lead = f"{sentence.title} {sentence.heading}"
+        for match in pattern.finditer(sentence.raw):
+            gap = Gap(sentence, kind, match[0], sentence.raw[: match.start()], sentence.raw[match.end() :])
+            rest = _WORD.findall(normalise(f"{lead} {plain_text(gap.before)} {plain_text(gap.after)}"))
+            repeated = any(same_root(word, other) for word in _WORD.findall(normalise(match[0])) for other in rest)
+            askable = not repeated and _balanced(gap.before) and not _IN_EXAMPLES.search(gap.before)
+            if askable and len(plain_text(gap.before).split()) >= _LEAST_BEFORE:
+                yield gap
+
+
+def _opens(before: str) -> bool:
+    """Return whether the next word begins a sentence, where any word is capitalised."""
+    return not before.strip(" \n\"'(*_`") or bool(re.search(r"[.!?:][\"')*_`]*\s+[\"'(*_`]*$", before))
+
+
+def _no_term(gap: Gap) -> bool:
+    """Return whether the next word is a verb, part of a compound, or anaphoric."""
+    before = gap.before
+    found = re.findall(r"\w+", before[-40:])
+    if before.rstrip().endswith("-") or not found or re.match(r"\s+(?:the|an?|its|their)\s", gap.after):
+        return True
+    return found[-1].lower() in _NO_TERM_AFTER or found[-1].endswith("ly")
+
+
+def same_root(a: str, b: str) -> bool:
+    """Return whether two words are forms of the same word: equal, or equal except for a short ending."""
+    if a == b:
+        return True
+    short = min(len(a), len(b))
+    return short >= 5 and a[: max(5, short - 2)] == b[: max(5, short - 2)] and abs(len(a) - len(b)) <= 3
+
+
+def _rank(gap: Gap) -> int:
+    """Return the sort rank: numbers, then names, then terms that look like nouns, then terms that look like verbs."""
+    return KINDS.index(gap.kind) + (gap.kind == "term" and gap.answer.endswith(("ed", "ing")))
+
+
+def _balanced(before: str) -> bool:
+    """Return whether no link or role is open at the gap: a choice is scored as text, so not within an address."""
+    return not re.search(r"\]\([^)]*$|<[^>]*$|:\w+:`[^`]*$", before)
+
+
+def pick_gaps(
+    sentences: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int, *, per_sentence: int = 3
+) -> list[Gap]:
+    """Return up to ``count`` gaps, spread over sentences and answers: every sentence once before any is used again."""
+    rounds: list[list[Gap]] = [[] for _ in range(per_sentence)]
+    order = sorted(sentences, key=lambda s: share(s.plain, f"pick {seed}"))
+    for sentence in order[: max(2000, 8 * count)]:  # enough to choose from in a corpus of any size
+        for turn, gap in zip(rounds, vocabulary.gaps(sentence), strict=False):
+            turn.append(gap)
+    picked: list[Gap] = []
+    used: Counter[str] = Counter()
+    limit = max(4, count // 200)
+    for gap in (g for turn in rounds for g in sorted(turn, key=_rank)):
+        if len(picked) == count:
+            break
+        if used[gap.answer] < limit:
+            used[gap.answer] += 1
+            picked.append(gap)
+    return picked

@@ -1,0 +1,76 @@
+"""Data classes of a corpus: documents, skipped files with reasons, and the read report."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+_NAMED_PER_REASON = 8
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text. ``id`` is unique in its corpus: the relative path, plus ``#n`` for the n-th record of a file."""
+
+    id: str
+    title: str
+    text: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file, folder or record that was not used, with a short reason."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ReadReport:
+    """Result of reading a folder. ``notes`` are remarks on files that were used; ``characters`` counts text used."""
+
+    folder: str
+    files: int
+    documents: int
+    held_out: int
+    characters: int
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the report as printable lines: a summary, the remarks, then the skipped items by reason."""
+        head = (
+            f"read {self.files} file{'s' * (self.files != 1)} in {self.folder}: {self.documents} documents "
+            f"to train on, {self.held_out} held out, {self.characters:,} characters"
+        )
+        return [head, *_first(list(self.notes), "remarks"), *skipped_lines(self.skipped)]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training documents and held-out documents; ``hash`` identifies the content of both."""
+
+    documents: tuple[Document, ...]
+    held_out: tuple[Document, ...]
+    report: ReadReport
+    hash: str
+
+
+def skipped_lines(skipped: tuple[Skipped, ...] | list[Skipped]) -> list[str]:
+    """Return one line per skipped item; if many share a reason, the first few and a count."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for item in skipped:
+        by_reason[item.reason].append(item.path)
+    lines: list[str] = []
+    for reason, paths in by_reason.items():
+        lines += [f"skipped {path}: {reason}" for path in paths[:_NAMED_PER_REASON]]
+        if len(paths) > _NAMED_PER_REASON:
+            lines.append(f"skipped {len(paths) - _NAMED_PER_REASON} more: {reason}")
+    return lines
+
+
+def _first(lines: list[str], name: str, limit: int = 20) -> list[str]:
+    if len(lines) <= limit:
+        return lines
+    return [*lines[:limit], f"and {len(lines) - limit} more {name}"]

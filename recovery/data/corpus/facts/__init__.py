@@ -1,0 +1,12 @@
+"""Rule-based extraction of facts from tables, option lists, version histories, definitions and stated defaults.
+
+Read in this order: ``fact`` defines a fact, ``blocks`` parses tables, lists and paragraphs, ``tables``, ``lists`` and
+``prose`` hold the extraction rules, ``templates`` verbalises facts, ``extraction`` collects them and drops ambiguous
+ones. No rule needs a model or depends on the subject of the documents.
+"""
+
+from recovery.data.corpus.facts.enumerations import enumerations
+from recovery.data.corpus.facts.extraction import facts_of, pick_facts
+from recovery.data.corpus.facts.fact import Fact, Stated
+
+__all__ = ["Fact", "Stated", "enumerations", "facts_of", "pick_facts"]

@@ -1,0 +1,87 @@
+"""Fact extraction: apply every rule to every block, drop ambiguous facts, and sample evenly over documents."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.facts.blocks import ListItem, Table, blocks, sentences_in
+from recovery.data.corpus.facts.fact import Fact
+from recovery.data.corpus.facts.lists import from_item
+from recovery.data.corpus.facts.prose import from_text, kinds_in, titled
+from recovery.data.corpus.facts.tables import from_table
+from recovery.data.corpus.facts.templates import Source
+from recovery.data.corpus.text import normalise, share
+
+MOST_A_DOCUMENT, ONE_DOCUMENT = 200, 20
+
+
+def facts_of(documents: Sequence[Document]) -> list[Fact]:
+    """Return the facts of the documents, in order, each key once.
+
+    Ambiguous facts (a key or question with two answers, in one document or several) are dropped. Of a document with
+    more than ``MOST_A_DOCUMENT`` facts, a sample by key is kept.
+    """
+    found = [_spread(list(_of(document))) for document in documents]
+    return _unambiguous([fact for facts in found for fact in facts])
+
+
+def pick_facts(facts: Iterable[Fact], count: int, seed: int) -> list[Fact]:
+    """Return up to ``count`` facts, one per document in turn; facts with a guessable value come last.
+
+    No document contributes more facts than all others together (at least ``ONE_DOCUMENT``), so that a long table does
+    not dominate.
+    """
+    queues: dict[str, list[Fact]] = defaultdict(list)
+    for fact in sorted(facts, key=lambda f: (f.guessed, share(f.key, f"fact {seed}"))):
+        queues[fact.document].append(fact)
+    total = sum(map(len, queues.values()))
+    if len(queues) > 1:
+        queues |= {d: found[: max(ONE_DOCUMENT, total - len(found))] for d, found in queues.items()}
+    order = sorted(queues, key=lambda document: share(document, f"document {seed}"))
+    ranked = [(f.guessed, turn, rank, f) for rank, d in enumerate(order) for turn, f in enumerate(queues[d])]
+    return [f for *_, f in sorted(ranked, key=lambda entry: entry[:3])][:count]
+
+
+def _of(document: Document) -> Iterator[Fact]:
+    kinds = kinds_in(document.text)
+    first = True
+    for block in blocks(document):
+        source = Source(document.id, document.title, block.heading)
+        if isinstance(block, Table):
+            extracted = from_table(block, source)
+        elif isinstance(block, ListItem):
+            extracted = _all(from_item(block, source), from_text(block.text, source, kinds))
+        else:
+            extracted = from_text(block.text, source, kinds)
+            if first and len(sentences_in(block.text)) == 1:
+                extracted = _all(extracted, iter([titled(block.text, source, kinds)]))
+            first = False
+        yield from (fact for fact in extracted if fact is not None)
+
+
+def _all(*parts: Iterator[Fact | None]) -> Iterator[Fact | None]:
+    for part in parts:
+        yield from part
+
+
+def _spread(facts: list[Fact]) -> list[Fact]:
+    if len(facts) <= MOST_A_DOCUMENT:
+        return facts
+    chosen = sorted({f.key for f in facts}, key=lambda key: share(key, "spread"))[:MOST_A_DOCUMENT]
+    kept = set(chosen)
+    return [f for f in facts if f.key in kept]
+
+
+def _unambiguous(facts: list[Fact]) -> list[Fact]:
+    """Return each key once, without facts whose key or a question of theirs has another answer elsewhere."""
+    answers: dict[str, set[str]] = defaultdict(set)
+    for fact in facts:
+        for name in (fact.key, *map(normalise, fact.questions)):
+            answers[name].add(normalise(fact.value))
+    kept: dict[str, Fact] = {}
+    for fact in facts:
+        if all(len(answers[name]) == 1 for name in (fact.key, *map(normalise, fact.questions))):
+            kept.setdefault(fact.key, fact)
+    return list(kept.values())

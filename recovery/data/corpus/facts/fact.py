@@ -1,0 +1,116 @@
+"""The ``Fact`` data class: subject, relation, value, questions, accepted answers and statements."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from recovery.data.corpus.text import normalise, share, words
+
+MOST_WORDS, MOST_CHARACTERS = 6, 60  # of a value that can be graded
+_GUESSED = words(
+    "true false yes no required optional recommended string number boolean object function array null none undefined"
+)
+_VERSION = re.compile(r"v?(\d+(?:\.\d+)*)")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One fact stated by a document, identified by ``subject`` and ``relation``; ``value`` is the answer.
+
+    ``place`` is the document's title plus the heading, if any; ``sentence`` states the fact plainly. ``questions`` and
+    ``statements`` are several wordings each; ``brief`` is the instruction to give the value only. ``answers`` are the
+    accepted spellings, the value first.
+    """
+
+    document: str
+    place: str
+    subject: str
+    relation: str
+    value: str
+    sentence: str
+    questions: tuple[str, ...]
+    answers: tuple[str, ...]
+    statements: tuple[str, ...]
+    brief: str = "Answer as briefly as you can."
+
+    @property
+    def key(self) -> str:
+        """Hexadecimal id derived from subject and relation only."""
+        return hashlib.sha256(f"{self.relation}\x1f{normalise(self.subject)}".encode()).hexdigest()[:16]
+
+    @property
+    def side(self) -> str:
+        """ "probe" or "question", by the key: no fact is both evaluated and asked for in training."""
+        return "probe" if share(self.key, "side") < 0.5 else "question"
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the value is easy to guess, such as a boolean or a type."""
+        return normalise(self.value) in _GUESSED
+
+
+def judged(value: str) -> bool:
+    """Return whether a value can be graded as an answer: short, and not empty without punctuation."""
+    short = len(value) <= MOST_CHARACTERS and len(value.split()) <= MOST_WORDS
+    return short and bool(re.search(r"[^\W_]", value)) and value.lower() not in ("a", "an", "the")
+
+
+def spellings(value: str, *, version: bool = False, product: str = "") -> tuple[str, ...]:
+    """Return the value and its accepted spellings: a version with and without ``v`` or a trailing zero, and so on.
+
+    Graders ignore quotation marks, case and backticks, so such variants are not listed.
+    """
+    if version and (match := _VERSION.fullmatch(value)):
+        number = match[1]
+        short = re.sub(r"(?<=\d)\.0$", "", number) if number.count(".") > 1 else number
+        found = [f"{head}{n}" for n in (number, short) for head in ("", "v", "version ")]
+        found += [f"{product} {n}" for n in (number, short) if product]
+        return tuple(dict.fromkeys(found))
+    found = [value]
+    if match := re.fullmatch(r"(.+?)\s*\(([^()]+)\)", value):  # "259200000 (3 days)"
+        found += [match[1], match[2]]
+    if re.fullmatch(r"\d{1,3}(,\d{3})+", value):
+        found.append(value.replace(",", ""))
+    if re.fullmatch(r"[\w.$-]+\(\)", value):
+        found.append(value[:-2])
+    if match := re.fullmatch(r"(?:experimental|unstable)[._](.+)", value):
+        found.append(match[1])
+    if " | " in value:
+        found += [value.replace(" | ", " or "), value.replace(" | ", ", ")]
+    return tuple(dict.fromkeys(v for v in found if judged(v)))
+
+
+def content(text: str) -> frozenset[str]:
+    """Return the words of a text in normal form, without function words."""
+    return frozenset(w for w in re.findall(r"[\w-]+", normalise(text)) if w not in _FRAME)
+
+
+_FRAME = frozenset(
+    "a an the of in on at to for from by with as and or is are was were be it its this that which what you your can "
+    "use used when not no than".split()
+)
+
+
+class Stated:
+    """Container test for texts: ``text in Stated(facts)`` if it has all subject words and the value of a fact."""
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        self._by_value: dict[str, list[tuple[str, frozenset[str]]]] = defaultdict(list)
+        for fact in facts:
+            words = content(fact.subject)
+            for answer in dict.fromkeys(map(normalise, fact.answers)):
+                if answer:
+                    self._by_value[answer.split()[0]].append((answer, words))
+
+    def __contains__(self, text: str) -> bool:
+        normal = normalise(text)
+        words = content(text)
+        return any(
+            subject <= words and f" {value} " in f" {normal} "
+            for first in set(normal.split())
+            for value, subject in self._by_value.get(first, ())
+        )

@@ -1,0 +1,59 @@
+"""Facts from lists of options, parameters or tools ("`name` (default `x`): what it does") and their nested items."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from recovery.data.corpus.facts import templates
+from recovery.data.corpus.facts.blocks import ListItem
+from recovery.data.corpus.facts.fact import Fact
+from recovery.data.corpus.facts.grammar import noun_of
+from recovery.data.corpus.facts.tables import described
+from recovery.data.corpus.facts.templates import Source, bare, code_like, same
+
+_ENTRY = re.compile(
+    r"`(?P<name>[^`]+)`(?P<notes>(?:\s*\([^()]*(?:\([^()]*\)[^()]*)*\))*)\s*(?:[:–—]|-(?=\s))\s*(?P<rest>.*)"
+)
+_MENTIONED = re.compile(r"(?:The |An? )?`(?P<name>[^`]+)` (?P<noun>[a-z]+)\b")
+_TYPED = re.compile(r"`(?P<type>[^`]+)`\s*[-–—:]\s*(?P<rest>.*)")
+_IN_NOTES = re.compile(r"\(default(?:s to| is)?:?\s+([^()]+)\)", re.IGNORECASE)
+_STATED = re.compile(
+    r"(?:^|[.;(]\s*|\s)(?:[Dd]efaults to|[Dd]efault(?: value)?(?: is|:))\s+"
+    r"(`[^`]+`|[\w$-][\w$./ -]*?)(?=[.,;)]?\s*$|[.,;)]\s|\s\()"
+)
+_ONLY_DEFAULT = re.compile(r"\(default\)", re.IGNORECASE)
+_TYPE_WORDS = re.compile(r"[A-Z][\w<>{}\[\], |]*|(?:string|boolean|number|object|function|any)\b.*", re.DOTALL)
+
+
+def from_item(item: ListItem, source: Source) -> Iterator[Fact | None]:
+    """Yield the facts of one list item."""
+    noun = noun_of(item.intro.rstrip(":").split(". ")[-1], plural=True) or noun_of(item.heading, plural=True)
+    match = _ENTRY.match(item.text)
+    if match is None:
+        mentioned = _MENTIONED.match(item.text)
+        if mentioned and noun_of(mentioned["noun"]):
+            yield from _below(item, templates.code(mentioned["name"]), noun_of(mentioned["noun"]), source)
+        return
+    name, rest = templates.code(match["name"].strip("'\"")), match["rest"]
+    if len(name.split()) > 3 or re.search(r"[{:=]", name):
+        return
+    if _ONLY_DEFAULT.search(match["notes"]) and code_like(source.title) and not same(name, source.title):
+        yield templates.default(source, source.title, "", name)
+    if found := _IN_NOTES.search(match["notes"]):
+        noun = noun or "option"
+        yield templates.default(source, name, noun, found[1])
+    elif found := _STATED.search(rest):
+        yield templates.default(source, name, noun, found[1])
+    if (typed := _TYPED.match(rest)) and _TYPE_WORDS.fullmatch(typed["type"]):
+        yield templates.typed(source, name, noun, typed["type"])
+        rest = typed["rest"]
+    yield described(source, name, noun, _STATED.sub("", rest))
+    yield from _below(item, name, noun, source)
+
+
+def _below(item: ListItem, name: str, noun: str, source: Source) -> Iterator[Fact | None]:
+    """Yield the default that a nested item states."""
+    for text in item.below:
+        if found := re.fullmatch(r"Default(?: value)?:\s*(.+?)(?:\s*\([^)]*\))?\.?", text):
+            yield templates.default(source, name, noun, bare(found[1]))

@@ -1,0 +1,185 @@
+"""Facts from sentences of a simple form: definitions, purposes, defaults, versions, successors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from recovery.data.corpus.facts import templates
+from recovery.data.corpus.facts.blocks import sentences_in
+from recovery.data.corpus.facts.fact import Fact
+from recovery.data.corpus.facts.grammar import KINDS, noun_of, third_person
+from recovery.data.corpus.facts.tables import VERSION
+from recovery.data.corpus.facts.templates import Source, bare, code_like, same, squeezed
+
+_KIND = r"(?P<noun>(?:[a-z-]+ ){0,2}?(?:" + "|".join(sorted(KINDS)) + r"|API|hook))"
+_CODE = r"`(?P<name>[^`]+)`"
+_LEANING = re.compile(
+    r"\b(?:this|these|those|above|below|following|such|it|its|they|them|their|here|also|then)\b", re.I
+)
+_SUBJECT = re.compile(rf"(?:The |An? )?(?:[a-z-]+ )?{_CODE} {_KIND} (?P<predicate>.+)")
+_NAMED = re.compile(rf"{_CODE} (?P<predicate>[a-z]+s .+)")
+_DEFINED = re.compile(rf"(?:The )?{_CODE}(?: [a-z]+)? (?:is|are) (?P<what>an? .+)")
+_LETS = re.compile(r"(?P<thing>.+?) (?:that|which) (?P<predicate>(?:lets|allows|can|[a-z]+s) .+)")
+_ACTS = "use|set|run|add|enable|pass|call|install|export|import|press|configure|wrap|return"
+_PURPOSE = re.compile(
+    rf"To (?P<purpose>[a-z].+?), (?:you (?:can|should|must|need to) |first |simply |please )?(?P<verb>{_ACTS}) "
+    rf"(?:the |an? )?(?:new )?{_CODE}(?: {_KIND})?(?P<extra> to `[^`]+`)?(?P<rest>.*)"
+)
+_USE = re.compile(
+    rf"(?P<verb>Use|Set|Run|Add|Enable|Call|Pass) (?:the )?{_CODE}(?: {_KIND})?(?P<extra> to `[^`]+`)? "
+    r"to (?P<purpose>[a-z].+)"
+)
+_YOU_CAN = re.compile(
+    rf"You can (?P<purpose>[a-z].+?) (?:with|using|by using|through) (?:the )?{_CODE}(?: {_KIND})?\.?"
+)
+_DONE = r"introduced|added|deprecated|removed|stabili[sz]ed|renamed"
+_V = r"(?:(?P<product>[A-Z][\w.]*)(?: version)? |version )?(?P<version>v?\d+(?:\.\d+){0,3})"
+_WHEN = re.compile(
+    rf"(?P<subject>(?:The |An? )?[^,;:.]*?`[^`]+`[^,;:]*?) (?P<was>was|were|has been|have been) "
+    rf"(?P<done>{_DONE}) in {_V}\b.*"
+)
+_IN = re.compile(
+    rf"In {_V},? (?:the )?(?P<subject>`[^`]+`(?: [a-z]+)?) (?P<was>was|were|has been|have been) (?P<done>{_DONE})\.?"
+)
+_DEFAULTS = re.compile(
+    r"(?:The )?(?:`(?P<name>[^`]+)`(?: (?P<noun>[a-z]+))?|It) defaults to "
+    r"(?P<value>`[^`]+`|\d[\w.,]*(?: [A-Za-z]+)?)(?=[.,]?$| and | or |, | \()"
+)
+_DEFAULT_IS = re.compile(
+    r"The default (?:value )?(?:(?:of|for) `(?P<name>[^`]+)` )?is (?P<value>`[^`]+`|\d[\w.]*(?: [a-z]+)?)\.?"
+)
+_RENAMED = re.compile(
+    r".*?`(?P<old>[^`]+)`(?: [a-z]+){0,3} (?:is|are|was|were|has been|have been)(?: deprecated and)?(?: now)? "
+    r"(?P<verb>renamed|replaced|superseded) (?:to|by|with) (?:the )?(?:new )?`(?P<new>[^`]+)`.*"
+)
+_INSTEAD = re.compile(
+    r"(?:Please )?[Uu]se (?:the )?`(?P<new>[^`]+)`(?: [a-z]+)? instead of (?:the )?`(?P<old>[^`]+)`.*"
+)
+_NOTE = re.compile(r"^(?:Good to know|Note|Tip|Warning|Important|Caution)\s*:\s*")
+_LONGEST, _FEWEST = 30, 4  # words of a description
+_ALWAYS = re.compile(r"^(?:is|are|was|were|has|does)\b")
+
+
+def from_text(text: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
+    """Yield the facts of running text; ``kinds`` maps names to their nouns (see ``kinds_in``)."""
+    before = ""
+    for sentence in sentences_in(text):
+        sentence = _NOTE.sub("", sentence)
+        yield from _versions(sentence, source)
+        yield from _defaults(sentence, before, source, kinds)
+        yield from _successors(sentence, source)
+        yield from _purposes(sentence, source)
+        yield from _names(sentence, source, kinds)
+        before = sentence
+
+
+def kinds_in(text: str) -> dict[str, str]:
+    """Return the noun of each name in a text: "the `x` option" makes ``x`` an option."""
+    pattern = re.compile(rf"`([^`\n]+)`\]?(?:\([^)]*\))? ((?:config |configuration )?(?:{'|'.join(sorted(KINDS))}))\b")
+    found: dict[str, str] = {}
+    for name, noun in pattern.findall(text):
+        found.setdefault(squeezed(name), noun.split()[-1])
+    return found
+
+
+def _names(sentence: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
+    """ "The `x` option controls ...": which option controls ...?"""
+    if match := _SUBJECT.fullmatch(sentence):
+        name, noun, predicate = match["name"], match["noun"], match["predicate"]
+    elif match := _DEFINED.fullmatch(sentence):
+        name, (noun, predicate) = match["name"], _turned(match["what"])
+    elif match := _NAMED.fullmatch(sentence):
+        name, predicate = match["name"], match["predicate"]
+        noun = kinds.get(squeezed(name), "")
+    else:
+        return
+    if not noun or not predicate or not sentence.endswith(".") or not _identifies(predicate, name) or " " in name:
+        return
+    if third_person(predicate) or re.match(r"(?:lets|can) [a-z]", predicate):
+        yield templates.described(source, name, noun, predicate, scope=not same(name, source.title))
+
+
+def _turned(what: str) -> tuple[str, str]:
+    """ "a hook that returns x" -> ("hook", "returns x")."""
+    match = _LETS.fullmatch(what)
+    if match is None:
+        return "", ""
+    thing = re.sub(r"^an? ", "", match["thing"])
+    return (thing, match["predicate"]) if len(thing.split()) <= 6 and "`" not in thing else ("", "")
+
+
+def _purposes(sentence: str, source: Source) -> Iterator[Fact | None]:
+    """ "To do x, set `y`": what do you set to do x?"""
+    match = _PURPOSE.fullmatch(sentence) or _USE.fullmatch(sentence) or _YOU_CAN.fullmatch(sentence)
+    if match is None:
+        return
+    parts = match.groupdict()
+    name, noun = parts["name"], parts.get("noun") or ""
+    if not _identifies(parts["purpose"], name) or len(name) > 40:
+        return
+    if re.match(r"\s*(?:,|and|or)\s", parts.get("rest") or ""):
+        return  # only one of several
+    if (parts.get("verb") or "").lower() == "set" and not parts.get("extra"):
+        return  # a value, not the option that is set
+    yield templates.used(source, name, noun, parts.get("verb") or "use", parts["purpose"], parts.get("extra") or "")
+
+
+def _versions(sentence: str, source: Source) -> Iterator[Fact | None]:
+    match = _WHEN.fullmatch(sentence) or _IN.fullmatch(sentence)
+    if match is None or len(match["subject"].split()) > 12 or _LEANING.search(match["subject"]):
+        return
+    if not (VERSION.fullmatch(match["version"]) or match["product"]):
+        return
+    plural = match["was"] in ("were", "have been")
+    subject, product = templates.lowered(match["subject"]), match["product"] or ""
+    yield templates.dated(source, subject, match["done"], match["version"], plural=plural, product=product)
+
+
+def _defaults(sentence: str, before: str, source: Source, kinds: dict[str, str]) -> Iterator[Fact | None]:
+    if match := _DEFAULTS.search(sentence) if re.match(r"(?:The )?`|It ", sentence) else None:
+        name = match["name"]
+        if name is None:
+            first = re.match(r"(?:The )?`([^`]+)`", before)
+            name = first[1] if first else None
+        if name is not None and match.start() == 0:
+            noun = noun_of(match["noun"] or "") or kinds.get(squeezed(name), "")
+            yield templates.default(source, templates.code(name), noun, match["value"])
+    elif match := _DEFAULT_IS.fullmatch(sentence):
+        set_before = re.search(r"\b[Ss]et (?:the )?`([^`]+)`", before)
+        name = match["name"] or (set_before[1] if set_before else None)
+        if name is not None:
+            yield templates.default(source, templates.code(name), kinds.get(squeezed(name), ""), match["value"])
+
+
+def _successors(sentence: str, source: Source) -> Iterator[Fact | None]:
+    match = _RENAMED.fullmatch(sentence) or _INSTEAD.fullmatch(sentence)
+    if match is None or len(match["old"].split()) > 3 or len(match["new"].split()) > 3:
+        return
+    verb = match.groupdict().get("verb") or "replaced"
+    verb = "renamed" if verb == "renamed" else "replaced"
+    yield templates.replaced(source, match["old"], match["new"], verb, sentence)
+
+
+def _identifies(text: str, name: str) -> bool:
+    """Return whether a description is specific, self-contained, and does not contain the name."""
+    if not _FEWEST <= len(text.split()) <= _LONGEST or _LEANING.search(text) or _ALWAYS.match(text):
+        return False
+    if re.search(r"[:;]|https?://|\?", text) or text.count("(") != text.count(")"):
+        return False
+    plain = bare(text).lower()
+    return bare(name).lower().rstrip("()") not in plain and squeezed(name) not in squeezed(text)
+
+
+def titled(description: str, source: Source, kinds: dict[str, str]) -> Fact | None:
+    """Return the fact that asks for a page's title by the summary of the page."""
+    noun = kinds.get(squeezed(source.title), "")
+    purpose = re.sub(r"^(?:Learn how to|How to|Use `[^`]+` to|Learn about how to) ", "", description).rstrip(". ")
+    if not noun or not code_like(source.title):
+        return None
+    generic = re.match(r"(?:API [Rr]eference|Learn|Reference|Documentation)\b", purpose)
+    if generic or not _identifies(purpose, source.title):
+        return None
+    if not re.match(r"[A-Z]?[a-z]+ ", purpose) or third_person(purpose):
+        return None
+    return templates.used(source, source.title, noun, "use", purpose[0].lower() + purpose[1:])

@@ -1,0 +1,70 @@
+"""Held-out split of a corpus: whole documents if there are enough, else single paragraphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recovery.data.corpus.documents import Document
+from recovery.data.corpus.text import paragraphs, share
+
+ENOUGH_DOCUMENTS = 20
+_ENOUGH_PARAGRAPHS = 40
+_LEAST_WORDS = 8
+
+
+def hold_out(documents: list[Document], fraction: float, seed: int) -> tuple[list[Document], list[Document], list[str]]:
+    """Return (training documents, held-out documents, remarks).
+
+    The split depends only on the wording of each text and on ``seed``, not on names or order, so adding or renaming a
+    document does not move any other. At most half is held out.
+    """
+    if fraction <= 0:
+        return documents, [], []
+    fraction = min(fraction, 0.5)
+    if len(documents) >= ENOUGH_DOCUMENTS:
+        return _whole(documents, fraction, str(seed))
+    return _by_paragraph(documents, fraction, str(seed))
+
+
+def _whole(documents: list[Document], fraction: float, salt: str) -> tuple[list[Document], list[Document], list[str]]:
+    ranked = sorted((share(d.text, salt), d.id) for d in documents)
+    below = sum(position < fraction for position, _ in ranked)
+    chosen = {id for _, id in ranked[: max(1, min(below, len(documents) // 2))]}
+    kept = [d for d in documents if d.id not in chosen]
+    return kept, [d for d in documents if d.id in chosen], []
+
+
+def _by_paragraph(
+    documents: list[Document], fraction: float, salt: str
+) -> tuple[list[Document], list[Document], list[str]]:
+    """Hold out paragraphs of running text, for small corpora; the first paragraph of a document always stays."""
+    blocks = [(d, paragraphs(d.text)) for d in documents]
+    movable = sum(_is_prose(b) for _, bs in blocks for b in bs[1:])
+    if movable < _ENOUGH_PARAGRAPHS:
+        return (
+            documents,
+            [],
+            [f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"],
+        )
+    kept, held = [], []
+    for document, parts in blocks:
+        out = [b for b in parts[1:] if _is_prose(b) and share(b, salt) < fraction]
+        if not out:
+            kept.append(document)
+            continue
+        removed = set(out)
+        remaining = [b for i, b in enumerate(parts) if i == 0 or b not in removed]
+        kept.append(replace(document, text="\n\n".join(remaining)))
+        held.append(replace(document, id=f"{document.id}#held-out", text="\n\n".join(out)))
+    moved = sum(len(paragraphs(d.text)) for d in held)
+    return (
+        kept,
+        held,
+        [f"fewer than {ENOUGH_DOCUMENTS} documents: held out {moved} paragraphs instead of documents"],
+    )
+
+
+def _is_prose(block: str) -> bool:
+    """Return whether a block is running text, not a heading, list, table or code."""
+    first = block.lstrip()[:1]
+    return len(block.split()) >= _LEAST_WORDS and first.isalnum() and not block.startswith((" ", "\t"))

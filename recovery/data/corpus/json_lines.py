@@ -1,0 +1,72 @@
+"""JSON Lines with one error per invalid line: shared by documents, prompts and probes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from recovery.data.corpus.encodings import NotTextError, decode
+from recovery.errors import UsageError
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def parse_json_lines(text: str) -> tuple[list[tuple[int, Any]], list[str]]:
+    """Return the values of a JSON Lines text with line numbers from 1, and an error message per invalid line."""
+    records: list[tuple[int, Any]] = []
+    problems: list[str] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            records.append((number, json.loads(line)))
+        except (json.JSONDecodeError, RecursionError) as error:
+            problems.append(f"line {number}: not valid JSON ({_short(error)})")
+    return records, problems
+
+
+def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
+    """Return the records of a .jsonl file, or of a .json file with a list (or an object with one list of objects).
+
+    For .json the number is the record's position in the list, from 1. Raises UsageError if the file cannot be read
+    or a .json file is invalid.
+    """
+    try:
+        text = decode(path.read_bytes()).text
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    except NotTextError as error:
+        raise UsageError(f"cannot read {path}: {error}") from error
+    if path.suffix.lower() != ".json":
+        return parse_json_lines(text)
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        records, problems = parse_json_lines(text)  # JSON Lines in a .json file is common
+        if records:
+            return records, problems
+        raise UsageError(f"{path} is not valid JSON: {_short(error)}") from error
+    return list(enumerate(_as_list(value), start=1)), []
+
+
+def json_line(record: Any) -> str:
+    """Return a record as one line of JSON that is valid UTF-8: lone surrogates are escaped."""
+    return _SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(record, ensure_ascii=False))
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    if isinstance(value, dict):
+        lists = [v for v in value.values() if isinstance(v, list) and v and all(isinstance(x, dict) for x in v)]
+        if len(lists) == 1 and not {"messages", "conversations", "prompt"} & value.keys():
+            return lists[0]
+    return [value]
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return "nested too deeply"

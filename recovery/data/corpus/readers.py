@@ -1,0 +1,286 @@
+"""Readers by file type: each converts the bytes of a file to texts, or raises UnreadableError with a reason."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from lxml import etree, html
+
+from recovery.data.corpus.encodings import NotTextError, decode
+from recovery.data.corpus.json_lines import parse_json_lines
+from recovery.data.corpus.text import tidy, words
+
+_TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
+_TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
+_CHAT_KEYS = ("messages", "conversations", "conversation")
+_UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
+_DOCS_HINT = "pip install 'recovery[docs]'"
+
+
+class UnreadableError(ValueError):
+    """A file cannot be used; the message is the reason in the report."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One text of a file: ``part`` is empty for the whole file, else a record's number."""
+
+    title: str
+    text: str
+    part: str = ""
+
+
+@dataclass
+class Read:
+    """The texts of one file, remarks on how it was read, and the reasons for skipped records."""
+
+    pieces: list[Piece]
+    notes: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def read_file(name: str, data: bytes) -> Read:
+    """Read the bytes of a file called ``name``; its suffix selects the reader."""
+    reader = READERS.get(PurePath(name).suffix.lower())
+    if reader is None:
+        raise UnreadableError(f"unsupported type {PurePath(name).suffix or '(no suffix)'}")
+    if not data.strip():
+        raise UnreadableError("empty file")
+    return reader(name, data)
+
+
+def _decoded(data: bytes) -> tuple[str, list[str]]:
+    try:
+        decoded = decode(data)
+    except NotTextError as error:
+        raise UnreadableError(str(error)) from error
+    return decoded.text, [decoded.note] if decoded.note else []
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"[-_\s]+", " ", PurePath(name).stem).strip() or name
+
+
+def _plain(name: str, data: bytes) -> Read:
+    text, notes = _decoded(data)
+    text = tidy(text)
+    heading = _UNDERLINED.match(text)  # common in plain text
+    return Read([Piece(heading[1].strip() if heading else _stem(name), text)], notes)
+
+
+def _markdown(name: str, data: bytes) -> Read:
+    """Read Markdown as written; of the front matter only title and description are kept."""
+    text, notes = _decoded(data)
+    text = tidy(text)
+    title = description = None
+    front = re.match(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", text, flags=re.DOTALL)
+    if front:
+        text = text[front.end() :].strip()
+        named = re.search(r"^title:\s*(.+)$", front[1], flags=re.MULTILINE)
+        title = named[1].strip().strip("\"'") if named else None
+        described = re.search(r"^description:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
+        description = described[1].strip().strip("\"'") if described else None
+    heading = re.search(r"^#\s+(.+?)\s*#*$", text, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
+    if title and not heading and text:
+        text = f"# {title}\n\n{text}"
+    if description and description not in text:  # it summarises the page, often better than its first lines
+        head = re.match(r"#\s.+\n*", text)
+        at = head.end() if head else 0
+        text = f"{text[:at].rstrip()}\n\n{description}\n\n{text[at:]}".strip()
+    title = title or (re.sub(r"[*`]", "", heading[1]).strip() if heading else None)
+    return Read([Piece(title or _stem(name), text)], notes)
+
+
+def _restructured(name: str, data: bytes) -> Read:
+    """Read reStructuredText as written; the first underlined line is the title."""
+    text, notes = _decoded(data)
+    text = tidy(text)
+    heading = _UNDERLINED.search(text)
+    return Read([Piece(heading[1].strip() if heading else _stem(name), text)], notes)
+
+
+_BLOCKS = words(
+    "address article aside blockquote body caption dd details div dl dt fieldset figcaption figure footer form h1 h2 "
+    "h3 h4 h5 h6 header hr li main ol p pre section summary table tbody td tfoot th thead tr ul"
+)
+_UNSEEN = words("script style noscript template head nav svg button select option iframe object")
+_APART = words("article blockquote div dl figure h1 h2 h3 h4 h5 h6 ol p pre section table ul")
+
+
+def _html(name: str, data: bytes) -> Read:
+    text, notes = _decoded(data)
+    text = re.sub(r"^\s*<\?xml[^>]*\?>", "", text)  # lxml rejects a str that declares an encoding
+    try:
+        tree = html.document_fromstring(text, parser=html.HTMLParser(huge_tree=True))
+    except (etree.ParserError, ValueError) as error:
+        raise UnreadableError("no text in the HTML") from error
+    title = (tree.findtext(".//title") or "").strip() or "".join(tree.xpath("(//h1)[1]//text()")).strip()
+    body = _html_text(tree)
+    if not body:
+        raise UnreadableError("no text in the HTML")
+    return Read([Piece(_line(title) or _stem(name), _with_title(_line(title), body))], notes)
+
+
+def _html_text(tree: Any) -> str:
+    """Return the visible text, blocks on their own lines; iterative, so that nesting depth is not limited."""
+    parts: list[str] = []
+    stack: list[Any] = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            parts.append(node)
+            continue
+        visible = isinstance(node.tag, str) and node.tag not in _UNSEEN
+        stack.append(re.sub(r"\s+", " ", node.tail or ""))
+        if not visible:
+            continue
+        breaks = "\n\n" if node.tag in _APART else "\n" if node.tag in _BLOCKS else ""
+        inner = node.text or ""
+        keep = node.tag == "pre"
+        stack.append(breaks)
+        stack.extend(reversed(node))
+        prefix = breaks + ("- " if node.tag == "li" else "") + ("\n" if node.tag == "br" else "")
+        stack.append(prefix + (inner if keep else re.sub(r"\s+", " ", inner)))
+    return tidy(re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parts)))
+
+
+def _line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _with_title(title: str, body: str) -> str:
+    """Return the text with a metadata title as its first line, unless the title is already near the start."""
+    return f"{title}\n\n{body}" if title and title.casefold() not in body[:300].casefold() else body
+
+
+def _json(name: str, data: bytes) -> Read:
+    text, notes = _decoded(data)
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        raise UnreadableError(f"not valid JSON ({reason})") from error
+    values = value if isinstance(value, list) else [value]
+    single = not isinstance(value, list)
+    return _record_texts(name, [(i, v) for i, v in enumerate(values, start=1)], notes, [], single)
+
+
+def _json_lines(name: str, data: bytes) -> Read:
+    text, notes = _decoded(data)
+    records, problems = parse_json_lines(text)
+    return _record_texts(name, records, notes, problems, single=False)
+
+
+def _record_texts(
+    name: str, records: list[tuple[int, Any]], notes: list[str], skipped: list[str], single: bool
+) -> Read:
+    pieces = []
+    for number, value in records:
+        title, text = _record_text(value)
+        if text is None:
+            skipped.append(f"record {number}: chat, not a document (use it as --prompts)")
+        elif not text.strip():
+            skipped.append(f"record {number}: no text")
+        else:
+            title = title or _stem(name)
+            pieces.append(Piece(title, tidy(text), "" if single else str(number)))
+    if not pieces:
+        raise UnreadableError("; ".join(skipped[:3]) or "no text")
+    return Read(pieces, notes, skipped)
+
+
+def _record_text(value: Any) -> tuple[str, str | None]:
+    """Return (title, text) of a JSON value; text is None for a chat record, which is not a document."""
+    if isinstance(value, str):
+        return "", value
+    if not isinstance(value, dict):
+        return "", _flat(value)
+    if any(isinstance(value.get(key), list) for key in _CHAT_KEYS):
+        return "", None
+    title = next((_line(v) for key in _TITLE_KEYS if isinstance(v := value.get(key), str) and v.strip()), "")
+    for key in _TEXT_KEYS:
+        if isinstance(body := value.get(key), str) and body.strip():
+            return title, _with_title(title, body)
+    return title, _flat(value)
+
+
+def _flat(value: Any) -> str:
+    """Return a JSON value without a text field as lines "path: value", one per leaf, in the order of the file."""
+    lines: list[str] = []
+    stack: list[tuple[str, Any]] = [("", value)]
+    while stack:
+        path, item = stack.pop()
+        if isinstance(item, dict):
+            stack.extend((f"{path}.{key}" if path else str(key), v) for key, v in reversed(list(item.items())))
+        elif isinstance(item, list):
+            stack.extend((path, v) for v in reversed(item))
+        elif item is not None and str(item).strip():
+            lines.append(f"{path}: {item}" if path else str(item))
+    return "\n".join(lines)
+
+
+def _pdf(name: str, data: bytes) -> Read:
+    try:
+        import pypdf
+    except ImportError as error:
+        raise UnreadableError(f"reading PDF needs {_DOCS_HINT}") from error
+    logging.getLogger("pypdf").setLevel(logging.ERROR)
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(data))
+        if reader.is_encrypted and not reader.decrypt(""):
+            raise UnreadableError("PDF protected by a password")
+        pages = [page.extract_text() or "" for page in reader.pages]
+        title = _line((reader.metadata.title if reader.metadata else None) or "")
+    except UnreadableError:
+        raise
+    except Exception as error:  # pypdf raises many types on damaged files; all mean that the file is skipped
+        raise UnreadableError(f"damaged PDF ({type(error).__name__})") from error
+    text = tidy("\n\n".join(re.sub(r"(\w)-\n(\w)", r"\1\2", page) for page in pages))
+    if not text:
+        raise UnreadableError("no text in the PDF (scanned pages?)")
+    return Read([Piece(title or _stem(name), _with_title(title, text))])
+
+
+def _docx(_: str, data: bytes) -> Read:
+    try:
+        import docx
+        from docx.table import Table
+    except ImportError as error:
+        raise UnreadableError(f"reading DOCX needs {_DOCS_HINT}") from error
+    try:
+        document = docx.Document(io.BytesIO(data))
+        blocks = []
+        for item in document.iter_inner_content():
+            if isinstance(item, Table):
+                blocks.append("\n".join(" | ".join(_line(c.text) for c in row.cells) for row in item.rows))
+            else:
+                blocks.append(item.text)
+        title = _line(document.core_properties.title or "")
+    except Exception as error:  # a damaged archive can fail in zipfile, lxml or docx
+        raise UnreadableError(f"damaged DOCX ({type(error).__name__})") from error
+    text = tidy("\n\n".join(block for block in blocks if block.strip()))
+    if not text:
+        raise UnreadableError("no text in the DOCX")
+    return Read([Piece(title or _line(text.split("\n", 1)[0])[:80], _with_title(title, text))])
+
+
+READERS: dict[str, Callable[[str, bytes], Read]] = {
+    ".txt": _plain,
+    ".text": _plain,
+    ".md": _markdown,
+    ".markdown": _markdown,
+    ".rst": _restructured,
+    ".html": _html,
+    ".htm": _html,
+    ".json": _json,
+    ".jsonl": _json_lines,
+    ".pdf": _pdf,
+    ".docx": _docx,
+}

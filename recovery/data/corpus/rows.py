@@ -1,0 +1,121 @@
+"""Tokenisation of documents into rows of limited length, split at paragraph ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from recovery.data.corpus.documents import Corpus, Document
+from recovery.data.corpus.text import paragraphs
+
+_DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>")
+_TITLE_SHARE = 0.25
+
+Encode = Callable[[str], list[int]]
+
+
+def training_texts(corpus: Corpus) -> list[str]:
+    """Return the full training texts, in corpus order."""
+    return [d.text for d in corpus.documents]
+
+
+def end_of_document_id(tokenizer: Any) -> int | None:
+    """Return the pre-training end-of-document token, often not the end-of-turn token in chat models."""
+    known = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
+    found = next((known[token] for token in _DOCUMENT_ENDS if token in known), None)
+    return tokenizer.eos_token_id if found is None else found
+
+
+def document_rows(
+    corpus: Corpus | list[Document] | tuple[Document, ...], tokenizer: Any, max_length: int
+) -> list[list[int]]:
+    """Return the token ids of the documents as rows of at most ``max_length`` tokens.
+
+    A long document is split into several rows, between paragraphs where possible, then between sentences; each row
+    after the first repeats the title. The last row of a document ends with the end-of-document token, if there is
+    one; rows start with the beginning-of-sequence token if the tokenizer adds one by default. Special tokens spelt
+    out in the text are encoded as plain text. Raises ValueError if ``max_length`` is too short.
+    """
+    documents = corpus.documents if isinstance(corpus, Corpus) else corpus
+    begin = _begin(tokenizer)
+    end = end_of_document_id(tokenizer)
+    tail = [] if end is None else [end]
+    room = max_length - len(begin) - len(tail)
+    if room < 8:
+        raise ValueError(f"rows of {max_length} tokens are too short to hold text")
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
+
+    rows = []
+    for document in documents:
+        windows = [w for w in _windows(document, encode, room) if w]
+        rows += [begin + ids + (tail if i == len(windows) - 1 else []) for i, ids in enumerate(windows)]
+    return rows
+
+
+def _begin(tokenizer: Any) -> list[int]:
+    if tokenizer.bos_token_id is None:
+        return []
+    ids = list(tokenizer("a")["input_ids"])
+    return [tokenizer.bos_token_id] if ids[:1] == [tokenizer.bos_token_id] else []
+
+
+def _windows(document: Document, encode: Encode, room: int) -> Iterator[list[int]]:
+    whole = encode(document.text)
+    if len(whole) <= room:
+        yield whole
+        return
+    title = f"{document.title}\n\n"
+    title_tokens = len(encode(title))
+    if title_tokens > _TITLE_SHARE * room:
+        title, title_tokens = "", 0
+    first = True
+    for text in _chunks(document.text, encode, room - title_tokens):
+        ids = encode(text if first or not title else title + text)
+        first = False
+        # Joined pieces can have slightly more tokens than their sum: the excess becomes a row of its own.
+        yield from (ids[start : start + room] for start in range(0, len(ids), room))
+
+
+def _chunks(text: str, encode: Encode, room: int) -> Iterator[str]:
+    """Yield chunks filled greedily with paragraphs; long ones are split into sentences, long sentences into words."""
+    margin = max(1, room // 64)
+    pieces: list[str] = []
+    used = 0
+    for piece in _pieces(text, encode, room - margin):
+        size = len(encode(piece))
+        if pieces and used + size > room - margin:
+            yield "".join(pieces).strip("\n")
+            pieces, used = [], 0
+        pieces.append(piece)
+        used += size
+    if pieces:
+        yield "".join(pieces).strip("\n")
+
+
+def _pieces(text: str, encode: Encode, room: int) -> Iterator[str]:
+    for block in paragraphs(text):
+        block += "\n\n"
+        if len(encode(block)) <= room:
+            yield block
+            continue
+        for sentence in re.split(r"(?<=[.!?\n])(?=\s)", block):
+            if len(encode(sentence)) <= room:
+                yield sentence
+            else:
+                yield from _words(sentence, encode, room)
+
+
+def _words(sentence: str, encode: Encode, room: int) -> Iterator[str]:
+    piece, used = "", 0
+    for word in re.findall(r"\s*\S+\s*$|\s*\S+", sentence):
+        size = len(encode(word))
+        if piece and used + size > room:
+            yield piece
+            piece, used = "", 0
+        piece += word
+        used += size
+    if piece:
+        yield piece

@@ -1,0 +1,64 @@
+"""Filter for self-contained sentences: no anaphora, no references to other text, no fragments."""
+
+from __future__ import annotations
+
+import re
+
+from recovery.data.corpus.text import words
+
+_LEANING = words(
+    "it they he she which this that these those its their his her such both here then also but and so or however "
+    "otherwise instead thus therefore hence similarly note accordingly again likewise conversely moreover furthermore "
+    "nevertheless consequently previously neither either another other others more"
+)
+_PHRASES = (
+    "for example|for instance|in particular|in addition|in other words|in general|as a result|as a consequence|"
+    "on the other hand|on the contrary|doing so|the former|the latter|the same|the others?"
+)
+_CASES = r"in (?:all|both|either|each|any|some|most|other|neither|many)(?: \w+)? cases?"
+_REFERRING = "this|these|those|such|them|it|they|he|she|both|neither|either"
+_INTRO = "in|on|at|by|from|since|until|under|with|within|without|for|before|after|during|across|through|to"
+_LEANS = re.compile(
+    rf"(?:{_PHRASES}|{_CASES})\b"
+    rf"|\w+(?: of| that)? (?:{_REFERRING})\b"  # "If this ...", "Most of them ..."
+    rf"|(?:{_INTRO})\b[^,;.]{{0,60}}, (?:it|they|he|she|this|these|those)\b"  # "From now on, they ..."
+    rf"|(?:{_INTRO})(?: [\w-]+){{1,5}} (?:it|they|he|she)\b"  # "In earlier versions they ..."
+    r"|[^,;.]{0,100}\b(?:this|these|those|such (?!as\b))",  # "Some of the rules for these ..."
+    re.IGNORECASE,
+)
+_REFERS = re.compile(
+    r"\b(?:the|these|this|those) (?:following|above|below|preceding|previous|former|latter|example)\b"
+    r"|\b(?:as|shown|listed|described|given|mentioned|defined|discussed|see|also|explained) "
+    r"(?:above|below|follows|earlier)\b"
+    r"|\betc\.|\b(?:above|below|aforementioned)[.,;:)]|\bexamples? (?:above|below|shows?|given)\b",
+    re.IGNORECASE,
+)
+_FOREIGN = re.compile(r"https?://|[{}<>=|\\]|\w\(|\.\.\.|__|::|(?<!\w)--\w")  # code and URLs in running text
+_FEWEST_WORDS, _MOST_WORDS, _LETTERS = 6, 45, 0.78
+
+
+def leans(plain: str) -> bool:
+    """Return whether a sentence depends on the one before it: it begins with a pronoun or another anaphoric phrase."""
+    start = plain.lstrip("\"'(")
+    first = re.match(r"\w+", start)
+    return bool(first and first[0].lower() in _LEANING) or bool(_LEANS.match(start))
+
+
+def usable(plain: str) -> bool:
+    """Return whether a sentence is complete, self-contained running text: no fragment, code or reference."""
+    return not leans(plain) and not _REFERS.search(plain) and _whole(plain) and running(plain)
+
+
+def running(plain: str) -> bool:
+    """Return whether text is running text of a sentence's length: no code, URL or table."""
+    if not _FEWEST_WORDS <= len(plain.split()) <= _MOST_WORDS or _FOREIGN.search(plain):
+        return False
+    return sum(c.isalpha() or c.isspace() for c in plain) / len(plain) > _LETTERS
+
+
+def _whole(plain: str) -> bool:
+    """Return whether a sentence has a proper start and end and balanced brackets and quotation marks."""
+    if plain.startswith(("(", "See ")) or not re.match(r"[\"']?[A-Z0-9]", plain) or plain[-1] not in ".!\"')":
+        return False
+    paired = plain.count("(") == plain.count(")") and plain.count("[") == plain.count("]")
+    return paired and plain.count('"') % 2 == 0 and plain.count("“") == plain.count("”")

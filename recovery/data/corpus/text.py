@@ -1,0 +1,51 @@
+"""Text normalisation, and hashes and pseudo-random shares derived from normalised text."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+
+_TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "."})
+_DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SPACE = re.compile(r"\s+")
+
+
+def normalise(text: str) -> str:
+    """Return the normal form of a text; two texts with the same normal form have the same wording.
+
+    Case, white space, typography and plain punctuation are dropped; operators stay, so that "2 + 3" and
+    "2 * 3" differ.
+    """
+    text = unicodedata.normalize("NFKC", text).translate(_TYPOGRAPHIC).casefold()
+    return _SPACE.sub(" ", _DROPPED.sub(" ", text)).strip()
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the set of words in a text."""
+    return frozenset(text.split())
+
+
+def text_hash(text: str) -> str:
+    """Return the hexadecimal SHA-256 of the normal form of ``text``."""
+    return hashlib.sha256(normalise(text).encode()).hexdigest()
+
+
+def share(text: str, salt: str = "") -> float:
+    """Return a number in [0, 1) that depends only on the wording of ``text`` and on ``salt``."""
+    digest = hashlib.sha256(f"{salt}\x1f{normalise(text)}".encode()).digest()
+    return int.from_bytes(digest[:7], "big") / 2**56
+
+
+def paragraphs(text: str) -> list[str]:
+    """Return the non-blank blocks of ``text`` between blank lines."""
+    return [block.strip("\n") for block in re.split(r"\n[ \t]*\n", text) if block.strip()]
+
+
+def tidy(text: str) -> str:
+    """Return ``text`` with uniform line ends, no trailing spaces or control characters, and single blank lines."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\ufeff", "")
+    text = _CONTROL.sub("", text)
+    text = re.sub(r"[ \t\xa0]+\n", "\n", text)
+    return re.sub(r"\n{3,}", "\n\n", text).strip()

@@ -1,0 +1,192 @@
+"""Training questions about the documents, for distillation from the mid-trained teacher; disjoint from the probes."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from recovery.data.corpus.cloze import Gap, Vocabulary, pick_gaps
+from recovery.data.corpus.documents import Corpus
+from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
+from recovery.data.corpus.facts.fact import content
+from recovery.data.corpus.question_templates import BLANK, cloze, missing, title_of, wh_question
+from recovery.data.corpus.sentences import sentences, side
+from recovery.data.corpus.text import normalise, words
+from recovery.data.prompts import load_prompts, prompt_id
+from recovery.types import Message, Probe, Prompt
+
+QUESTIONS_FILE = "questions.jsonl"
+_CLOZE_FORMS = (
+    'According to "{title}", complete: "{sentence}"',
+    'Which {missing} is missing in this passage of "{title}"? "{sentence}"',
+    '"{sentence}" What goes into the blank? The sentence stands in "{title}".',
+    'Complete the following statement from "{title}" and give only the missing {missing}: "{sentence}"',
+)
+_WH_FORMS = (
+    'In "{title}", {question}',
+    '{Question} The answer is in "{title}".',
+    'As stated in "{title}", {question} Reply briefly.',
+)
+_WORDINGS = 2  # per fact
+_FRAME = words(
+    "version versions default defaults option options value values configuration config experimental introduced "
+    "support added page pages with from into does should have been that this next nextjs name names type types called "
+    "used"
+)
+_WEAK = frozenset({"experimental", "unstable"})  # temporary parts of a name
+_CONTINUE_FORM = 'Continue this sentence from "{title}" with its next few words: "{before} ..."'
+
+
+def document_questions(
+    folder: Path,
+    corpus: Corpus,
+    *,
+    exclude: Sequence[Probe] = (),
+    seed: int = 0,
+    count: int = 2000,
+    problems: list[str] | None = None,
+) -> list[Prompt]:
+    """Return prompts of kind "knowledge" about the documents of ``folder``.
+
+    If the folder has a ``questions.jsonl``, they are read from it, without those worded like a probe in ``exclude``;
+    invalid lines are appended to ``problems`` or logged. Otherwise they are generated from the facts and sentences of
+    ``corpus`` on the question side and filtered more strictly than a hand-written file, where two wordings of a fact
+    are intended: a question is also dropped if it asks for a probe's answer with all words of the probe, or for a
+    fact that a probe asks for in any wording.
+    """
+    path = Path(folder) / QUESTIONS_FILE
+    guard = ProbeGuard(exclude)
+    if path.is_file():
+        found = load_prompts(path, kind="knowledge", problems=problems)
+        return [p for p in found if not guard.has_wording(p.text)]
+    return _generated(corpus, guard, seed, count)
+
+
+class ProbeGuard:
+    """Detects questions and facts that overlap with probes: by wording, by answer and words, or by fact."""
+
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self._wordings = {normalise(p.question) for p in probes}
+        self._by_answer: dict[str, list[frozenset[str]]] = {}
+        self._forward: set[tuple[str, str]] = set()
+        self._reversed: dict[str, list[tuple[frozenset[str], str]]] = {}
+        for probe in probes:
+            asked, squeezed = _content(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
+            for answer in map(normalise, probe.answers):
+                self._by_answer.setdefault(answer, []).append(asked)
+                self._forward.add((f" {answer} ", squeezed))
+                named = content(answer) - _WEAK
+                for word in named:
+                    self._reversed.setdefault(word, []).append((named, f" {normalise(probe.question)} "))
+
+    def has_wording(self, question: str) -> bool:
+        """Return whether a probe has this wording."""
+        return normalise(question) in self._wordings
+
+    def asks_the_same(self, question: str, answer: str | None) -> bool:
+        """Return whether a probe has this wording, or this answer and content words that are all in the question."""
+        if self.has_wording(question):
+            return True
+        asked = _content(question)
+        return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))
+
+    def tells_the_answer(self, question: str, answer: str) -> bool:
+        """Return whether a question contains all content words of a probe and ``answer`` contains the probe's answer.
+
+        False if the question itself contains the probe's answer, since it then asks for something else.
+        """
+        asked, response, request = _content(question), f" {normalise(answer)} ", f" {normalise(question)} "
+        return any(
+            f" {wanted} " in response
+            and f" {wanted} " not in request
+            and any(len(w) >= 2 and w <= asked for w in probes)
+            for wanted, probes in self._by_answer.items()
+        )
+
+    def asks_for(self, fact: Fact) -> bool:
+        """Return whether a probe asks for this fact, in any wording and either direction; True in doubt.
+
+        Forward: the probe's answer contains the value and, if the value is common, the probe has a word of the subject.
+        Reversed: the probe's answer is in the subject, and the probe contains the value.
+        """
+        values = [f" {value} " for value in map(normalise, fact.answers)]
+        subject = content(fact.subject)
+        rare = [squeezed for word in subject if len(squeezed := word.replace("-", "")) > 3 and word not in _FRAME]
+        common = fact.guessed or fact.relation.startswith("version") or len(fact.value) <= 3
+        for answer, asked in self._forward:
+            if any(value in answer for value in values) and (not common or any(word in asked for word in rare)):
+                return True
+        reverse = (asked for word in subject for answer, asked in self._reversed.get(word, ()) if answer <= subject)
+        return any(value in asked for asked in reverse for value in values)
+
+
+def askable_facts(facts: Sequence[Fact], guard: ProbeGuard) -> list[Fact]:
+    """Return the facts on the question side that no probe asks for in any wording."""
+    probes = Stated(fact for fact in facts if fact.side == "probe")
+    candidates = [fact for fact in facts if fact.side == "question" and not guard.asks_for(fact)]
+    return [
+        f
+        for f in candidates
+        if not any(text in probes for text in (*f.statements, *(f"{q} {f.value}" for q in f.questions)))
+    ]
+
+
+def _content(text: str) -> frozenset[str]:
+    """Return the content words of a question."""
+    frame = {"what", "which", "when", "where", "according", "complete", "fill", "answer", "sentence", "missing"}
+    return frozenset(w for w in re.findall(r"[\w-]+", normalise(text)) if len(w) > 3 and w not in frame)
+
+
+def _generated(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list[Prompt]:
+    everything = sentences(corpus.documents, alone=False)
+    vocabulary = Vocabulary(everything)
+    facts = facts_of(corpus.documents)
+    probed = Stated(fact for fact in facts if fact.side == "probe")
+    usable = [s for s in everything if s.alone and side(s) == "question" and s.plain not in probed]
+    prompts = _fact_prompts(pick_facts(askable_facts(facts, guard), count, seed), guard, count)
+    for gap in pick_gaps(usable, vocabulary, count - len(prompts), seed):
+        text = _question(gap, random.Random(f"{seed}:{gap.key}"))
+        if not guard.asks_the_same(text, gap.answer):
+            prompts.setdefault(normalise(text), _prompt(text, gap))
+    return list(prompts.values())
+
+
+def _fact_prompts(facts: Sequence[Fact], guard: ProbeGuard, count: int) -> dict[str, Prompt]:
+    """Return up to ``count`` prompts by normal form: every fact in the first wording, then in the next."""
+    prompts: dict[str, Prompt] = {}
+    for turn in range(_WORDINGS):
+        for fact in facts:
+            if turn < len(fact.questions) and len(prompts) < count:
+                question = fact.questions[turn] if turn % 2 else f"{fact.questions[turn]} {fact.brief}"
+                if not guard.asks_the_same(question, fact.value):
+                    prompts.setdefault(normalise(question), _fact_prompt(question, fact))
+    return prompts
+
+
+def _fact_prompt(question: str, fact: Fact) -> Prompt:
+    messages = (Message(role="user", content=question),)
+    tags = (fact.relation.split()[0], f"document:{fact.document}")
+    return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=fact.value, tags=tags)
+
+
+def _question(gap: Gap, rng: random.Random) -> str:
+    title = title_of(gap)
+    question = wh_question(gap)
+    if question:
+        return rng.choice(_WH_FORMS).format(title=title, question=question, Question=question[0].upper() + question[1:])
+    if gap.after.strip(" .!)\"'") == "" and rng.random() < 0.5:
+        return _CONTINUE_FORM.format(title=title, before=cloze(gap).split(BLANK)[0].rstrip(" \"'("))
+    return rng.choice(_CLOZE_FORMS).format(title=title, sentence=cloze(gap), missing=missing(gap))
+
+
+def _prompt(text: str, gap: Gap) -> Prompt:
+    messages = (Message(role="user", content=text),)
+    return Prompt(
+        id=f"question-{prompt_id(messages)}",
+        messages=messages,
+        kind="knowledge",
+        answer=gap.answer,
+        tags=(gap.kind, f"document:{gap.sentence.document}"),
+    )

@@ -1,0 +1,76 @@
+"""Built-in composer of behaviour prompts: general requests written for this project, for models without suites.
+
+``constrained_writing`` asks for texts under verifiable rules (``constraints``; ``compatibility`` decides which can be
+combined). ``open_ended``, ``code``, ``dialogues`` and ``refusals`` cover other chat requests. ``chat`` draws from all
+of them the prompts without verifiable instructions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from recovery.data.corpus.text import normalise, text_hash
+from recovery.data.synthetic_prompts.chat import chat
+from recovery.data.synthetic_prompts.code import code
+from recovery.data.synthetic_prompts.constrained_writing import writing
+from recovery.data.synthetic_prompts.dialogues import dialogue
+from recovery.data.synthetic_prompts.open_ended import plain
+from recovery.data.synthetic_prompts.refusals import refusal
+from recovery.data.synthetic_prompts.topics import TOPICS, Topic
+from recovery.types import Prompt
+
+__all__ = ["DEFAULT_COUNT", "TOPICS", "Topic", "compose", "compose_chat"]
+
+DEFAULT_COUNT = 9000
+_SHARES: tuple[tuple[Callable[[random.Random], Prompt | None], float], ...] = (
+    (plain, 0.16),
+    (code, 0.05),
+    (refusal, 0.03),
+    (dialogue, 0.14),
+    (writing, 1.0),  # the remainder
+)
+_MAX_MISSES = 40
+
+
+def compose(count: int = DEFAULT_COUNT, seed: int = 0) -> list[Prompt]:
+    """Return ``count`` distinct prompts, deterministic by ``seed``; more than half have checks.
+
+    If a kind runs out of new wordings, constrained writing, which has millions, fills its share.
+    """
+    return _composed(_SHARES, count, random.Random(f"composer {seed}"))
+
+
+def compose_chat(count: int = DEFAULT_COUNT, seed: int = 0) -> list[Prompt]:
+    """Return at most ``count`` distinct prompts of ordinary chat, without verifiable instructions."""
+    return _composed(((chat, 1.0),), count, random.Random(f"composer chat {seed}"))
+
+
+def _composed(
+    shares: tuple[tuple[Callable[[random.Random], Prompt | None], float], ...], count: int, rng: random.Random
+) -> list[Prompt]:
+    found: dict[str, Prompt] = {}
+    for draw, part in shares:
+        goal = count if part == 1.0 else min(count, len(found) + round(part * count))
+        _fill(found, draw, goal, rng)
+    prompts = list(found.values())
+    rng.shuffle(prompts)
+    return prompts
+
+
+def _fill(
+    found: dict[str, Prompt], draw: Callable[[random.Random], Prompt | None], goal: int, rng: random.Random
+) -> None:
+    """Draw until there are ``goal`` prompts or ``_MAX_MISSES`` duplicates in a row."""
+    misses = 0
+    while len(found) < goal and misses < _MAX_MISSES:
+        prompt = draw(rng)
+        if prompt is None:
+            continue
+        key = "\x1f".join(normalise(m["content"]) for m in prompt.messages)
+        if key in found:
+            misses += 1
+            continue
+        misses = 0
+        found[key] = replace(prompt, id=f"composed-{text_hash(key)[:12]}")

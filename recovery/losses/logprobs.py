@@ -1,0 +1,48 @@
+"""Log-probabilities that a teacher assigns to given responses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from recovery.batching import Batch, Row, collate
+from recovery.losses.fused import fused_loss
+from recovery.losses.terms import Term
+from recovery.teachers import Scorer, Teacher
+
+
+def token_logprobs(
+    teacher: Teacher | Scorer,
+    rows: Sequence[Row],
+    token_budget: int,
+    pad_id: int,
+    device: torch.device,
+    temperature: float = 1.0,
+) -> list[list[float]]:
+    """Return a teacher's log-probabilities (nats) of the targets of each row, in the order of the rows, without
+    gradients.
+
+    The teacher reads ``teacher_ids`` of a row if it has them. At most ``token_budget`` padded tokens are read at once,
+    or one row. ``temperature`` divides the logits of a local teacher; a :class:`Scorer` always uses temperature 1.
+    """
+    found: list[list[float]] = [[] for _ in rows]
+    order = sorted(range(len(rows)), key=lambda index: rows[index].width)
+    while order:
+        room = max(1, token_budget // rows[order[-1]].width)
+        group, order = order[-room:], order[:-room]
+        batch = collate([rows[index] for index in group], pad_id, device)
+        seen = batch.seen_by_teacher or batch
+        with torch.no_grad():
+            values_N = _logprobs(teacher, seen, temperature)
+        for number, value in zip(batch.rows_N.tolist(), values_N.tolist(), strict=True):
+            found[group[number]].append(value)
+    return found
+
+
+def _logprobs(teacher: Teacher | Scorer, batch: Batch, temperature: float) -> torch.Tensor:
+    if isinstance(teacher, Scorer):
+        return teacher.logprobs(batch)
+    terms = [Term("cross_entropy", targets_N=batch.targets_N)]
+    hidden_NE = batch.gather(teacher.hidden(batch))
+    return -fused_loss(hidden_NE, teacher.head, terms, temperature=temperature).per_token_N

@@ -1,0 +1,213 @@
+"""The distillation objective: selects teachers and loss terms for each batch of rows.
+
+Each row names its teacher. "label" rows are trained on their own tokens (cross-entropy: the forward KL to a point
+mass); "reward" rows by the policy gradient on their advantages; all others towards the named teacher with weight
+lambda, and 1 - lambda for the reward if they have advantages. The divergence is taken over the whole vocabulary if the
+teacher's logits are available (the Rao-Blackwellised form: same expectation as the sampled one, far less variance). An
+anchor may be added to each, KL(student | base) on the same states:
+
+    L = lambda D(student, teacher) + (1 - lambda) PG(advantages) + anchor KL(student | base)
+
+If completions were sampled by another engine or by older weights, each token is weighted by the importance ratios of
+the tokens before it (``loss_config.ratio_cap``); a policy gradient uses the ratio of its own token instead.
+
+In the sampled form the teacher is part of the advantages, lambda (log q(y) - log p_old(y)) + (1 - lambda) A, which are
+computed when the rows are sampled, and there is a single policy gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from recovery.batching import Batch
+from recovery.errors import UsageError
+from recovery.losses.config import LossConfig
+from recovery.losses.fused import FusedOutput, fused_loss
+from recovery.losses.gradient_stats import Geometry
+from recovery.losses.sparse import top_entries
+from recovery.losses.terms import Behaviour, Term, check_same_vocabulary
+from recovery.models.lm_head import Head
+from recovery.models.loading import Loaded
+from recovery.teachers import Scorer, Teacher, Weighted
+
+# Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response.
+BEHAVIOUR, KNOWLEDGE, LABEL, REWARD = "base", "knowledge", "label", "reward"
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """The summed loss of a batch, differentiable, and sums over its tokens for the log (detached scalars).
+
+    Each sum in ``sums`` is divided by the tokens of the batches that have it; ``metric`` is the name of the loss.
+    """
+
+    loss: torch.Tensor
+    tokens: int
+    sums: dict[str, torch.Tensor]
+    metric: str
+
+
+@dataclass
+class DistillationObjective:
+    """Computes the loss of a student's batch.
+
+    Attributes:
+        teachers: teachers by the names used in rows; each is a teacher, or several with weights.
+        loss_config: the loss settings. Labels always use temperature 1.
+        anchor: the clean model of the anchor, if ``loss_config.anchor`` is above 0.
+        geometry: if set, accumulates the tokens' gradient vectors; a stage sets a new one for each step that it
+            measures.
+
+    Raises:
+        UsageError: the anchor has a weight but no model, or a teacher has a reserved name.
+    """
+
+    teachers: Mapping[str, Teacher | Scorer | Weighted] = field(default_factory=dict)
+    loss_config: LossConfig = field(default_factory=LossConfig)
+    anchor: Teacher | None = None
+    geometry: Geometry | None = None
+
+    def __post_init__(self) -> None:
+        if self.loss_config.anchor > 0.0 and self.anchor is None:
+            raise UsageError(f"--anchor {self.loss_config.anchor} needs a model as anchor: none was given")
+        for name in (LABEL, REWARD):
+            if name in self.teachers:
+                raise UsageError(f"a teacher cannot be called {name!r}: rows without a teacher use that name")
+
+    def __call__(self, student: Loaded, batch: Batch) -> LossOutput:
+        """Return the weighted sum of the terms over the batch's N targets (nats).
+
+        Raise UsageError if a row names an unknown teacher or lacks fields that the loss needs.
+        """
+        head = student.head
+        # The student runs last: the teachers need no gradient and keep nothing in memory but their hidden states.
+        terms = self._terms(head, batch)
+        at_anchor = len(terms)
+        terms += self._anchor(batch)
+        hidden_ND = batch.gather(student.hidden(batch))
+        temperature = 1.0 if batch.teacher == LABEL else self.loss_config.temperature
+        behaviour = self._behaviour(batch, terms)
+        output = fused_loss(hidden_ND, head, terms, temperature=temperature, behaviour=behaviour)
+        if self.geometry is not None and not batch.idle:
+            self.geometry.add(output.gradient_ND, batch.rows_N)
+        anchor_N = output.values_TN[at_anchor] if len(terms) > at_anchor else None
+        names = _metric_names(batch.teacher, self.loss_config)
+        return LossOutput(output.loss, batch.tokens, _sums(output, names, anchor_N), names["loss"])
+
+    def _terms(self, head: Head, batch: Batch) -> list[Term]:
+        """Return the terms of this batch, without the anchor."""
+        if batch.teacher == LABEL:
+            return [Term("cross_entropy", targets_N=batch.targets_N)]
+        if batch.teacher == REWARD or self.loss_config.divergence == "sampled":
+            return [self._policy(batch, 1.0)]
+        lam = self.loss_config.lam
+        terms = self._teacher(head, batch) if lam > 0.0 else []
+        if lam < 1.0 and (batch.advantages_N is not None or not terms):
+            terms.append(self._policy(batch, 1.0 - lam))
+        return terms
+
+    def _behaviour(self, batch: Batch, terms: list[Term]) -> Behaviour | None:
+        """Return the sampling distribution of these rows, if they have one and no policy gradient uses it."""
+        if batch.old_logprobs_N is None or self.loss_config.ratio_cap == 0.0:
+            return None
+        if any(term.divergence == "policy_gradient" for term in terms):
+            return None
+        return Behaviour(batch.targets_N, batch.old_logprobs_N, batch.rows_N, self.loss_config.ratio_cap)
+
+    def _policy(self, batch: Batch, weight: float) -> Term:
+        """Return the policy gradient on the rows' advantages."""
+        if batch.advantages_N is None:
+            raise UsageError(
+                f"rows of {batch.teacher!r} are trained by a policy gradient (--divergence "
+                f"{self.loss_config.divergence}, --lambda {self.loss_config.lam}) and have no advantages"
+            )
+        return Term(
+            "policy_gradient",
+            weight,
+            targets_N=batch.targets_N,
+            advantages_N=batch.advantages_N,
+            old_logprobs_N=batch.old_logprobs_N,
+            clip=self.loss_config.clip,
+            drop=self.loss_config.drop,
+        )
+
+    def _teacher(self, head: Head, batch: Batch) -> list[Term]:
+        """Return one term for each teacher of the rows; their weights sum to lambda."""
+        if batch.teacher not in self.teachers:
+            known = ", ".join(sorted(self.teachers)) or "none"
+            raise UsageError(f"a row names the teacher {batch.teacher!r}, which is not given (given: {known})")
+        found = self.teachers[batch.teacher]
+        parts = found.parts if isinstance(found, Weighted) else [(found, 1.0)]
+        return [self._compared(head, batch, teacher, self.loss_config.lam * weight) for teacher, weight in parts]
+
+    def _compared(self, head: Head, batch: Batch, teacher: Teacher | Scorer, weight: float) -> Term:
+        """Return the divergence to one teacher, with its own context if it has one."""
+        loss_config = self.loss_config
+        seen = batch.seen_by_teacher or batch
+        if isinstance(teacher, Scorer):
+            return self._top_k_term(seen, teacher, weight)
+        hidden_NE, teacher_head = seen.gather(teacher.hidden(seen)), teacher.head
+        if loss_config.divergence == "top_k":
+            check_same_vocabulary(head, teacher_head)
+            ids_NK, logprobs_NK = top_entries(hidden_NE, teacher_head, loss_config.top_k, loss_config.temperature)
+            return Term("top_k", weight, top_ids_NK=ids_NK, top_logprobs_NK=logprobs_NK)
+        return Term(
+            loss_config.divergence,
+            weight,
+            beta=loss_config.beta,
+            teacher_hidden_NE=hidden_NE,
+            teacher_head=teacher_head,
+            entry_clip=loss_config.entry_clip,
+            floor=loss_config.floor,
+        )
+
+    def _top_k_term(self, batch: Batch, teacher: Scorer, weight: float) -> Term:
+        """Return the divergence to a teacher that returns only a few entries of its distribution."""
+        if self.loss_config.divergence != "top_k" or self.loss_config.temperature != 1.0:
+            raise UsageError(
+                f"--divergence {self.loss_config.divergence} needs the teacher's logits, which a server does not "
+                f"return: use --divergence top_k with --top-k 20, or --divergence sampled"
+            )
+        ids_NK, logprobs_NK = teacher.top(batch, self.loss_config.top_k)
+        return Term("top_k", weight, top_ids_NK=ids_NK, top_logprobs_NK=logprobs_NK)
+
+    def _anchor(self, batch: Batch) -> list[Term]:
+        """Return the anchor: the reverse KL to the clean model, on the student's input."""
+        if self.anchor is None or self.loss_config.anchor == 0.0:
+            return []
+        hidden_NE = batch.gather(self.anchor.hidden(batch))
+        return [
+            Term("reverse_kl", self.loss_config.anchor, teacher_hidden_NE=hidden_NE, teacher_head=self.anchor.head),
+        ]
+
+
+# Metrics of rows that no expert scores, by who scores them; the tracker and the dashboard know them by these names.
+_METRICS = {
+    BEHAVIOUR: {name: name for name in ("entropy", "ratio", "clipped", "dropped")},
+    REWARD: {"loss": "policy_loss"} | {name: name for name in ("entropy", "ratio", "clipped", "dropped")},
+    KNOWLEDGE: {"loss": "knowledge_kl", "entropy": "knowledge_entropy"},
+    LABEL: {"loss": "label_loss", "entropy": "label_entropy"},
+}
+
+
+def _metric_names(scored_by: str, loss_config: LossConfig) -> dict[str, str]:
+    """Return the names of a batch's metrics; without a name of their own they end in the teacher's: "loss/code"."""
+    known = _METRICS.get(scored_by, {}) | ({"loss": loss_config.loss_metric} if scored_by == BEHAVIOUR else {})
+    figures = ("loss", "entropy", "ratio", "clipped", "dropped")
+    return {figure: known.get(figure, f"{figure}/{scored_by}") for figure in figures} | {"anchor": "anchor"}
+
+
+def _sums(output: FusedOutput, names: Mapping[str, str], anchor_N: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Return the sums over a batch's tokens for the log, by metric name."""
+    figures = {
+        "loss": output.per_token_N,
+        "entropy": output.entropy_N,
+        "anchor": anchor_N,
+        "ratio": output.ratio_N,
+        "clipped": output.clipped_N,
+        "dropped": output.dropped_N,
+    }
+    return {names[figure]: per_token_N.sum() for figure, per_token_N in figures.items() if per_token_N is not None}

@@ -1,0 +1,197 @@
+"""Terms of the loss: one record per comparison of the student's distribution.
+
+A loss is a weighted sum of terms over the same tokens: a teacher, a reward, an anchor to the clean model. The fused
+loss projects the student once and adds up the gradients of the terms.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recovery.errors import ModelError, UsageError
+from recovery.losses.config import check_limits
+from recovery.losses.divergences import resolve_divergence
+from recovery.models.lm_head import Head
+
+WHOLE_VOCABULARY = ("reverse_kl", "forward_kl", "jsd")
+TERMS = (*WHOLE_VOCABULARY, "cross_entropy", "policy_gradient", "top_k")
+_NEEDS = {
+    "cross_entropy": ("targets_N",),
+    "policy_gradient": ("targets_N", "advantages_N"),
+    "top_k": ("top_ids_NK", "top_logprobs_NK"),
+    **dict.fromkeys(WHOLE_VOCABULARY, ("teacher_hidden_NE",)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One comparison of the student's distribution, over N tokens.
+
+    Attributes:
+        divergence: one of :data:`TERMS`; the formulas are in :mod:`recovery.losses.divergences` and
+            :mod:`recovery.losses.sparse`.
+        weight: factor of the term's value and gradient in the sum; 0 measures without training.
+        beta: the mixture of "jsd".
+        teacher_hidden_NE: the teacher's hidden states at the same positions, for the divergences over the whole
+            vocabulary; its width may differ from the student's.
+        teacher_head: the teacher's head, always frozen; None: the student's own.
+        targets_N: token ids, for "cross_entropy" (the label) and "policy_gradient" (the sampled token).
+        advantages_N: how much better than expected each sampled token was, for "policy_gradient".
+        old_logprobs_N: natural log-probability of each sampled token when it was sampled, at the temperature of
+            the loss; None if the student has not changed since.
+        clip: epsilon of the importance ratio's clip.
+        drop: tokens whose ratio is above this or below its inverse are ignored.
+        top_ids_NK: the entries that the teacher returns, for "top_k"; distinct per token.
+        top_logprobs_NK: their natural log-probabilities, at the temperature of the loss.
+        reverse: whether "top_k" is KL(student | teacher); otherwise KL(teacher | student).
+        entry_clip: maximum contribution of one vocabulary entry, nats.
+        floor: lower bound of log-probabilities, in the two KLs.
+
+    Raises:
+        UsageError: the divergence is unknown, a number is out of range, a limit does not apply to this divergence, or
+            a required field is missing.
+    """
+
+    divergence: str
+    weight: float = 1.0
+    beta: float = 0.5
+    teacher_hidden_NE: Tensor | None = None
+    teacher_head: Head | None = None
+    targets_N: Tensor | None = None
+    advantages_N: Tensor | None = None
+    old_logprobs_N: Tensor | None = None
+    clip: float | None = None
+    drop: float | None = None
+    top_ids_NK: Tensor | None = None
+    top_logprobs_NK: Tensor | None = None
+    reverse: bool = True
+    entry_clip: float | None = None
+    floor: float | None = None
+
+    def __post_init__(self) -> None:
+        resolve_divergence(self.divergence, self.beta, entry_clip=self.entry_clip, floor=self.floor, known=TERMS)
+        if not math.isfinite(self.weight):
+            raise UsageError(f"the weight {self.weight} of a {self.divergence} term is not a finite number")
+        for name in _NEEDS[self.divergence]:
+            if getattr(self, name) is None:
+                raise UsageError(f"a {self.divergence} term needs {name}")
+        check_limits(clip=self.clip, drop=self.drop)
+        for flag, limit in (("clip", self.clip), ("drop", self.drop)):
+            if limit is None:
+                continue
+            if self.divergence != "policy_gradient":
+                raise UsageError(f"--{flag} {limit} acts on importance ratios: {self.divergence} has none")
+            if self.old_logprobs_N is None:
+                raise UsageError(
+                    f"--{flag} {limit} needs the log-probabilities the tokens were sampled with (old_logprobs_N)"
+                )
+
+    @functools.cached_property
+    def resolved(self) -> str:
+        """The divergence to compute: "jsd" at either end of beta is one of the two KLs."""
+        return resolve_divergence(self.divergence, self.beta, known=TERMS)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the term compares whole distributions, and so needs a teacher's logits."""
+        return self.divergence in WHOLE_VOCABULARY
+
+    def check(self, tokens: int, head: Head) -> None:
+        """Check the shapes, which would otherwise fail or broadcast deep inside the loss.
+
+        Raises:
+            UsageError: a tensor does not have one entry for each of ``tokens`` tokens.
+            ModelError: the vocabularies of the teacher's head and the student's ``head`` differ.
+        """
+        for name in ("targets_N", "advantages_N", "old_logprobs_N"):
+            check_per_token(name, getattr(self, name), tokens)
+        if self.teacher_hidden_NE is not None:
+            self._check_teacher(self.teacher_hidden_NE, tokens, self.teacher_head or head)
+            check_same_vocabulary(head, self.teacher_head or head)
+        if self.top_ids_NK is not None and self.top_logprobs_NK is not None:
+            self._check_top(self.top_ids_NK, self.top_logprobs_NK, tokens, head.vocabulary)
+
+    @staticmethod
+    def _check_teacher(hidden_NE: Tensor, tokens: int, head: Head) -> None:
+        if hidden_NE.shape != (tokens, head.width):
+            raise UsageError(
+                f"teacher hidden states of shape {tuple(hidden_NE.shape)} do not fit {tokens} tokens and "
+                f"a teacher head of width {head.width}"
+            )
+
+    @staticmethod
+    def _check_top(ids_NK: Tensor, logprobs_NK: Tensor, tokens: int, vocabulary: int) -> None:
+        if ids_NK.dim() != 2 or ids_NK.shape != logprobs_NK.shape or ids_NK.shape[0] != tokens:
+            raise UsageError(
+                f"top_ids_NK and top_logprobs_NK have shapes {tuple(ids_NK.shape)} and {tuple(logprobs_NK.shape)}: "
+                f"they need the same k entries for each of {tokens} tokens"
+            )
+        if not 1 <= ids_NK.shape[1] <= vocabulary:
+            raise UsageError(f"--top-k {ids_NK.shape[1]} must lie between 1 and the vocabulary's {vocabulary} entries")
+        if bool((ids_NK.sort(-1).values.diff(dim=-1) == 0).any()):
+            raise UsageError("top_ids_NK has an entry twice at one position: its mass would be counted twice")
+
+
+@dataclass(frozen=True, eq=False)
+class Behaviour:
+    """The sampling distribution of the tokens, if it differs from the student's: another engine, or older weights.
+
+    A divergence between whole distributions sums over the token at its position and needs no ratio for it; only the
+    probability of the preceding text differs. Each token is therefore weighted by the product of the ratios
+    p(y) / p_old(y) of its row's earlier tokens, at most ``cap`` (truncated importance sampling). ``targets_N`` are the
+    tokens, ``logprobs_N`` the natural log-probabilities they were sampled with, ``rows_N`` the row each belongs to:
+    the tokens of a row are contiguous and in order.
+    """
+
+    targets_N: Tensor
+    logprobs_N: Tensor
+    rows_N: Tensor
+    cap: float
+
+    @functools.cached_property
+    def begins(self) -> Tensor:
+        """Index of the first token of each token's row, [N]."""
+        at_N = torch.arange(len(self.rows_N), device=self.rows_N.device)
+        new_N = torch.ones_like(self.rows_N, dtype=torch.bool)
+        new_N[1:] = self.rows_N[1:] != self.rows_N[:-1]
+        return at_N.where(new_N, 0).cummax(0).values
+
+    def check(self, tokens: int) -> None:
+        """Raise UsageError if a tensor does not have one entry for each of ``tokens`` tokens, or the cap is not
+        positive.
+        """
+        for name in ("targets_N", "logprobs_N", "rows_N"):
+            check_per_token(name, getattr(self, name), tokens)
+        if not self.cap > 0.0:
+            raise UsageError(f"--ratio-cap {self.cap} must be above 0")
+
+
+def check_terms(terms: Sequence[Term], tokens: int, head: Head) -> None:
+    """Raise an error if terms do not fit these tokens, this head or each other; see :meth:`Term.check`."""
+    if not terms:
+        raise UsageError("the loss has no term: give at least one")
+    for term in terms:
+        term.check(tokens, head)
+    if sum(term.divergence == "policy_gradient" for term in terms) > 1:
+        raise UsageError("the loss has two policy gradients: add up their advantages and give one")
+
+
+def check_per_token(name: str, per_token: Tensor | None, tokens: int) -> None:
+    """Raise UsageError if a tensor does not have one entry per token."""
+    if per_token is not None and per_token.shape != (tokens,):
+        raise UsageError(f"{name} has shape {tuple(per_token.shape)}: it needs one entry for each of {tokens} tokens")
+
+
+def check_same_vocabulary(student: Head, teacher: Head) -> None:
+    """Raise ModelError if two heads have different numbers of logits."""
+    if teacher.vocabulary != student.vocabulary:
+        raise ModelError(
+            f"student and teacher heads have {student.vocabulary} and {teacher.vocabulary} logits: truncate the "
+            "larger with Head.first if its extra entries are padding, or use a teacher with the same tokenizer"
+        )

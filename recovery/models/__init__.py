@@ -1,0 +1,1 @@
+"""Models: loading, chat templates, output heads, attention, sharding, checkpoints on disk."""

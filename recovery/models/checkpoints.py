@@ -1,0 +1,109 @@
+"""Checkpoints on disk: written atomically, identified by a content hash, with their parent and stage.
+
+A checkpoint is a folder in Hugging Face's layout (weights, or only an adapter, with tokenizer) plus
+checkpoint.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recovery.errors import CheckpointError
+from recovery.models.loading import Loaded
+
+INFO_FILE = "checkpoint.json"
+# Files that determine a model's output: weights, shapes, tokens, template. Suites and notes are not included.
+CONTENT = (
+    "*.safetensors",
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """The content of checkpoint.json. ``parent`` is the content hash of the checkpoint this one was trained from."""
+
+    name: str
+    kind: str
+    hash: str
+    path: str
+    parent: str | None = None
+    stage: str | None = None
+    tuning: str = "full"
+    base: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+def content_hash(folder: Path) -> str:
+    """Return the SHA-256 over the names and contents of the model's files, as hex.
+
+    Raise CheckpointError if the folder contains no weights.
+    """
+    files = sorted({path for pattern in CONTENT for path in folder.glob(pattern) if path.is_file()})
+    if not any(path.suffix == ".safetensors" for path in files):
+        raise CheckpointError(f"{folder} holds no *.safetensors: a checkpoint needs its weights in that format")
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def save_checkpoint(
+    loaded: Loaded,
+    folder: Path,
+    *,
+    name: str,
+    kind: str,
+    parent: str | None,
+    stage: str | None = None,
+    base: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> CheckpointInfo:
+    """Write ``loaded`` to ``folder`` atomically, replacing an existing one.
+
+    A crash leaves either the old folder or the new one, never a partial one.
+    """
+    writing = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    loaded.save(writing)
+    info = CheckpointInfo(
+        name, kind, content_hash(writing), str(folder), parent, stage, loaded.tuning, base, dict(extra or {})
+    )
+    (writing / INFO_FILE).write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n")
+    if folder.exists():
+        old = folder.with_name(f".old-{folder.name}")
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+        writing.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        writing.rename(folder)
+    return info
+
+
+def verify(folder: Path, expected: str) -> None:
+    """Raise CheckpointError if the content hash of the folder is not ``expected``."""
+    found = content_hash(folder)
+    if found != expected:
+        raise CheckpointError(
+            f"the checkpoint in {folder} has changed since it was registered (hash {found[:12]}, expected "
+            f"{expected[:12]}): restore the original files, or start a new workspace"
+        )

@@ -1,0 +1,379 @@
+"""Conversion of a GGUF file to a model folder: safetensors, tokenizer, chat template, generation settings.
+
+transformers reads the file once; everything else uses the folder, whose name contains the hash of the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import json
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, modeling_gguf_pytorch_utils
+from transformers.utils import logging as transformers_logging
+
+from recovery.errors import ModelError
+from recovery.models.gguf_files.header import ARRAY, MAGIC, ORIGIN, STRING, Header, origin_of, read_header, sha256_of
+from recovery.models.gguf_files.positions import set_positions
+from recovery.models.gguf_files.tokens import end_ids, read_tokenizer
+
+# Metadata that transformers' reader takes minutes for and a configuration does not need.
+_VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
+# Tensors that hold no weights: their RoPE scaling is read by set_positions.
+_POSITIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+_PLAIN = ("F64", "F32")
+_REFUSALS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError)
+
+transformers_logging.disable_progress_bar()
+
+
+class Counting(Protocol):
+    """A progress counter."""
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count units as done."""
+        ...
+
+
+class Showing(Protocol):
+    """Progress output, implemented by pipelines.runtime.progress.Display."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        ...
+
+    def bar(self, name: str, total: int, done: int = 0) -> contextlib.AbstractContextManager[Counting]:
+        """Show a progress bar."""
+        ...
+
+
+class Silent:
+    """Progress output that shows nothing."""
+
+    def say(self, text: str) -> None:
+        """Do nothing."""
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Do nothing."""
+
+    @contextlib.contextmanager
+    def bar(self, name: str, total: int, done: int = 0) -> Iterator[Silent]:
+        """Return a bar that shows nothing."""
+        yield self
+
+
+def user_cache() -> Path:
+    """Return the folder of converted models that belong to no workspace."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recovery" / "models"
+
+
+def converted(path: str | Path, cache: Path, showing: Showing | None = None) -> Path:
+    """Return the folder in ``cache`` with the model of a GGUF file, converting it if it is not there yet.
+
+    The folder is named by the file's hash, so that a changed file is converted again, and written atomically; of
+    several processes one converts and the others wait. Raise ModelError if the file cannot be converted.
+    """
+    showing = showing or Silent()
+    header = read_header(path)
+    with showing.bar(f"reading {header.path.name}, MB", _megabytes(header.bytes)) as bar:
+        digest = sha256_of(header.path, _Megabytes(bar).count)
+    folder = cache / f"{header.path.stem}-{digest[:12]}"
+    try:
+        return _convert_once(header, digest, folder, showing)
+    except OSError as error:
+        raise ModelError(f"{header.path} cannot be converted to {folder}: {error}") from error
+
+
+def _convert_once(header: Header, digest: str, folder: Path, showing: Showing) -> Path:
+    cache, before = folder.parent, _state(header.path)
+    if known := _known(cache, digest):
+        return known
+    with _locked(cache, digest[:12], showing):
+        if known := _known(cache, digest):
+            return known
+        showing.say(f"{header.path.name} ({header.summary()}) is converted once, to {folder}")
+        writing = cache / f".writing-{os.getpid()}-{folder.name}"
+        for left in cache.glob(f".writing-*-{digest[:12]}"):  # left by a killed process: this one holds the lock
+            shutil.rmtree(left)
+        writing.mkdir()
+        try:
+            _convert(header, digest, writing, showing)
+            if _state(header.path) != before:
+                raise ModelError(f"{header.path} changed while it was read: try again")
+            writing.rename(folder)
+        finally:
+            shutil.rmtree(writing, ignore_errors=True)
+    return folder
+
+
+def _known(cache: Path, digest: str) -> Path | None:
+    """Return the folder converted from this content, whatever the name of the file was."""
+    found = cache.glob(f"[!.]*-{digest[:12]}")
+    return next((folder for folder in found if (origin_of(folder) or {}).get("sha256") == digest), None)
+
+
+def _state(path: Path) -> tuple[int, ...]:
+    """Return values that change if a file is modified or replaced."""
+    found = path.stat()
+    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def config_of(path: str | Path) -> Any:
+    """Read transformers' configuration of a GGUF file without its weights. Raise ModelError if there is none."""
+    header = read_header(path)
+    with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
+        return _read_config(header, _without_vocabulary(header, Path(folder) / "header.gguf", data=False))
+
+
+def tokenizer_of(path: str | Path) -> Any:
+    """Read the tokenizer of a GGUF file, with its chat template. Raise ModelError if it cannot be read."""
+    return read_tokenizer(read_header(path))
+
+
+def _convert(header: Header, digest: str, writing: Path, showing: Showing) -> None:
+    config = _read_config(header, _without_vocabulary(header, writing / "header.gguf", data=False))
+    (writing / "header.gguf").unlink()
+    tokenizer = read_tokenizer(header, showing.say)
+    slim = _without_vocabulary(header, writing / "weights.gguf", data=True)
+    with showing.bar("converting, MB", _megabytes(header.bytes)) as bar:
+        model = _read_weights(header, slim, config, _Megabytes(bar))
+    slim.unlink()
+    preferred = _narrow_type(header)
+    ends = end_ids(header, tokenizer)
+    config.eos_token_id = ends if len(ends) != 1 else ends[0]
+    config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
+    showing.say("writing the weights")
+    _fresh(model, config, header, preferred).save_pretrained(writing)
+    tokenizer.save_pretrained(writing)
+    _generation(header, config).save_pretrained(writing)
+    origin = {
+        "file": header.path.name,
+        "sha256": digest,
+        "bytes": header.bytes,
+        "architecture": header.architecture,
+        "name": header.name,
+        "types": header.types,
+        "stored": str(preferred).removeprefix("torch."),
+    }
+    (writing / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def _without_vocabulary(header: Header, target: Path, *, data: bool) -> Path:
+    """Write a copy of the file with an empty vocabulary; without ``data`` the tensor data is a sparse hole.
+
+    transformers' reader reads every token of the vocabulary as a separate array, several times: most of a minute for
+    49,152 tokens, while the weights take seconds.
+    """
+    vocabulary = next((t.shape[0] for t in header.tensors if t.name == "token_embd.weight"), 0)
+    size = f"{header.architecture}.vocab_size"
+    with header.path.open("rb") as source, target.open("wb") as out:
+
+        def piece(span: tuple[int, int]) -> bytes:
+            source.seek(span[0])
+            return source.read(span[1] - span[0])
+
+        values = [
+            _text(key) + struct.pack("<IIQ", ARRAY, STRING, 0) if key in _VOCABULARY else piece(span)
+            for key, span in header.spans.items()
+        ]
+        if size not in header.metadata and vocabulary:
+            values.append(_text(size) + struct.pack("<II", 4, vocabulary))
+        out.write(MAGIC + struct.pack("<IQQ", header.version, len(header.tensors), len(values)))
+        out.writelines(values)
+        out.write(piece(header.table))
+        out.write(bytes(-out.tell() % header.alignment))
+        if data:
+            source.seek(header.data)
+            shutil.copyfileobj(source, out, 1 << 22)
+        else:
+            out.truncate(out.tell() + header.bytes - header.data)
+    return target
+
+
+class _Megabytes:
+    """Progress counter of bytes, shown in whole megabytes."""
+
+    def __init__(self, bar: Counting) -> None:
+        self.bar, self.bytes = bar, 0
+
+    def count(self, number: int) -> None:
+        before, self.bytes = self.bytes, self.bytes + number
+        if more := _megabytes(self.bytes) - _megabytes(before):
+            self.bar.advance(more)
+
+
+def _megabytes(number: int) -> int:
+    return number // 1_000_000
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _read_config(header: Header, slim: Path) -> Any:
+    try:
+        with _quiet():
+            config = AutoConfig.from_pretrained(slim.parent, gguf_file=slim.name)
+    except _REFUSALS as error:
+        raise ModelError(
+            f"{header.path}: its architecture {header.architecture!r} is not one that transformers "
+            f"{transformers.__version__} can read from GGUF ({_first_line(error)}); use the model's safetensors"
+        ) from error
+    text = config.get_text_config()
+    width = header.own("attention.key_length")
+    if width and hasattr(text, "head_dim"):  # transformers does not read it for some architectures (Qwen3)
+        text.head_dim = int(width)
+    rows = next((t.shape[0] for t in header.tensors if t.name == "token_embd.weight"), None)
+    if rows is not None:
+        text.vocab_size = rows
+    set_positions(header, text)
+    return config
+
+
+def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> Any:
+    """Load the model with all its weights, in float32. Raise ModelError if some are missing or unused."""
+    settings: dict[str, Any] = {}
+    if hasattr(transformers, "GgufConfig"):  # releases that keep blocks quantised if they have kernels for them
+        settings["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    try:
+        with _quiet(), _counted(bar):
+            model, found = AutoModelForCausalLM.from_pretrained(
+                slim.parent,
+                gguf_file=slim.name,
+                config=copy.deepcopy(config),
+                dtype=torch.float32,
+                output_loading_info=True,
+                **settings,
+            )
+    except _REFUSALS as error:
+        raise ModelError(f"{header.path} cannot be converted: {_first_line(error)}") from error
+    if found["missing_keys"]:
+        first = min(found["missing_keys"])
+        raise ModelError(f"{header.path} lacks weights of a {config.model_type} model, for example {first}")
+    tied = bool(config.get_text_config().tie_word_embeddings)
+    layers = int(config.get_text_config().num_hidden_layers)
+    given = sum(t.count for t in header.tensors if not _left_out(t.name, tied, layers))
+    taken = sum(parameter.numel() for parameter in model.parameters())
+    if given != taken:
+        raise ModelError(
+            f"{header.path}: transformers' reader uses {taken:,} of its {given:,} weights, so the model would differ; "
+            "use the model's safetensors"
+        )
+    return model
+
+
+def _left_out(name: str, tied: bool, layers: int) -> bool:
+    """Return whether a tensor is not a weight of the model: RoPE factors, a tied head, multi-token prediction."""
+    layer = name.split(".")[1] if name.startswith("blk.") else ""
+    ahead = layer.isdigit() and int(layer) >= layers
+    return name in _POSITIONS or ahead or (tied and name == "output.weight")
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def _narrow_type(header: Header) -> torch.dtype:
+    """Return the two-byte type closest to the file's weights: the scales of ggml's blocks are float16."""
+    return torch.bfloat16 if "BF16" in header.types else torch.float16
+
+
+def _narrowed(weight: torch.Tensor, header: Header, preferred: torch.dtype) -> torch.Tensor:
+    """Convert a weight to two bytes if it is lossless, or if it comes from quantised blocks and float16 can hold it."""
+    for dtype in (preferred, *{torch.float16, torch.bfloat16} - {preferred}):
+        if torch.equal(weight.to(dtype).to(weight.dtype), weight):
+            return weight.to(dtype)
+    plain = any(t.type in _PLAIN and len(t.shape) > 1 for t in header.tensors)
+    rounded = weight.to(torch.float16)
+    return weight if weight.ndim < 2 or plain or not bool(rounded.isfinite().all()) else rounded
+
+
+def _fresh(model: Any, config: Any, header: Header, preferred: torch.dtype) -> Any:
+    """Return the weights in a model without quantisation settings, since one with them cannot be saved."""
+    narrow: dict[int, torch.Tensor] = {}  # tied weights are narrowed once and stay tied
+    state = {}
+    for name, weight in model.state_dict().items():
+        key = weight.data_ptr()
+        if key not in narrow:
+            narrow[key] = _narrowed(weight, header, preferred)
+        state[name] = narrow[key]
+    with torch.device("meta"):
+        fresh = type(model)(config)
+    fresh.load_state_dict(state, assign=True)
+    fresh.tie_weights()
+    return fresh
+
+
+def _generation(header: Header, config: Any) -> GenerationConfig:
+    sampling = {
+        ours: header.metadata[f"general.sampling.{theirs}"]
+        for theirs, ours in _SAMPLING.items()
+        if f"general.sampling.{theirs}" in header.metadata
+    }
+    return GenerationConfig(
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+        **({"do_sample": True, **sampling} if sampling else {}),
+    )
+
+
+# --- locking and progress -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _locked(cache: Path, name: str, showing: Showing) -> Iterator[None]:
+    """Lock a folder's conversion; the system releases the lock when the process ends."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f".lock-{name}").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            showing.say("another process is converting the same file: waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress transformers' messages about unused metadata."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+@contextlib.contextmanager
+def _counted(bar: _Megabytes) -> Iterator[None]:
+    """Replace the progress bar of transformers' reader, which no setting turns off, with ``bar``."""
+    theirs = getattr(modeling_gguf_pytorch_utils, "tqdm", None)
+
+    def ours(tensors: Iterable[Any], **_: Any) -> Iterator[Any]:
+        for tensor in tensors:
+            yield tensor
+            bar.count(int(tensor.n_bytes))
+
+    modeling_gguf_pytorch_utils.tqdm = ours
+    try:
+        yield
+    finally:
+        modeling_gguf_pytorch_utils.tqdm = theirs
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

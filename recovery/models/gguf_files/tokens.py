@@ -1,0 +1,84 @@
+"""The tokenizer of a GGUF file, restored to its original form."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from recovery.errors import ModelError
+from recovery.models.chat_template import TURN_ENDS
+from recovery.models.gguf_files.header import Header
+
+# Pre-tokenizers by llama.cpp's names. transformers uses GPT-2's for names it does not know; those in _DIGITS split off
+# every digit first.
+_DIGITS = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"))
+_KEYS = {"unk_token": "unknown_token", "pad_token": "padding_token"}
+_AS_GPT2 = frozenset(("gpt-2", "mpt", "olmo", "jais", "phi-2"))
+
+
+def read_tokenizer(header: Header, say: Callable[[str], None] = lambda text: None) -> Any:
+    """Read the tokenizer with its chat template and special tokens. Raise ModelError if its kind is unknown.
+
+    ``say`` receives a warning if its pre-tokenizer is unknown, so that tokens may differ from the original's.
+    """
+    try:
+        # From a temporary folder: a tokenizer.json next to the file would be used instead of the file's.
+        with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
+            (Path(folder) / "model.gguf").symlink_to(header.path.resolve())
+            tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf")
+    except (OSError, ValueError, KeyError, TypeError, IndexError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelError(f"{header.path}: its tokenizer cannot be read: {reason}") from error
+    tokenizer = _only_of_the_file(header, tokenizer)
+    _split(header, tokenizer, say)
+    if header.metadata.get("tokenizer.ggml.add_bos_token") and tokenizer.bos_token is not None:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{tokenizer.bos_token} $A",
+            pair=f"{tokenizer.bos_token} $A $B",
+            special_tokens=[(tokenizer.bos_token, tokenizer.bos_token_id)],
+        )
+    return tokenizer
+
+
+def _only_of_the_file(header: Header, tokenizer: Any) -> Any:
+    """Remove tokens that are not in the file: transformers adds <|endoftext|> to Llama 3's."""
+    count = int(header.metadata["tokenizer.ggml.tokens"])
+    if len(tokenizer) <= count:
+        return tokenizer
+    core = json.loads(tokenizer.backend_tokenizer.to_str())
+    core["added_tokens"] = [token for token in core["added_tokens"] if token["id"] < count]
+    kept = {
+        name: str(getattr(tokenizer, name))
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+        if header.metadata.get(f"tokenizer.ggml.{_KEYS.get(name, name)}_id") is not None
+    }
+    backend = Tokenizer.from_str(json.dumps(core))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=tokenizer.chat_template, **kept)
+
+
+def end_ids(header: Header, tokenizer: Any) -> list[int]:
+    """Return the tokens that end a response: those the file names, and the turn ends in its chat template."""
+    vocabulary, template = tokenizer.get_vocab(), str(tokenizer.chat_template)
+    named = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    found = [int(token) for token in named if token is not None]
+    found += [vocabulary[end] for end in TURN_ENDS if end in vocabulary and end in template]
+    return list(dict.fromkeys(found))
+
+
+def _split(header: Header, tokenizer: Any, say: Callable[[str], None]) -> None:
+    backend = tokenizer.backend_tokenizer
+    name = header.metadata.get("tokenizer.ggml.pre", "")
+    if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
+        return  # supported by transformers, or not byte-pair encoding
+    if name in _DIGITS:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif name not in _AS_GPT2:
+        say(f"{header.path.name} has the unknown pre-tokenizer {name or 'none'!r}: using GPT-2's, tokens may differ")

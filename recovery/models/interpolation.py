@@ -1,0 +1,52 @@
+"""Linear interpolation between the weights of two checkpoints (WiSE-FT, arXiv 2109.01903)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from recovery.errors import UsageError
+from recovery.models.loading import Loaded
+
+
+@dataclass
+class Interpolation:
+    """Sets a student's weights to (1 - alpha) origin + alpha student; exact at 0 and 1.
+
+    ``student`` is loaded for training: its trainable weights are copied and then overwritten. ``origin``, loaded
+    frozen in float32, may be None if the student is LoRA on that model: its adapter is then scaled, which is
+    equivalent.
+
+    Raise UsageError if the two do not have the same weights.
+    """
+
+    student: Loaded
+    origin: Loaded | None
+    _ends: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        trained = {name: p.detach().clone() for name, p in self.student.trainable().items()}
+        if self.origin is None:
+            # Only B is scaled: the product of both matrices is added to the model's weights.
+            scaled = (name for name in trained if "lora_B" in name or "lora_embedding_B" in name)
+            self._ends = {name: (None, trained[name]) for name in scaled}
+            return
+        origin = {name: p.detach() for name, p in self.origin.model.named_parameters()}
+        differ = [n for n in trained.keys() | origin.keys() if n not in trained or n not in origin]
+        differ += [n for n in trained.keys() & origin.keys() if trained[n].shape != origin[n].shape]
+        if differ:
+            raise UsageError(
+                f"{self.student.path} and {self.origin.path} do not have the same weights ({min(differ)}): they cannot "
+                f"be interpolated"
+            )
+        self._ends = {name: (origin[name], p) for name, p in trained.items()}
+
+    def move(self, alpha: float) -> None:
+        """Set the student's weights to those of ``alpha``."""
+        params = self.student.trainable()
+        with torch.no_grad():
+            for name, (start, end) in self._ends.items():
+                start = torch.zeros_like(end) if start is None else start.to(end)
+                # lerp is exact at both ends, a sum of two products is not.
+                params[name].copy_(torch.lerp(start, end, alpha))

@@ -1,0 +1,420 @@
+"""Loading of models: student or teacher, full weights or LoRA, on any device."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from huggingface_hub import snapshot_download
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from recovery import distributed
+from recovery.batching import Batch
+from recovery.errors import ModelError, UsageError
+from recovery.models import attention, fsdp
+from recovery.models.chat_template import ChatFormat
+from recovery.models.compilation import compile_layers
+from recovery.models.gguf_files import is_gguf
+from recovery.models.gguf_files.conversion import Showing, converted, user_cache
+from recovery.models.lm_head import Head
+
+Tuning = Literal["frozen", "full", "lora"]
+ADAPTER_CONFIG = "adapter_config.json"
+_SETS = ("target_modules", "exclude_modules")
+
+transformers_logging.disable_progress_bar()
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """The shape of a LoRA adapter; ``targets`` "all-linear" means every linear layer but the head."""
+
+    rank: int = 32
+    alpha: int = 64
+    targets: str | tuple[str, ...] = "all-linear"
+
+    def config(self) -> LoraConfig:
+        """Return the settings as a peft configuration."""
+        targets = self.targets if isinstance(self.targets, str) else list(self.targets)
+        return LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,
+            target_modules=targets,
+            lora_dropout=0.0,
+            task_type="CAUSAL_LM",
+        )
+
+
+@dataclass
+class Loaded:
+    """A causal language model for scoring, sampling and, unless frozen, training.
+
+    ``precision`` is the dtype of matrix products. Trained weights are in float32; a frozen model is in ``precision``.
+    ``sharded`` is set if its layers are sharded over several processes; ``state`` holds its weights after
+    :meth:`put_together`.
+    """
+
+    model: Any
+    tokenizer: Any
+    chat: ChatFormat
+    device: torch.device
+    precision: torch.dtype
+    tuning: Tuning
+    path: str
+    sharded: bool = False
+    state: dict[str, torch.Tensor] | None = None
+
+    @functools.cached_property
+    def core(self) -> Any:
+        """The causal LM without peft's wrapper; it includes any LoRA layers."""
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    @functools.cached_property
+    def decoder(self) -> Any:
+        """The decoder below the head: token ids to hidden states."""
+        decoder = self.core.get_decoder()
+        return decoder if decoder is not self.core else self.core.base_model
+
+    @functools.cached_property
+    def _head(self) -> Head:
+        return Head.of(self.model)
+
+    @property
+    def head(self) -> Head:
+        """The output head in the precision of matrix products; gradients reach its original weights."""
+        head = self._head
+        bias = None if head.bias_V is None else head.bias_V.to(self.precision)
+        return dataclasses.replace(head, weight_VD=head.weight_VD.to(self.precision), bias_V=bias)
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of positions of the model."""
+        config = self.core.config.get_text_config()
+        return int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048))
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """Return the final hidden states of a batch, [B, T, D], in the precision of matrix products."""
+        with self.autocast():
+            output = self.decoder(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False)
+        return output.last_hidden_state.to(self.precision)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context that runs matrix products in ``precision`` if the weights are wider."""
+        lower = self.precision != torch.float32 and self.tuning != "frozen"
+        return torch.autocast(self.device.type, dtype=self.precision) if lower else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def inference(self) -> Iterator[None]:
+        """Disable gradients, dropout and compiled layers; the training mode is restored afterwards."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+                yield
+        finally:
+            self.model.train(training)
+
+    @contextlib.contextmanager
+    def adapter_off(self) -> Iterator[None]:
+        """Disable the adapter, leaving the clean model. Raise ModelError if there is no adapter."""
+        if not isinstance(self.model, PeftModel):
+            raise ModelError(f"{self.path} has no adapter to disable: load the teacher as a separate model")
+        with self.model.disable_adapter():
+            yield
+
+    def under_adapter(self) -> Any:
+        """Return the base model of the adapter as a separate module that shares its tensors.
+
+        Raise ModelError if it trains more than LoRA's matrices, see :func:`only_lora`.
+        """
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
+        model = copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors}).unload()
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            raise ModelError(f"{self.path} trains base weights of its adapter: another adapter cannot share them")
+        return model
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """Return the trainable parameters by name, in a fixed order."""
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which this process has the whole model, even if sharded; every process must enter it."""
+        return fsdp.whole(self.model) if self.sharded else contextlib.nullcontext()
+
+    def put_together(self) -> None:
+        """Gather the weights of a sharded model in the main process for saving; every process must call this."""
+        if self.sharded:
+            self.state = fsdp.full_state(self.model)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return all weights by name; of a sharded model those gathered by :meth:`put_together`."""
+        found = {name: p.detach() for name, p in self.model.named_parameters()}
+        return found if self.state is None else {name: self.state[name] for name in found}
+
+    def save(self, folder: Path) -> None:
+        """Write weights (or only the adapter), configuration and tokenizer; safetensors only."""
+        self.model.save_pretrained(folder, safe_serialization=True, state_dict=self.state)
+        self.tokenizer.save_pretrained(folder)
+        if (folder / ADAPTER_CONFIG).is_file():
+            _in_order(folder / ADAPTER_CONFIG)
+
+
+def _in_order(path: Path) -> None:
+    """Sort the module names in an adapter's configuration: peft writes a set, whose order differs between processes,
+    and the content hash of a checkpoint must not.
+    """
+    config = json.loads(path.read_text(encoding="utf-8"))
+    ordered = {
+        name: sorted(value) if isinstance(value, list) and name in _SETS else value for name, value in config.items()
+    }
+    path.write_text(json.dumps(ordered, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def load_model(
+    path: str | Path,
+    *,
+    tuning: Tuning = "frozen",
+    adapter: Path | None = None,
+    lora: LoraSettings | None = None,
+    precision: str = "auto",
+    device: str = "auto",
+    template_args: Mapping[str, Any] | None = None,
+    gradient_checkpointing: bool = False,
+    shard: bool = False,
+    offload: bool = False,
+    compiled: bool = False,
+    beside: Loaded | None = None,
+    trust_remote_code: bool = False,
+) -> Loaded:
+    """Load a model from a folder, a GGUF file or a hub id.
+
+    A folder that contains only an adapter is loaded on the base it names. ``tuning`` "lora" adds a new adapter
+    (or continues the existing one); "full" makes all weights trainable in float32. ``shard`` shards a trained model's
+    layers over all processes; ``offload`` keeps the shards in CPU memory. ``compiled`` compiles the layers of a trained
+    model that is not sharded. ``beside`` is an already loaded, unsharded model with an adapter on the same base: the
+    base is shared instead of loaded again.
+    Raise ModelError or UsageError, in one line, if the model cannot be loaded.
+    """
+    base, found = resolve_base(path)
+    adapter = adapter or found
+    place = pick_device(device)
+    compute = pick_precision(precision, place)
+    if tuning == "full" and adapter is not None:
+        raise UsageError(
+            f"{path} is an adapter: train it with --tuning lora, or merge it first (recover export --merge)"
+        )
+    if beside is None:
+        model = _load_weights(base, _held_in(tuning, compute), trust_remote_code)
+    else:
+        model = beside.under_adapter()
+    chat = load_chat(base, template_args, trust_remote_code)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")
+    model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
+    loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
+    if shard and tuning != "frozen" and distributed.size() > 1:
+        return _sharded(loaded, offload)
+    model.to(place)
+    if compiled and tuning != "frozen":
+        compile_layers(loaded.decoder, place)
+    return loaded
+
+
+def only_lora(adapter: Path | None) -> bool:
+    """Return whether an adapter (None: a new one) consists of LoRA matrices only, so that others can share its base.
+
+    Biases, fully trained modules and some initialisations change or replace tensors of the base itself.
+    """
+    if adapter is None:
+        return True
+    config = json.loads((adapter / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+    if any(config.get(name) for name in ("modules_to_save", "trainable_token_indices", "layer_replication")):
+        return False
+    plain = config.get("init_lora_weights", True) in (True, False, "gaussian")
+    return plain and config.get("peft_type") == "LORA" and config.get("bias", "none") == "none"
+
+
+def load_chat(base: str, template_args: Mapping[str, Any] | None = None, trust_remote_code: bool = False) -> ChatFormat:
+    """Load the tokenizer of a model folder with its chat format. Raise ModelError if they do not fit the model."""
+    return ChatFormat.of(_load_tokenizer(base, trust_remote_code), _generation_config(base), template_args)
+
+
+def outline(
+    config: Any,
+    *,
+    tuning: Tuning = "frozen",
+    lora: LoraSettings | None = None,
+    precision: torch.dtype = torch.float32,
+    gradient_checkpointing: bool = False,
+) -> Loaded:
+    """Build the model of a transformers configuration as :func:`load_model` would load it, without weights.
+
+    Its tensors are on the meta device: they have a shape and a dtype and take no memory. It has no tokenizer, and its
+    head is not compared with the model's own logits. Raise ModelError if transformers cannot build it.
+    """
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=_held_in(tuning, precision))
+            _pick_attention(model)
+            model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
+    except (ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+        raise ModelError(
+            f"cannot build a {config.model_type} model from its config.json: {_first_line(error)}"
+        ) from error
+    chat = ChatFormat(None, frozenset(), 0)
+    made = Loaded(model, None, chat, torch.device("cpu"), precision, tuning, str(config.name_or_path))
+    made._head = Head.read(model)
+    return made
+
+
+def _held_in(tuning: Tuning, compute: torch.dtype) -> torch.dtype:
+    """Return the dtype of the weights: float32 if they are trained, else that of matrix products."""
+    return torch.float32 if tuning == "full" else compute
+
+
+def _tuned(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointing: bool) -> Any:
+    """Make the weights of ``tuning`` trainable; an existing adapter is kept."""
+    if tuning == "lora" and not isinstance(model, PeftModel):
+        model = get_peft_model(model, lora.config())
+    if tuning == "frozen":
+        model.requires_grad_(False)
+    model.eval()
+    _without_dropout(model)
+    if gradient_checkpointing and tuning != "frozen":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()
+    return model
+
+
+def _without_dropout(model: Any) -> None:
+    """Set all dropout rates to 0: dropout would depend on how a step is split into batches.
+
+    Without it a step gives the same result for any token budget and any number of processes.
+    """
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+
+
+def _sharded(loaded: Loaded, offload: bool) -> Loaded:
+    """Shard the model's layers, moving them to the device one at a time, then move the rest."""
+    _ = loaded.head  # checked now, while every process has the whole model
+    fsdp.shard(loaded.decoder, loaded.device, loaded.precision, offload=offload)
+    for tensor in itertools.chain(loaded.model.parameters(), loaded.model.buffers()):
+        if not isinstance(tensor, DTensor):
+            tensor.data = tensor.data.to(loaded.device)
+    loaded.sharded = True
+    return loaded
+
+
+def resolve_base(
+    path: str | Path, cache: Path | None = None, showing: Showing | None = None
+) -> tuple[str, Path | None]:
+    """Return the folders of the weights of ``path``: (base folder, adapter folder or None).
+
+    Hub ids are downloaded; a GGUF file is converted once, into ``cache`` (by default the user's). Raise ModelError if
+    nothing is found.
+    """
+    folder = Path(path).expanduser()
+    if is_gguf(folder):
+        return str(converted(folder, cache or user_cache(), showing)), None
+    if not folder.is_dir():
+        return _download(str(path)), None
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        base = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
+        if not base:
+            raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
+        return resolve_base(base, cache, showing)[0], folder
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no model: expected config.json and *.safetensors in it")
+    return str(folder), None
+
+
+def pick_device(device: str) -> torch.device:
+    """Return the device; "auto" is the GPU if there is one, of several processes each its own."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return distributed.local_device(device)
+
+
+def pick_precision(precision: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of matrix products; "auto" is bfloat16 if the hardware supports it natively, else float32."""
+    if precision == "auto":
+        if device.type == "cuda":
+            native = torch.cuda.is_bf16_supported(including_emulation=False)  # a T4 emulates it, slower than float32
+        else:
+            native = torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    if precision not in ("float32", "bfloat16"):
+        raise UsageError(f"--precision {precision!r} is not known: use auto, float32 or bfloat16")
+    return torch.float32 if precision == "float32" else torch.bfloat16
+
+
+def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"cannot load the model in {base}: {_first_line(error)}") from error
+    _pick_attention(model)
+    return model
+
+
+def _pick_attention(model: Any) -> None:
+    if getattr(model.config.get_text_config(), "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # SDPA does not apply the cap on attention scores (Gemma 2)
+    elif model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(attention.NAME)
+
+
+def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"cannot load the tokenizer in {base}: {_first_line(error)}") from error
+    size = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).get_text_config().vocab_size
+    if len(tokenizer) > size:
+        raise ModelError(
+            f"the tokenizer in {base} has {len(tokenizer)} tokens, the model only {size}: they do not belong together"
+        )
+    # Documents are tokenised whole and split into rows afterwards: no warning if one is longer than the context.
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer
+
+
+def _generation_config(base: str) -> GenerationConfig | None:
+    try:
+        return GenerationConfig.from_pretrained(base)
+    except OSError:
+        return None
+
+
+def _download(name: str) -> str:
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "suites/*", "recovery.toml"]
+        return str(snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many unrelated types: no network, no such repository ...
+        raise ModelError(
+            f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -1,0 +1,1 @@
+"""Training: the training loop, resumable states, collapse detection."""

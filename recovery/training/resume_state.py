@@ -1,0 +1,184 @@
+"""Training states on disk, from which a run can resume on any number of processes.
+
+A state is a folder such as step-000040/, written atomically. Its tensors are in one safetensors file or, if some are
+sharded, in one file per process with its rows of these; the first file also contains the other tensors. The metadata
+hold the index of each tensor's first row in the file, so that any number of processes can read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+from recovery import distributed
+from recovery.errors import CheckpointError, UsageError
+
+META, WHOLE = "state.json", "state.safetensors"
+
+
+@dataclass(frozen=True)
+class States:
+    """The states in a folder; with None nothing is saved. All processes must call :meth:`write` and :meth:`read`."""
+
+    folder: Path | None
+    keep: int
+
+    def write(self, step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> None:
+        """Write the state of a step to a temporary folder, rename it, and delete the oldest states."""
+        if self.folder is None:
+            return
+        folder = self.folder
+        final, writing = folder / f"step-{step:06d}", folder / f".writing-{step:06d}"
+        if distributed.lead(lambda: _prepare(final, writing)):
+            return
+        distributed.gather(lambda: _write_part(writing, tensors))
+        distributed.lead(lambda: self._complete(final, writing, meta))
+
+    def read(self) -> tuple[dict[str, Any], Reader] | None:
+        """Return ``meta`` and the tensors of the newest readable state; None if there is none."""
+        folder = distributed.lead(self._newest)
+        if folder is None:
+            return None
+        return json.loads((folder / META).read_text()), Reader(folder)
+
+    def _complete(self, final: Path, writing: Path, meta: Mapping[str, Any]) -> None:
+        assert self.folder is not None
+        (writing / META).write_text(json.dumps(meta))
+        _sync(writing / META)
+        writing.rename(final)
+        _sync(self.folder)
+        for _, old in sorted(states(self.folder))[: -self.keep]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _newest(self) -> Path | None:
+        found = sorted(states(self.folder), reverse=True) if self.folder is not None else []
+        return next((folder for _, folder in found if _is_readable(folder)), None)
+
+
+@dataclass
+class Reader:
+    """Reads the tensors of a state by name; each process reads the rows it needs."""
+
+    folder: Path
+    files: dict[str, list[tuple[int, Path]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for path in _parts(self.folder):
+            with safe_open(path, "pt") as stored:
+                first = stored.metadata() or {}
+                for name in stored.keys():  # noqa: SIM118  (not a mapping)
+                    self.files.setdefault(name, []).append((int(first.get(name, 0)), path))
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors."""
+        return list(self.files)
+
+    def get(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a tensor; only this process's rows if ``like`` is sharded."""
+        if name not in self.files:
+            raise CheckpointError(
+                f"the saved state has no tensor {name}: it belongs to a stage with other settings; start a new stage"
+            )
+        start, stop = 0, None
+        if isinstance(like, DTensor):
+            start, stop = _rows(like)
+        pieces = []
+        for first, path in sorted(self.files[name]):
+            with safe_open(path, "pt") as stored:
+                piece = stored.get_slice(name)
+                if not piece.get_shape():
+                    return stored.get_tensor(name)
+                count = piece.get_shape()[0]
+                low, high = max(start - first, 0), count if stop is None else min(stop - first, count)
+                if low < high:
+                    pieces.append(piece[low:high])
+                elif not pieces:
+                    pieces.append(piece[0:0])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def states(folder: Path) -> list[tuple[int, Path]]:
+    """Return the complete states in a folder with their steps, unordered."""
+    return [(int(path.name.removeprefix("step-")), path) for path in folder.glob("step-*") if path.is_dir()]
+
+
+def resume_step(folder: Path) -> int:
+    """Return the step of the newest complete state; 0 if there is none."""
+    return max((number for number, _ in states(folder)), default=0)
+
+
+def _prepare(final: Path, writing: Path) -> bool:
+    """Return whether the state exists already; otherwise create an empty folder for it."""
+    if final.exists():
+        return True
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    return False
+
+
+def _write_part(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write this process's file: its rows of sharded tensors and, in the main process, all other tensors."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no {folder} on this node: use a --workspace on a file system that all nodes share")
+    mine, first = {}, {"format": "pt"}
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            start, stop = _rows(tensor)
+            if stop > start:
+                mine[name], first[name] = tensor.to_local(), str(start)
+        elif distributed.is_main():
+            mine[name] = tensor
+    sharded = any(isinstance(tensor, DTensor) for tensor in tensors.values())
+    if not sharded and not distributed.is_main():
+        return
+    path = folder / (
+        f"state-{distributed.rank() + 1:05d}-of-{distributed.size():05d}.safetensors" if sharded else WHOLE
+    )
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in mine.items()}, path, metadata=first)
+    _sync(path)
+
+
+def _rows(tensor: DTensor) -> tuple[int, int]:
+    """Return the range of rows of a tensor that this process holds."""
+    share = -(-tensor.shape[0] // distributed.size())  # FSDP2 shards the first dimension like torch.chunk
+    start = min(distributed.rank() * share, tensor.shape[0])
+    return start, start + tensor.to_local().shape[0]
+
+
+def _is_readable(folder: Path) -> bool:
+    """Return whether every file of a state exists and is readable."""
+    try:
+        parts = list(_parts(folder))
+        for path in parts:
+            with safe_open(path, "pt"):
+                pass
+        json.loads((folder / META).read_text())
+    except (OSError, ValueError, SafetensorError):
+        return False
+    several = re.search(r"-of-(\d+)", parts[0].name) if parts else None
+    return len(parts) == (int(several[1]) if several else 1)
+
+
+def _parts(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.glob("state*.safetensors"))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network file systems do not support it for folders
+            os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,224 @@
+"""HTTP client of a vLLM server, with retries and one-line errors.
+
+The key is read from the environment at each request and is never stored, printed or logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from recovery.errors import ServerError, UsageError
+
+CONNECTIONS = 64
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0  # seconds between two attempts
+_NOTIFY_TIMEOUT = 5.0  # seconds, for requests that need not arrive
+_POLL_INTERVAL = 0.25  # seconds between two calls of `progress` while no result arrives
+# Status codes of a server that starts, is overloaded or shuts down; any other error is final.
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+
+
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
+
+
+class NotOffered(ServerError):  # noqa: N818  (the name states the cause)
+    """The server does not have this endpoint."""
+
+
+def is_address(name: str) -> bool:
+    """Return whether a name is the address of a server."""
+    return name.startswith(("http://", "https://"))
+
+
+def check_address(address: str, flag: str) -> str:
+    """Return the address of a server, without trailing slash or /v1. Raise UsageError if it is invalid or holds a
+    key.
+    """
+    if any(mark in address for mark in "@?#"):  # the address is not shown, since it may contain a secret
+        raise UsageError(
+            f"{flag}: an address must not contain a key or user: set the key in the environment (VLLM_API_KEY)"
+        )
+    parts = urlsplit(address)
+    try:
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is not a number
+        usable = False
+    if not usable:
+        raise UsageError(f"{flag} {address!r} is not an address: give one such as http://127.0.0.1:8000")
+    return address.rstrip("/").removesuffix("/v1")
+
+
+@dataclass
+class VllmServer:
+    """One server at ``address``.
+
+    ``keys`` are environment variables; the first that is set holds the key. ``timeout`` is how long one request may
+    take, ``patience`` how long a server may be unavailable before an error is raised, both in seconds. ``returned`` is
+    called by the requesting thread when the server responds again after it was unavailable. Thread-safe.
+    """
+
+    address: str
+    keys: Sequence[str]
+    timeout: float = 600.0
+    patience: float = 600.0
+    returned: Callable[[], None] = lambda: None
+    _client: httpx.Client = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+        self._client = httpx.Client(timeout=httpx.Timeout(self.timeout, connect=10.0), limits=limits)
+
+    def get(self, path: str) -> Any:
+        """Send a GET request and return the JSON response."""
+        return self._request("GET", path, None, _TRANSIENT)
+
+    def post(self, path: str, body: Any, *, retried: bool = True, given_up: threading.Event | None = None) -> Any:
+        """Send ``body`` as JSON and return the JSON response; None if the response is not JSON.
+
+        Retry with exponential backoff while the server is unavailable or overloaded, until ``given_up`` is set; without
+        ``retried`` an internal error of the server (500) is final. Raise ServerError if ``patience`` is exhausted or
+        the request is refused, :class:`NotOffered` if the path does not exist.
+        """
+        return self._request("POST", path, body, _TRANSIENT if retried else tuple(set(_TRANSIENT) - {500}), given_up)
+
+    def tell(self, path: str, body: Any) -> None:
+        """Send a request once with a short timeout; ignore its response and any failure."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._client.post(self.address + path, json=body, headers=self._headers(), timeout=_NOTIFY_TIMEOUT)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _request(
+        self, method: str, path: str, body: Any, transient: Sequence[int], given_up: threading.Event | None = None
+    ) -> Any:
+        given_up = given_up or threading.Event()
+        gone_since: float | None = None
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                answer = self._client.request(method, self.address + path, json=body, headers=self._headers())
+                problem = f"returned status {answer.status_code}" if answer.status_code in transient else ""
+            except httpx.TimeoutException:
+                problem = f"did not respond within {self.timeout:g} seconds"
+            except httpx.TransportError as error:
+                problem = str(error) or type(error).__name__
+            if not problem:
+                break
+            now = time.monotonic()
+            gone_since = now if gone_since is None else gone_since
+            if given_up.is_set() or now - gone_since + pause > self.patience:
+                raise ServerError(
+                    f"{self.address} {problem}, for {now - gone_since:.0f} seconds: restart it and continue with "
+                    f"`recover resume`, or raise --server-wait"
+                )
+            given_up.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        if gone_since is not None:
+            self.returned()
+        return self._read(answer, path)
+
+    def _read(self, answer: httpx.Response, path: str) -> Any:
+        if answer.status_code in (401, 403):
+            raise ServerError(f"{self.address} refuses the key: set {' or '.join(self.keys)} to the server's key")
+        if answer.status_code in (404, 405):
+            raise NotOffered(f"{self.address} has no {path}: {_reason(answer)}")
+        if answer.status_code >= 400:
+            raise ServerError(f"{self.address}{path} returned status {answer.status_code}: {_reason(answer)}")
+        try:
+            return answer.json()
+        except ValueError:
+            return None
+
+    def _headers(self) -> dict[str, str]:
+        name = next((name for name in self.keys if os.environ.get(name, "").strip()), None)
+        if name is None:
+            return {}
+        key = os.environ[name].strip()  # a secret read from a file often ends with a newline
+        if not (key.isascii() and key.isprintable()):
+            raise UsageError(f"{name} contains a character that is not allowed in a key: set it to the key alone")
+        return {"Authorization": f"Bearer {key}"}
+
+
+def ask_all(
+    ask: Callable[[_Item, threading.Event], _Answer],
+    items: Sequence[_Item],
+    at_once: int,
+    progress: Callable[[Sequence[_Answer]], None] = lambda _answers: None,
+) -> list[_Answer]:
+    """Call ``ask`` for each item in ``at_once`` threads and return the results in order.
+
+    ``progress`` is called with each result as it arrives, and with an empty list several times a second while none
+    does; an exception it raises ends the work. The first error, or Ctrl-C, ends the work at once: the event passed to
+    ``ask`` is set, and threads that still wait for a server are abandoned.
+    """
+    given_up = threading.Event()
+    waiting: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, _Answer | BaseException]] = queue.SimpleQueue()
+    for numbered in enumerate(items):
+        waiting.put(numbered)
+
+    def work() -> None:
+        while not given_up.is_set():
+            try:
+                index, item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((index, ask(item, given_up)))
+            except BaseException as error:  # raised below, in the calling thread
+                done.put((index, error))
+
+    for _ in range(min(at_once, len(items))):
+        threading.Thread(target=work, daemon=True).start()
+    found: dict[int, _Answer] = {}
+    try:
+        while len(found) < len(items):
+            try:
+                index, answer = done.get(timeout=_POLL_INTERVAL)
+            except queue.Empty:
+                progress([])
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            found[index] = answer
+            progress([answer])
+    finally:
+        given_up.set()
+    return [found[index] for index in range(len(items))]
+
+
+def served_model(server: VllmServer) -> dict[str, Any]:
+    """Return the server's description of its model ("id", "root", "max_model_len"), ignoring adapters.
+
+    Raise ServerError if it serves none.
+    """
+    listed = server.get("/v1/models")
+    models = listed.get("data", []) if isinstance(listed, dict) else []
+    for model in models:
+        if isinstance(model, dict) and model.get("id") and model.get("parent") is None:
+            return model
+    raise ServerError(f"{server.address} lists no model at /v1/models: is it a vLLM server?")
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Return the server's error message as one line."""
+    try:
+        reason = answer.json()
+    except ValueError:
+        reason = answer.text
+    for name in ("error", "message", "detail"):
+        if isinstance(reason, dict) and name in reason:
+            reason = reason[name]
+    return " ".join(str(reason).split())[:300]

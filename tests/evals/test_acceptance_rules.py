@@ -1,0 +1,351 @@
+"""Gate rules: parsing, required measurements, and verdicts by hand and by simulation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from evals.acceptance_rules import (
+    Evidence,
+    Measurement,
+    Need,
+    Rule,
+    judge,
+    judge_all,
+    measurement,
+    needs,
+    parse_rule,
+    together,
+)
+from evals.statistics import paired_contrast, score_of
+from recovery.errors import RecoveryError, UsageError
+from recovery.types import Item, Score, SuiteResult
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ifeval >= 0.98*base", ("ifeval", "", 0.98, "base", 0.0)),
+        ("domain >= 0.95*midtrained", ("domain", "", 0.95, "midtrained", 0.0)),
+        ("retention(mmlu) >= 0.97*base", ("retention", "mmlu", 0.97, "base", 0.0)),
+        ("stored >= 0.85", ("stored", "", 0.0, "", 0.85)),
+        ("domain(2) >= 0.9*first", ("domain", "2", 0.9, "first", 0.0)),
+        ("refusal>=0.95*base", ("refusal", "", 0.95, "base", 0.0)),
+        ("  general   >=  previous ", ("general", "", 1.0, "previous", 0.0)),
+        ("stored( 02 ) >= .9 * first", ("stored", "2", 0.9, "first", 0.0)),
+        ("behaviour( two turns ) >= base - 2 points", ("behaviour", "two turns", 1.0, "base", -0.02)),
+        ("ifeval >= 0.98*base - 0.5", ("ifeval", "", 0.98, "base", -0.005)),
+        ("domain >= 1.1*previous + 1point", ("domain", "", 1.1, "previous", 0.01)),
+        ("ifeval >= 0.9 - 2.5", ("ifeval", "", 0.0, "", 0.875)),
+    ],
+)
+def test_rules_are_read(text: str, expected: tuple) -> None:
+    rule = parse_rule(text)
+    assert (rule.name, rule.argument, rule.factor, rule.reference, rule.shift) == expected
+    assert rule.text == " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "found nothing at character 1; expected ifeval, domain"),
+        ("ifevl >= 0.98*base", "found 'ifevl' at character 1; expected ifeval, domain, domain(K)"),
+        ("ifeval", "found nothing at character 7; expected '>='"),
+        ("ifeval > 0.9", "found '>' at character 8; expected '>='"),
+        ("ifeval <= 0.9*base", "found '<=' at character 8; expected '>='"),
+        ("ifeval >=", "found nothing at character 10; expected base, midtrained, previous, first or a number"),
+        ("ifeval >= bas", "found 'bas' at character 11; expected base, midtrained"),
+        ("ifeval >= 0.98*", "found nothing at character 16; expected base, midtrained, previous, first"),
+        ("ifeval >= 0.98 base", "found 'base' at character 16; expected '*' and a reference"),
+        ("ifeval >= 98%*base", "found '%' at character 13; expected '*' and a reference"),
+        ("ifeval >= 98*base", "found '98' at character 11; expected a factor above 0 and at most 10"),
+        ("ifeval >= 0*base", "a factor above 0"),
+        ("ifeval >= -0.5", "found '-' at character 11"),
+        ("stored >= 85", "a number above 0 and below 1"),
+        ("stored >= 1", "below 1"),
+        ("stored >= 0.01 - 5", "above 0"),
+        ("stored >= 0,9", "found ',' at"),
+        ("ifeval >= base - 0.02", "found '0.02' at character 18; expected points from 0.1 to 100"),
+        ("ifeval >= base -", "found nothing at character 17; expected points"),
+        ("ifeval >= base - 1 2", "found '2' at character 20; expected the end"),
+        ("ifeval >= 0.98*base and stored >= 0.9", "found 'and' at character 21; expected '+' or '-' and points"),
+        ("ifeval(2) >= base", "found '(' at character 7; expected '>='"),
+        ("domain(0) >= base", "found '0' at character 8; expected the number of a corpus"),
+        ("domain(two) >= base", "found 'two' at character 8; expected the number of a corpus"),
+        ("domain(2 >= base", "expected ')'"),
+        ("retention >= base", "expected '(' and a task, as in retention(mmlu)"),
+        ("retention() >= base", "found ')' at character 11; expected a task"),
+        ("behaviour(x >= base", "expected ')'"),
+        ("domain >= 0.9*first", "found 'first' at character 15; expected 'first' with domain(K) or stored(K) only"),
+        ("general >= first", "expected 'first' with domain(K)"),
+        ("ifeval\n>= 0.9\n!", "found '!' at"),
+    ],
+)
+def test_bad_rules_say_where_and_what_is_allowed(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_rule(text)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_rule_needs() -> None:
+    instruction = ("ifeval", "instruction_following")
+    assert needs(parse_rule("ifeval >= 0.98*base"), 3) == (Need("student", instruction), Need("base", instruction))
+    assert needs(parse_rule("stored >= 0.85")) == (Need("student", ("domain_knowledge_stored",)),)
+    current = ("domain_knowledge/3", "domain_knowledge")
+    assert needs(parse_rule("domain >= 0.9*midtrained"), 3)[1] == Need("midtrained", current, 3)
+    assert needs(parse_rule("domain(2) >= 0.9*first"), 3) == (
+        Need("student", ("domain_knowledge/2",), 2),
+        Need("first", ("domain_knowledge/2",), 2),
+    )
+    assert needs(parse_rule("retention(mmlu) >= base"))[0].suites == ("mmlu",)
+    assert needs(parse_rule("behaviour(refusal) >= base")) == needs(parse_rule("refusal >= base"))
+    assert needs(parse_rule("general >= previous"))[1] == Need("previous", ("general",))
+
+
+def items(scores: Sequence[float], groups: Sequence[str] = (), prefix: str = "") -> Measurement:
+    ids = [f"{prefix}{number}" for number in range(len(scores))]
+    return Measurement(dict(zip(ids, map(float, scores), strict=True)), dict(zip(ids, groups, strict=False)))
+
+
+def evidence(suite: str = "ifeval", corpus: int | None = None, **sides: Measurement) -> Evidence:
+    return Evidence({name: {suite: side} for name, side in sides.items()}, corpus)
+
+
+def share(right: int, n: int) -> list[float]:
+    return [1.0] * right + [0.0] * (n - right)
+
+
+def test_pass_fail_and_undecided_by_hand() -> None:
+    rule = parse_rule("ifeval >= 0.9*base")
+    base = items([1.0] * 100)
+    # k failures of 100, bound 0.9: z = (0.1 - k/100) / sqrt(0.9 * 0.1 / 100) = (10 - k) / 3; 1.645 -> k <= 5, k >= 15
+    judged = {k: judge(rule, evidence(student=items(share(100 - k, 100)), base=base)) for k in (0, 5, 6, 10, 14, 15)}
+    verdicts = ["pass", "pass", "undecided", "undecided", "undecided", "fail"]
+    assert [verdict.verdict for verdict in judged.values()] == verdicts
+    six = judged[6]
+    assert (six.student, six.reference, six.bound) == (0.94, 1.0, pytest.approx(0.9))
+    assert six.estimate == pytest.approx(0.04)
+    assert six.low is not None and six.high is not None and six.low < 0 < six.high
+    assert (six.n, six.paired, six.suite, six.missing) == (100, True, "ifeval", ())
+    # (1.645 / 1.333 + 0.842 * sqrt(0.94 * 0.06 / 99) / 0.04)^2 = (1.2337 + 0.5022)^2 = 3.013 -> 201 or 202 more
+    assert six.more in (201, 202)
+    assert "undecided: 94.0, 90.0 required (base: 100.0): +4.0 points, between -" in six.reason
+    assert f"about {six.more} more items would decide it" in six.reason
+    assert judged[10].more is None
+    assert "too close to the bound" in judged[10].reason
+    assert "with 95% confidence, on 100 paired items" in judged[5].reason
+    assert "fail: 85.0, 90.0 required" in judged[15].reason
+    assert judged[0].more is None
+
+
+def test_twenty_right_answers_are_no_pass() -> None:
+    rule = parse_rule("ifeval >= 0.98*base")
+    few, many = (evidence(student=items([1.0] * n), base=items([1.0] * n)) for n in (20, 200))
+    assert judge(rule, few).verdict == "undecided"
+    assert judge(rule, many).verdict == "pass"
+
+
+def test_a_number_as_reference_and_a_margin() -> None:
+    student = items(share(90, 100))
+    # z = 0.05 / sqrt(0.85 * 0.15 / 100) = 1.40; with two points of margin 0.07 / sqrt(0.83 * 0.17 / 100) = 1.86
+    alone = judge(parse_rule("stored >= 0.85"), evidence("domain_knowledge_stored", student=student))
+    assert (alone.verdict, alone.reference, alone.bound, alone.paired) == (
+        "undecided",
+        None,
+        pytest.approx(0.85),
+        False,
+    )
+    assert alone.reason.split(" items")[0].endswith("on 100")
+    eased = judge(parse_rule("stored >= 0.85 - 2"), evidence("domain_knowledge_stored", student=student))
+    assert (eased.verdict, eased.bound) == ("pass", pytest.approx(0.83))
+    same = evidence(student=student, base=student)
+    assert judge(parse_rule("ifeval >= base"), same).verdict == "undecided"  # equal scores do not show non-inferiority
+    assert judge(parse_rule("ifeval >= base - 3"), same).verdict == "pass"
+
+
+def test_items_are_paired_by_id_and_what_is_not_shared_is_left_out() -> None:
+    rule = parse_rule("ifeval >= 0.95*base")
+    base = items(share(160, 200))
+    student = Measurement(dict(reversed(items(share(159, 200)).items.items())))
+    verdict = judge(rule, evidence(student=student, base=base))
+    assert verdict.paired and verdict.verdict == "pass"
+    more = Measurement({**student.items, **items([0.0] * 100, prefix="new").items})
+    assert judge(rule, evidence(student=more, base=base)).estimate == pytest.approx(verdict.estimate)
+    strangers = judge(rule, evidence(student=items(share(159, 200), prefix="x"), base=base))
+    assert (strangers.verdict, strangers.paired) == ("undecided", False)
+    assert "unpaired items" in strangers.reason
+    assert strangers.estimate == pytest.approx(verdict.estimate)
+
+
+def test_groups_count() -> None:
+    rule = parse_rule("domain >= 0.9*midtrained")
+    scores = share(235, 250)
+    groups = [str(i // 10) for i in range(250)]  # the losses are in one and a half documents
+    plain = judge(rule, evidence("domain_knowledge", student=items(scores), midtrained=items([1.0] * 250)))
+    clustered = evidence("domain_knowledge", student=items(scores), midtrained=items([1.0] * 250, groups))
+    assert (plain.verdict, judge(rule, clustered).verdict) == ("pass", "undecided")
+
+
+def test_scores_alone_can_be_judged() -> None:
+    rule = parse_rule("retention(mmlu) >= 0.97*base")
+    base = Measurement(score=Score(0.6, 0.004, 14000))
+    for value, verdict in ((0.61, "pass"), (0.585, "undecided"), (0.55, "fail")):
+        student = Measurement(score=Score(value, 0.004, 14000))
+        assert judge(rule, evidence("mmlu", student=student, base=base)).verdict == verdict
+    mixed = judge(rule, evidence("mmlu", student=items(share(90, 100)), base=base))
+    assert (mixed.verdict, mixed.paired, mixed.n) == ("pass", False, 100)
+
+
+def test_what_was_not_measured_is_named() -> None:
+    rule = parse_rule("domain >= 0.9*midtrained")
+    verdict = judge(rule, evidence("domain_knowledge/2", 2, student=items([1.0] * 50)))
+    assert (verdict.verdict, verdict.estimate, verdict.more) == ("undecided", None, None)
+    assert verdict.missing == ("domain_knowledge/2 or domain_knowledge of midtrained",)
+    assert "not measured: domain_knowledge/2" in verdict.reason
+    empty = evidence("stored", student=Measurement(score=Score(0.0, 0.0, 0)))
+    assert judge(parse_rule("stored >= 0.5"), empty).missing == ("domain_knowledge_stored of student",)
+    apart = Evidence({"student": {"ifeval": items([1])}, "base": {"instruction_following": items([1])}})
+    assert judge(parse_rule("ifeval >= base"), apart).missing == (
+        "one of ifeval, instruction_following on both student and base",
+    )
+
+
+def test_the_first_suite_that_both_have_is_used() -> None:
+    both = {"ifeval": items([1.0] * 10), "instruction_following": items([1.0] * 400)}
+    rule = parse_rule("ifeval >= 0.98*base")
+    assert judge(rule, Evidence({"student": both, "base": both})).suite == "ifeval"
+    only = {"instruction_following": both["instruction_following"]}
+    assert judge(rule, Evidence({"student": both, "base": only})).suite == "instruction_following"
+    sides = {"student": {"domain_knowledge/2": items([1.0] * 9)}, "first": {"domain_knowledge/2": items([1.0] * 9)}}
+    assert judge(parse_rule("domain(2) >= 0.9*first"), Evidence(sides, 3)).n == 9
+
+
+def test_scores_that_are_no_shares_are_refused() -> None:
+    rule = parse_rule("retention(wikitext) >= 0.97*base")
+    with pytest.raises(RecoveryError, match="between 0 and 1"):
+        judge(rule, evidence("wikitext", student=items([12.0, 14.0]), base=items([11.0, 13.0])))
+    with pytest.raises(RecoveryError, match="between 0 and 1"):
+        judge(rule, evidence("wikitext", student=Measurement(score=Score(12, 1, 9)), base=items([1])))
+
+
+def test_measurements_from_rows_results_and_task_groups() -> None:
+    rows = [("a", 1.0, "d1", {}), ("b", None, "", {}), ("c", 0.0, "", {"headline": False}), ("d", 0, "d2", None)]
+    assert measurement(rows) == Measurement({"a": 1.0, "d": 0.0}, {"a": "d1", "d": "d2"})
+    with pytest.raises(UsageError, match="share the id 'a'"):
+        measurement([*rows, ("a", 0.0, "", {})])
+    result = SuiteResult("s", Score(0.5, 0.5, 2), (Item("a", "", "", 1.0, group="g"), Item("b", "", "", 0.0)))
+    rows = ((item.id, item.score, item.group, item.extra) for item in result.items)
+    assert measurement(rows) == Measurement({"a": 1.0, "b": 0.0}, {"a": "g", "b": ""})
+    assert Measurement(score=result.score).headline == result.score
+    mmlu = together({"mmlu_law": items([1, 1], ["g", ""]), "mmlu_art": items([0])})
+    assert mmlu.items == {"mmlu_law/0": 1.0, "mmlu_law/1": 1.0, "mmlu_art/0": 0.0}
+    assert mmlu.groups == {"mmlu_law/0": "mmlu_law/g", "mmlu_law/1": ""}
+    assert mmlu.headline == score_of([1, 1, 0])
+
+
+RULES = [parse_rule(text) for text in ("ifeval >= 0.95*base", "domain >= 0.9*midtrained", "general >= 0.5*base")]
+
+
+def cycle(ifeval: int, domain: int, general: int = 300) -> Evidence:
+    """300 items per suite, all correct in the references."""
+    right = {"ifeval": ifeval, "domain_knowledge": domain, "general": general}
+    full = {suite: items([1.0] * 300) for suite in right}
+    student = {suite: items(share(count, 300)) for suite, count in right.items()}
+    return Evidence({"student": student, "base": full, "midtrained": full})
+
+
+def test_accept_reject_and_undecided() -> None:
+    accepted = judge_all(RULES, cycle(298, 295))
+    assert (accepted.decision, accepted.reason, accepted.samples) == ("accept", "all 3 rules hold", {})
+    rejected = judge_all(RULES, cycle(240, 270))
+    assert (rejected.decision, rejected.reason) == ("reject", "broken: ifeval >= 0.95*base")
+    assert [verdict.verdict for verdict in rejected.verdicts] == ["fail", "undecided", "pass"]
+    open_ = judge_all(RULES, cycle(288, 295))
+    assert open_.decision == "undecided"
+    assert open_.samples == {"ifeval": open_.verdicts[0].more}
+    assert "about" in open_.reason and "more items of ifeval" in open_.reason
+    assert "Holm" in open_.method
+    unmeasured = judge_all([*RULES, parse_rule("refusal >= 0.95*base")], cycle(298, 295))
+    assert (unmeasured.decision, unmeasured.samples) == ("undecided", {})
+    assert unmeasured.missing == ("behaviour/refusal of student", "behaviour/refusal of base")
+    one = judge_all(RULES[:1], cycle(298, 0))
+    assert (one.decision, one.reason, one.verdicts[0].p_adjusted) == (
+        "accept",
+        "the rule holds",
+        one.verdicts[0].p_value,
+    )
+    assert "Holm" not in one.method
+    for bad in ({"rules": []}, {"rules": RULES, "looks": 0}):
+        with pytest.raises(UsageError):
+            judge_all(evidence=cycle(300, 300), **bad)
+
+
+def test_failures_are_corrected_for_several_rules_and_passes_are_not() -> None:
+    # 23 failures, 15 allowed: z = 8 / sqrt(300 * 0.95 * 0.05) = 2.12, p = 0.017: fails alone and of two (0.034)
+    alone = judge_all(RULES[:1], cycle(277, 300))
+    assert (alone.decision, alone.verdicts[0].p_value) == ("reject", pytest.approx(0.017, abs=5e-4))
+    assert judge_all(RULES[:2], cycle(277, 300)).decision == "reject"
+    three = judge_all(RULES, cycle(277, 300))
+    assert three.decision == "undecided"
+    assert three.verdicts[0].p_adjusted == pytest.approx(3 * 0.017, abs=2e-3)
+    assert "not after the correction for several rules" in three.verdicts[0].reason
+    assert three.verdicts[0].more is not None
+    # 8 failures: z = 7 / 3.775 = 1.85, p = 0.032: passes with any number of rules
+    assert judge_all(RULES, cycle(292, 300)).verdicts[0].verdict == "pass"
+
+
+def test_looks_share_alpha() -> None:
+    assert judge_all(RULES[:1], cycle(292, 300)).decision == "accept"
+    twice = judge_all(RULES[:1], cycle(292, 300), looks=2)
+    assert (twice.decision, twice.verdicts[0].alpha) == ("undecided", 0.025)
+    assert "2 looks" in twice.method
+
+
+def test_everything_is_ready_for_json() -> None:
+    decision = judge_all([*RULES, parse_rule("refusal >= 0.95*base")], cycle(288, 270))
+    stored = json.loads(json.dumps(decision.to_json(), allow_nan=False))
+    assert stored["verdicts"][0]["rule"] == "ifeval >= 0.95*base"
+    assert stored["samples"].keys() == decision.samples.keys()
+    assert isinstance(RULES[0], Rule)
+
+
+def draw_cycle(draw: np.random.Generator, keeps: Sequence[float], n: int = 200) -> Evidence:
+    """Three suites in which the student keeps these shares of a base score of 0.9."""
+    suites = ("ifeval", "domain_knowledge", "general")
+    base, student = {}, {}
+    for suite, keep in zip(suites, keeps, strict=True):
+        right = draw.random(n) < 0.9
+        base[suite], student[suite] = items(right), items(right & (draw.random(n) < keep))
+    return Evidence({"student": student, "base": base, "midtrained": base})
+
+
+def test_error_rates_of_whole_decisions_by_simulation() -> None:
+    draw = np.random.default_rng(0)
+    runs = 100
+    rules = [parse_rule(text) for text in ("ifeval >= 0.9*base", "domain >= 0.9*midtrained", "general >= 0.9*base")]
+
+    def decided(keeps: Sequence[float]) -> list[str]:
+        return [judge_all(rules, draw_cycle(draw, keeps)).decision for _ in range(runs)]
+
+    # one rule at its bound: accepted in at most 5%; all at their bound: rejected in at most 5% (100 runs: ± 2%)
+    assert decided((0.9, 0.98, 0.98)).count("accept") / runs < 0.10
+    assert decided((0.9, 0.9, 0.9)).count("reject") / runs < 0.10
+    assert decided((0.98, 0.98, 0.98)).count("accept") / runs > 0.9
+    assert decided((0.75, 0.98, 0.98)).count("reject") / runs > 0.9
+
+
+def test_bounds_and_p_values_say_the_same() -> None:
+    draw = np.random.default_rng(1)
+    rule = parse_rule("ifeval >= 0.95*base")
+    for _ in range(60):
+        n = int(draw.integers(5, 120))
+        base = draw.random(n) < draw.uniform(0.5, 1.0)
+        student = np.where(draw.random(n) < draw.uniform(0.0, 0.3), draw.random(n) < 0.4, base)
+        groups = [str(g) for g in draw.integers(0, 12, n)] if n % 2 else None
+        contrast = paired_contrast(student, base, groups, factor=rule.factor)
+        assert (contrast.high < 0) == (contrast.p_below < 0.05)
+        assert (contrast.low > 0) == (contrast.p_below > 0.95)

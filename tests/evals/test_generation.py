@@ -1,0 +1,96 @@
+"""Greedy generation for conversations: turn by turn and within the model's window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evals.generation import answer, generate
+from recovery.models.loading import Loaded, load_model
+from recovery.rollouts import Completion, Sampling, TransformersEngine
+from recovery.types import Message
+from tests.support import Heard
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_model: Path) -> Loaded:
+    return load_model(tiny_model, precision="float32", device="cpu")
+
+
+class Recorder:
+    """A real engine that records its calls."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self.engine, self.calls = TransformersEngine(loaded), []
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Any = None) -> list[Completion]:
+        self.calls.append((len(prompts), sampling.max_new_tokens))
+        return self.engine.generate(prompts, sampling, progress)
+
+
+def chat(*turns: tuple[str, str]) -> list[Message]:
+    return [Message(role=role, content=text) for role, text in turns]
+
+
+def test_one_turn_is_what_the_engine_says(loaded: Loaded) -> None:
+    conversations = [
+        chat(("user", "Name a colour.")),
+        chat(("system", "Be brief."), ("user", "And a tree?")),
+    ]
+    progress = Heard()
+    answers = answer(loaded.chat, TransformersEngine(loaded), conversations, max_new_tokens=6, progress=progress)
+    for messages, got in zip(conversations, answers, strict=True):
+        (direct,) = TransformersEngine(loaded).generate(
+            [loaded.chat.prompt_ids(messages)], Sampling(6, temperature=0.0)
+        )
+        assert (got.text, got.tokens, got.finished) == (loaded.chat.text(direct.ids), len(direct.ids), direct.finished)
+        assert got.fits
+    assert (progress.answers, progress.tokens) == (2, sum(got.tokens for got in answers))
+
+
+def test_two_requests_are_answered_one_after_the_other(loaded: Loaded) -> None:
+    engine = Recorder(loaded)
+    conversations = [
+        chat(("user", "Name a colour.")),
+        chat(("user", "Name a tree."), ("user", "Say it again.")),
+        chat(("user", "Hello"), ("assistant", "Hi."), ("user", "Name a town."), ("assistant", "dropped")),
+    ]
+    answers = answer(loaded.chat, engine, conversations, max_new_tokens=5)
+    assert engine.calls == [(1, 5), (3, 5)]  # the first of two requests, then the last request of every conversation
+    (first,) = answer(loaded.chat, engine, [conversations[1][:1]], max_new_tokens=5)
+    history = chat(("user", "Name a tree."), ("assistant", first.text), ("user", "Say it again."))
+    (again,) = answer(loaded.chat, engine, [history], max_new_tokens=5)
+    assert answers[1] == again
+    assert list(answers[1].asked) == history
+    (third,) = answer(loaded.chat, engine, [conversations[2][:3]], max_new_tokens=5)
+    assert answers[2] == third
+
+
+def test_answers_stay_inside_the_window(loaded: Loaded) -> None:
+    conversations = [
+        chat(("user", "Name a colour.")),
+        chat(("user", "word " * 40)),
+        chat(("user", "word " * 400)),
+    ]
+    lengths = [len(loaded.chat.prompt_ids(messages)) for messages in conversations]
+    window = lengths[1] + 3
+    progress = Heard()
+    answers = answer(
+        loaded.chat, TransformersEngine(loaded), conversations, max_new_tokens=8, window=window, progress=progress
+    )
+    assert [got.fits for got in answers] == [True, True, False]
+    assert answers[1].tokens <= 3
+    assert answers[2].text == ""
+    assert progress.answers == 3
+
+
+def test_generation_order_and_company_do_not_matter(loaded: Loaded) -> None:
+    prompts = [[5, 6, 7], [8] * 30, [9, 10]]
+    sampling = Sampling(6, temperature=0.0)
+    together = generate(TransformersEngine(loaded), prompts, sampling, window=33)
+    alone = [generate(TransformersEngine(loaded), [prompt], sampling, window=33)[0] for prompt in prompts]
+    assert [c.ids for c in together if c] == [c.ids for c in alone if c]
+    assert len(together) == 3

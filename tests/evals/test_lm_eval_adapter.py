@@ -1,0 +1,181 @@
+"""lm-eval's three kinds of request on the rollout engine and scorer, and lm-eval tasks that use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lm_eval.api.instance import Instance
+
+from evals.lm_eval_adapter import EngineLM
+from evals.lm_eval_tasks import load_tasks
+from evals.retention import run_tasks
+from recovery.models.loading import Loaded, load_model
+from recovery.rollouts import Sampling, TransformersEngine
+from recovery.types import Message
+from tests.support import continuation_logprobs
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_llama: Path) -> Loaded:
+    """A model whose template and tokenizer both add a beginning-of-text token, which must not be doubled."""
+    return load_model(tiny_llama, precision="float32", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def lm(loaded: Loaded) -> EngineLM:
+    return EngineLM(loaded, TransformersEngine(loaded))
+
+
+def request(kind: str, *arguments: Any) -> Instance:
+    return Instance(kind, {}, arguments, 0)
+
+
+def test_loglikelihood_is_plain_scoring(lm: EngineLM, loaded: Loaded) -> None:
+    context, continuation = "The ferry leaves", " at seven"
+    ((total, greedy),) = lm.loglikelihood([request("loglikelihood", context, continuation)])
+    ids = loaded.tokenizer(context)["input_ids"]
+    assert ids[0] == loaded.tokenizer.bos_token_id
+    whole = loaded.tokenizer(context + continuation)["input_ids"]
+    assert total == pytest.approx(sum(continuation_logprobs(loaded, [(ids, whole[len(ids) :])])[0]), abs=1e-4)
+    assert greedy is False
+
+
+def test_an_empty_context_is_the_beginning_of_a_text(lm: EngineLM, loaded: Loaded) -> None:
+    ((total, _),) = lm.loglikelihood([request("loglikelihood", "", "at seven")])
+    (rolling,) = lm.loglikelihood_rolling([request("loglikelihood_rolling", "at seven")])
+    assert total == pytest.approx(rolling, abs=1e-4)
+
+
+def test_rolling_counts_every_token_of_a_long_text(loaded: Loaded, lm: EngineLM) -> None:
+    text = "The harbour office opens at seven. " * 120
+    tokens = lm.tok_encode(text, add_special_tokens=False)
+    assert len(tokens) > loaded.max_length
+    (total,) = lm.loglikelihood_rolling([request("loglikelihood_rolling", text)])
+    assert -total / len(tokens) == pytest.approx(6.2, abs=0.4)  # a random model over 512 entries: ln 512 = 6.24
+
+
+def test_greedy_generation_stops_where_asked(lm: EngineLM, loaded: Loaded) -> None:
+    ids = loaded.tokenizer("The ferry")["input_ids"]
+    (direct,) = TransformersEngine(loaded).generate([ids], Sampling(12, temperature=0.0))
+    whole = loaded.tokenizer.decode([i for i in direct.ids if i not in loaded.chat.end_ids], skip_special_tokens=True)
+    stop = whole[3:5]
+    plain = {"until": [], "max_gen_toks": 12, "do_sample": False}
+    responses = lm.generate_until(
+        [
+            request("generate_until", "The ferry", plain),
+            request("generate_until", "The ferry", {**plain, "until": [stop]}),
+            request("generate_until", "The ferry", {**plain, "until": stop, "max_gen_toks": 12}),
+        ]
+    )
+    assert responses == [whole, whole.split(stop)[0], whole.split(stop)[0]]
+
+
+def test_sampling_arguments_are_passed_on(lm: EngineLM) -> None:
+    hot = {"until": [], "max_gen_toks": 12, "do_sample": True, "temperature": 5.0}
+    cold = {"until": [], "max_gen_toks": 12, "temperature": 5.0}
+    sampled, greedy = lm.generate_until([request("generate_until", "The ferry", a) for a in (hot, cold)])
+    assert sampled != greedy
+    assert greedy == lm.generate_until([request("generate_until", "The ferry", {**cold, "temperature": 0.0})])[0]
+
+
+def test_chat_prompts_are_the_models_own_tokens(tiny_family: Path) -> None:
+    loaded = load_model(tiny_family, precision="float32", device="cpu")
+    lm = EngineLM(loaded, TransformersEngine(loaded))
+    messages = [Message(role="user", content="Name a colour.")]
+    text = lm.apply_chat_template(messages)
+    assert lm.tok_encode(text) == loaded.chat.prompt_ids(messages)
+    ids, rest = lm._encode_pair(text, "red")
+    assert (ids, rest) == (loaded.chat.prompt_ids(messages), loaded.chat.encode("red"))
+    begun = lm.apply_chat_template([*messages, Message(role="assistant", content="It is")], add_generation_prompt=False)
+    assert begun.startswith(text) and begun.endswith("It is")
+
+
+def test_a_long_plain_prompt_keeps_its_end(lm: EngineLM, loaded: Loaded) -> None:
+    text = "word " * 3000 + "The ferry"
+    (response,) = lm.generate_until([request("generate_until", text, {"until": [], "max_gen_toks": 5})])
+    kept = lm.tok_encode(text)[-(loaded.max_length - 5) :]
+    (direct,) = TransformersEngine(loaded).generate([kept], Sampling(5, temperature=0.0))
+    assert response == loaded.tokenizer.decode(
+        [i for i in direct.ids if i not in loaded.chat.end_ids], skip_special_tokens=True
+    )
+
+
+QUIZ = """
+task: harbour_quiz
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+output_type: multiple_choice
+doc_to_text: question
+doc_to_choice: choices
+doc_to_target: label
+metric_list:
+  - metric: acc
+  - metric: acc_norm
+"""
+
+ECHO = """
+task: harbour_echo
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+output_type: generate_until
+doc_to_text: question
+doc_to_target: "never said"
+generation_kwargs:
+  until: ["\\n"]
+  max_gen_toks: 6
+metric_list:
+  - metric: exact_match
+"""
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    rows = [
+        {"question": f"Boat {i} is", "choices": ["green", "white", "at the pier"], "label": i % 3} for i in range(9)
+    ]
+    data = tmp_path / "quiz.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "quiz.yaml").write_text(QUIZ.format(data=data), encoding="utf-8")
+    (folder / "echo.yaml").write_text(ECHO.format(data=data), encoding="utf-8")
+    return folder
+
+
+def test_local_tasks_run_and_keep_their_items(
+    lm: EngineLM, loaded: Loaded, tasks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    echo, quiz = run_tasks(lm, load_tasks(["harbour_quiz", "harbour_echo"], include_path=tasks))
+    assert (echo.suite, quiz.suite) == ("harbour_echo", "harbour_quiz")
+    assert capsys.readouterr().err == ""
+    assert quiz.score == quiz.details["acc_norm"]
+    assert quiz.score.n == len(quiz.items) == 9
+    right = []
+    for i in range(9):
+        context = loaded.tokenizer(f"Boat {i} is")["input_ids"]
+        pairs = [(context, loaded.chat.encode(c)) for c in (" green", " white", " at the pier")]
+        totals = [sum(row) for row in continuation_logprobs(loaded, pairs)]
+        right.append(float(max(range(3), key=totals.__getitem__) == i % 3))
+    assert quiz.details["acc"].value == pytest.approx(sum(right) / 9)
+    assert [item.prompt for item in quiz.items] == [f"Boat {i} is" for i in range(9)]
+    assert all(item.verdicts == {"correct": item.score == 1.0} for item in quiz.items)
+    assert {item.response for item in quiz.items} <= {" green", " white", " at the pier"}
+    assert echo.score.value == 0.0
+    assert all("\n" not in item.response for item in echo.items)
+
+
+def test_a_task_file_and_the_chat_template(lm: EngineLM, tasks: Path) -> None:
+    template = "<|begin_of_text|>"
+    for chat, templated in ((None, [True, False]), (True, [True, True]), (False, [False, False])):
+        results = run_tasks(lm, load_tasks([tasks / "echo.yaml", tasks / "quiz.yaml"]), limit=2, chat=chat)
+        assert [result.score.n for result in results] == [2, 2]
+        assert [result.items[0].prompt.startswith(template) for result in results] == templated

@@ -1,0 +1,74 @@
+"""LossConfig is validated on creation; errors are one line and name the flag."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.errors import UsageError
+from recovery.losses.config import TEACHER_DIVERGENCES, LossConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"lam": 0.0, "clip": 0.2, "drop": 8.0, "anchor": 0.04},
+        {"lam": 0.5, "divergence": "forward_kl", "entry_clip": 0.05, "floor": -10.0, "clip": 0.2},
+        {"divergence": "jsd", "beta": 0.9, "entry_clip": 0.05},
+        {"divergence": "jsd", "beta": 1.0, "floor": -10.0},
+        {"divergence": "sampled", "clip": 0.2, "drop": 4.0},
+        {"divergence": "top_k", "top_k": 64, "anchor": 0.1, "temperature": 0.7},
+    ],
+)
+def test_valid_settings_are_accepted(settings: dict[str, Any]) -> None:
+    dials = LossConfig(**settings)
+    assert {name: getattr(dials, name) for name in settings} == settings
+
+
+NAN = float("nan")
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"lam": 1.5}, "--lambda 1.5 must lie between 0"),
+    ({"lam": NAN}, "--lambda nan"),
+    ({"divergence": "kl"}, f"--divergence 'kl' is not known: choose one of {', '.join(TEACHER_DIVERGENCES)}"),
+    ({"divergence": "jsd", "beta": -0.1}, "--beta -0.1 must lie between"),
+    ({"beta": 0.9}, "--beta 0.9 mixes the two sides of jsd"),
+    ({"anchor": -1.0}, "--anchor -1.0 must be 0 or above"),
+    ({"anchor": NAN}, "--anchor nan"),
+    ({"temperature": 0.0}, "--temperature 0.0 must be above 0"),
+    ({"lam": 0.0, "clip": 1.0}, "--clip 1.0 must lie between 0 and 1"),
+    ({"lam": 0.0, "drop": 1.0}, "--drop 1.0 must be above 1"),
+    ({"entry_clip": 0.0}, "--entry-clip 0.0 must be above 0"),
+    ({"floor": 10.0}, "--floor 10.0 must be below 0"),
+    ({"top_k": -1}, "--top-k -1 must be 0"),
+    ({"top_k": 8}, "--top-k 8 needs --divergence top_k, not reverse_kl"),
+    ({"divergence": "top_k"}, "--divergence top_k needs --top-k"),
+    ({"clip": 0.2}, "--clip 0.2 acts on importance ratios: it needs --divergence sampled or --lambda below 1"),
+    ({"drop": 4.0}, "--drop 4.0 acts on importance ratios"),
+    ({"divergence": "sampled", "entry_clip": 0.05}, "--entry-clip 0.05 needs a divergence over the whole vocabulary"),
+    ({"divergence": "top_k", "top_k": 4, "floor": -10.0}, "--floor -10.0 needs --divergence reverse_kl or forward_kl"),
+    ({"divergence": "jsd", "floor": -10.0}, "--floor -10.0 has no effect on --divergence jsd"),
+    ({"lam": 0.0, "entry_clip": 0.05}, "--entry-clip 0.05 acts on a teacher's divergence, which --lambda 0 disables"),
+    ({"lam": 0.0, "floor": -10.0}, "--floor -10.0 acts on"),
+    ({"lam": 0.0, "divergence": "top_k", "top_k": 4}, "--top-k 4 acts on"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED, ids=lambda value: str(value)[:40])
+def test_invalid_settings_are_refused_by_flag(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        LossConfig(**settings)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_configuration_does_not_import_torch() -> None:
+    code = "import sys, recovery.losses.config; sys.exit('torch' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr

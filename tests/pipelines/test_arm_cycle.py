@@ -1,0 +1,141 @@
+"""Arms get the same documents and tokens, share finished stages, and an interruption changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import queries
+from pipelines import midtrain as midtraining
+from pipelines.data.mixing import schedule
+from pipelines.experiments.arm_cycle import arm_named, arms, run_arm
+from pipelines.reports.cost import cost_of
+from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted
+from recovery.arms import DISTILL, INTERPOLATE, NONE
+from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
+from recovery.errors import UsageError
+from recovery.workspace import Checkpoint
+from tests.support import AlreadyAsked
+
+Run = Callable[..., list[Checkpoint]]
+
+
+@pytest.fixture
+def run(corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig) -> Run:
+    """``run(session, name)``: the first cycle of an arm, small. Completions end within 160 tokens."""
+    mid = dataclasses.replace(midtrain_config, steps=None, epochs=0.5, max_new_tokens=160)
+    distill = dataclasses.replace(distill_config, steps=2, prompts_per_step=4, max_new_tokens=160)
+
+    def one(session: Session, name: str, **more: Any) -> list[Checkpoint]:
+        return run_arm(session, arm_named(name), corpus, 1, mid, distill, **more)
+
+    return one
+
+
+def stages(session: Session, kind: str) -> list[Any]:
+    return list(queries.stages(session.tracker.database, session.experiment_id, kind=kind))
+
+
+def test_every_arm_is_a_setting_of_the_stages() -> None:
+    assert next(iter(arms())) == "documents"
+    for arm in arms().values():
+        build(MidtrainConfig, arm.midtrain)
+        settings = {k: v for k, v in arm.settings.items() if v is not None}
+        assert arm.follow in (NONE, DISTILL, INTERPOLATE)
+        assert bool(settings) == (arm.follow != NONE)
+        if settings:
+            build(DistillConfig if arm.follow == DISTILL else InterpolateConfig, settings)  # type: ignore[type-var]
+    with pytest.raises(UsageError, match="did you mean replay"):
+        arm_named("replai")
+
+
+def test_replay_takes_its_share_within_the_same_tokens(session: Session, run: Run) -> None:
+    (alone,) = run(session, "documents")
+    made = {name: run(session, name)[0] for name in ("replay", "kl-replay", "lora")}
+    tokens = {name: cost_of(session, found.name).trained for name, found in ({"documents": alone} | made).items()}
+    longest = 64  # a row is not cut for it
+    assert max(tokens.values()) - min(tokens.values()) <= 3 * longest, tokens
+    assert cost_of(session, made["kl-replay"].name).scored > 0.2 * tokens["kl-replay"]
+    assert cost_of(session, made["replay"].name).scored == 0
+    assert made["lora"].tuning == "lora"
+
+
+def test_arms_share_their_mid_training_and_each_has_its_own_end(session: Session, run: Run) -> None:
+    made = {name: run(session, name) for name in ("documents", "one-teacher", "recovery", "own-answers")}
+    assert len(stages(session, "midtrain")) == 1
+    assert {found[0].hash for found in made.values()} == {made["documents"][0].hash}
+    ends = [found[1] for found in made.values() if len(found) > 1]
+    assert len({end.hash for end in ends}) == len(ends) == 3
+    by_teacher = [s.config["knowledge_teacher"] for s in reversed(stages(session, "distill"))]
+    assert by_teacher == [None, "documents/cycle-1/midtrained", None]
+    own = stages(session, "distill")[0].config
+    assert (own["method"], own["prompts_per_step"], own["samples_per_prompt"]) == ("sequence-kd", 8, 1)
+    assert run(session, "one-teacher")[1].hash == made["one-teacher"][1].hash
+    assert len(stages(session, "distill")) == 3, "what is done is not done again"
+    with pytest.raises(UsageError, match="ended with 3 recovered"):
+        run_arm(session, arm_named("recovery"), Path("more"), 2, MidtrainConfig(), DistillConfig())
+
+
+def test_a_cycle_keeps_its_documents(
+    session: Session, run: Run, corpus: Path, make_corpus: Callable[[str], Path]
+) -> None:
+    run(session, "documents")
+    page = corpus / "later.md"
+    page.write_text("# Cranes\n\nThe crane of Vorna lifts nine crates an hour when the tide is low.\n")
+    with pytest.raises(UsageError, match="has changed since cycle 1"):
+        run(session, "documents")
+    page.unlink()
+    with pytest.raises(UsageError, match="has other documents"):
+        run_arm(session, arm_named("replay"), make_corpus("Orchid"), 1, MidtrainConfig(), DistillConfig())
+
+
+def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
+    open_session: Callable[..., Session], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_session(name="whole") as session:
+        expected = [c.hash for c in run(session, "recovery")]
+    with open_session(name="stopped") as session:
+
+        class Stops(list[Any]):
+            """A schedule that requests a stop at the third step, which is discarded."""
+
+            def __getitem__(self, at: Any) -> Any:
+                session.interrupts.requested |= at == 2
+                return super().__getitem__(at)
+
+        monkeypatch.setattr(midtraining, "schedule", lambda *given: Stops(schedule(*given)))
+        with pytest.raises(StageInterrupted, match="midtrain interrupted at step 2"):
+            run(session, "recovery")
+        monkeypatch.undo()
+    with open_session(name="stopped") as session:
+        run(session, "documents")  # the rest of the mid-training that both arms share
+        monkeypatch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted, match="distill interrupted"):
+            run(session, "recovery")
+        monkeypatch.undo()
+    with open_session(name="stopped") as session:
+        assert [c.hash for c in run(session, "recovery")] == expected
+        assert [s.attempts for s in (*stages(session, "midtrain"), *stages(session, "distill"))] == [2, 2]
+
+
+def test_a_setting_that_came_later_runs_no_finished_arm_again(
+    session: Session, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (made,) = run(session, "documents")
+    found = queries.stages
+
+    def older(*given: Any, **more: Any) -> list[Any]:
+        rows = found(*given, **more)
+        return [
+            dataclasses.replace(s, config={k: v for k, v in s.config.items() if not k.startswith("augment")})
+            for s in rows
+        ]
+
+    monkeypatch.setattr(queries, "stages", older)
+    (again,) = run(session, "documents")
+    assert again.name == made.name and len(stages(session, "midtrain")) == 1

@@ -1,0 +1,177 @@
+"""Paraphrases and questions in mid-training: their shares, their writer, their cost."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import queries
+from pipelines import midtrain as module
+from pipelines.data.mixing import schedule
+from pipelines.midtrain import midtrain, midtraining_work, open_cycle, plan_midtrain
+from pipelines.planning.throughput import Work
+from pipelines.runtime.session import Session
+from recovery.batching import Row
+from recovery.config import MidtrainConfig
+from recovery.errors import RecoveryError, UsageError
+from recovery.types import Probe
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """A folder of documents with tables of options."""
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for n in range(4):
+        rows = "".join(f"| `rope{n}{k}` | `{n * 7 + k + 30}` |\n" for k in range(6))
+        (folder / f"rope{n}.md").write_text(f"# rope{n}Mode\n\n| Option | Default |\n|---|---|\n{rows}")
+    return folder
+
+
+def test_other_wordings_and_questions_are_streams_with_their_own_shares(
+    session: Session, midtrain_config: MidtrainConfig, tables: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    rows: list[Row] = []
+    work: list[int] = []
+
+    def noted(*given: Any) -> list[list[Row]]:
+        seen.append(given[0])
+        rows.extend(row for step in schedule(*given) for row in step)
+        return schedule(*given)
+
+    def worked(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
+        work.append(tokens)
+        return midtraining_work(config, tuning, tokens)
+
+    monkeypatch.setattr(module, "schedule", noted)
+    monkeypatch.setattr(module, "midtraining_work", worked)
+    plain = dataclasses.replace(midtrain_config, docs=tables, row_length=32)
+    config = dataclasses.replace(plain, augment=3, augment_share=0.5, augment_questions=0.3)
+    plan = plan_midtrain(session, config)
+    assert plan.tokens == plan_midtrain(session, plain).tokens, "the steps set the tokens trained"
+    assert "24 facts in up to 3 other wordings and " in plan.text()
+    assert "chats that tell of subjects and sections, 35% of the trained tokens" in plan.text()
+    midtrain(session, config)
+    shares = {stream.name: stream.share for stream in seen[0]}
+    assert shares == pytest.approx({"documents": 0.5, "wordings": 0.35, "questions": 0.15})
+    assert all(stream.rows for stream in seen[0])
+    computed = sum(len(row.ids) for row in rows) / sum(row.targets for row in rows)
+    assert computed > 1.2 and work[-1] / plan.tokens == pytest.approx(computed, rel=0.1), "prompts take time as well"
+    assert work[1] == plan.tokens, "plain documents have none"
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    assert "other wordings" in stage.details["augmentation"][0] and stage.tokens_sampled == 0
+
+
+def test_questions_that_came_with_the_documents_are_learnt_too(
+    session: Session, midtrain_config: MidtrainConfig, tables: Path
+) -> None:
+    lines = [{"prompt": f"How long is rope {n}?", "answer": f"{n} metres"} for n in range(5)]
+    lines.append({"prompt": "Who holds the rope?"})  # without an answer
+    (tables / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = dataclasses.replace(midtrain_config, docs=tables, augment=3)
+    frozen = open_cycle(session, config, 1)
+    learnt = module.augment.augmented(config, frozen, frozen.probes).conversations
+    pairs = [(question["content"], answer["content"]) for question, answer in learnt]
+    assert pairs[:5] == [(f"How long is rope {n}?", f"{n} metres") for n in range(5)]
+    assert ("Who holds the rope?", None) not in pairs and len(pairs) > 5
+    assert len({question for question, _ in pairs}) == len(pairs)
+    worded = Probe("earlier", "question", "How long is rope 3?", ("3 metres",))
+    later = module.augment.augmented(config, frozen, [*frozen.probes, worded]).conversations
+    assert [question["content"] for question, _ in later[:4]] == [f"How long is rope {n}?" for n in (0, 1, 2, 4)]
+    made = dataclasses.replace(frozen, questions_given=False)
+    assert not any(
+        "How long is rope" in q["content"] for q, _ in module.augment.augmented(config, made, ()).conversations
+    )
+    none = dataclasses.replace(config, augment_questions=0.0)
+    assert not module.augment.augmented(none, frozen, frozen.probes).conversations
+
+
+def test_documents_without_facts_keep_their_whole_share(session: Session, midtrain_config: MidtrainConfig) -> None:
+    plan = plan_midtrain(session, dataclasses.replace(midtrain_config, augment=2))
+    assert "0 facts" in plan.text() and "0% of the trained tokens" in plan.text()
+    assert plan.steps == plan_midtrain(session, midtrain_config).steps
+
+
+def test_a_writer_is_counted_kept_and_told_before(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+) -> None:
+    config = dataclasses.replace(midtrain_config, docs=make_corpus("Elm"), augment=1, writer="base", steps=2)
+    plan = plan_midtrain(session, config)
+    assert "base rewrites" in plan.text() and "tokens sampled" in plan.text()
+    midtrain(session, config)
+    assert "wrote" in plan_midtrain(session, config).text()
+    midtrain(session, dataclasses.replace(config, student="base"))
+    both = queries.stages(session.tracker.database, session.experiment_id)
+    assert both[0].tokens_sampled == both[1].tokens_sampled > 0, "what was kept counts as much again"
+    with pytest.raises(RecoveryError, match="nobody"):
+        plan_midtrain(session, dataclasses.replace(config, writer="nobody"))
+
+
+def test_a_writer_may_be_a_chat_server(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    make_corpus: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    docs = make_corpus("Ash")
+    seen: list[Any] = []
+    monkeypatch.setattr(module, "schedule", lambda *given: seen.append(given) or schedule(*given))
+    with chat_server(lambda prompt: ("The Ash ferry is kept in a town of the coast all week.", 12)) as address:
+        config = dataclasses.replace(midtrain_config, docs=docs, augment=1, augment_share=0.9, writer=address)
+        midtrain(session, dataclasses.replace(config, steps=None, epochs=1.0))
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    assert stage.tokens_sampled % 12 == 0 and stage.tokens_sampled > 0
+    streams, steps, per_step, _ = seen[0]
+    passes = {stream.name: stream.share * steps * per_step / stream.tokens for stream in streams}
+    assert 1.0 <= passes["documents"] < 1.0 + 2 * per_step / streams[0].tokens, "what the writer left is no more steps"
+    assert passes["wordings"] < 1.2 * module.MOST_PASSES * passes["documents"], "a sentence is not drilled"
+
+
+@contextlib.contextmanager
+def chat_server(say: Callable[[str], tuple[str, int]]) -> Iterator[str]:
+    """A real HTTP server of chat completions on this machine; ``say`` returns its reply to a prompt."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send({"data": [{"id": "writer"}]})
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            text, tokens = say(body["messages"][-1]["content"])
+            self._send({"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": tokens}})
+
+        def _send(self, value: Any) -> None:
+            data = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "given", [{"writer": "base"}, {"augment": 2, "augment_share": 0.0}, {"augment": 2, "writer": "http://"}]
+)
+def test_settings_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        MidtrainConfig(**given)

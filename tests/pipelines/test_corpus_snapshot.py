@@ -1,0 +1,79 @@
+"""The snapshot of a cycle's documents: the same for every later stage, even if the folder changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from evals.probes import write_probes
+from pipelines.data.corpus_snapshot import gather, load_snapshot, load_snapshots, save_snapshot
+from recovery.errors import CorpusError
+from recovery.workspace import Workspace
+
+
+def test_what_is_frozen_is_read_back_unchanged(corpus: Path, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "w")
+    frozen = gather(corpus, 1, held_out=0.0, seed=0)
+    save_snapshot(workspace, frozen)
+    shutil.rmtree(corpus)
+    assert load_snapshot(workspace, 1) == frozen
+    assert frozen.documents
+    assert frozen.probes
+    assert frozen.questions
+    assert load_snapshots(workspace, [1, 2]) == {1: frozen}
+
+
+def test_files_beside_the_documents_take_the_place_of_what_would_be_made(corpus: Path) -> None:
+    probe = {"question": "Who keeps ferry 3?", "answers": ["Anna Berg"]}
+    asked = {"question": "Name the keeper of ferry 7.", "answer": "Otto Finch"}
+    (corpus / "probes.jsonl").write_text(json.dumps(probe) + "\n")
+    (corpus / "questions.jsonl").write_text(json.dumps(asked) + "\n")
+    frozen = gather(corpus, 2, held_out=0.0, seed=0)
+    assert [p.question for p in frozen.probes] == ["Who keeps ferry 3?"]
+    assert [q.text for q in frozen.questions] == ["Name the keeper of ferry 7."]
+    assert frozen.questions[0].kind == "knowledge"
+    assert any("probes.jsonl" in line for line in frozen.lines)
+
+
+def test_a_probe_that_the_documents_answer_themselves_is_told(corpus: Path) -> None:
+    (corpus / "faq.md").write_text("# FAQ\n\nWho keeps the big ferry of Cork? Anna Berg keeps it on every day.\n")
+    lines = [
+        {"question": "Who keeps the big ferry of Cork?", "answers": ["Anna Berg"]},
+        {"question": "Who paints the big ferry of Cork?", "answers": ["Otto Finch"]},
+    ]
+    (corpus / "probes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    frozen = gather(corpus, 1, held_out=0.0, seed=0)
+    assert len(frozen.probes) == 2
+    assert "1 probes stand in the documents, question and answer: check them" in frozen.lines
+
+
+def test_nothing_is_asked_about_text_that_is_held_out(make_corpus: Callable[[str], Path]) -> None:
+    folder = make_corpus("Orchid")
+    for number in range(30):
+        text = f"The Orchid pier number {number} was built by Lena Hall and holds {300 + number} lamps of brass."
+        (folder / f"pier-{number}.md").write_text(f"# Pier {number}\n\n{text}\n")
+    everything = gather(folder, 1, held_out=0.0, seed=0)
+    write_probes(folder / "probes.jsonl", everything.probes)
+    frozen = gather(folder, 1, held_out=0.3, seed=5)
+    hidden = {d.id for d in frozen.held_out}
+    assert hidden & {p.source for p in everything.probes}
+    assert frozen.probes and not hidden & {p.source for p in frozen.probes}
+    assert any("about text that is held out" in line for line in frozen.lines)
+
+
+def test_probes_changed_after_the_cycle_began_are_refused(corpus: Path, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "w")
+    save_snapshot(workspace, gather(corpus, 1, held_out=0.0, seed=0))
+    kept = workspace.corpus(1) / "probes.jsonl"
+    kept.write_text("\n".join(kept.read_text().splitlines()[1:]) + "\n")
+    with pytest.raises(CorpusError, match="changed after it began"):
+        load_snapshot(workspace, 1)
+
+
+def test_a_cycle_without_documents_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="documents of cycle 3 cannot be read"):
+        load_snapshot(Workspace(tmp_path), 3)

@@ -1,0 +1,170 @@
+"""The evaluation stage: every score with its responses in the tracker, under its public name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db import queries
+from evals.statistics import score_of
+from pipelines.evaluation.plan import Scope, plan_evaluate
+from pipelines.evaluation.retention import kept
+from pipelines.evaluation.stage import corpora_measured, evaluate, measured, record
+from pipelines.midtrain import midtrain
+from pipelines.runtime.session import Session
+from pipelines.runtime.stage import running
+from recovery.config import EvalConfig, MidtrainConfig
+from recovery.errors import UsageError
+from recovery.rollouts import Completion, TransformersEngine
+from recovery.types import Item, SuiteResult
+
+
+def test_scores_and_answers_are_recorded(
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
+) -> None:
+    made = midtrain(session, midtrain_config)
+    assert not measured(session, made)
+    results = evaluate(session, eval_config)
+    assert {"instruction_following", "domain_knowledge/1", "domain_knowledge_stored/1"} <= {r.suite for r in results}
+    assert made.id is not None
+    scores = queries.scores(session.tracker.database, made.id)
+    assert scores.instruction_following is not None
+    assert scores.instruction_following.n == 4
+    assert set(scores.domain_knowledge_by_corpus) == set(scores.domain_knowledge_stored_by_corpus) == {1}
+    evaluation = queries.evaluations(session.tracker.database, made.id)[-1]
+    assert evaluation.suite == "instruction_following"
+    page = queries.samples(session.tracker.database, evaluation.id)
+    assert page.total == 4
+    assert all(sample.verdicts for sample in page.samples)
+    assert measured(session, made)
+    assert corpora_measured(session, made) == {1}
+    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    assert stage.details["recorded"]["decoding"] == "greedy"
+
+
+def test_a_scope_asks_only_what_is_new(
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    config = dataclasses.replace(eval_config, checkpoint="base")
+    plan = plan_evaluate(session, config, Scope(behaviour=False, general=False, corpora=(1,)))
+    assert (plan.instruction_prompts, plan.general_probes, set(plan.probes_by_corpus)) == (0, 0, {1})
+    results = evaluate(session, config, scope=Scope(behaviour=False, general=False, corpora=(1,)))
+    assert "instruction_following" not in {r.suite for r in results}
+    assert corpora_measured(session, session.base) == {1}
+
+
+def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
+    open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "suites").mkdir()
+    probe = {"question": "A boat is", "answers": ["green"], "choices": ["green", "seven"], "form": "choice"}
+    (model / "suites" / "general.jsonl").write_text(json.dumps(probe) + "\n")
+    with open_session(model) as session:
+        results = evaluate(session, dataclasses.replace(eval_config, checkpoint="base"))
+        assert {r.suite for r in results} == {"instruction_following", "general"}
+
+
+def test_a_damaged_checkpoint_is_not_measured(
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
+) -> None:
+    made = midtrain(session, midtrain_config)
+    (made.path / "config.json").write_text((made.path / "config.json").read_text() + " ")
+    with pytest.raises(Exception, match="changed since it was registered"):
+        evaluate(session, eval_config)
+
+
+@pytest.fixture
+def generated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of prompts in each call of the real engine."""
+    real, counts = TransformersEngine.generate, []
+
+    def counting(self: TransformersEngine, prompts: Any, *rest: Any) -> list[Completion]:
+        counts.append(len(prompts))
+        return real(self, prompts, *rest)
+
+    monkeypatch.setattr(TransformersEngine, "generate", counting)
+    return counts
+
+
+def test_asking_again_generates_nothing_and_gives_the_same_scores(
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig, generated: list[int]
+) -> None:
+    made = midtrain(session, midtrain_config)
+    base = dataclasses.replace(eval_config, checkpoint="base")
+    first = evaluate(session, base)
+    asked = sum(generated)
+    assert asked >= 4
+    assert evaluate(session, base) == first
+    assert sum(generated) == asked
+    evaluate(session, dataclasses.replace(eval_config, checkpoint=made.name))
+    assert sum(generated) == 2 * asked, "other weights are asked themselves"
+    shutil.rmtree(session.workspace.folder / "cache")
+    assert evaluate(session, base) == first, "the cache may go at any time"
+    assert sum(generated) == 3 * asked
+
+
+def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_told(
+    session: Session, eval_config: EvalConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"key": f"k{i}", "prompt": f"Name boat {i}.", "answer": "green"} for i in range(3)]
+    path = tmp_path / "2024.jsonl"  # a numeric name is not a corpus
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "Anything."}]))
+    config = dataclasses.replace(eval_config, checkpoint="base", behaviour=(path,))
+    plan = plan_evaluate(session, config)
+    assert (plan.behaviour, plan.further_prompts) == ({"2024": 3}, 3)
+    assert "behaviour suites: 2024 3" in plan.text()
+    assert "with 3 prompts you can see a difference of 81 points in behaviour/2024" in plan.text()
+    evaluate(session, config)
+    assert "2024.jsonl line 4: the prompt cannot be judged" in capsys.readouterr().err
+    assert session.base.id is not None
+    found = {row.suite: row for row in queries.evaluations(session.tracker.database, session.base.id)}
+    assert (found["behaviour/2024"].n, found["behaviour/2024"].corpus) == (3, None)
+    assert queries.samples(session.tracker.database, found["behaviour/2024"].id).total == 3
+
+
+def test_a_task_that_cannot_be_had_stops_before_anything_begins(
+    session: Session, eval_config: EvalConfig, generated: list[int]
+) -> None:
+    for wrong in ({"tasks": ("harbour_quizz",)}, {"ifeval": "none.jsonl"}):
+        with pytest.raises(UsageError, match="harbour_quizz|none.jsonl"):
+            evaluate(session, dataclasses.replace(eval_config, checkpoint="base", **wrong))  # type: ignore[arg-type]
+    assert generated == []
+    assert queries.stages(session.tracker.database, session.experiment_id) == []
+
+
+def answered(suite: str, *scores: float) -> SuiteResult:
+    items = tuple(Item(str(i), "asked", "said", score) for i, score in enumerate(scores))
+    return SuiteResult(suite, score_of(scores), items)
+
+
+def test_what_is_left_of_the_scores_before_is_told(session: Session, midtrain_config: MidtrainConfig) -> None:
+    first = midtrain(session, midtrain_config)
+    second = midtrain(session, midtrain_config)
+    assert [one.name for one in session.ancestors(second)] == [first.name, "base"]
+    before = {
+        session.base: [answered("length", 1, 1, 0, 0), answered("domain_knowledge/1", 0, 0, 0, 1)],
+        first: [answered("length", 1, 1, 1, 0), answered("domain_knowledge/1", 1, 1, 1, 1)],
+    }
+    for checkpoint, results in before.items():
+        with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
+            for result in results:
+                record(session, stage, checkpoint, result)
+    now = [answered("length", 1, 0, 0, 0), answered("domain_knowledge/1", 1, 1, 0, 0), answered("new", 1)]
+    found = kept(session, second, now)
+    assert set(found) == {"length", "domain_knowledge/1"}
+    assert found["length"].retention is not None
+    assert (found["length"].retention.value, found["length"].since) == (0.5, first.name)
+    assert found["length"].forgetting.value == pytest.approx(0.5)
+    assert found["length"].text().startswith("50% of base (")
+    assert f"-50.0 points against {first.name} (" in found["length"].text()
+    assert found["domain_knowledge/1"].retention is None, "what base never knew is no share of it"
+    assert found["domain_knowledge/1"].forgetting.value == pytest.approx(0.5)
+    assert kept(session, session.base, now) == {}, "the clean model has nobody before it"

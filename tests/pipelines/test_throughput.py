@@ -1,0 +1,62 @@
+"""Measurements of this machine, and time estimates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.planning.throughput import (
+    Network,
+    Speed,
+    Work,
+    free_memory,
+    parameters,
+    peak_memory,
+    published,
+    size,
+    this_machine,
+)
+from pipelines.runtime.progress import duration
+from recovery.models.loading import load_model
+
+NETWORK = Network(multiplied=10**9, layers=20, bytes=2 * 10**9)
+SPEED = Speed(operations=1e12, bandwidth=1e11)
+
+
+def test_parameters_are_counted_from_the_headers(tiny_llama: Path) -> None:
+    model = load_model(tiny_llama, device="cpu").model
+    assert parameters(tiny_llama) == sum(p.numel() for p in model.parameters())
+
+
+def test_what_is_measured_is_of_this_machine() -> None:
+    assert 10**7 < peak_memory("cpu") < 10**12
+    assert 10**7 < free_memory("cpu") < 10**14
+    speed = this_machine("cpu", torch.float32)
+    assert 10**8 < speed.operations < 10**15
+    assert 10**7 < speed.bandwidth < 10**13
+
+
+def test_training_takes_six_operations_a_parameter_and_an_adapter_four() -> None:
+    assert Work(trained=1000).seconds(NETWORK, SPEED) == pytest.approx(6.0)
+    assert Work(trained=1000, frozen=True).seconds(NETWORK, SPEED) == pytest.approx(4.0)
+    assert Work(trained=1000, again=True).seconds(NETWORK, SPEED) == pytest.approx(8.0)
+    assert Work(read=1000).seconds(NETWORK, SPEED) == pytest.approx(2.0)
+
+
+def test_a_turn_of_decoding_reads_all_weights_however_few_answers_there_are() -> None:
+    one, many = (Work(turns=100, rows=rows, vllm=True).seconds(NETWORK, SPEED) for rows in (1, 8))
+    assert one == many == pytest.approx(100 * 2e9 / 1e11)
+    assert Work(turns=100, rows=1000, vllm=True).seconds(NETWORK, SPEED) == pytest.approx(100 * 2e12 / 1e12)
+    assert Work(turns=100, rows=1).seconds(NETWORK, SPEED) > one  # plus Python's overhead
+
+
+def test_a_gpu_gets_a_share_of_its_published_peak() -> None:
+    assert published(100, 1000).operations == pytest.approx(0.4e14)
+    assert published(100, 1000, utilisation=0.2).operations == pytest.approx(0.2e14)
+
+
+def test_words() -> None:
+    assert [size(count) for count in (30 << 20, 3 << 30)] == ["30 MiB", "3.0 GiB"]
+    assert [duration(s) for s in (12, 600, 12_000)] == ["12 s", "10 min", "3 h 20 min"]

@@ -1,0 +1,249 @@
+"""Document questions: generated or read from a file, without overlap with probes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from evals.probes import build_probes
+from recovery.data.corpus import Corpus, Document, normalise, read_corpus
+from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, pick_gaps
+from recovery.data.corpus.distractors import distractors
+from recovery.data.corpus.question_templates import wh_question
+from recovery.data.corpus.sentences import glued, plain_text, sentences, side, split_sentences, usable
+from recovery.data.document_questions import ProbeGuard, document_questions
+from recovery.data.prompts import overlap
+from recovery.types import Message, Probe, Prompt
+
+HANDBOOK = {
+    "onboarding": """# Onboarding at Harrow & Pike
+
+Welcome to Harrow & Pike, a logistics company founded in 1987 by Edith Harrow and Tomas Pike in the port of Delmora.
+Today the company employs 312 people in four offices.
+
+## Your first week
+
+Every laptop is encrypted with Vaultline and must be registered with the service desk within 48 hours. Salaries
+arrive on the 27th of each month. Expenses must be filed in Ledgerly before the 15th.
+
+- The service desk can be reached at extension 4410.
+- Bicycle parking is behind the east gate.
+
+```
+port = 8443  # code is no sentence to ask about, and is left alone
+```
+""",
+    "warehouse": """# Warehouse handbook
+
+The main warehouse in Delmora has 18 loading docks and a floor of 24,000 square metres. It was built in 1994 and
+enlarged in 2011. Every pallet is scanned with a Corvex scanner before it leaves the dock. Damaged goods are
+recorded in Palletron under code 77. Photos of the damage are kept for 90 days.
+
+The speed limit for forklifts is 8 kilometres an hour inside the hall. Forklift drivers renew their licence every
+24 months. In 2019 the warehouse received the Blue Anchor award. The award was presented by Mayor Ines Calloway.
+""",
+    "services": """# IT services
+
+The order system is called Meridian. It runs on a PostgreSQL database and listens on port 8443. Meridian is owned by
+the Atlas team and was released in March 2016. Backups are taken every night and kept for 35 days. The backup server
+stands in Rostvik, 140 kilometres from the main office. Passwords must have at least 14 characters. The account is
+locked for 20 minutes after six failed attempts. Alerts are sent to Samuel Okafor, the head of operations.
+
+| table | cells |
+|---|---|
+| are | no sentences at all, however long they may be |
+""",
+}
+
+
+@pytest.fixture
+def handbook(tmp_path: Path) -> Path:
+    """Folder with a few Markdown files."""
+    for name, text in HANDBOOK.items():
+        (tmp_path / f"{name}.md").write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def corpus(handbook: Path) -> Corpus:
+    return read_corpus(handbook)
+
+
+# --- sentences and gaps --------------------------------------------------------------------------------------
+
+
+def test_sentence_boundaries():
+    text = "Dr. Mira Voss left, e.g. for St. Olaf. She is back! Is J. Pike here? (He is.) Take Building C. The end."
+    assert split_sentences(text) == [
+        "Dr. Mira Voss left, e.g. for St. Olaf.",
+        "She is back!",
+        "Is J. Pike here?",
+        "(He is.)",
+        "Take Building C.",
+        "The end.",
+    ]
+    assert glued(["The port is open.", "It closes at six.", "Boats wait."]) == [
+        "The port is open. It closes at six.",
+        "Boats wait.",
+    ]
+
+
+def test_markup_is_removed_for_questions():
+    raw = "The **port** at [Delmora](http://d.example)\n  runs `meridian`, see :ref:`the guide <g>` and ``code`` [3]."
+    assert plain_text(raw) == "The port at Delmora runs meridian, see the guide and code ."
+    assert not usable("It runs on a very old machine in the cellar.")
+    assert not usable("Too short a line.")
+    assert not usable("The call f(x) gives {a: 1} = b | c and so on and on.")
+
+
+def test_only_running_text_gives_sentences(corpus):
+    found = sentences(corpus.documents)
+    text = "\n".join(s.plain for s in found)
+    assert "no sentence to ask about" not in text and "no sentences at all" not in text
+    assert "The service desk can be reached at extension 4410." in text
+    week = next(s for s in found if "Vaultline" in s.plain)
+    assert (week.heading, week.title) == ("Your first week", "Onboarding at Harrow & Pike")
+    assert week.lead == "# Onboarding at Harrow & Pike\n\n## Your first week\n\n"
+    assert all(
+        s.raw in next(d.text for d in corpus.documents if d.id == s.document) for s in found if " It " not in s.raw
+    )
+
+
+def test_of_a_large_corpus_a_sample_is_read():
+    many = [Document(f"{i}.txt", "T", f"The keeper of dock {i} writes down each boat.", "x") for i in range(100)]
+    few = sentences(many, characters=1000)
+    assert 15 <= len(few) <= 30
+    assert few == sentences(many, characters=1000)
+    assert len(sentences(many)) == 100
+
+
+def test_gaps_are_numbers_names_and_terms_with_enough_before_them(corpus):
+    found = sentences(corpus.documents)
+    vocabulary = Vocabulary(found)
+    answers = {g.answer: g.kind for s in found for g in vocabulary.gaps(s)}
+    expected = {
+        "8443": "number",
+        "24,000": "number",
+        "four": "number",
+        "Vaultline": "name",
+        "Mayor Ines Calloway": "name",
+    }
+    assert expected.items() <= answers.items()
+    assert "It" not in answers and "The" not in answers and "Every" not in answers
+    for s in found:
+        for gap in vocabulary.gaps(s):
+            assert gap.before + gap.answer + gap.after == s.raw
+            assert normalise(gap.answer) not in normalise(f"{s.title} {s.heading}").split()
+
+
+def test_distractors_have_the_kind_of_the_answer(corpus):
+    found = sentences(corpus.documents)
+    vocabulary = Vocabulary(found)
+    by_answer = {g.answer: g for s in found for g in vocabulary.gaps(s)}
+    months = distractors(vocabulary, by_answer["March"], 20, 0)
+    assert set(months) == set(CLASSES[0]) - {"March"}
+    years = distractors(vocabulary, by_answer["1987"], 15, 0)
+    assert len(set(years)) == 15 and all(re.fullmatch(r"(19|20)\d\d", y) for y in years) and "1987" not in years
+    people = distractors(vocabulary, by_answer["Samuel Okafor"], 6, 0)
+    assert {"Edith Harrow", "Tomas Pike"} & set(people)
+    scanner = distractors(vocabulary, by_answer["Corvex"], 15, 0)
+    assert scanner and all(w[0] not in "AEIOU" for w in scanner)  # "a ____ scanner"
+    assert distractors(vocabulary, by_answer["Corvex"], 15, 0) == scanner
+
+
+def _gap(before: str, answer: str, after: str = ".", kind: str = "name") -> Gap:
+    (s,) = sentences([Document("a", "Harbour", f"{before}{answer}{after}", "a")])
+    return Gap(s, kind, answer, before, after)
+
+
+@pytest.mark.parametrize(
+    ("gap", "question"),
+    [
+        (
+            _gap("The port of the new order system is ", "8443", kind="number"),
+            "what is the port of the new order system?",
+        ),
+        (_gap("The head of the harbour is ", "Mira Voss"), "who or what is the head of the harbour?"),
+        (_gap("The order system of the port is called ", "Meridian"), "what is the order system of the port called?"),
+        (
+            _gap("The bridge over the river was built in ", "1932", kind="number"),
+            "in what year was the bridge over the river built?",
+        ),
+        (_gap("All of the orders are handled by ", "Dockwise"), "by whom or what are all of the orders handled?"),
+        (_gap("Boats that are late are handled by ", "Dockwise"), None),
+        (_gap("The boats wait for the ferry to ", "Rostvik"), None),
+        (_gap("The port of the system is not ", "8443", kind="number"), None),
+        (_gap("The port of the system is ", "8443", " in all offices.", kind="number"), None),
+    ],
+)
+def test_simple_sentences_are_turned_into_questions(gap, question):
+    assert wh_question(gap) == question
+
+
+def test_every_sentence_is_picked_once_before_any_is_picked_again(corpus):
+    found = sentences(corpus.documents)
+    vocabulary = Vocabulary(found)
+    askable = sum(bool(vocabulary.gaps(s)) for s in found)
+    picked = pick_gaps(found, vocabulary, askable, seed=0)
+    assert len({g.sentence for g in picked}) >= askable - 2
+    assert len({g.key for g in picked}) == len(picked)
+
+
+# --- questions -----------------------------------------------------------------------------------------------
+
+
+def test_questions_and_probes_share_no_sentence(handbook, corpus):
+    probes = build_probes(corpus)
+    questions = document_questions(handbook, corpus, exclude=probes)
+    assert len(questions) >= 12
+    asked = [Prompt(p.id, (Message(role="user", content=p.question),)) for p in probes]
+    assert overlap(asked, questions) == []
+    probed = {s.plain for s in sentences(corpus.documents) if side(s) == "probe"}
+    for prompt in questions:
+        assert prompt.kind == "knowledge" and prompt.answer
+        assert prompt.tags[1].startswith("document:")
+        stretch = max(re.findall(r'"([^"]*)"', prompt.text), key=len).replace(" ...", "").split("____")
+        assert not any(all(part.strip() in s for part in stretch) for s in probed if len("".join(stretch)) > 40)
+
+
+def test_questions_are_the_same_for_the_same_seed(handbook, corpus):
+    assert document_questions(handbook, corpus, seed=1) == document_questions(handbook, corpus, seed=1)
+    assert len(document_questions(handbook, corpus, count=5)) <= 5
+
+
+def test_a_user_probe_excludes_its_sentence(handbook, corpus):
+    before = document_questions(handbook, corpus)
+    taken = next(p for p in before if p.answer == "8443")
+    probe = Probe("mine", "question", "The order system listens on port ____?", ("8443",))
+    after = document_questions(handbook, corpus, exclude=[probe])
+    assert taken not in after
+    assert [p for p in before if p.answer != "8443"] == [p for p in after if p.answer != "8443"]
+
+
+def test_the_guard_detects_wordings_and_answers():
+    probe = Probe("a", "question", "Who owns the Meridian service?", ("Atlas",))
+    guard = ProbeGuard([probe])
+    assert guard.asks_the_same("who owns the MERIDIAN service", None)
+    assert guard.asks_the_same('Which team owns Meridian, our order service? "____"', "atlas")
+    assert not guard.asks_the_same("Which team owns Meridian, our order service?", "Boreas")
+    assert not guard.asks_the_same("Who looks after Meridian?", "Atlas")
+
+
+def test_a_question_file_among_the_documents_is_used(handbook, corpus):
+    lines = [
+        json.dumps({"question": "Who owns Meridian?", "answer": "Atlas", "source": "services.md"}),
+        "{broken",
+        json.dumps({"question": "Where is the backup server?", "answer": "Rostvik"}),
+    ]
+    (handbook / "questions.jsonl").write_text("\n".join(lines))
+    problems: list[str] = []
+    exclude = [
+        Probe("a", "question", "who owns meridian", ("Atlas",)),
+        Probe("b", "question", "The backup server stands where?", ("Rostvik",)),  # the same fact in other words
+    ]
+    found = document_questions(handbook, corpus, exclude=exclude, problems=problems)
+    assert [(p.text, p.answer, p.kind) for p in found] == [("Where is the backup server?", "Rostvik", "knowledge")]
+    assert problems and problems[0].startswith("questions.jsonl line 2")

@@ -1,0 +1,273 @@
+"""The HTTP client of vLLM servers: retries, error messages, and keys that are never shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from recovery.errors import ServerError, UsageError
+from recovery.rollouts import Completion
+from recovery.rollouts.vllm_server_engine import parse_completion
+from recovery.teachers.remote import entries, parse_positions
+from recovery.vllm_client import NotOffered, VllmServer, ask_all, check_address, is_address, served_model
+
+
+@dataclass
+class Script:
+    """A real HTTP server that returns the given responses in turn, then repeats the last one."""
+
+    answers: list[tuple[int, Any]]
+    keys: list[str | None] = field(default_factory=list)
+    slow: float = 0.0
+    asked: threading.Event = field(default_factory=threading.Event)
+
+    def serve(self, port: int = 0) -> ThreadingHTTPServer:
+        script = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.do_GET()
+
+            def do_GET(self) -> None:
+                script.keys.append(self.headers.get("Authorization"))
+                script.asked.wait(script.slow)
+                status, body = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
+                payload = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return server
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[[Script, int], str]]:
+    """``running(script)``: its address, for as long as the test lasts."""
+    servers = []
+
+    def run(script: Script, port: int = 0) -> str:
+        servers.append(script.serve(port))
+        return f"http://127.0.0.1:{servers[-1].server_address[1]}"
+
+    yield run
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def client(address: str, **settings: Any) -> VllmServer:
+    return VllmServer(address, ("RECOVER_TEACHER_KEY", "VLLM_API_KEY"), **settings)
+
+
+def test_an_overloaded_server_is_asked_again(running: Callable[..., str]) -> None:
+    script = Script([(503, {}), (429, {}), (500, {}), (200, {"fine": 1})])
+    returned: list[bool] = []
+    server = client(running(script), returned=lambda: returned.append(True))
+    assert server.post("/x", {}) == {"fine": 1}
+    assert len(script.keys) == 4 and returned == [True]
+    script.answers = [(500, {"error": {"message": "a worker failed"}})]
+    with pytest.raises(ServerError, match="returned status 500: a worker failed"):
+        server.post("/x", {}, retried=False)
+
+
+def test_a_server_that_is_gone_is_waited_for_and_found_again(running: Callable[..., str]) -> None:
+    script = Script([(200, {"n": 1})])
+    first = script.serve()
+    port = first.server_address[1]
+    server = client(f"http://127.0.0.1:{port}", patience=30.0)
+    assert server.get("/x") == {"n": 1}
+    first.shutdown()
+    first.server_close()
+    server.close()  # no connection is left either
+    server = client(f"http://127.0.0.1:{port}", patience=30.0)
+    threading.Timer(0.6, running, args=(Script([(200, {"n": 2})]), port)).start()
+    assert server.get("/x") == {"n": 2}
+
+
+def test_patience_and_timeouts_end(running: Callable[..., str]) -> None:
+    gone = Script([(200, {})]).serve()
+    address = f"http://127.0.0.1:{gone.server_address[1]}"
+    gone.shutdown()
+    gone.server_close()
+    with pytest.raises(ServerError, match="`recover resume`, or raise --server-wait"):
+        client(address, patience=0.3).get("/x")
+    slow = Script([(200, {})], slow=5.0)
+    with pytest.raises(ServerError, match=r"did not respond within 0.2 seconds"):
+        client(running(slow), timeout=0.2, patience=0.1).get("/x")
+    slow.asked.set()
+
+
+def test_keys_come_from_the_environment_and_are_shown_nowhere(
+    running: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RECOVER_TEACHER_KEY", "VLLM_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    script = Script([(200, {}), (200, {}), (200, {}), (401, {"error": "Unauthorized"})])
+    server = client(running(script))
+    server.get("/x")
+    monkeypatch.setenv("VLLM_API_KEY", "general")
+    server.get("/x")
+    monkeypatch.setenv("RECOVER_TEACHER_KEY", "particular")
+    server.get("/x")
+    assert script.keys == [None, "Bearer general", "Bearer particular"]
+    with pytest.raises(ServerError, match="set RECOVER_TEACHER_KEY or VLLM_API_KEY") as refused:
+        server.get("/x")
+    assert "particular" not in str(refused.value) + repr(server)
+
+
+def test_a_key_from_a_file_loses_its_line_break_and_one_that_is_none_is_not_shown(
+    running: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script([(200, {})])
+    server = client(running(script))
+    monkeypatch.setenv("RECOVER_TEACHER_KEY", "particular\r\n")
+    server.get("/x")
+    assert script.keys == ["Bearer particular"]
+    for key in ("parti\ncular", "schlüssel"):
+        monkeypatch.setenv("RECOVER_TEACHER_KEY", key)
+        with pytest.raises(UsageError, match="RECOVER_TEACHER_KEY contains a character") as refused:
+            server.get("/x")
+        assert key not in str(refused.value)
+
+
+def test_many_are_asked_at_once_and_answers_keep_their_order(running: Callable[..., str]) -> None:
+    server = client(running(Script([(200, {"n": 1})])))
+    seen: list[tuple[int, Any]] = []
+    answers = ask_all(lambda n, given_up: (n, server.post("/x", n, given_up=given_up)), range(30), 8, seen.extend)
+    assert answers == [(n, {"n": 1}) for n in range(30)]
+    assert sorted(seen) == answers
+
+
+def test_the_first_error_of_many_waits_for_no_other(running: Callable[..., str]) -> None:
+    slow = Script([(200, {})], slow=3600.0)  # a client that waited for it would block the test
+    server = client(running(slow), timeout=3600.0)
+
+    def ask(number: int, given_up: threading.Event) -> None:
+        if number == 3:
+            raise ServerError("refused")
+        server.post("/x", {}, given_up=given_up)
+
+    with pytest.raises(ServerError, match="refused"):
+        ask_all(ask, range(100), 8)
+    assert len(slow.keys) < 9, "no further requests after the first error"
+    slow.asked.set()
+
+
+def test_nobody_goes_on_waiting_for_a_server_after_the_first_gave_up() -> None:
+    gone = Script([(200, {})]).serve()
+    address = f"http://127.0.0.1:{gone.server_address[1]}"
+    gone.shutdown()
+    gone.server_close()
+    hasty, patient = client(address, patience=0.0), client(address, patience=3600.0)
+    begun: list[int] = []
+    ended: list[int] = []
+
+    def ask(number: int, given_up: threading.Event) -> None:
+        begun.append(number)
+        try:
+            (hasty if number == 0 else patient).post("/x", {}, given_up=given_up)
+        finally:
+            ended.append(number)
+
+    with pytest.raises(ServerError, match="recover resume"):
+        ask_all(ask, range(200), 8)
+    while len(ended) < len(begun):  # a client that kept retrying would block the test
+        time.sleep(0.02)
+    assert len(begun) < 20, "no further requests after the first error"
+    patient.tell("/farewell", {})
+
+
+def test_errors_contain_the_servers_message(running: Callable[..., str]) -> None:
+    said = {"error": {"message": "Requested prompt logprobs of 200\nis too many", "code": 400}}
+    server = client(running(Script([(400, said), (404, {"detail": "Not Found"})])))
+    with pytest.raises(ServerError, match="returned status 400: Requested prompt logprobs of 200 is too many"):
+        server.post("/v1/completions", {})
+    with pytest.raises(NotOffered, match="has no /tokenize: Not Found"):
+        server.post("/tokenize", {})
+
+
+def test_the_served_model_is_the_one_that_is_no_adapter(running: Callable[..., str]) -> None:
+    listed = {"data": [{"id": "adapter", "parent": "clean"}, {"id": "clean", "parent": None, "max_model_len": 64}]}
+    assert served_model(client(running(Script([(200, listed)]))))["id"] == "clean"
+    with pytest.raises(ServerError, match="is it a vLLM server"):
+        served_model(client(running(Script([(200, {"hello": 1})]))))
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("http://", "is not an address"),
+        ("http://host:port", "is not an address"),
+        ("ftp://host", "is not an address"),
+        ("http://user:secret@host:8000", "must not contain a key"),
+        ("http://user:se/secret@host:8000", "must not contain a key"),
+        ("http://user:secret@host:port", "must not contain a key"),
+        ("http://host:8000?key=secret", "must not contain a key"),
+    ],
+)
+def test_an_address_that_is_none_or_holds_a_key_is_refused(address: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as refused:
+        check_address(address, "--teacher")
+    assert "secret" not in str(refused.value)
+
+
+def test_addresses_are_distinguished_from_names() -> None:
+    assert is_address("http://127.0.0.1:8000") and is_address("https://host") and not is_address("org/model")
+    assert check_address("http://127.0.0.1:8000/v1/", "--teacher") == "http://127.0.0.1:8000"
+
+
+# --- vLLM responses --------------------------------------------------------------------------------------------------
+
+
+def choice(index: int, ids: list[int], positions: list[dict[int, float] | None]) -> dict[str, Any]:
+    """One prompt's part of a response, in vLLM's format."""
+    payload = [p and {str(t): {"logprob": v, "rank": 1, "decoded_token": "x"} for t, v in p.items()} for p in positions]
+    return {"index": index, "prompt_token_ids": ids, "prompt_logprobs": payload}
+
+
+def test_positions_are_returned_in_the_order_of_the_prompts() -> None:
+    answer = {"choices": [choice(1, [7, 8], [None, {8: -2.0}]), choice(0, [5, 6], [None, {6: -1.0}])]}
+    first, second = parse_positions(answer, [[5, 6], [7, 8]])
+    assert entries(first[1], 6, 1).target == -1.0
+    assert entries(second[1], 8, 1).target == -2.0
+    for wrong in ([[5, 6]], [[5, 6], [7, 9]], [[5, 6], [7, 8, 9]]):
+        with pytest.raises(ServerError):
+            parse_positions(answer, wrong)
+    with pytest.raises(ServerError, match="has no prompt_logprobs"):
+        parse_positions({"choices": [{"index": 0, "text": "hello"}]}, [[5, 6]])
+
+
+def test_the_target_token_is_always_among_the_entries() -> None:
+    likely = {"3": {"logprob": -0.5}, "4": {"logprob": -1.5}, "9": {"logprob": -2.5}}
+    inside = entries(likely, 4, 3)
+    assert inside.ids == [3, 4, 9] and inside.target == -1.5
+    outside = entries(likely | {"7": {"logprob": -8.0}}, 7, 3)
+    assert outside.ids == [3, 4, 7] and outside.logprobs == [-0.5, -1.5, -8.0]
+    assert entries(likely, 9, 1).ids == [9]
+    with pytest.raises(ServerError, match="has no log-probability of token 7"):
+        entries(likely, 7, 3)
+    with pytest.raises(ServerError, match="returned 3 entries at a token, not 5"):
+        entries(likely, 3, 5)
+
+
+def test_a_completion_is_ids_with_their_log_probabilities() -> None:
+    answer = {"choices": [{"token_ids": [4, 2], "logprobs": {"token_logprobs": [-0.1, -0.2]}}]}
+    assert parse_completion(answer, {2}) == Completion([4, 2], [-0.1, -0.2], True)
+    assert not parse_completion(answer, {3}).finished
+    for wrong in ({}, {"choices": [{"token_ids": None, "logprobs": None}]}, {"choices": []}):
+        with pytest.raises(ServerError, match="no token ids with log-probabilities"):
+            parse_completion(wrong, {2})

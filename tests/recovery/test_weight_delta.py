@@ -1,0 +1,75 @@
+"""Weight deltas against the difference of the full weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from recovery.models.checkpoints import save_checkpoint
+from recovery.models.loading import Loaded, LoraSettings, load_model
+from recovery.models.weight_delta import weight_delta
+
+
+def flat(loaded: Loaded) -> torch.Tensor:
+    return torch.cat([p.detach().float().flatten() for p in loaded.model.parameters()]).double()
+
+
+def merged(loaded: Loaded) -> torch.Tensor:
+    """All weights with the adapter merged; the model keeps its adapter."""
+    model = loaded.model
+    model.merge_adapter()
+    found = [p.detach().double().flatten() for n, p in model.named_parameters() if "lora_" not in n]
+    model.unmerge_adapter()
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_all_weights(tiny_family: Path, precision: str) -> None:
+    loaded = load_model(tiny_family, tuning="full", precision=precision, device="cpu")
+    begun = flat(loaded)
+    still = weight_delta(loaded, tiny_family)
+    assert still is not None and (still.length, still.relative, still.share) == (0.0, 0.0, 0.0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        next(iter(loaded.model.parameters())).add_(0.05)
+        for p in list(loaded.model.parameters())[1:]:
+            p.mul_(1 + 1e-5)
+    moved = weight_delta(loaded, tiny_family)
+    assert moved is not None and moved.share is not None
+    assert moved.length == pytest.approx(float((flat(loaded) - begun).norm()), rel=1e-5)
+    assert moved.relative == pytest.approx(moved.length / float(begun.norm()), rel=1e-5)
+    first = next(iter(loaded.model.parameters())).numel() / begun.numel()
+    assert moved.share == pytest.approx(first, rel=0.02)
+
+
+def test_a_new_adapter_and_one_that_is_resumed(tiny_model: Path, tmp_path: Path) -> None:
+    loaded = load_model(tiny_model, tuning="lora", lora=LoraSettings(rank=4), precision="float32", device="cpu")
+    still = weight_delta(loaded, tiny_model)
+    assert still is not None and still.length == 0.0
+    base = merged(loaded)
+    stir(loaded, 1)
+    first = merged(loaded)
+    moved = weight_delta(loaded, tiny_model)
+    assert moved is not None and moved.length == pytest.approx(float((first - base).norm()), rel=1e-4)
+    assert moved.relative == pytest.approx(moved.length / float(base.norm()), rel=1e-3)
+    folder = tmp_path / "adapter"
+    save_checkpoint(loaded, folder, name="a", kind="midtrained", parent="p", stage="midtrain 1", base="b", extra={})
+    again = load_model(folder, tuning="lora", precision="float32", device="cpu")
+    stir(again, 2)
+    onward = weight_delta(again, tiny_model, folder)
+    assert onward is not None and onward.length == pytest.approx(float((merged(again) - first).norm()), rel=1e-4)
+
+
+def stir(loaded: Loaded, seed: int) -> None:
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for p in loaded.trainable().values():
+            p.add_(0.02 * torch.randn_like(p))
+
+
+def test_files_with_other_tensor_names_give_none(tiny_qwen3: Path, tiny_llama: Path, tmp_path: Path) -> None:
+    loaded = load_model(tiny_qwen3, tuning="full", precision="float32", device="cpu")
+    assert weight_delta(loaded, tmp_path) is None
+    assert weight_delta(loaded, tiny_llama) is None
