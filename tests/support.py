@@ -60,6 +60,7 @@ def plain_divergence(
     elif name == "forward_kl" or (name == "jsd" and beta == 0.0):
         entries = q * (log_q - log_p.clamp(min=least))
     else:
+        assert name == "jsd", name
         log_m = (beta * q + (1 - beta) * p).log()
         entries = beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
     return entries.clamp(max=torch.inf if entry_clip is None else entry_clip).sum(-1)

@@ -56,7 +56,7 @@ class Panel:
 
 PANELS = (
     Panel("Reverse KL to the teacher", "nats per token", ("reverse_kl", "knowledge_kl"), log=True),
-    Panel("Forward KL to the teacher", "nats per token", ("forward_kl",), log=True),
+    Panel("Divergence to the teacher", "nats per token", ("forward_kl", "jsd", "top_k"), log=True),
     Panel("Loss", "nats per token", ("loss", "label_loss")),
     Panel("Student's entropy", "nats per token", ("entropy", "knowledge_entropy", "label_entropy")),
     Panel("Instructions followed, development", "share", ("development/instruction_following",)),

@@ -13,8 +13,8 @@ from recovery.errors import UsageError
 
 # Divergences to the teacher. "sampled" is the policy gradient on the sampled token, "top_k" the divergence over the
 # teacher's most likely tokens and one bucket for the rest, for teachers on a server.
-TEACHER_DIVERGENCES = ("reverse_kl", "forward_kl", "jsd", "sampled", "top_k")
-_WHOLE_VOCABULARY = ("reverse_kl", "forward_kl", "jsd")
+WHOLE_VOCABULARY = ("reverse_kl", "forward_kl", "jsd")
+TEACHER_DIVERGENCES = (*WHOLE_VOCABULARY, "sampled", "top_k")
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class LossConfig:
         if name != "jsd":
             _refuse(self.beta != 0.5, f"--beta {self.beta} mixes the two sides of jsd: it needs --divergence jsd")
         if self.entry_clip is not None:
-            whole = name in _WHOLE_VOCABULARY
+            whole = name in WHOLE_VOCABULARY
             _refuse(not whole, f"--entry-clip {self.entry_clip} needs a divergence over the whole vocabulary: "
-                               f"--divergence {', '.join(_WHOLE_VOCABULARY)}, not {name}")  # fmt: skip
+                               f"--divergence {', '.join(WHOLE_VOCABULARY)}, not {name}")  # fmt: skip
         if self.floor is not None:
             bounded = name == "jsd" and 0.0 < self.beta < 1.0
             _refuse(bounded, f"--floor {self.floor} has no effect on --divergence jsd, which is bounded: omit it")
-            _refuse(name not in _WHOLE_VOCABULARY, f"--floor {self.floor} needs --divergence reverse_kl or forward_kl")
+            _refuse(name not in WHOLE_VOCABULARY, f"--floor {self.floor} needs --divergence reverse_kl or forward_kl")
         if self.lam == 0.0:
             for flag, given in (("entry-clip", self.entry_clip), ("floor", self.floor), ("top-k", self.top_k or None)):
                 _refuse(

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from recovery.errors import UsageError
-from recovery.losses.config import check_limits
+from recovery.losses.config import WHOLE_VOCABULARY, check_limits
 from recovery.losses.sparse import cross_entropy
 
-DIVERGENCES = ("reverse_kl", "forward_kl", "jsd", "cross_entropy")
+DIVERGENCES = (*WHOLE_VOCABULARY, "cross_entropy")
 
 # Beyond a log-ratio of 60 the smaller probability is below 1e-26 of the larger: it no longer affects the value or the
 # gradient of a Jensen-Shannon divergence, while its exponential would soon overflow.
@@ -58,7 +58,7 @@ def resolve_divergence(
         raise UsageError(f"beta of the Jensen-Shannon divergence is {beta}: it must lie between 0 and 1")
     resolved = {0.0: "forward_kl", 1.0: "reverse_kl"}.get(float(beta), "jsd") if name == "jsd" else name
     check_limits(entry_clip=entry_clip, floor=floor)
-    if entry_clip is not None and resolved not in ("reverse_kl", "forward_kl", "jsd"):
+    if entry_clip is not None and resolved not in WHOLE_VOCABULARY:
         raise UsageError(f"--entry-clip {entry_clip} acts on reverse_kl, forward_kl and jsd, not on {name}")
     if floor is not None and resolved not in ("reverse_kl", "forward_kl"):
         raise UsageError(f"--floor {floor} acts on reverse_kl and forward_kl, not on {name}")
@@ -176,7 +176,9 @@ def divergence_(
         return reverse_kl_(p_NV, log_p_NV, log_q_NV, entry_clip, floor)
     if name == "forward_kl":
         return forward_kl_(p_NV, log_p_NV, log_q_NV, entry_clip, floor)
-    return jsd_(p_NV, log_p_NV, log_q_NV, beta, entry_clip)
+    if name == "jsd":
+        return jsd_(p_NV, log_p_NV, log_q_NV, beta, entry_clip)
+    raise ValueError(f"the divergence {name!r} has no formula here")
 
 
 def divergence(

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from recovery.errors import ModelError, UsageError
-from recovery.losses.config import check_limits
+from recovery.losses.config import WHOLE_VOCABULARY, check_limits
 from recovery.losses.divergences import resolve_divergence
 from recovery.models.lm_head import Head
 
-WHOLE_VOCABULARY = ("reverse_kl", "forward_kl", "jsd")
 TERMS = (*WHOLE_VOCABULARY, "cross_entropy", "policy_gradient", "top_k")
 _NEEDS = {
     "cross_entropy": ("targets_N",),

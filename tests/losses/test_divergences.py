@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recovery.errors import UsageError
-from recovery.losses.divergences import DIVERGENCES, divergence, resolve_divergence
+from recovery.losses.divergences import DIVERGENCES, divergence, divergence_, resolve_divergence
 from tests.support import plain_divergence
 
 WHOLE = ("reverse_kl", "forward_kl", "jsd")
@@ -178,3 +178,9 @@ def test_invalid_arguments_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             call()
+
+
+def test_a_name_without_a_formula_is_an_error() -> None:
+    p_NV = torch.full((1, 4), 0.25)
+    with pytest.raises(ValueError, match="'skew' has no formula"):
+        divergence_("skew", p_NV, p_NV.log(), torch.zeros(1, 4))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dashboard.pages.live import PANELS
 from recovery.errors import UsageError
 from recovery.losses.config import TEACHER_DIVERGENCES, LossConfig
 
@@ -72,3 +73,10 @@ def test_the_configuration_does_not_import_torch() -> None:
     code = "import sys, recovery.losses.config; sys.exit('torch' in sys.modules)"
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+def test_the_live_page_has_a_figure_for_the_loss_of_every_divergence() -> None:
+    shown = {name for panel in PANELS for name in panel.names}
+    settings = {"top_k": {"top_k": 8}}
+    names = {LossConfig(divergence=name, **settings.get(name, {})).loss_metric for name in TEACHER_DIVERGENCES}
+    assert names - shown == {"policy_loss"}  # of which reverse_kl is shown, estimated on the sampled tokens
