@@ -17,7 +17,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from evals.generation import generate
+from evals.generation import Answer, generate
 from evals.lm_eval_tasks import quiet
 from evals.loglikelihood import likelihoods
 from recovery.models.loading import Loaded
@@ -38,7 +38,8 @@ class _Generation:
 class EngineLM(TemplateLM):
     """lm-eval model over ``engine`` (generation) and ``loaded`` (log-likelihoods), which share their weights.
 
-    ``token_budget`` bounds the tokens scored at once; ``max_gen_toks`` is for tasks without a limit of their own. Chat
+    ``token_budget`` bounds the tokens scored at once; ``max_gen_toks`` is for tasks without a limit of their own.
+    ``answers`` holds the last response to each text, with its number of tokens, which lm-eval does not keep. Chat
     requests are encoded by the model's :class:`~recovery.models.chat_template.ChatFormat`, as in training.
     """
 
@@ -56,6 +57,7 @@ class EngineLM(TemplateLM):
         self.loaded, self.engine, self.tokenizer = loaded, engine, loaded.tokenizer
         self.token_budget, self.max_gen_toks, self.seed = token_budget, max_gen_toks, seed
         self.progress = progress
+        self.answers: dict[str, Answer] = {}
         self._chat_ids: dict[str, list[int]] = {}
 
     @property
@@ -116,7 +118,13 @@ class EngineLM(TemplateLM):
             prompts = [wanted[index].prompt for index in members]
             completions = generate(self.engine, prompts, sampling, window=self.max_length, progress=self.progress)
             for index, completion in zip(members, completions, strict=True):
-                results[index] = "" if completion is None else self._text(completion.ids, wanted[index])
+                text = "" if completion is None else self._text(completion.ids, wanted[index])
+                results[index] = text
+                self.answers[requests[index].args[0]] = (
+                    Answer("", 0, False, fits=False)
+                    if completion is None
+                    else Answer(text, len(completion.ids), completion.finished)
+                )
         return results
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:

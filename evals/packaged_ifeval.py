@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from evals.grading import judge_responses
+from evals.grading import judged
 from evals.ifeval import prompt_of, read_ifeval
 from evals.lm_eval_adapter import EngineLM, run_lm_eval
 from evals.lm_eval_tasks import load_tasks, on_local_data
@@ -57,11 +58,8 @@ def evaluate_ifeval(
     lm = EngineLM(loaded, engine, max_gen_toks=tokens, seed=seed, progress=progress)
     run = run_lm_eval(lm, task, limit=limit, chat=True)
     samples = run["samples"]["ifeval"]
-    result = judge_responses(
-        [prompt_of(sample["doc"]) for sample in samples],
-        [str(s["filtered_resps"][0]) for s in samples],
-        suite="ifeval",
-    )
+    answers = [replace(lm.answers[s["arguments"][0][0]], text=str(s["filtered_resps"][0])) for s in samples]
+    result = judged([prompt_of(sample["doc"]) for sample in samples], answers, "ifeval")
     theirs = float(run["results"]["ifeval"]["prompt_level_strict_acc,none"])
     if abs(theirs - result.score.value) > 1e-9:
         raise UsageError(f"lm-eval's IFEval accuracy is {theirs}, ours {result.score.value}: its task has changed")
