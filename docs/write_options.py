@@ -7,7 +7,6 @@ Each section "## `recover NAME`" contains a table between two markers; the prose
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 import click
 
 from pipelines.cli import main as cli
-from recovery.config import SECTIONS
 
 PAGE = Path(__file__).resolve().parent / "commands.md"
 SECTION = re.compile(
@@ -48,23 +46,19 @@ def taken(option: click.Option, context: click.Context) -> str:
     )
 
 
-def default(option: click.Option, path: str) -> str | None:
-    """Return the default of the option or of the stage's configuration; None if the help text already contains it."""
-    if "[default:" in (option.help or "") or option.is_flag:
+def default(option: click.Option) -> str | None:
+    """Return the default of an option; None if the help text already contains it."""
+    if "[default:" in (option.help or "") or option.is_flag or not option.show_default:
         return None
-    if option.show_default:
-        return str(option.show_default if isinstance(option.show_default, str) else option.default)
-    fields = {field.name: field.default for field in dataclasses.fields(SECTIONS[path])} if path in SECTIONS else {}
-    value = fields.get(str(option.name))
-    return str(value) if isinstance(value, str | int | float) else None
+    return str(option.show_default if isinstance(option.show_default, str) else option.default)
 
 
-def row(option: click.Option, path: str, context: click.Context) -> str:
+def row(option: click.Option, context: click.Context) -> str:
     """Return one option as a table row: its flags with placeholders, its help and its default."""
     first, *others = [*option.opts, *option.secondary_opts]
     flags = ", ".join([f"`{first} {taken(option, context)}".rstrip() + "`", *(f"`{flag}`" for flag in others)])
     text = re.sub(r"\s*\[default: ([^\]]*)\]", r" Default: \1.", option.help or "")
-    known = default(option, path)
+    known = default(option)
     if known is not None:
         text = f"{text.rstrip('.')}. Default: {known}."
     return f"| {flags} | {text} |".replace("\n", " ")
@@ -75,7 +69,7 @@ def table(path: str) -> str:
     found = command(path)
     context = click.Context(found)
     options = [option for option in found.params if isinstance(option, click.Option) and not option.hidden]
-    lines = ["", "| option | meaning |", "|---|---|", *(row(option, path, context) for option in options), ""]
+    lines = ["", "| option | meaning |", "|---|---|", *(row(option, context) for option in options), ""]
     return "\n".join(lines) + "\n" if options else "\nNo options but `--help`.\n\n"
 
 
