@@ -1,7 +1,8 @@
 """Write the option tables of docs/commands.md from the commands' definitions: `make docs`.
 
-Each section "## `recover NAME`" contains a table between two markers; the prose around it is written by hand. With
---check nothing is written and the exit status is 1 if the page is out of date.
+Each section "## `recover NAME`" contains a table between two markers, and so does the introduction for the settings
+without a flag; the prose around them is written by hand. With --check nothing is written and the exit status is 1 if
+the page is out of date.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ import sys
 from pathlib import Path
 
 import click
+from _pages import between
 
 from pipelines.cli import main as cli
+from pipelines.cli.setting_options import default_of
+from recovery.config import SECTIONS
+from recovery.settings import settings_of
 
 PAGE = Path(__file__).resolve().parent / "commands.md"
 SECTION = re.compile(
@@ -73,6 +78,20 @@ def table(path: str) -> str:
     return "\n".join(lines) + "\n" if options else "\nNo options but `--help`.\n\n"
 
 
+def recipe_only() -> str:
+    """Return the settings that have no flag as a Markdown table."""
+    rows: dict[str, list[str]] = {}
+    for section, kind in SECTIONS.items():
+        flags = {option.name for option in command("train" if section == "distill" else section).params}
+        for name, declared in settings_of(kind).items():
+            if name not in flags:
+                values = f" {'/'.join(declared.choices)}" if declared.choices else ""
+                text = f"| `{name}`{values} | {declared.help} Default: {default_of(kind, name)}. |"
+                rows.setdefault(text, []).append(f"`[{section}]`")
+    lines = [f"| {', '.join(sections)} {text}" for text, sections in rows.items()]
+    return "\n".join(["| table | setting | meaning |", "|---|---|---|", *lines])
+
+
 def main() -> int:
     """Rewrite the page; with --check, return 1 if it would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -80,6 +99,7 @@ def main() -> int:
     check = parser.parse_args().check
     before = PAGE.read_text(encoding="utf-8")
     after = SECTION.sub(lambda m: m["head"] + table(m["name"]) + m["tail"], before)
+    after = between(after, "settings without a flag", recipe_only())
     if not check:
         PAGE.write_text(after, encoding="utf-8")
     elif before != after:

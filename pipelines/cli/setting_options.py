@@ -47,7 +47,7 @@ def option_of(kind: type[Any], name: str, *flags: str, **attributes: Any) -> Dec
     if inner is bool:
         flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
     text = attributes.pop("help", declared.help)
-    shown = _shown(kind, name, declared)
+    shown = default_of(kind, name)
     made: dict[str, Any] = {
         "type": _type(inner, declared),
         "default": None,
@@ -56,6 +56,17 @@ def option_of(kind: type[Any], name: str, *flags: str, **attributes: Any) -> Dec
         "help": f"{text}  [default: {shown}]" if shown else text,
     }
     return click.option(*flags, **(made | attributes))
+
+
+def default_of(kind: type[Any], name: str) -> str | None:
+    """Return the default of a field in words; None if there is none."""
+    default, shown = getattr(kind, name, None), settings_of(kind)[name].shown
+    if shown is not None or default in (None, ()):
+        return shown
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    text = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{text}, or the method's" if kind is DistillConfig and name in _PRESET else text
 
 
 def _inner(annotation: Any) -> tuple[Any, bool]:
@@ -78,14 +89,3 @@ def _type(inner: Any, declared: Setting) -> Any:
         return inner if inner in (int, float, bool) else str
     made: Any = click.IntRange if inner is int else click.FloatRange
     return made(low, high, min_open=declared.above is not None, max_open=declared.below is not None)
-
-
-def _shown(kind: type[Any], name: str, declared: Setting) -> str | None:
-    """Return the default in words; None if there is none."""
-    default = getattr(kind, name, None)
-    if declared.shown is not None or default in (None, ()):
-        return declared.shown
-    text = {True: "on", False: "off"}[default] if isinstance(default, bool) else f"{default}"
-    if isinstance(default, float):
-        text = f"{default:g}"
-    return f"{text}, or the method's" if kind is DistillConfig and name in _PRESET else text
