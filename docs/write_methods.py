@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipelines.cli.methods import objective
 from recovery.arms import DISTILL, INTERPOLATE, NONE, arms
-from recovery.config import DistillConfig, build, flag
+from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
 from recovery.methods import METHODS, Method
+from recovery.settings import flag_of
 
 HERE = Path(__file__).resolve().parent
-SHOWN = {"lam": "lambda"}
 
 
 def page(method: Method) -> str:
@@ -31,7 +33,7 @@ def page(method: Method) -> str:
         rows.append(("context", config.context, "context of the teacher that the student does not see"))
     if config.alpha < 1:
         rows.append(("answers", config.answers, "source of the responses to the other prompts"))
-    settings = [f"`{flag(SHOWN.get(name, name))} {value}`" for name, value in method.settings.items()]
+    settings = _flags(DistillConfig, method.settings)
     lines = [
         f"# {method.name}: {method.title}",
         "",
@@ -46,7 +48,7 @@ def page(method: Method) -> str:
         "|---|---|---|",
         *(f"| {name} | {value} | {meaning} |" for name, value, meaning in rows),
         "",
-        f"Set by the preset: {', '.join(settings) or 'nothing, it is the default'}. Flags override the preset:",
+        f"Set by the preset: {settings or 'nothing, it is the default'}. Flags override the preset:",
         "",
         "```",
         f"recover train --method {method.name}",
@@ -57,6 +59,10 @@ def page(method: Method) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _flags(kind: type, settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{flag_of(kind, name)} {value}`" for name, value in settings.items() if value is not None)
 
 
 def _when(text: str) -> str:
@@ -104,8 +110,8 @@ def _arms() -> list[str]:
         "|---|---|---|---|---|",
     ]
     for arm in arms().values():
-        trained = ", ".join(f"`{flag(name)} {value}`" for name, value in arm.midtrain.items() if value is not None)
-        then = ", ".join(f"`{flag(name)} {value}`" for name, value in arm.settings.items() if value is not None)
+        trained = _flags(MidtrainConfig, arm.midtrain)
+        then = _flags(InterpolateConfig if arm.follow == INTERPOLATE else DistillConfig, arm.settings)
         command = {NONE: "", DISTILL: "`recover train` ", INTERPOLATE: "`recover interpolate` "}[arm.follow]
         lines.append(f"| {arm.name} | {arm.title} | {trained} | {command}{then} | {arm.source} |")
     return [*lines, ""]

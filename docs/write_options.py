@@ -1,21 +1,24 @@
 """Write the option tables of docs/commands.md from the commands' definitions: `make docs`.
 
-Each section "## `recover NAME`" contains a table between two markers; the prose around it is written by hand. With
---check nothing is written and the exit status is 1 if the page is out of date.
+Each section "## `recover NAME`" contains a table between two markers, and so does the introduction for the settings
+without a flag; the prose around them is written by hand. With --check nothing is written and the exit status is 1 if
+the page is out of date.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
 import sys
 from pathlib import Path
 
 import click
+from _pages import between
 
 from pipelines.cli import main as cli
+from pipelines.cli.setting_options import default_of
 from recovery.config import SECTIONS
+from recovery.settings import settings_of
 
 PAGE = Path(__file__).resolve().parent / "commands.md"
 SECTION = re.compile(
@@ -48,23 +51,19 @@ def taken(option: click.Option, context: click.Context) -> str:
     )
 
 
-def default(option: click.Option, path: str) -> str | None:
-    """Return the default of the option or of the stage's configuration; None if the help text already contains it."""
-    if "[default:" in (option.help or "") or option.is_flag:
+def default(option: click.Option) -> str | None:
+    """Return the default of an option; None if the help text already contains it."""
+    if "[default:" in (option.help or "") or option.is_flag or not option.show_default:
         return None
-    if option.show_default:
-        return str(option.show_default if isinstance(option.show_default, str) else option.default)
-    fields = {field.name: field.default for field in dataclasses.fields(SECTIONS[path])} if path in SECTIONS else {}
-    value = fields.get(str(option.name))
-    return str(value) if isinstance(value, str | int | float) else None
+    return str(option.show_default if isinstance(option.show_default, str) else option.default)
 
 
-def row(option: click.Option, path: str, context: click.Context) -> str:
+def row(option: click.Option, context: click.Context) -> str:
     """Return one option as a table row: its flags with placeholders, its help and its default."""
     first, *others = [*option.opts, *option.secondary_opts]
     flags = ", ".join([f"`{first} {taken(option, context)}".rstrip() + "`", *(f"`{flag}`" for flag in others)])
     text = re.sub(r"\s*\[default: ([^\]]*)\]", r" Default: \1.", option.help or "")
-    known = default(option, path)
+    known = default(option)
     if known is not None:
         text = f"{text.rstrip('.')}. Default: {known}."
     return f"| {flags} | {text} |".replace("\n", " ")
@@ -75,8 +74,22 @@ def table(path: str) -> str:
     found = command(path)
     context = click.Context(found)
     options = [option for option in found.params if isinstance(option, click.Option) and not option.hidden]
-    lines = ["", "| option | meaning |", "|---|---|", *(row(option, path, context) for option in options), ""]
+    lines = ["", "| option | meaning |", "|---|---|", *(row(option, context) for option in options), ""]
     return "\n".join(lines) + "\n" if options else "\nNo options but `--help`.\n\n"
+
+
+def recipe_only() -> str:
+    """Return the settings that have no flag as a Markdown table."""
+    rows: dict[str, list[str]] = {}
+    for section, kind in SECTIONS.items():
+        flags = {option.name for option in command("train" if section == "distill" else section).params}
+        for name, declared in settings_of(kind).items():
+            if name not in flags:
+                values = f" {'/'.join(declared.choices)}" if declared.choices else ""
+                text = f"| `{name}`{values} | {declared.help} Default: {default_of(kind, name)}. |"
+                rows.setdefault(text, []).append(f"`[{section}]`")
+    lines = [f"| {', '.join(sections)} {text}" for text, sections in rows.items()]
+    return "\n".join(["| table | setting | meaning |", "|---|---|---|", *lines])
 
 
 def main() -> int:
@@ -86,6 +99,7 @@ def main() -> int:
     check = parser.parse_args().check
     before = PAGE.read_text(encoding="utf-8")
     after = SECTION.sub(lambda m: m["head"] + table(m["name"]) + m["tail"], before)
+    after = between(after, "settings without a flag", recipe_only())
     if not check:
         PAGE.write_text(after, encoding="utf-8")
     elif before != after:

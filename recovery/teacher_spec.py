@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from recovery.errors import UsageError
-from recovery.vllm_client import is_address
+from recovery.server_address import is_address
 
 Kind = Literal["checkpoints", "server", "self", "start", "ema", "label", "none"]
 # Words that are not names of checkpoints.

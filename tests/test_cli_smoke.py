@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from pipelines.cli import common, main
+from pipelines.cli import common, main, stage_options
 from recovery import __version__
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
@@ -150,9 +150,9 @@ def test_given_tells_a_flag_from_a_default(monkeypatch: pytest.MonkeyPatch) -> N
 
     @click.command()
     @common.workspace
-    @common.seed
-    @common.steps
-    @common.template
+    @stage_options.seed
+    @stage_options.steps
+    @stage_options.template
     @click.pass_context
     def command(context: click.Context, **_: object) -> None:
         seen.update(common.given(context))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.setting_options import options_of
+from recovery.config import EvalConfig, Recipe, build, model_recipe, read_recipe
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
 @common.workspace
 @common.recipe
 @stage_options.max_new_tokens
-@common.precision
-@common.device
-@common.template
+@options_of(EvalConfig, "precision", "device")
+@stage_options.template
 @common.as_json
 @click.pass_context
 def command(
@@ -53,7 +54,6 @@ def command(
     existing(workspace)
     from pipelines.evaluation.ask import ask
     from pipelines.runtime.checkpoint_names import resolve
-    from recovery.config import EvalConfig, Recipe, build, model_recipe, read_recipe
 
     own = read_recipe(recipe) if recipe else Recipe()
     with reading(workspace) as registry:

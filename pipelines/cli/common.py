@@ -21,22 +21,6 @@ DEFAULT_WORKSPACE = Path("recovery-workspace")
 DATABASE = "RECOVER_DATABASE"
 
 
-def _read_template_args(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> dict[str, object]:
-    """``("enable_thinking=false",)`` -> ``{"enable_thinking": False}``; a value that is not JSON is a string."""
-    arguments: dict[str, object] = {}
-    for value in values:
-        key, equals, text = value.partition("=")
-        if not equals or not key:
-            raise click.BadParameter(f"'{value}' is not KEY=VALUE", context, parameter)
-        try:
-            arguments[key] = json.loads(text)
-        except json.JSONDecodeError:
-            arguments[key] = text
-    return arguments
-
-
 def check_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Raise an error for a damaged GGUF file before torch is imported, which takes seconds."""
     from recovery.models.gguf_files.header import is_gguf, read_header
@@ -101,9 +85,6 @@ model: Decorator[Any] = click.option(
     help="The clean model: a hub id, a folder, a GGUF file, or 'miniature'.  [default: the workspace's, else "
     "miniature]",
 )
-seed: Decorator[Any] = click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed of every random choice."
-)
 seeds: Decorator[Any] = click.option(
     "--seeds",
     default=None,
@@ -131,61 +112,6 @@ recipe: Decorator[Any] = click.option(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
     help="A TOML file of settings; flags override it, and it overrides the model's own defaults.",
-)
-tuning: Decorator[Any] = click.option(
-    "--tuning",
-    type=click.Choice(["auto", "lora", "full"]),
-    default="auto",
-    show_default=True,
-    help="Full fine-tuning, or a LoRA adapter; auto uses full if the optimizer fits in memory.",
-)
-precision: Decorator[Any] = click.option(
-    "--precision",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default="auto",
-    show_default=True,
-    help="Data type of matrix products; auto uses bfloat16 where it helps.",
-)
-device: Decorator[Any] = click.option(
-    "--device", default="auto", show_default=True, metavar="NAME", help="auto, cpu, cuda or cuda:N."
-)
-template: Decorator[Any] = click.option(
-    "--template-arg",
-    "template_args",
-    multiple=True,
-    metavar="KEY=VALUE",
-    callback=_read_template_args,
-    help="An argument of the chat template, e.g. enable_thinking=false; may be repeated.",
-)
-docs: Decorator[Any] = click.option(
-    "--docs",
-    type=click.Path(exists=True, path_type=Path),
-    multiple=True,
-    metavar="FOLDER",
-    help="A folder of documents; may be repeated.",
-)
-steps: Decorator[Any] = click.option(
-    "--steps", type=click.IntRange(min=1), default=None, help="Maximum number of optimizer steps."
-)
-lr: Decorator[Any] = click.option(
-    "--lr", type=click.FloatRange(min=0, min_open=True), default=None, help="Peak learning rate."
-)
-token_budget: Decorator[Any] = click.option(
-    "--token-budget",
-    type=click.IntRange(min=16),
-    default=None,
-    help="Padded tokens per micro-batch; a smaller value needs less memory and does not change results.",
-)
-checkpoint_every: Decorator[Any] = click.option(
-    "--checkpoint-every",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Steps between saved training states.",
-)
-gradient_checkpointing: Decorator[Any] = click.option(
-    "--gradient-checkpointing/--no-gradient-checkpointing",
-    default=None,
-    help="Recompute activations in the backward pass: less memory, more time.",
 )
 
 

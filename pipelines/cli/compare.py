@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.setting_options import option_of
+from recovery.config import DistillConfig
 from recovery.workspace import Workspace
 
 _TOKENS = 400_000
@@ -24,15 +26,15 @@ _TOKENS = 400_000
 @common.model
 @common.workspace
 @common.seeds
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(min=1),
+@option_of(
+    DistillConfig,
+    "max_tokens",
     default=_TOKENS,
     show_default=True,
     help="Total tokens that each method may use: sampled, scored and trained.",
 )
-@common.steps
-@common.lr
+@stage_options.steps
+@stage_options.lr
 @common.as_json
 @click.pass_context
 def command(

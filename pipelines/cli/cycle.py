@@ -9,93 +9,45 @@ from typing import Any
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.setting_options import option_of, options_of
+from recovery.config import (
+    CycleConfig,
+    DistillConfig,
+    EvalConfig,
+    MidtrainConfig,
+    Recipe,
+    build_cycle,
+    read_recipe,
+)
 from recovery.workspace import Workspace
 
 
 @click.command()
-@common.docs
+@option_of(CycleConfig, "docs", type=click.Path(exists=True, path_type=Path))
 @common.model
 @common.workspace
 @common.recipe
-@click.option(
-    "--epochs", type=click.FloatRange(min=0, min_open=True), default=None, help="Passes over each cycle's documents."
-)
-@click.option(
-    "--midtrain-steps",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Steps of each mid-training, instead of --epochs.",
-)
-@click.option(
-    "--midtrain-lr", type=click.FloatRange(min=0, min_open=True), default=None, help="Peak rate of mid-training."
-)
-@click.option(
-    "--replay",
-    type=click.FloatRange(0, 0.95),
-    default=None,
-    help="Share of mid-training tokens that are replayed chat of the clean model.  [default: 0]",
-)
-@click.option(
-    "--replay-documents",
-    type=click.FloatRange(0, 0.95),
-    default=None,
-    help="Share of document tokens from earlier cycles.  [default: 0.5]",
-)
+@option_of(MidtrainConfig, "epochs", help="Passes over each cycle's documents.")
+@option_of(MidtrainConfig, "steps", "--midtrain-steps", help="Steps of each mid-training, instead of --epochs.")
+@option_of(MidtrainConfig, "lr", "--midtrain-lr", help="Peak learning rate of mid-training.")
+@option_of(MidtrainConfig, "replay", help="Share of mid-training's tokens that are replayed chat of the clean model.")
+@option_of(CycleConfig, "replay_documents")
 @stage_options.augmentation
-@click.option("--distill-steps", type=click.IntRange(min=1), default=None, help="Maximum steps of each recovery.")
-@click.option("--distill-lr", type=click.FloatRange(min=0, min_open=True), default=None, help="Peak rate of recovery.")
-@click.option(
-    "--knowledge-teacher",
-    default=None,
-    metavar="NAME",
-    help="Teacher for questions about the documents; 'none' for base alone.  [default: midtrained]",
-)
-@click.option(
-    "--knowledge-share",
-    type=click.FloatRange(0, 0.95),
-    default=None,
-    help="Share of prompts that are questions about the documents.",
-)
-@click.option(
-    "--document-loss",
-    type=click.FloatRange(0, 0.95),
-    default=None,
-    help="Share of recovery's trained tokens that are document text.",
-)
-@click.option(
-    "--until",
-    type=click.FloatRange(0, 1),
-    default=None,
-    help="Stop a recovery at this share of base's score; 0: never.",
-)
-@click.option("--limit", type=click.IntRange(min=1), default=None, help="Maximum items per suite.")
-@click.option(
-    "--gate",
-    multiple=True,
-    metavar="RULE",
-    help="Accept or reject each cycle by this rule, as 'ifeval >= 0.98*base'; may be repeated. 'standard': the usual "
-    "three.",
-)
-@click.option(
-    "--gate-samples",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Maximum items per suite that an undecided gate may evaluate.  [default: 4000]",
-)
-@click.option(
-    "--gate-extend",
-    type=click.IntRange(min=0),
-    default=None,
-    help="How many times an undecided gate may extend the distillation.  [default: 1]",
-)
-@click.option("--gate-alpha", type=float, default=None, help="Error probability of a gate's verdict.  [default: 0.05]")
+@option_of(DistillConfig, "steps", "--distill-steps", help="Maximum steps of each recovery.")
+@option_of(DistillConfig, "lr", "--distill-lr", help="Peak learning rate of recovery.")
+@option_of(CycleConfig, "knowledge_teacher")
+@option_of(DistillConfig, "knowledge_share")
+@option_of(DistillConfig, "document_loss", help="Share of recovery's trained tokens that are document text.")
+@option_of(DistillConfig, "until", help="Stop a recovery at this share of base's score; 0: never.")
+@option_of(EvalConfig, "limit")
+@options_of(CycleConfig, "gate", "gate_samples", "gate_extend", "gate_alpha")
 @stage_options.prompts
 @stage_options.suites
 @stage_options.max_new_tokens
 @stage_options.tuning_options
 @stage_options.model_options
 @click.option("--abandon", is_flag=True, help="Discard the unfinished cycles of an earlier run and start again.")
-@common.seed
+@stage_options.seed
 @common.dry_run
 @common.as_json
 @click.pass_context
@@ -115,7 +67,6 @@ def command(
     One cycle for each --docs, in that order. `recover resume` continues it after an interruption.
     """
     from pipelines.cycle import drop_plan, start_cycles
-    from recovery.config import Recipe, build_cycle, read_recipe
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)

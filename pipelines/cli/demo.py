@@ -11,13 +11,15 @@ from typing import Any
 import click
 
 from pipelines.cli import common, example_folder, stage_options
+from pipelines.cli.setting_options import option_of
+from recovery.config import EvalConfig
 from recovery.workspace import Workspace
 
 
 @click.command()
 @common.workspace
-@common.seed
-@click.option("--limit", type=click.IntRange(min=1), default=None, help="Maximum items per suite.  [default: 1000]")
+@stage_options.seed
+@option_of(EvalConfig, "limit")
 @click.option(
     "--example",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from pipelines.cli import common, method_options, stage_options
+from recovery.config import DistillConfig, Recipe, build, read_recipe
 
 
 @click.command()
 @method_options.distill_options
 @method_options.divergence
-@method_options.top_k
 @click.pass_context
 def command(context: click.Context, /, **_: object) -> None:
     """Recover a student's behaviour by on-policy distillation.
@@ -26,7 +26,6 @@ def run(context: click.Context, **fixed: str) -> None:
     """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
     from pipelines.distillation.plan import plan_distill
     from pipelines.distillation.stage import distill
-    from recovery.config import DistillConfig, Recipe, build, read_recipe
     from recovery.teacher_spec import TeacherSpec
 
     flags, given = context.params, common.given(context) | fixed

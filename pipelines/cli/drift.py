@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
+from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
@@ -22,7 +23,7 @@ from recovery.workspace import Workspace
 @stage_options.max_new_tokens
 @stage_options.prompts
 @stage_options.model_options
-@common.seed
+@stage_options.seed
 @common.as_json
 @click.pass_context
 def command(
@@ -43,7 +44,6 @@ def command(
     recorded in the tracker.
     """
     from pipelines.evaluation.drift import PROMPTS, measure_drift
-    from recovery.config import EvalConfig, Recipe, build, read_recipe
 
     own = read_recipe(recipe) if recipe else Recipe()
     with stage_options.at_work(workspace, "recover drift", model=model, alone=False) as session:

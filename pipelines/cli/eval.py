@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.setting_options import option_of, options_of
+from recovery.config import EvalConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
@@ -16,37 +18,10 @@ from recovery.workspace import Workspace
 @common.model
 @common.workspace
 @common.recipe
-@click.option("--limit", type=click.IntRange(min=1), default=None, help="Maximum items per suite.  [default: 1000]")
-@stage_options.max_new_tokens
-@click.option(
-    "--question-tokens", type=click.IntRange(min=1), default=None, help="Maximum tokens of an answer to a question."
-)
+@options_of(EvalConfig, "limit", "max_new_tokens", "question_tokens")
 @stage_options.prompts
-@click.option(
-    "--ifeval",
-    default=None,
-    metavar="PATH",
-    help="Also evaluate on IFEval's own prompts: a file of them, or 'hub' to fetch it.",
-)
-@click.option(
-    "--ifeval-tokens",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Maximum tokens of a response to one of IFEval's own prompts.  [default: 1280]",
-)
-@click.option(
-    "--complete-loops/--no-complete-loops",
-    default=None,
-    help="Stop a response that repeats itself, and complete it with the repetition: halves the time if a small model "
-    "does not stop.",
-)
-@click.option(
-    "--texts",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    default=None,
-    metavar="FOLDER",
-    help="Also measure bits per byte on these texts, which are never trained on: the model's general language ability.",
-)
+@options_of(EvalConfig, "ifeval", "ifeval_tokens", "complete_loops")
+@option_of(EvalConfig, "texts", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--responses",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -56,7 +31,7 @@ from recovery.workspace import Workspace
 )
 @stage_options.suites
 @stage_options.model_options
-@common.seed
+@stage_options.seed
 @common.dry_run
 @common.as_json
 @click.pass_context
@@ -83,7 +58,6 @@ def command(
     from pipelines.evaluation.plan import gather, plan_evaluate
     from pipelines.evaluation.retention import kept
     from pipelines.evaluation.stage import evaluate, measured
-    from recovery.config import EvalConfig, Recipe, build, read_recipe
 
     own = read_recipe(recipe) if recipe else Recipe()
     with stage_options.at_work(workspace, "recover eval", model=model, alone=False) as session:

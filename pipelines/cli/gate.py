@@ -7,6 +7,8 @@ from typing import Any
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.setting_options import option_of
+from recovery.config import CycleConfig
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -25,13 +27,7 @@ STATUS = {"accept": 0, "reject": 3, "undecided": 4}
     metavar="RULE",
     help="A rule such as 'ifeval >= 0.98*base'; may be repeated.  [default: standard]",
 )
-@click.option(
-    "--alpha",
-    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
-    default=0.05,
-    show_default=True,
-    help="Error probability of a verdict.",
-)
+@option_of(CycleConfig, "gate_alpha", "--alpha", default=CycleConfig.gate_alpha, help="Error probability of a verdict.")
 @click.option("--enter", is_flag=True, help="Record the outcome as the gate's decision.")
 @common.as_json
 @click.pass_context

@@ -7,49 +7,20 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
+from pipelines.cli.setting_options import options_of
+from recovery.config import InterpolateConfig, Recipe, build, read_recipe
 from recovery.workspace import Workspace
 
 
 @click.command()
-@click.option(
-    "--student",
-    default=None,
-    metavar="NAME",
-    help="The mid-trained checkpoint: a name, a folder, a hub id.  [default: latest]",
-)
-@click.option(
-    "--origin",
-    default=None,
-    metavar="NAME",
-    help="The other end: a checkpoint, or 'start', the one that the student was trained from.  [default: base]",
-)
-@click.option(
-    "--alpha",
-    "alphas",
-    type=click.FloatRange(0, 1),
-    multiple=True,
-    help="Weight of the student, from 0 (origin) to 1; repeated, the candidates.  [default: 0.1, 0.2 ... 1]",
-)
-@click.option(
-    "--keep",
-    type=click.FloatRange(0, 1),
-    default=None,
-    help="Share of base's score on development prompts that the chosen candidate must reach.",
-)
-@click.option("--development", type=click.IntRange(min=1), default=None, help="Development prompts per candidate.")
-@click.option(
-    "--questions",
-    type=click.IntRange(min=0),
-    default=None,
-    help="Training questions about the documents per candidate; 0: none, and the largest alpha is chosen.",
-)
+@options_of(InterpolateConfig, "student", "origin", "alphas", "keep", "development", "questions")
 @common.model
 @common.workspace
 @common.recipe
 @stage_options.prompts
 @stage_options.max_new_tokens
 @stage_options.model_options
-@common.seed
+@stage_options.seed
 @common.as_json
 @click.pass_context
 def command(
@@ -67,7 +38,6 @@ def command(
     development prompts. The result is this cycle's `recovered` checkpoint, like that of `recover distill`.
     """
     from pipelines.interpolate import interpolate
-    from recovery.config import InterpolateConfig, Recipe, build, read_recipe
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = {key: value for key, value in common.given(context).items() if value != ()}

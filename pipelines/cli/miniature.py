@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipelines.cli import common
+from pipelines.cli import common, stage_options
 
 
 @click.group()
@@ -16,8 +16,8 @@ def command() -> None:
 
 @command.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path("miniature"))
-@common.seed
-@common.steps
+@stage_options.seed
+@stage_options.steps
 @click.option("--items", type=click.IntRange(min=1), default=1000, show_default=True, help="Questions per evaluation.")
 @click.option("--threads", type=click.IntRange(min=1), default=None, help="Cores to use.  [default: as torch chooses]")
 @common.as_json
@@ -46,7 +46,7 @@ def build(folder: Path, seed: int, steps: int | None, items: int, threads: int |
 @command.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--count", type=click.IntRange(min=1), default=3, show_default=True, help="Number of corpora.")
-@common.seed
+@stage_options.seed
 @common.as_json
 def corpora(folder: Path, count: int, seed: int, as_json: bool) -> None:
     """Write corpora of the miniature's world into FOLDER, as Markdown with questions and probes."""

@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common
+from pipelines.cli.setting_options import option_of
+from recovery.config import MidtrainConfig
 
 
 @click.command()
@@ -38,7 +40,7 @@ from pipelines.cli import common
     show_default=True,
     help="Megabytes of text, if there is no folder yet.",
 )
-@click.option("--epochs", type=click.FloatRange(min=0, min_open=True), default=None, help="Passes over the documents.")
+@option_of(MidtrainConfig, "epochs")
 @click.option("--method", default=None, metavar="NAME", help="Recovery method: see `recover methods`.")
 @click.option("--teacher", default=None, metavar="NAME", help="Teacher, as for `recover distill`.")
 @click.option(

@@ -59,7 +59,7 @@ def command() -> None:
 @common.model
 @common.workspace
 @stage_options.model_options
-@common.seed
+@stage_options.seed
 @common.dry_run
 @common.as_json
 @click.pass_context
@@ -140,7 +140,7 @@ def _writer(context: click.Context, name: str | None, workspace: Workspace, mode
     metavar="FILE",
     help="Another file whose probes to add; may be repeated.",
 )
-@common.seed
+@stage_options.seed
 @common.as_json
 def review(
     file: Path | None,

@@ -6,12 +6,12 @@ import click
 
 from pipelines.cli import method_options
 from pipelines.cli.distill import run
+from pipelines.cli.setting_options import option_of
+from recovery.config import DistillConfig
 
 
 @click.command()
-@click.option(
-    "--method", default=None, metavar="NAME", help="A preset: see `recover methods`.  [default: the recipe's, else opd]"
-)
+@option_of(DistillConfig, "method")
 @method_options.distill_options
 @method_options.dials
 @click.pass_context

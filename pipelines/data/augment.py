@@ -26,8 +26,9 @@ from recovery.data.document_questions import ProbeGuard
 from recovery.errors import ServerError
 from recovery.rollouts import CachingEngine
 from recovery.rollouts.vllm_server_engine import KEYS
+from recovery.server_address import check_address, is_address
 from recovery.types import Message, Probe
-from recovery.vllm_client import VllmServer, ask_all, check_address, is_address, served_model
+from recovery.vllm_client import VllmServer, ask_all, served_model
 from recovery.workspace import Workspace, write_atomically
 
 _AT_ONCE = 16  # requests to a writing server

@@ -24,8 +24,8 @@ from recovery.models.loading import Loaded
 from recovery.rewards import Reward, group_advantages, judged
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import Completion, Engine, Progress, Sampling, SyncedEngine
+from recovery.teacher_context import Context
 from recovery.teachers import Scorer, Teacher, Weighted
-from recovery.teachers.context import Context
 from recovery.training.loop import StepBatch
 from recovery.types import Message, Prompt
 

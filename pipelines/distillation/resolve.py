@@ -20,7 +20,7 @@ from recovery.config import DistillConfig
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations
 from recovery.errors import UsageError
 from recovery.rewards import Reward, can_judge, resolve_reward
-from recovery.teachers.context import Context
+from recovery.teacher_context import Context
 from recovery.types import Message, Prompt
 from recovery.workspace import Checkpoint
 

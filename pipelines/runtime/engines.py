@@ -21,7 +21,8 @@ from recovery.rollouts import (
     VllmServerSampler,
     vllm_server_engine,
 )
-from recovery.vllm_client import VllmServer, check_address
+from recovery.server_address import check_address
+from recovery.vllm_client import VllmServer
 from recovery.workspace import Checkpoint
 
 

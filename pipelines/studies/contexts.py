@@ -15,7 +15,7 @@ from recovery.miniature import words
 from recovery.miniature.tasks import facts
 from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
 from recovery.rollouts import Sampling
-from recovery.teachers.context import Context
+from recovery.teacher_context import Context
 from recovery.types import Message, Prompt
 
 STEPS, TRAINED_TOPICS = 60, 0.7

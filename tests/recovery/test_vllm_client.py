@@ -15,8 +15,9 @@ import pytest
 from recovery.errors import ServerError, UsageError
 from recovery.rollouts import Completion
 from recovery.rollouts.vllm_server_engine import parse_completion
+from recovery.server_address import check_address, is_address
 from recovery.teachers.remote import entries, parse_positions
-from recovery.vllm_client import NotOffered, VllmServer, ask_all, check_address, is_address, served_model
+from recovery.vllm_client import NotOffered, VllmServer, ask_all, served_model
 
 
 @dataclass

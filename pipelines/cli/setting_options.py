@@ -1,0 +1,91 @@
+"""Options made from the declarations of the settings (:mod:`recovery.settings`)."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from recovery.config import DistillConfig
+from recovery.methods import METHODS
+from recovery.settings import Setting, flag_of, settings_of, types_of
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Decorator = Callable[[Any], Any]
+
+_PRESET = {name for method in METHODS.values() for name in method.settings}
+
+
+def several(*decorators: Decorator) -> Callable[[Function], Function]:
+    """Combine several options into one decorator, in the order of the help."""
+
+    def decorate(function: Function) -> Function:
+        for decorator in reversed(decorators):
+            function = decorator(function)
+        return function
+
+    return decorate
+
+
+def options_of(kind: type[Any], *names: str) -> Callable[[Function], Function]:
+    """Return the options of several fields of a configuration class as one decorator."""
+    return several(*(option_of(kind, name) for name in names))
+
+
+def option_of(kind: type[Any], name: str, *flags: str, **attributes: Any) -> Decorator:
+    """Return the option that sets one field of a configuration class.
+
+    ``flags`` replace the declared one, ``attributes`` what follows from the declaration. The value of an option that is
+    not given is None, or empty, so that a recipe or a preset decides; the default is shown in the help.
+    """
+    declared, (inner, multiple) = settings_of(kind)[name], _inner(types_of(kind)[name])
+    flags = flags or (flag_of(kind, name), name)
+    if inner is bool:
+        flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
+    text = attributes.pop("help", declared.help)
+    shown = default_of(kind, name)
+    made: dict[str, Any] = {
+        "type": _type(inner, declared),
+        "default": None,
+        "multiple": multiple,
+        "metavar": declared.metavar,
+        "help": f"{text}  [default: {shown}]" if shown else text,
+    }
+    return click.option(*flags, **(made | attributes))
+
+
+def default_of(kind: type[Any], name: str) -> str | None:
+    """Return the default of a field in words; None if there is none."""
+    default, shown = getattr(kind, name, None), settings_of(kind)[name].shown
+    if shown is not None or default in (None, ()):
+        return shown
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    text = f"{default:g}" if isinstance(default, float) else str(default)
+    return f"{text}, or the method's" if kind is DistillConfig and name in _PRESET else text
+
+
+def _inner(annotation: Any) -> tuple[Any, bool]:
+    """Return the type of one value, and whether there may be several: ``tuple[str, ...]`` → ``str, True``."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(one for one in typing.get_args(annotation) if one is not type(None))
+    several_values = typing.get_origin(annotation) is tuple
+    return (typing.get_args(annotation)[0] if several_values else annotation), several_values
+
+
+def _type(inner: Any, declared: Setting) -> Any:
+    if declared.choices:
+        return click.Choice(declared.choices)
+    if inner is Path:
+        known = declared.metavar == "FILE"
+        return click.Path(exists=known, dir_okay=not known, file_okay=known, path_type=Path)
+    low = declared.minimum if declared.above is None else declared.above
+    high = declared.maximum if declared.below is None else declared.below
+    if inner not in (int, float) or (low is None and high is None):
+        return inner if inner in (int, float, bool) else str
+    made: Any = click.IntRange if inner is int else click.FloatRange
+    return made(low, high, min_open=declared.above is not None, max_open=declared.below is not None)

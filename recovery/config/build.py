@@ -1,0 +1,210 @@
+"""Configurations from flags, recipes and defaults, and as JSON for the tracker.
+
+Precedence, highest first: flags, the recipe (``--recipe FILE``), the model folder's ``recovery.toml``, the defaults of
+the classes. A recipe is TOML with one table per stage ([midtrain], [distill], [interpolate], [eval], [cycle]) and one
+for settings shared by all stages ([model]). Unknown tables and keys are errors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from recovery.config.cycle import CycleConfig
+from recovery.config.distill import DistillConfig
+from recovery.config.evaluation import EvalConfig, InterpolateConfig
+from recovery.config.midtrain import MidtrainConfig
+from recovery.config.model import ModelConfig, TrainingConfig
+from recovery.errors import UsageError
+from recovery.methods import method_named
+from recovery.settings import flag_of, types_of
+
+RECIPE_NAME = "recovery.toml"
+SHARED = "model"
+
+SECTIONS: dict[str, type[Any]] = {
+    "midtrain": MidtrainConfig,
+    "distill": DistillConfig,
+    "interpolate": InterpolateConfig,
+    "eval": EvalConfig,
+    "cycle": CycleConfig,
+}
+# The inputs of a run are given on the command line; a recipe holds only its settings.
+_NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
+
+Config = TypeVar("Config", MidtrainConfig, DistillConfig, InterpolateConfig, EvalConfig, CycleConfig)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A parsed TOML file of settings: table → key → value, all known. ``origin`` names the file in errors.
+
+    ``recommended`` marks the recommendations of a model folder, which a method's preset overrides.
+    """
+
+    origin: str = ""
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    recommended: bool = False
+
+    def settings(self, section: str) -> dict[str, Any]:
+        """Return the settings of one stage: the shared table, overridden by the stage's own."""
+        known = _names(SECTIONS[section])
+        shared = {k: v for k, v in self.tables.get(SHARED, {}).items() if k in known}
+        return shared | dict(self.tables.get(section, {}))
+
+
+def read_recipe(path: Path) -> Recipe:
+    """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"the recipe {path} cannot be read: {error}") from error
+    shared = _names(ModelConfig) | _names(TrainingConfig)
+    for table, values in tables.items():
+        if table != SHARED and table not in SECTIONS:
+            raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
+        if not isinstance(values, Mapping):
+            raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
+        known = (shared if table == SHARED else _names(SECTIONS[table])) - _NOT_IN_RECIPES
+        for key in values:
+            if key not in known:
+                raise UsageError(f"{path}: [{table}] has no setting '{key}'{_meant(key, known)}")
+    return Recipe(str(path), tables)
+
+
+def model_recipe(folder: Path) -> Recipe:
+    """Return the settings that a model folder recommends; an empty recipe if it has none."""
+    path = folder / RECIPE_NAME
+    return dataclasses.replace(read_recipe(path), recommended=True) if path.is_file() else Recipe(recommended=True)
+
+
+def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Config:
+    """Build one stage's settings. ``flags`` are the user's; earlier ``recipes`` override later ones.
+
+    Flags that this stage does not have are ignored.
+    Raise UsageError if values do not fit their type or one another.
+    """
+    section = next(name for name, value in SECTIONS.items() if value is kind)
+    if kind is DistillConfig:
+        recipes = _with_preset(flags, recipes)
+    values: dict[str, Any] = {}
+    for recipe in reversed(recipes):
+        settings = recipe.settings(section)
+        _one_length(values, settings)
+        values |= {key: _fit(kind, key, value, recipe.origin) for key, value in settings.items()}
+    typed = {key: value for key, value in flags.items() if key in _names(kind) and value is not None}
+    _one_length(values, typed)
+    values |= {key: _fit(kind, key, value, "") for key, value in typed.items()}
+    return kind(**values)
+
+
+def build_cycle(flags: Mapping[str, Any], *recipes: Recipe) -> CycleConfig:
+    """Build the settings of whole cycles. A flag that several stages have is set for each of them; ``midtrain_lr``,
+    ``distill_steps`` and the like for one. ``knowledge_teacher`` "none" means that base is the only teacher.
+    """
+    mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend"}
+    shared = {k: v for k, v in flags.items() if k not in mine}
+    own = {k: v for k, v in flags.items() if k in mine | {"replay_documents"}}
+
+    def of(stage: str) -> dict[str, Any]:
+        prefix = f"{stage}_"
+        return shared | {k.removeprefix(prefix): v for k, v in shared.items() if k.startswith(prefix)}
+
+    config = build(CycleConfig, own, *recipes)
+    return dataclasses.replace(
+        config,
+        knowledge_teacher=None if config.knowledge_teacher == "none" else config.knowledge_teacher,
+        midtrain=build(MidtrainConfig, of("midtrain"), *recipes),
+        distill=build(DistillConfig, of("distill"), *recipes),
+        eval=build(EvalConfig, shared, *recipes),
+    )
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """Return a configuration as JSON types, for the tracker."""
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    """Invert :func:`to_json`. Raise UsageError if a setting is unknown to this version."""
+    known = _names(kind)
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise UsageError(f"the stage was started with settings this version does not know: {', '.join(unknown)}")
+    return kind(**{key: _fit(kind, key, value, "the tracker") for key, value in values.items()})
+
+
+def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
+    """Return the recipes with the preset of the selected method inserted before a model's recommendations."""
+    sources = [flags, *(recipe.settings("distill") for recipe in recipes)]
+    name = next((str(values["method"]) for values in sources if values.get("method")), "opd")
+    preset = Recipe(f"the method {name}", {"distill": method_named(name).settings})
+    return (*(r for r in recipes if not r.recommended), preset, *(r for r in recipes if r.recommended))
+
+
+def _one_length(values: dict[str, Any], over: Mapping[str, Any]) -> None:
+    # Steps given by the user replace epochs recommended by the model, and vice versa.
+    if "steps" in over and "epochs" not in over:
+        values.pop("epochs", None)
+    if "epochs" in over and "steps" not in over:
+        values.pop("steps", None)
+
+
+def _names(kind: type[Any]) -> set[str]:
+    return {f.name for f in dataclasses.fields(kind)}
+
+
+def _fit(kind: type[Any], key: str, value: Any, origin: str) -> Any:
+    """Convert ``value`` to the type of the field, or raise UsageError; TOML and JSON have no paths and no tuples."""
+    wanted = types_of(kind)[key]
+    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    for option in options:
+        done, fitted = _as_type(option, value)
+        if done:
+            return fitted
+    where = f"{origin}: {key}" if origin else flag_of(kind, key)
+    names = " or ".join("nothing" if o is type(None) else getattr(o, "__name__", str(o)) for o in options)
+    raise UsageError(f"{where} is {value!r}, but must be {names}")
+
+
+def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
+    if option is type(None):
+        return value is None, None
+    if option in (MidtrainConfig, DistillConfig, EvalConfig):
+        return isinstance(value, Mapping | option), from_json(option, value) if isinstance(value, Mapping) else value
+    origin = typing.get_origin(option)
+    if origin is tuple:
+        inner, listed = typing.get_args(option)[0], isinstance(value, list | tuple)
+        return listed, tuple(inner(v) for v in value) if listed else ()
+    if origin is not None:
+        return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else {}
+    if option is Path:
+        return isinstance(value, str | Path), Path(value) if isinstance(value, str | Path) else None
+    if option is float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number, float(value) if number else 0.0
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    return isinstance(value, option), value
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _meant(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f": did you mean '{close[0]}'?" if close else f" (known: {', '.join(sorted(known))})"

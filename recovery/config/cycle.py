@@ -1,0 +1,45 @@
+"""Settings of whole cycles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from recovery.config.distill import DistillConfig
+from recovery.config.evaluation import EvalConfig
+from recovery.config.midtrain import MidtrainConfig
+from recovery.errors import UsageError
+from recovery.settings import check_settings, same_as, setting
+
+
+@dataclass(frozen=True)
+class CycleConfig:
+    """Whole cycles, one for each folder of ``docs``, with the settings of each stage.
+
+    If the rules of ``gate`` are undecided, up to ``gate_samples`` items of a suite are evaluated, then the distillation
+    is extended, at most ``gate_extend`` times.
+    """
+
+    docs: tuple[Path, ...] = setting((), "A folder of documents; may be repeated.", metavar="FOLDER")
+    knowledge_teacher: str | None = setting(
+        "midtrained", "Teacher for questions about the documents; 'none' for base alone.", metavar="NAME"
+    )
+    replay_documents: float = same_as(MidtrainConfig, "replay_documents", value=0.5, shown=None)
+    evaluate: bool = setting(True, "Evaluate each checkpoint of a cycle.")
+    gate: tuple[str, ...] = setting(
+        (),
+        "Accept or reject each cycle by this rule, as 'ifeval >= 0.98*base'; may be repeated. 'standard': the usual "
+        "three.",
+        metavar="RULE",
+    )
+    gate_alpha: float = setting(0.05, "Error probability of a gate's verdict.", above=0, below=0.5)
+    gate_samples: int = setting(4000, "Maximum items per suite that an undecided gate may evaluate.", minimum=1)
+    gate_extend: int = setting(1, "How many times an undecided gate may extend the distillation.", minimum=0)
+    midtrain: MidtrainConfig = field(default_factory=MidtrainConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.gate and not self.evaluate:
+            raise UsageError("--gate needs the evaluations it judges: set evaluate to true")

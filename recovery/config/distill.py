@@ -1,0 +1,318 @@
+"""Settings of distillation, whatever its method."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from recovery.config.midtrain import MidtrainConfig
+from recovery.config.model import TrainingConfig
+from recovery.errors import UsageError
+from recovery.losses.config import TEACHER_DIVERGENCES, LossConfig
+from recovery.server_address import check_address
+from recovery.settings import flag_of, same_as, setting
+from recovery.teacher_context import KINDS
+from recovery.teacher_spec import TeacherSpec
+
+
+@dataclass(frozen=True)
+class DistillConfig(TrainingConfig):
+    """Settings of every distillation method; the defaults are on-policy distillation.
+
+    A ``teacher`` is a checkpoint, several with weights ("NAME=0.5,NAME=0.5"), the address of a vLLM server, which
+    returns ``top_k`` log-probabilities per token, "label" (the answer itself), "none", or, with a ``context``, "self",
+    "start" or "ema" (the current student, the initial student, its moving average). If older weights or another engine
+    sampled, each token is weighted by the product of the importance ratios of the tokens before it.
+    """
+
+    student: str = same_as(MidtrainConfig, "student")
+    teacher: str = setting(
+        "base",
+        "Teacher for behaviour: base, a folder, a hub id or the address of a vLLM server; for some methods label, "
+        "none, self, start or ema.",
+        metavar="NAME",
+    )
+    knowledge_teacher: str | None = setting(
+        None,
+        "Teacher for questions about the documents, e.g. midtrained.",
+        metavar="NAME",
+        shown="none; inside a cycle midtrained",
+    )
+    knowledge_share: float = setting(
+        0.2, "Share of prompts that are questions about the documents.", minimum=0, maximum=0.95
+    )
+    earlier_teacher: str | None = setting(
+        None,
+        "Teacher for questions about earlier cycles' documents.",
+        metavar="NAME",
+        shown="the knowledge teacher; inside a cycle the checkpoint before its mid-training",
+    )
+    experts: tuple[str, ...] = setting(
+        (),
+        "A checkpoint that scores the prompts with this tag; may be repeated.",
+        flag="--expert",
+        metavar="TAG=NAME",
+    )
+    document_loss: float = setting(0.0, "Share of trained tokens that are document text.", minimum=0, maximum=0.95)
+    prompts: Path | None = same_as(MidtrainConfig, "prompts")
+    prompts_per_step: int = setting(32, "Distinct prompts per step.", minimum=1)
+    samples_per_prompt: int = setting(4, "Completions sampled per prompt.", minimum=1)
+    focus: float = setting(
+        0.0,
+        "Share of prompts drawn by the kinds of instruction that recent completions failed; the rest uniformly.",
+        minimum=0,
+        maximum=0.95,
+    )
+    max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")
+    temperature: float = setting(1.0, "Sampling temperature.", above=0)
+    steps: int = same_as(MidtrainConfig, "steps", value=200)
+    method: str = setting("opd", "A preset: see `recover methods`.", metavar="NAME", shown="the recipe's, else opd")
+    alpha: float = setting(
+        1.0,
+        "Share of a step's prompts that the student completes; the others have given responses (--answers).",
+        minimum=0,
+        maximum=1,
+    )
+    lam: float = setting(
+        LossConfig.lam,
+        "Weight of the teacher; the rest is the weight of --reward.",
+        minimum=0,
+        maximum=1,
+        flag="--lambda",
+    )
+    divergence: str = setting(
+        LossConfig.divergence,
+        "Divergence of student and teacher, over the whole vocabulary; sampled: from the sampled tokens' "
+        "log-probabilities alone; top_k: over the teacher's most likely tokens and one bucket for the rest.",
+        choices=TEACHER_DIVERGENCES,
+    )
+    beta: float = setting(LossConfig.beta, "Mixture of jsd: 0 forward, 1 reverse KL.", minimum=0, maximum=1)
+    anchor: float = setting(LossConfig.anchor, "Weight of the KL to base.", minimum=0)
+    clip: float | None = setting(
+        LossConfig.clip, "Importance ratios are clipped to 1 ± this; 0: off.", minimum=0, below=1
+    )
+    drop: float | None = setting(
+        LossConfig.drop,
+        "Tokens whose importance ratio is above this, or below its inverse, are left out; 0: off.",
+        minimum=0,
+    )
+    entry_clip: float | None = setting(
+        LossConfig.entry_clip,
+        "Upper bound of each vocabulary entry's term in the divergence (OPSD's per-token clip); 0: off.",
+        minimum=0,
+    )
+    floor: float | None = setting(LossConfig.floor, "Lower bound of log-probabilities; 0: off.", maximum=0)
+    top_k: int = setting(LossConfig.top_k, "Number of the teacher's tokens, for --divergence top_k.", minimum=0)
+    ratio_cap: float = setting(
+        LossConfig.ratio_cap,
+        "Upper bound of the importance ratios that correct for another engine or older weights; 0: off.",
+        minimum=0,
+    )
+    overlap: bool = setting(False, "Sample the next completions while this batch trains; needs a server as --engine.")
+    batch_epochs: int = setting(1, "Updates per batch of completions.", minimum=1)
+    positions: str = setting("all", "Positions of a completion that are scored.", choices=("all", "one"))
+    skip_first: int = setting(0, "Tokens at the start of a completion that are not scored.", minimum=0)
+    continuation: int = setting(
+        0,
+        "Tokens the teacher samples after a prefix of the student's completion, to be imitated; 0: none.",
+        minimum=0,
+    )
+    answers: str = setting(
+        "given",
+        "Source of the responses to imitate; self: the initial student; rejection: its own that the reward accepts.",
+        choices=("given", "teacher", "self", "rejection"),
+    )
+    data: Path | None = setting(None, "Conversations to imitate: JSON Lines of messages.", metavar="FILE")
+    reward: str = setting(
+        "verifiable",
+        "verifiable, all-checks, exact, normalised, or a callable as package.module:function.",
+        metavar="NAME",
+    )
+    keep_above: float = setting(1.0, "Minimum reward of a completion that rejection keeps.")
+    context: str = setting("none", "Context that the teacher sees and the student does not.", choices=("none", *KINDS))
+    context_file: Path | None = setting(None, "Text of the context, for prompts without their own.", metavar="FILE")
+    context_template: str | None = setting(
+        None, "Template of the context: with {context}, {prompt}, {answer}.", metavar="TEXT"
+    )
+    ema_decay: float = setting(0.99, "Decay per step of the teacher ema.", above=0, below=1)
+    alarm: bool = setting(True, "Stop a run that collapses, and keep the last state before that.")
+    geometry_every: int = setting(10, "Steps between measurements of the gradient's geometry; 0: never.", minimum=0)
+    max_tokens: int | None = setting(
+        None, "Stop after this many tokens in total: sampled, scored and trained.", minimum=1
+    )
+    until: float = setting(
+        0.99,
+        "Stop when this share of the teacher's score is confirmed on 1,000 prompts; 0: never.",
+        minimum=0,
+        maximum=1,
+    )
+    margin: float = setting(0.02, "Margin of that test, in score.", minimum=0, maximum=0.95)
+    check_every: int = setting(25, "Steps between these tests.", minimum=1)
+    development: int = setting(1000, "Development prompts per test.", minimum=1)
+    plateau: int = setting(50, "Stop when the divergence has not fallen over this many steps; 0: never.", minimum=0)
+    token_views: int = setting(
+        6,
+        "Completions recorded token by token for review, at the first step and five later ones; 0: none.",
+        minimum=0,
+    )
+    row_length: int = same_as(MidtrainConfig, "row_length")
+    _usual_lr: ClassVar[float] = 5e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.loss_config()
+        self._check_states()
+        self._check_teacher()
+        self._check_remote()
+        self._check_idle()
+        if self.until and self.development < 1000:
+            raise UsageError(
+                f"--until {self.until} needs --development of at least 1000 prompts for its test (given: "
+                f"{self.development}); --until 0 switches the test off"
+            )
+        if self.earlier_teacher and not self.knowledge_teacher:
+            raise UsageError("--earlier-teacher needs --knowledge-teacher, which scores the newest documents")
+        if self.knowledge_teacher and self.prompts_per_step * self.knowledge_share < 0.5:
+            raise UsageError(
+                f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.prompts_per_step} prompts of a "
+                f"step: raise --knowledge-share or --prompts-per-step, or omit the teacher"
+            )
+
+    def loss_config(self) -> LossConfig:
+        """Return the settings of the loss. Raise UsageError if one is out of range."""
+        # The temperature of the loss is not the sampling temperature: a divergence is always computed at 1.
+        own = ("temperature", "metric")
+        given = {f.name: getattr(self, f.name) for f in dataclasses.fields(LossConfig) if f.name not in own}
+        off = {name: None for name in ("clip", "drop", "entry_clip", "floor") if given[name] == 0}  # over a preset
+        return LossConfig(**(given | off))
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Expert by prompt tag. Raise UsageError if an entry is not TAG=NAME."""
+        pairs = [expert.partition("=") for expert in self.experts]
+        for tag, equals, name in pairs:
+            if not (tag and equals and name):
+                raise UsageError(f"--expert {tag + equals + name!r} is not TAG=NAME: a prompt's tag and a checkpoint")
+        return {tag: name for tag, _, name in pairs}
+
+    @property
+    def teaching(self) -> TeacherSpec:
+        """The parsed ``teacher``. Raise UsageError if its weights do not sum to 1."""
+        return TeacherSpec.parse(self.teacher)
+
+    @property
+    def recovering(self) -> bool:
+        """Whether the aim is to recover the behaviour of a checkpoint; only then does ``until`` apply."""
+        return (
+            self.lam == 1.0
+            and self.teaching.kind != "label"
+            and not self.teaching.is_student
+            and self.context == "none"
+        )
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether completions are scored by the reward."""
+        return self.lam < 1.0 or (self.answers == "rejection" and self.alpha < 1.0)
+
+    @property
+    def weighed(self) -> bool:
+        """Whether the student's completions keep their sampling log-probabilities for importance weights."""
+        return self.engine != "transformers" and self.temperature == 1.0
+
+    def _check_remote(self) -> None:
+        if self.overlap and not self.served:
+            raise UsageError(
+                f"--overlap samples on a server while this process trains; --engine {self.engine} is not a server: "
+                f"give an address, or omit --overlap"
+            )
+        if self.overlap and (self.temperature != 1.0 or self.batch_epochs > 1):
+            raise UsageError(
+                "--overlap needs --temperature 1, at which importance ratios are computed, and --batch-epochs 1"
+            )
+        if not self.teaching.remote:
+            return
+        check_address(self.teacher, "--teacher")
+        if self.divergence not in ("top_k", "sampled"):
+            raise UsageError(
+                f"--teacher {self.teacher} returns no logits, which --divergence {self.divergence} needs: use "
+                f"--divergence top_k with --top-k 20, or --divergence sampled"
+            )
+        if self.continuation or (self.answers == "teacher" and self.alpha < 1.0):
+            raise UsageError(
+                f"--teacher {self.teacher} only scores: --continuation and --answers teacher need a checkpoint"
+            )
+
+    def _check_states(self) -> None:
+        if self.lam < 1.0 and self.alpha == 0.0:
+            raise UsageError("--alpha 0 leaves no completion of the student to reward: raise it, or set --lambda 1")
+        if self.alpha > 0 and self.teaching.kind == "label":
+            raise UsageError(
+                "--teacher label scores only answers from the data, not the student's completions: set --alpha 0, or "
+                "name a teacher"
+            )
+        if self.lam < 1.0 and self.samples_per_prompt < 2:
+            raise UsageError("--samples-per-prompt 1 leaves no group to compare rewards in: use 4 to 8")
+        if self.temperature != 1.0 and (self.lam < 1.0 or self.divergence == "sampled"):
+            raise UsageError(f"--temperature {self.temperature:g}: importance ratios need --temperature 1: set it")
+        if self.alpha < 1.0 and (self.lam == 0.0 or self.divergence == "sampled"):
+            raise UsageError(
+                f"--alpha {self.alpha:g}: a policy gradient needs the student's own completions: set --alpha 1"
+            )
+        if self.alpha < 1.0 and self.context != "none":
+            raise UsageError(
+                f"--context {self.context} is for a teacher that scores the student's own completions: set --alpha 1"
+            )
+        if self.continuation and (
+            self.alpha < 1.0 or self.lam < 1.0 or self.teaching.is_student or self.context != "none"
+        ):
+            raise UsageError("--continuation needs --alpha 1, --lambda 1, no --context, and a checkpoint as --teacher")
+        if self.continuation and (self.knowledge_teacher or self.experts):
+            raise UsageError("--continuation is sampled from a single --teacher: omit --knowledge-teacher and --expert")
+
+    def _check_idle(self) -> None:
+        """Refuse settings that would have no effect in combination with the others."""
+        taught = self.knowledge_teacher or self.experts
+        for idle, message in (
+            (self.data is not None and self.alpha == 1.0, "--data needs --alpha below 1: its answers are imitated"),
+            (
+                self.data is not None and self.answers != "given",
+                f"--data and --answers {self.answers} exclude each other: give one",
+            ),
+            (
+                bool(taught) and self.alpha == 0.0,
+                "--knowledge-teacher and --expert score own completions: raise --alpha",
+            ),
+            (self.context_file is not None and self.context == "none", "--context-file needs a --context"),
+            (self.context_template is not None and self.context == "none", "--context-template needs a --context"),
+            (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above needs --answers rejection"),
+        ):
+            if idle:
+                raise UsageError(message)
+
+    def _check_teacher(self) -> None:
+        teaching = self.teaching
+        if len(teaching.weights) > 1 and (self.divergence == "sampled" or self.continuation):
+            raise UsageError(
+                "several weighted teachers exclude --divergence sampled and --continuation: choose another --divergence"
+            )
+        if (self.routes or self.knowledge_teacher) and self.lam == 0.0:
+            raise UsageError("--expert and --knowledge-teacher name teachers, which --lambda 0 disables: raise it")
+        if self.lam > 0.0 and teaching.kind == "none":
+            raise UsageError(f"--lambda {self.lam:g} needs a teacher: name one with --teacher, or set --lambda 0")
+        if self.lam == 0.0 and self.teacher not in ("none", "base"):
+            raise UsageError(f"--lambda 0 disables --teacher {self.teacher}: raise it, or set --teacher none")
+        if self.teaching.is_student and self.alpha < 1.0:
+            raise UsageError(f"--teacher {self.teacher} scores the student's own completions: set --alpha 1")
+        if self.teaching.is_student and self.context == "none":
+            raise UsageError(f"--teacher {self.teacher} is the student itself: give it a --context")
+        if self.context != "none" and not self.teaching.is_student and teaching.kind in ("none", "label"):
+            raise UsageError(
+                f"--context {self.context} needs a teacher that reads it; --teacher {self.teacher} reads none"
+            )
+        for name in ("context_file", "data"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise UsageError(f"{flag_of(DistillConfig, name)} {path} is not a file")

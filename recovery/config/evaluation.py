@@ -1,0 +1,96 @@
+"""Settings of evaluation, and of interpolation, which evaluates candidates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.config.midtrain import MidtrainConfig
+from recovery.config.model import ModelConfig
+from recovery.errors import UsageError
+from recovery.settings import same_as, setting
+
+
+@dataclass(frozen=True)
+class EvalConfig(ModelConfig):
+    """What is evaluated. A ``limit`` selects the same items for every checkpoint."""
+
+    checkpoint: str = "latest"
+    limit: int | None = setting(1000, "Maximum items per suite.", minimum=1)
+    max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")
+    question_tokens: int = setting(48, "Maximum tokens of an answer to a question.", minimum=1)
+    prompts: Path | None = same_as(MidtrainConfig, "prompts")
+    behaviour: tuple[Path, ...] = setting(
+        (),
+        "A suite of your own: prompts with checks, a reference answer or the tag 'refusal'; may be repeated.",
+        metavar="FILE",
+    )
+    ifeval: str | None = setting(
+        None, "Also evaluate on IFEval's own prompts: a file of them, or 'hub' to fetch it.", metavar="PATH"
+    )
+    ifeval_tokens: int = setting(1280, "Maximum tokens of a response to one of IFEval's own prompts.", minimum=1)
+    complete_loops: bool = setting(
+        False,
+        "Stop a response that repeats itself, and complete it with the repetition: halves the time if a small model "
+        "does not stop.",
+    )
+    texts: Path | None = setting(
+        None,
+        "Also measure bits per byte on these texts, which are never trained on: the model's general language ability.",
+        metavar="FOLDER",
+    )
+    tasks: tuple[str, ...] = setting(
+        (),
+        "Also run an lm-eval task: its name or YAML file, =PATH for local data; comma-separated or repeated.",
+        flag="--task",
+        metavar="NAME[=PATH]",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.complete_loops and self.engine != "transformers":
+            raise UsageError(f"--complete-loops needs --engine transformers, not {self.engine}: omit one of them")
+
+
+@dataclass(frozen=True)
+class InterpolateConfig(ModelConfig):
+    """Weights between two checkpoints: (1 - alpha) ``origin`` + alpha ``student`` (WiSE-FT, arXiv 2109.01903).
+
+    Of the ``alphas`` that ``keep`` enough of base's score, the one with the most correct training questions about the
+    documents is chosen; if none does, the one with the highest score. No test prompt is used.
+    """
+
+    student: str = setting("latest", "The mid-trained checkpoint: a name, a folder, a hub id.", metavar="NAME")
+    origin: str = setting(
+        "base",
+        "The other end: a checkpoint, or 'start', the one that the student was trained from.",
+        metavar="NAME",
+    )
+    alphas: tuple[float, ...] = setting(
+        (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        "Weight of the student, from 0 (origin) to 1; repeated, the candidates.",
+        minimum=0,
+        maximum=1,
+        flag="--alpha",
+        shown="0.1, 0.2 ... 1",
+    )
+    keep: float = setting(
+        0.98,
+        "Share of base's score on development prompts that the chosen candidate must reach.",
+        minimum=0,
+        maximum=1,
+    )
+    development: int = setting(300, "Development prompts per candidate.", minimum=1)
+    questions: int = setting(
+        200,
+        "Training questions about the documents per candidate; 0: none, and the largest alpha is chosen.",
+        minimum=0,
+    )
+    prompts: Path | None = same_as(MidtrainConfig, "prompts")
+    max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")
+    question_tokens: int = same_as(EvalConfig, "question_tokens")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.alphas:
+            raise UsageError("--alpha is empty: give one value, or several to choose from")

@@ -1,0 +1,131 @@
+"""Settings of mid-training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from recovery.config.model import TrainingConfig
+from recovery.errors import UsageError
+from recovery.server_address import check_address, is_address
+from recovery.settings import setting
+
+
+@dataclass(frozen=True)
+class MidtrainConfig(TrainingConfig):
+    """Continued training on documents.
+
+    Chat is replayed as completions of the clean base, or from ``replay_data``; "kl" as its loss is arXiv 2605.26097,
+    ``project`` is A-GEM (arXiv 1812.00420). Augmented text takes ``augment_share`` of the tokens that would otherwise
+    be the documents', less if it would be repeated more than four times as often as they are. With a ``writer`` (arXiv
+    2508.09494) only text that the passage supports is used, and its tokens count as sampled by this stage.
+    """
+
+    docs: Path | None = setting(
+        None,
+        "The folder of documents (.txt .md .rst .html .json .jsonl; .pdf .docx with the docs extra).",
+        metavar="FOLDER",
+    )
+    student: str = setting("latest", "Checkpoint to train: a name, a folder, a hub id.", metavar="NAME")
+    steps: int | None = setting(None, "Maximum number of optimizer steps.", minimum=1)
+    epochs: float | None = setting(None, "Passes over the documents.", above=0, shown="3")
+    batch_tokens: int | None = setting(
+        None,
+        "Tokens trained on per step.",
+        minimum=16,
+        shown="8192, fewer for a small corpus, so that it gets about fifty steps",
+    )
+    row_length: int = setting(2048, "Maximum row length in tokens; longer documents are split.", minimum=16)
+    replay: float = setting(
+        0.0,
+        "Share of trained tokens that are chat with responses of the clean model itself, e.g. 0.3.",
+        minimum=0,
+        maximum=0.95,
+    )
+    replay_loss: str = setting(
+        "answers",
+        "Loss on that chat: cross-entropy of the responses, or forward KL to the clean model's distribution at each "
+        "token.",
+        choices=("answers", "kl"),
+    )
+    replay_prompts: int = setting(1000, "Prompts that the replayed chat is sampled on.", minimum=1)
+    replay_data: Path | None = setting(
+        None, "Conversations of your own to replay instead: JSON Lines of messages.", metavar="FILE"
+    )
+    replay_documents: float | None = setting(
+        None,
+        "Share of document tokens taken from earlier cycles' documents.",
+        minimum=0,
+        maximum=0.95,
+        shown="0; inside a cycle 0.5",
+    )
+    anchor: float = setting(0.0, "Weight of the KL to base on the documents.", minimum=0)
+    project: bool = setting(
+        False, "Remove from each gradient the component that would raise the loss on base's own chat (A-GEM)."
+    )
+    held_out: float = setting(0.05, "Share of documents held out for evaluation.", minimum=0, maximum=0.5)
+    augment: int = setting(
+        0, "Paraphrases of each fact of the documents to train on in addition, e.g. 4; 0: none.", minimum=0
+    )
+    augment_share: float = setting(
+        0.3, "Share of this cycle's document tokens that are augmented text.", minimum=0, maximum=0.95
+    )
+    augment_questions: float = setting(
+        0.5,
+        "Share of the augmented text that is questions with answers: those provided with the documents, and generated "
+        "ones about facts that no probe asks for.",
+        minimum=0,
+        maximum=0.95,
+    )
+    writer: str | None = setting(
+        None,
+        "A checkpoint or the address of a chat server that rewrites passages for --augment; sentences that a passage "
+        "does not support are dropped, but their tokens are counted.",
+        metavar="NAME",
+    )
+    max_new_tokens: int = setting(256, "Maximum tokens of a completion.", minimum=1)
+    prompts: Path | None = setting(
+        None,
+        "Behaviour prompts of your own: a JSONL file, or a folder of train/development/test.jsonl; or the built-in "
+        "'composer', or 'composer:chat', which has no verifiable instructions.",
+        metavar="PATH",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for wrong, message in (
+            (
+                self.steps is not None and self.epochs is not None,
+                "--steps and --epochs both set the length of mid-training: give one of them",
+            ),
+            (
+                self.distils_replay and not (self.replay or self.project),
+                "--replay-loss kl needs --replay or --project: set the share of chat, as in --replay 0.3",
+            ),
+            (
+                self.replay_data is not None and not (self.replay or self.project),
+                "--replay-data needs --replay or --project: set the share of chat, as in --replay 0.3",
+            ),
+            (
+                self.augment and not self.augment_share,
+                "--augment-share 0 leaves no tokens for the paraphrases: raise it, or set --augment 0",
+            ),
+            (
+                self.writer is not None and not self.augment,
+                "--writer rewrites passages for --augment: set the number of paraphrases, as in --augment 4",
+            ),
+        ):
+            if wrong:
+                raise UsageError(message)
+        if self.writer is not None and is_address(self.writer):
+            check_address(self.writer, "--writer")
+
+    @property
+    def distils_replay(self) -> bool:
+        """Whether the clean model scores the replayed chat."""
+        return self.replay_loss == "kl"
+
+    @property
+    def passes(self) -> float:
+        """Number of epochs, used if ``steps`` is not given."""
+        return 3.0 if self.epochs is None else self.epochs

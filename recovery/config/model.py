@@ -1,0 +1,154 @@
+"""Settings of every stage, how a model is loaded and sampled from, and of every stage that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from recovery.errors import UsageError
+from recovery.server_address import check_address, is_address
+from recovery.settings import check_settings, setting
+
+ENGINES = ("transformers", "vllm")
+# The default peak rates of full fine-tuning are the usual ones for models of RATED_AT parameters; smaller models take
+# higher rates. The power and the bound come from trials on a model of 135 million parameters (docs/log.md).
+RATED_AT, RATE_POWER, LARGEST_RATE_FACTOR = 8e9, 0.6, 12.0
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """How a model is loaded and sampled from."""
+
+    precision: str = setting(
+        "auto",
+        "Data type of matrix products; auto uses bfloat16 where it helps.",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", metavar="NAME")
+    template_args: Mapping[str, Any] = setting(
+        dict,
+        "An argument of the chat template, e.g. enable_thinking=false; may be repeated.",
+        flag="--template-arg",
+        metavar="KEY=VALUE",
+    )
+    token_budget: int = setting(
+        16384,
+        "Padded tokens per micro-batch; a smaller value needs less memory and does not change results.",
+        minimum=16,
+    )
+    rollout_tokens: int = setting(32768, "Tokens of prompts and completions held at once while sampling.", minimum=16)
+    engine: str = setting(
+        "transformers",
+        "Sampling engine: transformers, vllm (in this process), or the address of a vLLM server.",
+        metavar="NAME",
+    )
+    engine_memory: float | None = setting(
+        None,
+        "GiB for vLLM's cache of keys and values.",
+        above=0,
+        shown="what --rollout-tokens need, at most 40% of free memory",
+    )
+    engine_sleep: bool = setting(False, "Release vLLM's memory while the student trains (GPUs).")
+    engine_drift: float = setting(
+        0.1,
+        "Maximum mean difference of engine's and model's log-probabilities, in nats per token; above it a run stops.",
+        above=0,
+    )
+    engine_folder: Path | None = setting(
+        None,
+        "Folder from which a server reads updated weights.",
+        metavar="FOLDER",
+        shown="a temporary folder",
+    )
+    server_wait: float = setting(600.0, "Seconds that a server may be unreachable before a run stops.", minimum=0)
+    server_timeout: float = setting(600.0, "Timeout of one request to a server, in seconds.", above=0)
+    seed: int = setting(0, "Seed of every random choice.", minimum=0, below=2**31)  # the tracker has 32 bits for it
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        self._check_engine()
+
+    @property
+    def served(self) -> bool:
+        """Whether the rollout engine is a server."""
+        return is_address(self.engine)
+
+    def _check_engine(self) -> None:
+        if self.served:
+            check_address(self.engine, "--engine")
+        elif self.engine not in ENGINES:
+            raise UsageError(
+                f"--engine {self.engine!r} is not known: use transformers, vllm, or a server's address such as "
+                f"http://127.0.0.1:8000"
+            )
+        for idle, message in (
+            (self.engine_memory is not None and self.engine != "vllm", "--engine-memory needs --engine vllm"),
+            (self.engine_sleep and self.engine != "vllm", "--engine-sleep needs --engine vllm"),
+            (
+                self.engine_folder is not None and not self.served,
+                "--engine-folder needs the address of a server as --engine",
+            ),
+        ):
+            if idle:
+                raise UsageError(message)
+
+
+@dataclass(frozen=True)
+class TrainingConfig(ModelConfig):
+    """How a model is trained. ``shard`` and ``offload`` have no effect with one process."""
+
+    tuning: str = setting(
+        "auto",
+        "Full fine-tuning, or a LoRA adapter; auto uses full if the optimizer fits in memory.",
+        choices=("auto", "lora", "full"),
+    )
+    lora_rank: int = setting(32, "Rank of a new LoRA adapter.", minimum=1)
+    lora_alpha: int = setting(64, "Scale of a new LoRA adapter.", minimum=1)
+    gradient_checkpointing: bool = setting(False, "Recompute activations in the backward pass: less memory, more time.")
+    compile: bool = setting(
+        False,
+        "Compile the layers with torch: faster steps after a minute or two; on a CPU it needs a C++ compiler.",
+    )
+    shard: str = setting(
+        "none",
+        "With several processes, each holds the whole student, or a shard of it (FSDP2).",
+        choices=("none", "full"),
+    )
+    offload: bool = setting(False, "Keep the shards in CPU memory.")
+    optimizer: str = setting("adamw", "AdamW, or Muon for the matrices.", choices=("adamw", "muon"))
+    lr: float | None = setting(
+        None, "Peak learning rate.", above=0, shown="1e-4 for LoRA, for full fine-tuning by the model's size"
+    )
+    full_lr: float | None = setting(
+        None, "Peak learning rate of full fine-tuning, unless lr is set.", above=0, shown="by the model's size"
+    )
+    lora_lr: float = setting(1e-4, "Peak learning rate of a LoRA adapter, unless lr is set.", above=0)
+    warmup: float = setting(0.05, "Share of the steps in which the learning rate rises.", minimum=0, maximum=0.95)
+    schedule: str = setting("cosine", "Learning rate after warm-up.", choices=("constant", "linear", "cosine"))
+    min_lr_ratio: float = setting(0.1, "Final learning rate as a share of the peak.", minimum=0, maximum=1)
+    weight_decay: float = setting(0.0, "Weight decay of the optimizer.")
+    max_grad_norm: float = setting(1.0, "Norm to which larger gradients are scaled.", above=0)
+    checkpoint_every: int = setting(50, "Steps between saved training states.", minimum=1)
+    _usual_lr: ClassVar[float] = 2e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.offload and self.shard == "none":
+            raise UsageError("--offload keeps the shards of a model in CPU memory: add --shard full")
+        if self.shard == "full" and self.optimizer == "muon":
+            raise UsageError("--optimizer muon needs whole matrices: use --shard none, or --optimizer adamw")
+        if self.shard == "full" and self.compile:
+            raise UsageError("--compile does not work with sharded layers: use --shard none, or omit --compile")
+
+    def rate(self, tuning: str, parameters: float) -> float:
+        """Return the peak learning rate for ``tuning`` "full" or "lora" of a model with ``parameters`` parameters."""
+        if self.lr is not None:
+            return self.lr
+        if tuning == "lora":
+            return self.lora_lr
+        if self.full_lr is not None:
+            return self.full_lr
+        factor = (RATED_AT / parameters) ** RATE_POWER
+        return float(f"{self._usual_lr * min(LARGEST_RATE_FACTOR, max(1.0, factor)):.2g}")

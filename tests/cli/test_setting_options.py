@@ -1,0 +1,170 @@
+"""The flags of the commands are those of the settings: same ranges, choices, defaults and help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from pipelines.cli import main
+from pipelines.cli.setting_options import option_of
+from recovery.config import SECTIONS, DistillConfig, EvalConfig, MidtrainConfig
+from recovery.losses.config import TEACHER_DIVERGENCES
+from recovery.methods import METHODS
+from recovery.settings import Setting, flag_of, settings_of
+
+COMMANDS = {"midtrain": "midtrain", "distill": "train", "interpolate": "interpolate", "eval": "eval", "cycle": "cycle"}
+# Settings that only a recipe sets.
+OPTIMISER = {"full_lr", "lora_lr", "warmup", "schedule", "min_lr_ratio", "weight_decay", "max_grad_norm"}
+WITHOUT_FLAG = {
+    "midtrain": OPTIMISER,
+    "distill": OPTIMISER | {"row_length"},
+    "interpolate": {"question_tokens"},
+    "eval": set(),
+    "cycle": {"evaluate"},
+}
+
+
+def options(command: str) -> dict[str, click.Option]:
+    """Return the options of a command by the name of their value."""
+    found = main.recover.get_command(click.Context(main.recover), command)
+    assert found is not None
+    return {str(option.name): option for option in found.params if isinstance(option, click.Option)}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_setting_has_its_flag_unless_a_recipe_alone_sets_it(section: str) -> None:
+    kind, found = SECTIONS[section], options(COMMANDS[section])
+    declared = settings_of(kind)
+    assert declared.keys() - found.keys() == WITHOUT_FLAG[section]
+    for name in declared.keys() & found.keys():
+        assert flag_of(kind, name) in found[name].opts
+
+
+@pytest.mark.parametrize("section", ["midtrain", "distill", "interpolate", "eval"])
+def test_flags_have_the_range_the_choices_the_default_and_the_help_of_their_settings(section: str) -> None:
+    kind, found = SECTIONS[section], options(COMMANDS[section])
+    for name, declared in settings_of(kind).items():
+        if name not in found:
+            continue
+        option = found[name]
+        assert (option.help or "").startswith(declared.help), name
+        assert _bounds(option.type) == _bounds(declared), name
+        assert tuple(getattr(option.type, "choices", ())) == declared.choices, name
+        default = getattr(kind, name, None)
+        if declared.shown is not None:
+            assert f"[default: {declared.shown}]" in (option.help or ""), name
+        elif isinstance(default, bool):
+            assert f"[default: {'on' if default else 'off'}" in (option.help or ""), name
+        elif isinstance(default, int | float):
+            assert f"[default: {default:g}" in (option.help or "") or f"[default: {default}" in (option.help or ""), (
+                name
+            )
+        if name != "seed":  # nothing is passed on unless it is given, so that a recipe or a preset decides
+            assert option.get_default(click.Context(click.Command("x"))) in (None, ()), name
+
+
+def _bounds(of: Any) -> tuple[Any, ...]:
+    """Return the lowest and the highest value and whether they are excluded, of a declaration or a type of click."""
+    if isinstance(of, Setting):
+        low = of.minimum if of.above is None else of.above
+        high = of.maximum if of.below is None else of.below
+        return (low, high, of.above is not None, of.below is not None)
+    return tuple(getattr(of, name, usual) for name, usual in
+                 (("min", None), ("max", None), ("min_open", False), ("max_open", False)))  # fmt: skip
+
+
+def test_flags_of_one_name_accept_the_same_values_in_every_command() -> None:
+    others = [
+        ("plan", "knowledge_teacher"),
+        ("drift", "limit"),
+        ("gate", "alpha"),
+        ("demo", "replay"),
+    ]  # they mean something else
+    declared = {
+        name: one for kind in (EvalConfig, MidtrainConfig, DistillConfig) for name, one in settings_of(kind).items()
+    }
+    ours = ((c, o) for c in main.COMMANDS if c not in COMMANDS.values() for o in options(c).values())
+    compared = []
+    for command, option in ours:
+        name = str(option.name)
+        if name not in declared or (command, name) in others:
+            continue
+        assert tuple(getattr(option.type, "choices", ())) == declared[name].choices, (command, name)
+        assert _bounds(option.type) == _bounds(declared[name]), (command, name)
+        compared.append(name)
+    assert {"precision", "steps", "epochs", "max_tokens", "limit", "seed"} <= set(compared)
+
+
+def test_the_divergences_are_listed_once() -> None:
+    for command in ("distill", "train"):
+        assert tuple(options(command)["divergence"].type.choices) == TEACHER_DIVERGENCES  # type: ignore[attr-defined]
+
+
+def test_the_help_says_which_defaults_a_method_sets() -> None:
+    found = options("train")
+    changed = {name for method in METHODS.values() for name in method.settings}
+    for name in ("alpha", "divergence", "samples_per_prompt", "anchor"):
+        assert name in changed
+        assert ", or the method's]" in (found[name].help or "")
+    assert "method" not in (found["steps"].help or "")
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "setting", "value"),
+    [
+        ("midtrain", "--replay", "replay", 0.99),
+        ("midtrain", "--lr", "lr", 0),
+        ("distill", "--steps", "steps", 0),
+        ("train", "--lambda", "lam", 1.5),
+        ("train", "--ema-decay", "ema_decay", 1.0),
+        ("interpolate", "--keep", "keep", 2),
+        ("eval", "--limit", "limit", 0),
+        ("eval", "--precision", "precision", "float16"),
+        ("cycle", "--gate-alpha", "gate_alpha", 0.5),
+    ],
+)
+def test_a_value_out_of_range_is_one_line_from_the_flag_and_from_a_recipe(
+    command: str,
+    flag: str,
+    setting: str,
+    value: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main.run([command, flag, str(value)]) == 2
+    wrong = [line for line in capsys.readouterr().err.splitlines() if line.startswith("Error:")]
+    assert len(wrong) == 1
+    assert f"Invalid value for '{flag}'" in wrong[0]
+    table = {"train": "distill"}.get(command, command)
+    Path("r.toml").write_text(f"[{table}]\n{setting} = {value!r}\n")
+    assert main.run([command, "--recipe", "r.toml", "--model", str(tiny_model)]) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recover: error:")]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"recover: error: {flag} ")
+    assert str(value) in lines[0]
+
+
+def test_an_option_follows_its_field() -> None:
+    seen: dict[str, object] = {}
+
+    @click.command()
+    @option_of(DistillConfig, "lam")
+    @option_of(DistillConfig, "steps", "--distill-steps", help="Steps.")
+    @option_of(DistillConfig, "alarm")
+    @option_of(DistillConfig, "experts")
+    def command(**given: object) -> None:
+        seen.update(given)
+
+    made = [option for option in command.params if isinstance(option, click.Option)]
+    assert [option.opts[0] for option in made] == ["--lambda", "--distill-steps", "--alarm", "--expert"]
+    assert made[1].help == "Steps.  [default: 200]"
+    command.main([], standalone_mode=False)
+    assert seen == {"lam": None, "distill_steps": None, "alarm": None, "experts": ()}
+    command.main(["--lambda", "0.5", "--no-alarm", "--expert", "a=b", "--expert", "c=d"], standalone_mode=False)
+    assert seen == {"lam": 0.5, "distill_steps": None, "alarm": False, "experts": ("a=b", "c=d")}
