@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
+from recovery.losses.config import TEACHER_DIVERGENCES
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -109,7 +110,7 @@ distill_options = stage_options.several(
 
 divergence = click.option(
     "--divergence",
-    type=click.Choice(["reverse_kl", "forward_kl", "jsd", "sampled", "top_k"]),
+    type=click.Choice(TEACHER_DIVERGENCES),
     default=None,
     help="Divergence of student and teacher, over the whole vocabulary; sampled: from the sampled tokens' "
     "log-probabilities alone; top_k: over the teacher's most likely tokens and one bucket for the rest.",
@@ -140,7 +141,12 @@ dials = stage_options.several(
     ),
     divergence,
     top_k,
-    click.option("--beta", type=click.FloatRange(0, 1), default=None, help="Mixture of jsd: 0 forward, 1 reverse KL."),
+    click.option(
+        "--beta",
+        type=click.FloatRange(0, 1),
+        default=None,
+        help="Mixture of the divergences to a mixture, such as jsd.",
+    ),
     click.option("--anchor", type=click.FloatRange(min=0), default=None, help="Weight of the KL to base."),
     click.option(
         "--clip",
