@@ -70,7 +70,13 @@ ENTRIES: dict[str, Callable[[torch.Tensor, torch.Tensor, float, float], torch.Te
     "reverse_kl": lambda log_p, log_q, _beta, floor: log_p.exp() * (log_p - log_q.clamp(min=floor)),
     "forward_kl": lambda log_p, log_q, _beta, floor: log_q.exp() * (log_q - log_p.clamp(min=floor)),
     "jsd": _jsd,
+    "skew_kl": lambda log_p, log_q, beta, _: log_q.exp() * (log_q - _mixed(log_q, log_p, beta)),
+    "skew_reverse_kl": lambda log_p, log_q, beta, _: log_p.exp() * (log_p - _mixed(log_p, log_q, beta)),
 }
+
+
+def _mixed(log_one: torch.Tensor, log_other: torch.Tensor, share: float) -> torch.Tensor:
+    return (share * log_one.exp() + (1 - share) * log_other.exp()).log()
 
 
 def _plain_policy(term: Term, log_p: torch.Tensor) -> torch.Tensor:
