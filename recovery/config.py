@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from recovery.engines import check_engine, is_server
 from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
 from recovery.methods import method_named
@@ -25,7 +26,6 @@ from recovery.vllm_client import check_address, is_address
 
 RECIPE_NAME = "recovery.toml"
 SHARED = "model"
-ENGINES = ("transformers", "vllm")
 # The default peak rates of full fine-tuning are the usual ones for models of RATED_AT parameters; smaller models take
 # higher rates. The power and the bound come from trials on a model of 135 million parameters (docs/log.md).
 RATED_AT, RATE_POWER, LARGEST_RATE_FACTOR = 8e9, 0.6, 12.0
@@ -37,12 +37,12 @@ class ModelConfig:
 
     ``rollout_tokens`` bounds the prompt and completion tokens held at once while sampling.
 
-    ``engine`` is the rollout engine: "transformers", "vllm" in this process, or the address of a vLLM server, which
-    reads weights from ``engine_folder`` (a folder both can read; None: a temporary one). ``engine_memory`` is the size
-    of vLLM's KV cache in GiB (None: chosen from free memory); ``engine_sleep`` releases it between calls;
-    ``engine_drift`` is the largest allowed mean difference between the log-probabilities of engine and model, in nats
-    per token. ``server_wait`` is how long a server may be unavailable, ``server_timeout`` how long one request may take
-    (seconds).
+    ``engine`` is the rollout engine (:mod:`recovery.engines`): "transformers", "vllm" in this process, or the address
+    of a server, which reads weights from ``engine_folder`` (a folder both can read; None: a temporary one).
+    ``engine_memory`` is the size of vLLM's KV cache in GiB (None: chosen from free memory), ``engine_sleep`` releases
+    it between calls; ``engine_drift`` is the largest allowed mean difference of log-probabilities between engine and
+    model, in nats per token. ``server_wait`` is how long a server may be unavailable, ``server_timeout`` how long one
+    request may take (seconds).
     """
 
     precision: str = "auto"
@@ -70,16 +70,10 @@ class ModelConfig:
     @property
     def served(self) -> bool:
         """Whether the rollout engine is a server."""
-        return is_address(self.engine)
+        return is_server(self.engine)
 
     def _check_engine(self) -> None:
-        if self.served:
-            check_address(self.engine, "--engine")
-        elif self.engine not in ENGINES:
-            raise UsageError(
-                f"--engine {self.engine!r} is not known: use transformers, vllm, or a server's address such as "
-                f"http://127.0.0.1:8000"
-            )
+        check_engine(self.engine)
         for name in ("engine_drift", "server_timeout"):
             _above_zero(name, getattr(self, name))
         _at_least("server_wait", self.server_wait, 0)

@@ -46,7 +46,7 @@ model_options = several(
         "--engine",
         default=None,
         metavar="NAME",
-        help="Sampling engine: transformers, vllm (in this process), or the address of a vLLM server.  "
+        help="Sampling engine: transformers, vllm (in this process), or the address of a server (docs/engines.md).  "
         "[default: transformers]",
     ),
     click.option(
