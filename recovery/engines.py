@@ -19,6 +19,7 @@ SAMPLERS = {
 # Servers, by what precedes "+http" in their address.
 SERVERS = {
     "vllm": "recovery.rollouts.vllm_server_engine",
+    "sglang": "recovery.rollouts.sglang_server_engine",
 }
 _DEFAULT = "vllm"
 
