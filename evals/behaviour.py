@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from evals.grading import REFUSAL, as_headline, can_be_judged, details_of
+from evals.loops import NoLoops
 from evals.statistics import score_of
 from evals.suite import PREFIX, ResponseSuite
 from recovery.data.checkers import check_prompts
@@ -84,6 +85,7 @@ SUITES: tuple[ResponseSuite, ...] = (
     Behaviour("formatting", group="detectable_format"),  # lists, titles, sections, highlights, JSON, fixed choices
     Behaviour("dialogue", turns=2),  # a request in the second or a later turn of a conversation
     Behaviour("length", group="length_constraints"),  # the required number of words, sentences and paragraphs
+    NoLoops(),  # every response: whether it repeats itself
 )
 
 
