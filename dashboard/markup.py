@@ -26,7 +26,7 @@ SHAPES = {
     "diamond": '<path d="M12 1L18 7L12 13L6 7Z" fill="{0}"/>',
     "phase": '<rect x="3" y="0" width="18" height="14" rx="3" fill="{0}" opacity="0.28"/>',
 }
-PAGES = ("overview", "cycle", "samples", "tokens", "live", "geometry", "compare", "studies")
+PAGES = ("overview", "cycle", "samples", "tokens", "live", "geometry", "compare", "studies", "log")
 """The pages in the order of the navigation: each is a module of :mod:`dashboard.pages`, the first is the start page."""
 ASK = "ask"
 
