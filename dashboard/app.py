@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 import webbrowser
 from pathlib import Path
@@ -10,9 +11,11 @@ import gradio as gr
 from fastapi import FastAPI
 from sqlalchemy import URL
 
+from dashboard import pages
 from dashboard.access import Access
 from dashboard.ask_process import Asker
-from dashboard.pages import ask, compare, cycle, geometry, live, overview, samples, studies, tokens
+from dashboard.markup import PAGES
+from dashboard.pages import ask
 from dashboard.server import run, serve
 from dashboard.tracker_source import Source
 from db import DatabaseError
@@ -34,19 +37,20 @@ def build_app(database_url: str | Path | URL, access: Access | None = None, work
 
 
 def build_pages(source: Source, access: Access, asker: Asker | None = None) -> gr.Blocks:
-    """Return every page at its route; the Ask page only with an ``asker``."""
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as pages:
+    """Return every page of :data:`dashboard.markup.PAGES` at its route; the Ask page only with an ``asker``."""
+    start, *others = (importlib.import_module(f"{pages.__name__}.{name}") for name in PAGES)
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as blocks:
         gr.Navbar(visible=False)
-        overview.build(pages, source)
-    for page in (cycle, samples, tokens, live, geometry, compare, studies):
-        with pages.route(page.NAME, f"/{page.NAME.lower()}"):
+        start.build(blocks, source, access)
+    for page in others:
+        with blocks.route(page.NAME, f"/{page.NAME.lower()}"):
             gr.Navbar(visible=False)
-            page.build(pages, source, access)
+            page.build(blocks, source, access)
     if asker is not None:
-        with pages.route(ask.NAME, f"/{ask.NAME.lower()}"):
+        with blocks.route(ask.NAME, f"/{ask.NAME.lower()}"):
             gr.Navbar(visible=False)
-            ask.build(pages, source, asker)
-    return pages
+            ask.build(blocks, source, asker)
+    return blocks
 
 
 def launch_dashboard(

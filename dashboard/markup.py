@@ -26,17 +26,9 @@ SHAPES = {
     "diamond": '<path d="M12 1L18 7L12 13L6 7Z" fill="{0}"/>',
     "phase": '<rect x="3" y="0" width="18" height="14" rx="3" fill="{0}" opacity="0.28"/>',
 }
-PAGES = (
-    ("Overview", ""),
-    ("Cycle", "cycle"),
-    ("Samples", "samples"),
-    ("Tokens", "tokens"),
-    ("Live", "live"),
-    ("Geometry", "geometry"),
-    ("Compare", "compare"),
-    ("Studies", "studies"),
-)
-ASK = ("Ask", "ask")
+PAGES = ("overview", "cycle", "samples", "tokens", "live", "geometry", "compare", "studies", "log")
+"""The pages in the order of the navigation: each is a module of :mod:`dashboard.pages`, the first is the start page."""
+ASK = "ask"
 
 STATUS_WORDS = {"running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed"}
 STAGE_WORDS = {
@@ -66,9 +58,10 @@ def header(page: str, experiment: str | None = None, *, asking: bool = False) ->
     """Return the header bar with the navigation; ``asking`` adds the Ask page."""
     query = f"?experiment={quote(experiment, safe='')}" if experiment else ""
     links = []
-    for name, path in (*PAGES, ASK) if asking else PAGES:
+    for path in (*PAGES, ASK) if asking else PAGES:
+        name = path.capitalize()
         here = ' aria-current="page"' if name == page else ""
-        links.append(f'<a href="{path or "./"}{esc(query)}"{here}>{name}</a>')
+        links.append(f'<a href="{"./" if path == PAGES[0] else path}{esc(query)}"{here}>{name}</a>')
     return (
         '<a class="skip" href="#content">Skip to the content</a>'
         f'<header class="bar"><a class="brand" href="./{esc(query)}">{LOGO}<span>Recovery</span></a>'

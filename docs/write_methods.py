@@ -14,6 +14,7 @@ from typing import Any
 from pipelines.cli.methods import objective
 from recovery.arms import DISTILL, INTERPOLATE, NONE, arms
 from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
+from recovery.losses.divergences import DIVERGENCES
 from recovery.methods import METHODS, Method
 from recovery.settings import flag_of
 
@@ -95,7 +96,24 @@ def sheet() -> str:
             f"| [{method.name}](methods/{method.name}.md) | {_when(method.use)} | {config.alpha:g} | {config.lam:g} | "
             f"{config.teacher}{context} | {objective(config)} |"
         )
-    return "\n".join([*lines, "", *_situations(), *_arms()])
+    return "\n".join([*lines, "", *_situations(), *_divergences(), *_arms()])
+
+
+def _divergences() -> list[str]:
+    """Return the table of divergences over the whole vocabulary."""
+    lines = [
+        "## Divergences",
+        "",
+        "`--divergence` selects how student and teacher are compared at each position, over the whole vocabulary: p is",
+        "the student's distribution, q the teacher's, m a mixture of both with share `--beta`.",
+        "",
+        "| `--divergence` | value | at `--beta` 0 and 1 | source |",
+        "|---|---|---|---|",
+    ]
+    for one in DIVERGENCES.values():
+        ends = " and ".join(end or "zero (refused)" for end in one.ends) if one.ends else ""
+        lines.append(f"| {one.name} | {one.formula} | {ends} | {one.source} |".replace("||", "\\|\\|"))
+    return [*lines, ""]
 
 
 def _arms() -> list[str]:

@@ -1,8 +1,8 @@
 """Behaviour suites in addition to IFEval: one kind of request each, mostly scored on existing responses.
 
-A suite is an entry of :data:`SUITES` that selects the prompts belonging to it. Responses already generated for
-instruction following are reused, so that no prompt is generated twice; further prompts are added only if too few belong
-to a suite. A user-defined suite is a file of prompts with checks.
+A suite is an entry of :data:`SUITES` (:class:`evals.suite.ResponseSuite`), which is all that registers it. Responses
+already generated for instruction following are reused, so that no prompt is generated twice; further prompts are added
+only if too few belong to a suite. A user-defined suite is a file of prompts with checks.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from evals.grading import REFUSAL, as_headline, can_be_judged, details_of
+from evals.loops import NoLoops
 from evals.statistics import score_of
+from evals.suite import PREFIX, ResponseSuite
 from recovery.data.checkers import check_prompts
 from recovery.data.prompts import load_prompts
 from recovery.errors import UsageError
 from recovery.types import Item, Prompt, SuiteResult
-
-PREFIX = "behaviour/"
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Behaviour:
     tag: str = ""
     turns: int = 1
     group: str = ""
+    further: bool = True
 
     @property
     def suite(self) -> str:
@@ -79,11 +80,12 @@ class Behaviour:
         return as_headline(item, score=float(all(strict.values())), verdicts=strict, extra=extra)
 
 
-SUITES = (
+SUITES: tuple[ResponseSuite, ...] = (
     Behaviour(REFUSAL, tag=REFUSAL),  # declines harmful requests, answers those that only sound harmful
     Behaviour("formatting", group="detectable_format"),  # lists, titles, sections, highlights, JSON, fixed choices
     Behaviour("dialogue", turns=2),  # a request in the second or a later turn of a conversation
     Behaviour("length", group="length_constraints"),  # the required number of words, sentences and paragraphs
+    NoLoops(),  # every response: whether it repeats itself
 )
 
 

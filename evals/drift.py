@@ -26,7 +26,7 @@ from evals.loglikelihood import LOGITS_AT_ONCE
 from evals.statistics import score_of
 from recovery.batching import Batch, Row, micro_batches
 from recovery.errors import RecoveryError, UsageError
-from recovery.losses.divergences import divergence
+from recovery.losses.dense import divergence
 from recovery.models.chat_template import ChatFormat
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded

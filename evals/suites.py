@@ -103,7 +103,8 @@ def sample_probes(probes: Sequence[Probe], limit: int | None) -> list[Probe]:
 def behaviours(asked: Sequence[Prompt], offered: Sequence[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
     """Return the prompts of each behaviour suite by name: matching prompts of ``asked`` and, if few, of ``offered``.
 
-    A suite is filled up from ``offered`` to a tenth of ``limit``, at most 100 prompts, and skipped with fewer than 20.
+    A suite that takes ``further`` prompts is filled up from ``offered`` to a tenth of ``limit``, at most 100 prompts.
+    Every suite is skipped with fewer than 20.
     """
     most = FILLED if limit is None else min(FILLED, -(-limit // 10))
     known = {prompt.id for prompt in asked}
@@ -111,7 +112,7 @@ def behaviours(asked: Sequence[Prompt], offered: Sequence[Prompt], limit: int | 
     for suite in SUITES:
         own = [prompt for prompt in asked if suite.holds(prompt)]
         more = {prompt.id: prompt for prompt in offered if prompt.id not in known and suite.holds(prompt)}
-        prompts = own + sample(list(more.values()), max(0, most - len(own)))
+        prompts = own + sample(list(more.values()), max(0, most - len(own)) if suite.further else 0)
         if len(prompts) >= min(FEWEST, most):
             found[suite.name] = prompts
     return found

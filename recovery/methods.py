@@ -105,6 +105,15 @@ _ALL = (
         {"alpha": 0.5, "answers": "teacher", "divergence": "jsd", "beta": 0.5},
     ),
     Method(
+        "distillm",
+        "skewed distillation on the student's own completions",
+        "KL(pi || beta pi + (1 - beta) pi_T) at every token of the student's own completions, beta = 0.1",
+        "student and teacher disagree strongly: no log-ratio exceeds -log beta, so that single tokens cannot dominate",
+        "they agree on most tokens: the skew then only weakens opd's gradient",
+        "DistiLLM, Ko et al., arXiv 2402.03898; all completions are the student's, as in opd (no replay buffer)",
+        {"divergence": "skew_reverse_kl", "beta": 0.1},
+    ),
+    Method(
         "grpo",
         "group-relative policy optimisation",
         "-min(r A, clip(r, 1 +- eps) A), A = (R - mean R) / std R within a prompt's group",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -53,17 +53,30 @@ def plain_divergence(
     floor: float | None = None,
 ) -> torch.Tensor:
     """Return a divergence between distributions at each position, entry by entry."""
-    p, q = log_p.exp(), log_q.exp()
     least = -torch.inf if floor is None else floor
-    if name == "reverse_kl" or (name == "jsd" and beta == 1.0):
-        entries = p * (log_p - log_q.clamp(min=least))
-    elif name == "forward_kl" or (name == "jsd" and beta == 0.0):
-        entries = q * (log_q - log_p.clamp(min=least))
-    else:
-        assert name == "jsd", name
-        log_m = (beta * q + (1 - beta) * p).log()
-        entries = beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+    ends = {("jsd", 0.0): "forward_kl", ("jsd", 1.0): "reverse_kl"}
+    entries = ENTRIES[ends.get((name, beta), name)](log_p, log_q, beta, least)
     return entries.clamp(max=torch.inf if entry_clip is None else entry_clip).sum(-1)
+
+
+def _jsd(log_p: torch.Tensor, log_q: torch.Tensor, beta: float, _floor: float) -> torch.Tensor:
+    p, q = log_p.exp(), log_q.exp()
+    log_m = (beta * q + (1 - beta) * p).log()
+    return beta * q * (log_q - log_m) + (1 - beta) * p * (log_p - log_m)
+
+
+# The definition of each divergence, entry by entry: (log p, log q, beta, floor).
+ENTRIES: dict[str, Callable[[torch.Tensor, torch.Tensor, float, float], torch.Tensor]] = {
+    "reverse_kl": lambda log_p, log_q, _beta, floor: log_p.exp() * (log_p - log_q.clamp(min=floor)),
+    "forward_kl": lambda log_p, log_q, _beta, floor: log_q.exp() * (log_q - log_p.clamp(min=floor)),
+    "jsd": _jsd,
+    "skew_kl": lambda log_p, log_q, beta, _: log_q.exp() * (log_q - _mixed(log_q, log_p, beta)),
+    "skew_reverse_kl": lambda log_p, log_q, beta, _: log_p.exp() * (log_p - _mixed(log_p, log_q, beta)),
+}
+
+
+def _mixed(log_one: torch.Tensor, log_other: torch.Tensor, share: float) -> torch.Tensor:
+    return (share * log_one.exp() + (1 - share) * log_other.exp()).log()
 
 
 def _plain_policy(term: Term, log_p: torch.Tensor) -> torch.Tensor:

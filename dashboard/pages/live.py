@@ -56,7 +56,6 @@ class Panel:
 
 PANELS = (
     Panel("Reverse KL to the teacher", "nats per token", ("reverse_kl", "knowledge_kl"), log=True),
-    Panel("Divergence to the teacher", "nats per token", ("forward_kl", "jsd", "top_k"), log=True),
     Panel("Loss", "nats per token", ("loss", "label_loss")),
     Panel("Student's entropy", "nats per token", ("entropy", "knowledge_entropy", "label_entropy")),
     Panel("Instructions followed, development", "share", ("development/instruction_following",)),
@@ -166,7 +165,7 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
     fresh = queries.series(database, stage.id, since=before.steps, max_points=POINTS_KEPT // 2)
     now = _merged(before, fresh)
-    panels = _panels(now.series)
+    panels = _panels(now.series, _declared(stage))
     now.shown = tuple(panel.title for panel in panels)
     now.key = f"{stage.id}/{stage.status}"
     rebuilt = now.shown != before.shown
@@ -237,11 +236,25 @@ def _growth(place: str, panel: Panel, fresh: Mapping[str, list[Point]]) -> dict[
     return {place: curves} if curves else {}
 
 
-def _panels(series: Mapping[str, list[Point]]) -> list[Panel]:
-    """Return the known panels that have points, in order, then one for each other curve."""
+def _declared(stage: Stage) -> list[Panel]:
+    """Return the panels that the stage declares: the loss on its teacher's rows, under the title of its divergence.
+
+    A stage of an earlier version declares none: its divergence is in its settings.
+    """
+    loss = {str(stage.config.get("divergence")): {"title": "Divergence to the teacher", "unit": "nats per token"}}
+    drawn = {name for panel in PANELS for name in panel.names}
+    figures = stage.details.get("figures", loss)
+    return [
+        Panel(str(f["title"]), str(f["unit"]), (name,), log=True) for name, f in figures.items() if name not in drawn
+    ]
+
+
+def _panels(series: Mapping[str, list[Point]], declared: Sequence[Panel] = ()) -> list[Panel]:
+    """Return the declared and the known panels that have points, in order, then one for each other curve."""
     there = {name for name, points in series.items() if points}
-    known = [panel for panel in PANELS if there & set(panel.names)]
-    named = {name for panel in PANELS for name in panel.names}
+    listed = (*declared, *PANELS)
+    known = [panel for panel in listed if there & set(panel.names)]
+    named = {name for panel in listed for name in panel.names}
     others = [Panel(name.replace("_", " "), "", (name,)) for name in sorted(there - named)]
     return (known + others)[:PANELS_SHOWN]
 

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from dashboard import charts, markup, theme
+from dashboard.access import Access
 from dashboard.formatting import ago, duration, interval, percent, points, short_path
 from dashboard.markup import Tile, esc
 from dashboard.pages import common, experiments_card
@@ -32,7 +33,7 @@ TRAJECTORY_KEYS = (
 )
 
 
-def build(page: gr.Blocks, source: Source) -> None:
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Build the page."""
     header, choice = common.top(NAME, source)
     state = gr.State(None)

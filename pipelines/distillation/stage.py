@@ -65,6 +65,9 @@ def distill(
         running(session, "distill", config, cycle=resolved.cycle, student=student, resume=resume) as stage,
         contextlib.ExitStack() as resources,
     ):
+        loss_config = config.loss_config()
+        if loss_config.loss_title:
+            stage.declare(loss_config.loss_metric, loss_config.loss_title)
         reach_teacher(config)
         reference = reference_result(stage, resolved.teacher or session.base, resolved.development, config)
         given, sampled_tokens = given_completions(session, stage, config, resolved, student)
@@ -81,7 +84,7 @@ def distill(
                 batch_builder,
                 settings,
                 hooks=_hooks(stage, config, plan.steps, models, batch_builder, resolved, reference, observe),
-                figure="reverse_kl" if config.divergence == "sampled" else config.loss_config().loss_metric,
+                figure="reverse_kl" if config.divergence == "sampled" else loss_config.loss_metric,
                 memory=memory,
             )
         extra = {

@@ -9,12 +9,13 @@ from typing import Any
 
 from db import queries
 from evals import suites
-from evals.behaviour import PREFIX, SUITES, own_suites
+from evals.behaviour import SUITES, own_suites
 from evals.grading import can_be_judged
 from evals.lm_eval_tasks import load_tasks
 from evals.packaged_ifeval import load_ifeval
 from evals.probes import load_probes
 from evals.statistics import effect_in_words
+from evals.suite import PREFIX
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 
-from pipelines.planning.throughput import GIB, free_memory
+from pipelines.planning.throughput import free_memory
 from pipelines.runtime.session import Session
 from recovery import distributed
 from recovery.config import ModelConfig
+from recovery.engines import TRANSFORMERS, module_of
 from recovery.errors import UsageError
 from recovery.models.checkpoints import content_hash
 from recovery.models.loading import Loaded
@@ -17,9 +19,6 @@ from recovery.rollouts import (
     Sampler,
     SyncedEngine,
     TransformersEngine,
-    VllmSampler,
-    VllmServerSampler,
-    vllm_server_engine,
 )
 from recovery.server_address import check_address
 from recovery.vllm_client import VllmServer
@@ -31,7 +30,7 @@ def engine_of(
     loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
 ) -> Iterator[TransformersEngine | SyncedEngine]:
     """Yield an engine that samples from a model; its resources are released at the end of the block."""
-    if config.engine == "transformers":
+    if config.engine == TRANSFORMERS:
         yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
         return
     if distributed.size() > 1:
@@ -41,16 +40,8 @@ def engine_of(
 
 
 def _sampler(loaded: Loaded, config: ModelConfig) -> Sampler:
-    if config.served:
-        server = server_at(config.engine, vllm_server_engine.KEYS, config)
-        return VllmServerSampler(loaded, server, folder=config.engine_folder)
-    return VllmSampler(
-        loaded,
-        tokens=config.rollout_tokens,
-        free=free_memory(str(loaded.device)),
-        memory=None if config.engine_memory is None else int(config.engine_memory * GIB),
-        sleep=config.engine_sleep,
-    )
+    module = importlib.import_module(module_of(config.engine))
+    return module.sampler(loaded, config, free_memory(str(loaded.device)))
 
 
 @contextlib.contextmanager

@@ -52,6 +52,7 @@ class Stage:
     resumed: bool = False
     stopped: str = "finished"
     details: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
     bar: Bar | None = field(default=None, repr=False)
 
     @property
@@ -106,6 +107,11 @@ class Stage:
             )
         self.stopped = result.stopped
         return result
+
+    def declare(self, metric: str, title: str, unit: str = "nats per token") -> None:
+        """Record what the figure of a metric is called on the live page; its axis is logarithmic."""
+        self.figures[metric] = {"title": title, "unit": unit}
+        self.recorder.describe(details={"figures": self.figures})
 
     def sampled(self, completions: int, tokens: int) -> None:
         """Show the completions sampled in a step next to the bar and, with one process, check for a stop request."""
@@ -218,7 +224,8 @@ def running(
             recorder.fail(one_line(error))
             raise
         recorder.usage(peak_memory_bytes=peak_memory(config.device if config.device.startswith("cuda") else "cpu"))
-        recorder.finish(stage.stopped, stage.details or None)
+        figures = {"figures": stage.figures} if stage.figures else {}
+        recorder.finish(stage.stopped, {**stage.details, **figures} or None)
         shutil.rmtree(folder, ignore_errors=True)
         _release_memory()
 

@@ -88,7 +88,9 @@ class DistillConfig(TrainingConfig):
         "log-probabilities alone; top_k: over the teacher's most likely tokens and one bucket for the rest.",
         choices=TEACHER_DIVERGENCES,
     )
-    beta: float = setting(LossConfig.beta, "Mixture of jsd: 0 forward, 1 reverse KL.", minimum=0, maximum=1)
+    beta: float = setting(
+        LossConfig.beta, "Mixture of the divergences to a mixture, such as jsd.", minimum=0, maximum=1
+    )
     anchor: float = setting(LossConfig.anchor, "Weight of the KL to base.", minimum=0)
     clip: float | None = setting(
         LossConfig.clip, "Importance ratios are clipped to 1 ± this; 0: off.", minimum=0, below=1

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from recovery.engines import check_engine, is_server
 from recovery.errors import UsageError
-from recovery.server_address import check_address, is_address
 from recovery.settings import check_settings, setting
 
-ENGINES = ("transformers", "vllm")
 # The default peak rates of full fine-tuning are the usual ones for models of RATED_AT parameters; smaller models take
 # higher rates. The power and the bound come from trials on a model of 135 million parameters (docs/log.md).
 RATED_AT, RATE_POWER, LARGEST_RATE_FACTOR = 8e9, 0.6, 12.0
@@ -41,7 +40,7 @@ class ModelConfig:
     rollout_tokens: int = setting(32768, "Tokens of prompts and completions held at once while sampling.", minimum=16)
     engine: str = setting(
         "transformers",
-        "Sampling engine: transformers, vllm (in this process), or the address of a vLLM server.",
+        "Sampling engine: transformers, vllm (in this process), or the address of a server (docs/engines.md).",
         metavar="NAME",
     )
     engine_memory: float | None = setting(
@@ -73,16 +72,10 @@ class ModelConfig:
     @property
     def served(self) -> bool:
         """Whether the rollout engine is a server."""
-        return is_address(self.engine)
+        return is_server(self.engine)
 
     def _check_engine(self) -> None:
-        if self.served:
-            check_address(self.engine, "--engine")
-        elif self.engine not in ENGINES:
-            raise UsageError(
-                f"--engine {self.engine!r} is not known: use transformers, vllm, or a server's address such as "
-                f"http://127.0.0.1:8000"
-            )
+        check_engine(self.engine)
         for idle, message in (
             (self.engine_memory is not None and self.engine != "vllm", "--engine-memory needs --engine vllm"),
             (self.engine_sleep and self.engine != "vllm", "--engine-sleep needs --engine vllm"),

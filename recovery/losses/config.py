@@ -10,11 +10,14 @@ import math
 from dataclasses import dataclass
 
 from recovery.errors import UsageError
+from recovery.losses.divergences import DIVERGENCES
 
 # Divergences to the teacher. "sampled" is the policy gradient on the sampled token, "top_k" the divergence over the
 # teacher's most likely tokens and one bucket for the rest, for teachers on a server.
-WHOLE_VOCABULARY = ("reverse_kl", "forward_kl", "jsd")
+WHOLE_VOCABULARY = tuple(DIVERGENCES)
 TEACHER_DIVERGENCES = (*WHOLE_VOCABULARY, "sampled", "top_k")
+MIXTURES = tuple(name for name, divergence in DIVERGENCES.items() if divergence.ends is not None)
+UNBOUNDED = tuple(name for name, divergence in DIVERGENCES.items() if not divergence.bounded)
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class LossConfig:
     Attributes:
         lam: weight of the teacher; 1 - lam is that of the reward.
         divergence: divergence to the teacher, one of :data:`TEACHER_DIVERGENCES`.
-        beta: the mixture of "jsd"; 0 is the forward KL and 1 the reverse KL.
+        beta: the mixture of the divergences that have one, such as "jsd": 0 is the forward KL and 1 the reverse KL.
         anchor: weight of KL(student | base) on the same states; 0 is off.
         clip: epsilon of the importance ratio's clip, 1 - epsilon to 1 + epsilon (PPO, arXiv 1707.06347).
         drop: tokens whose ratio is above this, or below its inverse, are ignored.
@@ -67,13 +70,21 @@ class LossConfig:
             return "policy_loss"
         return self.divergence if self.lam == 1.0 else "mixed_loss"
 
+    @property
+    def loss_title(self) -> str:
+        """What the figure of that metric is called, if it is a divergence; otherwise empty."""
+        if self.loss_metric == "top_k":
+            return "KL over the teacher's likeliest tokens"
+        whole = DIVERGENCES.get(self.loss_metric)
+        return "" if whole is None else whole.title
+
     def _check_ranges(self) -> None:
         """Check each value alone. Every comparison is written so that a NaN fails it."""
         if self.divergence not in TEACHER_DIVERGENCES:
             known = ", ".join(TEACHER_DIVERGENCES)
             raise UsageError(f"--divergence {self.divergence!r} is not known: choose one of {known}")
         _refuse(not 0.0 <= self.lam <= 1.0, f"--lambda {self.lam} must lie between 0 (reward) and 1 (teacher)")
-        _refuse(not 0.0 <= self.beta <= 1.0, f"--beta {self.beta} must lie between 0 (forward KL) and 1 (reverse KL)")
+        _refuse(not 0.0 <= self.beta <= 1.0, f"--beta {self.beta} must lie between 0 and 1")
         _refuse(not 0.0 <= self.anchor < math.inf, f"--anchor {self.anchor} must be 0 or above")
         _refuse(not 0.0 < self.temperature < math.inf, f"--temperature {self.temperature} must be above 0")
         _refuse(self.top_k < 0, f"--top-k {self.top_k} must be 0 (off) or above")
@@ -87,16 +98,18 @@ class LossConfig:
             _refuse(self.top_k < 1, "--divergence top_k needs --top-k: the number of entries that the teacher returns")
         else:
             _refuse(self.top_k > 0, f"--top-k {self.top_k} needs --divergence top_k, not {name}")
-        if name != "jsd":
-            _refuse(self.beta != 0.5, f"--beta {self.beta} mixes the two sides of jsd: it needs --divergence jsd")
+        whole = DIVERGENCES.get(name)
+        if name not in MIXTURES:
+            _refuse(self.beta != 0.5, f"--beta {self.beta} needs a divergence to a mixture: --divergence "
+                                      f"{' or '.join(MIXTURES)}, not {name}")  # fmt: skip
+        resolved = name if whole is None else whole.at(self.beta)
         if self.entry_clip is not None:
-            whole = name in WHOLE_VOCABULARY
-            _refuse(not whole, f"--entry-clip {self.entry_clip} needs a divergence over the whole vocabulary: "
-                               f"--divergence {', '.join(WHOLE_VOCABULARY)}, not {name}")  # fmt: skip
+            _refuse(whole is None, f"--entry-clip {self.entry_clip} needs a divergence over the whole vocabulary: "
+                                   f"--divergence {', '.join(WHOLE_VOCABULARY)}, not {name}")  # fmt: skip
         if self.floor is not None:
-            bounded = name == "jsd" and 0.0 < self.beta < 1.0
-            _refuse(bounded, f"--floor {self.floor} has no effect on --divergence jsd, which is bounded: omit it")
-            _refuse(name not in WHOLE_VOCABULARY, f"--floor {self.floor} needs --divergence reverse_kl or forward_kl")
+            _refuse(whole is None, f"--floor {self.floor} needs --divergence {' or '.join(UNBOUNDED)}")
+            bounded = resolved not in UNBOUNDED
+            _refuse(bounded, f"--floor {self.floor} has no effect on --divergence {name}, which is bounded: omit it")
         if self.lam == 0.0:
             for flag, given in (("entry-clip", self.entry_clip), ("floor", self.floor), ("top-k", self.top_k or None)):
                 _refuse(

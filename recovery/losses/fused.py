@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from recovery.errors import UsageError
-from recovery.losses.divergences import divergence_, softmaxes_
+from recovery.losses.dense import divergence_, softmaxes_
 from recovery.losses.matmul import linear
 from recovery.losses.sparse import Sparse, cross_entropy, importance_ratio, policy_gradient, top_k
 from recovery.losses.terms import Behaviour, Term, check_per_token, check_terms
@@ -355,9 +355,7 @@ def _whole(
         teacher_NV = _shaped(plan.sides[at], plan, totals, teachers_NV[at])
         last = at == plan.whole[-1]
         work_NV = log_p_NV if last or totals.copy_NV is None else totals.copy_NV[:count].copy_(log_p_NV)
-        totals.value_TN[at, rows] = divergence_(
-            term.resolved, p_NV, work_NV, teacher_NV, beta=term.beta, entry_clip=term.entry_clip, floor=term.floor
-        )
+        totals.value_TN[at, rows] = divergence_(term.resolved, p_NV, work_NV, teacher_NV, term.options)
         if not last and sum_NV is not None:
             sum_NV.add_(work_NV, alpha=weight)
         elif sum_NV is not None:

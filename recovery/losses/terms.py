@@ -16,7 +16,8 @@ from torch import Tensor
 
 from recovery.errors import ModelError, UsageError
 from recovery.losses.config import WHOLE_VOCABULARY, check_limits
-from recovery.losses.divergences import resolve_divergence
+from recovery.losses.dense import resolve_divergence
+from recovery.losses.divergence import Options
 from recovery.models.lm_head import Head
 
 TERMS = (*WHOLE_VOCABULARY, "cross_entropy", "policy_gradient", "top_k")
@@ -36,7 +37,7 @@ class Term:
         divergence: one of :data:`TERMS`; the formulas are in :mod:`recovery.losses.divergences` and
             :mod:`recovery.losses.sparse`.
         weight: factor of the term's value and gradient in the sum; 0 measures without training.
-        beta: the mixture of "jsd".
+        beta: the mixture of the divergences that have one.
         teacher_hidden_NE: the teacher's hidden states at the same positions, for the divergences over the whole
             vocabulary; its width may differ from the student's.
         teacher_head: the teacher's head, always frozen; None: the student's own.
@@ -50,7 +51,7 @@ class Term:
         top_logprobs_NK: their natural log-probabilities, at the temperature of the loss.
         reverse: whether "top_k" is KL(student | teacher); otherwise KL(teacher | student).
         entry_clip: maximum contribution of one vocabulary entry, nats.
-        floor: lower bound of log-probabilities, in the two KLs.
+        floor: lower bound of log-probabilities, in the unbounded divergences.
 
     Raises:
         UsageError: the divergence is unknown, a number is out of range, a limit does not apply to this divergence, or
@@ -93,8 +94,13 @@ class Term:
 
     @functools.cached_property
     def resolved(self) -> str:
-        """The divergence to compute: "jsd" at either end of beta is one of the two KLs."""
+        """The divergence to compute: at either end of beta, a mixture is another divergence."""
         return resolve_divergence(self.divergence, self.beta, known=TERMS)
+
+    @functools.cached_property
+    def options(self) -> Options:
+        """Mixture and limits of the divergence."""
+        return Options(self.beta, self.entry_clip, self.floor)
 
     @property
     def whole(self) -> bool:

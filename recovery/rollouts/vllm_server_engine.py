@@ -7,8 +7,6 @@ that the server's caches never match it; full weights need the server's developm
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterable, Sequence
@@ -17,9 +15,12 @@ from typing import Any
 
 from peft import PeftModel
 
+from recovery.config import ModelConfig
+from recovery.engines import server_address
 from recovery.errors import EngineError, ServerError
 from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds
 from recovery.vllm_client import CONNECTIONS, NotOffered, VllmServer, ask_all, served_model
 
@@ -39,8 +40,7 @@ class VllmServerSampler:
 
     def __init__(self, loaded: Loaded, server: VllmServer, *, folder: Path | None = None) -> None:
         self.loaded, self.server = loaded, server
-        self._root = folder
-        self._folder: Path | None = None
+        self._transfer = TransferFolder(folder)
         self._base: dict[str, Any] = {}
         self._adapter: str | None = None
         self._token = ""  # identifies the weights transferred last
@@ -65,8 +65,7 @@ class VllmServerSampler:
 
     def sync(self) -> None:
         """Save the weights in the transfer folder and let the server load them."""
-        weights = self.loaded.model if isinstance(self.loaded.model, PeftModel) else self.loaded.core
-        weights.save_pretrained(self._transfer_folder(), safe_serialization=True)
+        self._transfer.save(self.loaded)
         with self._pushing:
             self._push()
 
@@ -94,9 +93,7 @@ class VllmServerSampler:
         if self._adapter is not None:
             self.server.tell("/v1/unload_lora_adapter", {"lora_name": self._adapter})
             self._adapter = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._transfer.close()
         self.server.close()
 
     def _one(self, prompt: Sequence[int], seed: int, sampling: Sampling, given_up: threading.Event) -> Completion:
@@ -158,13 +155,13 @@ class VllmServerSampler:
 
     def _push_adapter(self) -> None:
         name = f"recovery-{uuid.uuid4().hex[:12]}"
-        body = {"lora_name": name, "lora_path": str(self._transfer_folder())}
+        body = {"lora_name": name, "lora_path": str(self._transfer.path)}
         try:
             self.server.post("/v1/load_lora_adapter", body, retried=False)
         except NotOffered as error:
             raise EngineError(
                 f"{self.server.address} accepts no adapter: start it with --enable-lora and "
-                f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and let it read {self._transfer_folder()} "
+                f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment, and let it read {self._transfer.path} "
                 f"({error})"
             ) from error
         except ServerError as error:
@@ -174,7 +171,7 @@ class VllmServerSampler:
             self.server.tell("/v1/unload_lora_adapter", {"lora_name": former})
 
     def _push_weights(self) -> None:
-        folder, token = self._transfer_folder(), uuid.uuid4().hex
+        folder, token = self._transfer.path, uuid.uuid4().hex
         try:
             self.server.post("/collective_rpc", {"method": "take_folder", "args": [str(folder), token]}, retried=False)
             reset = self.server.post("/reset_prefix_cache", {}, retried=False)
@@ -195,12 +192,11 @@ class VllmServerSampler:
             raise EngineError(f"{self.server.address} did not reset its prefix cache: another client is using it")
         self._token = token
 
-    def _transfer_folder(self) -> Path:
-        if self._folder is None:
-            if self._root is not None:
-                self._root.mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="recovery-weights-", dir=self._root))
-        return self._folder
+
+def sampler(loaded: Loaded, config: ModelConfig, _free: int) -> VllmServerSampler:
+    """Return the sampler on the server that the configuration names."""
+    server = VllmServer(server_address(config.engine), KEYS, timeout=config.server_timeout, patience=config.server_wait)
+    return VllmServerSampler(loaded, server, folder=config.engine_folder)
 
 
 def parse_completion(answer: Any, ends: Iterable[int]) -> Completion:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from evals.behaviour import SUITES
 from pipelines.cli.main import run
 
 Say = Callable[..., tuple[str, str]]
@@ -35,8 +36,8 @@ def test_a_dry_run_says_what_is_asked_and_what_can_be_seen(say: Say) -> None:
     plan: dict[str, Any] = json.loads(say("eval", "base", "--limit", "200", "--dry-run", "--json")[0])
     assert plan["behaviour"]["refusal"] == 20, "the test prompts have none: a tenth of the limit is added"
     assert plan["further_prompts"] <= 40
-    assert set(plan["behaviour"]) == {"refusal", "formatting", "dialogue", "length"}
-    assert len(plan["effects"]) == 6
+    assert set(plan["behaviour"]) == {suite.name for suite in SUITES}
+    assert len(plan["effects"]) == 2 + len(SUITES)
 
 
 def test_an_evaluation_names_every_suite_and_the_models_own_tasks(say: Say, tmp_path: Path) -> None:
@@ -49,10 +50,7 @@ def test_an_evaluation_names_every_suite_and_the_models_own_tasks(say: Say, tmp_
     suites = {line.split()[0] for line in printed.splitlines()[1:]}
     assert suites == {
         "instruction_following",
-        "behaviour/refusal",
-        "behaviour/formatting",
-        "behaviour/dialogue",
-        "behaviour/length",
+        *(f"behaviour/{suite.name}" for suite in SUITES),
         "behaviour/house",
         "general",
         "miniature_facts",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,6 +15,8 @@ import pytest
 
 from benchmarks._dashboard import Answer, Visitor
 from dashboard import app
+from dashboard.markup import ASK, PAGES
+from dashboard.pages import __path__ as PATH
 from dashboard.server import SESSIONS
 from dashboard.theme import STYLE
 from dashboard.tracker_source import Source
@@ -72,6 +76,13 @@ class Place:
 def plots(answer: Answer) -> int:
     """Return the number of figures in an answer."""
     return sum(isinstance(one, dict) and one.get("type") == "plotly" for one in answer.outputs)
+
+
+def test_every_page_is_in_the_navigation_under_its_own_name() -> None:
+    found = {module.name: importlib.import_module(f"dashboard.pages.{module.name}") for module in iter_modules(PATH)}
+    built = {name: module.NAME for name, module in found.items() if hasattr(module, "NAME")}
+    assert set(built) == {*PAGES, ASK}
+    assert all(shown == name.capitalize() and hasattr(found[name], "build") for name, shown in built.items())
 
 
 def test_the_style_comes_with_the_package() -> None:

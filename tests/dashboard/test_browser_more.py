@@ -128,7 +128,7 @@ def test_a_phone_shows_every_page_in_its_width(
 ) -> None:
     address = serve(filled(tmp_path / "tracker.db", seeding, LONG))
     one = visit(width=390, dark=dark)
-    for page in ("tokens", "geometry", "compare", "studies", "studies?study=recovery"):
+    for page in ("tokens", "geometry", "compare", "log", "studies", "studies?study=recovery"):
         one.page.goto(f"{address}/{page}")
         one.expect(one.page.locator("h1")).to_be_visible()
         assert one.width() == 390, page

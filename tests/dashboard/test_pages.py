@@ -257,6 +257,20 @@ def test_unknown_metrics_have_panels_of_their_own(running: Any) -> None:
     assert [panel.title for panel in panels] == ["drift rbf"]
 
 
+def test_a_stage_declares_the_figure_of_its_divergence(running: Any) -> None:
+    stage = queries.running_stage(running.tracker.database)
+    assert stage is not None
+    points = {name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for name in ("skew", "jsd", "reverse_kl", "loss")}
+
+    def titles(**changed: Any) -> list[str]:
+        return [panel.title for panel in live._panels(points, live._declared(dataclasses.replace(stage, **changed)))]
+
+    declared = {"figures": {"skew": {"title": "Skewed", "unit": "nats"}, "reverse_kl": {"title": "R", "unit": ""}}}
+    assert titles(details=declared) == ["Skewed", "Reverse KL to the teacher", "Loss", "jsd"]
+    older = titles(details={}, config={"divergence": "jsd"})
+    assert older == ["Divergence to the teacher", "Reverse KL to the teacher", "Loss", "skew"]
+
+
 def test_hostile_names_stay_text(address: Path | str, seeding: ModuleType) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     with Tracker(address) as tracker:
@@ -265,7 +279,8 @@ def test_hostile_names_stay_text(address: Path | str, seeding: ModuleType) -> No
         tracker.add_evaluation(base, "instruction_following", value=0.5, stderr=0.1, n=9)
         tracker.cycle(experiment, documents=hostile)
         stage = tracker.start_stage(experiment, "distill")
-        stage.log(1, {hostile: 1.0, "reverse_kl": random.random()})
+        stage.describe(details={"figures": {"jsd": {"title": hostile, "unit": hostile}}})
+        stage.log(1, {hostile: 1.0, "reverse_kl": random.random(), "jsd": 0.1})
         stage.fail(hostile)
     for page in (overview, live):
         outputs = page._refresh(Source(address), None, Request())

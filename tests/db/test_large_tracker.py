@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 
 from benchmarks.large_tracker import Size, make
 from dashboard.access import Access
-from dashboard.pages import common, compare, cycle, geometry, live, overview, samples, studies, tokens
+from dashboard.pages import common, compare, cycle, geometry, live, log, overview, samples, studies, tokens
 from dashboard.tracker_source import Source
 from db import open_readonly, queries
 from db.schema import MetricSeries
@@ -68,6 +68,7 @@ def test_every_page_has_something_to_show(large: Path) -> None:
         "geometry": geometry._show(source, request),
         "compare": compare._show(source, request),
         "studies": studies._show(source, request),
+        "log": common.text_outputs(log.NAME, source, log.told_by(source), request),
     }
     for page, outputs in shown.items():
         words = "".join(output for output in outputs if isinstance(output, str))

@@ -146,6 +146,7 @@ def test_a_limit_holds_for_every_suite(loaded: Loaded) -> None:
     )
     assert {result.suite: result.score.n for result in results} == {
         "instruction_following": 2,
+        "behaviour/no_loops": 2,
         "domain_knowledge/1": 2,
         "domain_knowledge_stored/1": 2,
         "bits_per_byte/1": 2,

@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from recovery.errors import ModelError, RecoveryError, UsageError
 from recovery.losses import fused, matmul
+from recovery.losses.config import WHOLE_VOCABULARY as WHOLE
 from recovery.losses.fused import FusedOutput, fused_loss
 from recovery.losses.terms import Behaviour, Term
 from recovery.models.lm_head import Head
 from tests.support import plain_term
 
 N, D, E, V = 37, 8, 6, 50
-WHOLE = ("reverse_kl", "forward_kl", "jsd")
 # Every form of a term, with its arguments.
 FORMS: dict[str, dict[str, Any]] = {
     **{name: {"divergence": name} for name in (*WHOLE, "cross_entropy")},

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dashboard.pages.live import PANELS
 from recovery.errors import UsageError
 from recovery.losses.config import TEACHER_DIVERGENCES, LossConfig
 
@@ -39,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"lam": NAN}, "--lambda nan"),
     ({"divergence": "kl"}, f"--divergence 'kl' is not known: choose one of {', '.join(TEACHER_DIVERGENCES)}"),
     ({"divergence": "jsd", "beta": -0.1}, "--beta -0.1 must lie between"),
-    ({"beta": 0.9}, "--beta 0.9 mixes the two sides of jsd"),
+    ({"beta": 0.9}, "--beta 0.9 needs a divergence to a mixture: --divergence jsd"),
     ({"anchor": -1.0}, "--anchor -1.0 must be 0 or above"),
     ({"anchor": NAN}, "--anchor nan"),
     ({"temperature": 0.0}, "--temperature 0.0 must be above 0"),
@@ -75,8 +74,9 @@ def test_the_configuration_does_not_import_torch() -> None:
     assert finished.returncode == 0, finished.stderr
 
 
-def test_the_live_page_has_a_figure_for_the_loss_of_every_divergence() -> None:
-    shown = {name for panel in PANELS for name in panel.names}
-    settings = {"top_k": {"top_k": 8}}
-    names = {LossConfig(divergence=name, **settings.get(name, {})).loss_metric for name in TEACHER_DIVERGENCES}
-    assert names - shown == {"policy_loss"}  # of which reverse_kl is shown, estimated on the sampled tokens
+def test_the_loss_of_every_divergence_has_a_title() -> None:
+    given = [LossConfig(divergence=name, top_k=8 if name == "top_k" else 0) for name in TEACHER_DIVERGENCES]
+    titles = {one.divergence: one.loss_title for one in given}
+    assert titles.pop("sampled") == LossConfig(lam=0.5).loss_title == "", "losses that may be negative"
+    assert all(title[:1].isupper() for title in titles.values())
+    assert len(set(titles.values())) == len(titles)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from recovery.errors import UsageError
-from recovery.losses.divergences import divergence, softmaxes_
+from recovery.losses.dense import divergence, softmaxes_
 from recovery.losses.sparse import Policy, Sparse, cross_entropy, policy_gradient, top_entries, top_k
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head

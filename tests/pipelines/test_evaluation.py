@@ -69,7 +69,7 @@ def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
     (model / "suites" / "general.jsonl").write_text(json.dumps(probe) + "\n")
     with open_session(model) as session:
         results = evaluate(session, dataclasses.replace(eval_config, checkpoint="base"))
-        assert {r.suite for r in results} == {"instruction_following", "general"}
+        assert {r.suite for r in results} == {"instruction_following", "behaviour/no_loops", "general"}
 
 
 def test_a_damaged_checkpoint_is_not_measured(
@@ -119,8 +119,8 @@ def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_told(
     path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"prompt": "Anything."}]))
     config = dataclasses.replace(eval_config, checkpoint="base", behaviour=(path,))
     plan = plan_evaluate(session, config)
-    assert (plan.behaviour, plan.further_prompts) == ({"2024": 3}, 3)
-    assert "behaviour suites: 2024 3" in plan.text()
+    assert (plan.behaviour, plan.further_prompts) == ({"no_loops": 4, "2024": 3}, 3)
+    assert "behaviour suites: no_loops 4, 2024 3" in plan.text()
     assert "with 3 prompts you can see a difference of 81 points in behaviour/2024" in plan.text()
     evaluate(session, config)
     assert "2024.jsonl line 4: the prompt cannot be judged" in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""Log page: what happened in an experiment and when, newest first: stages, checkpoints, decisions, notes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import gradio as gr
+
+from dashboard import markup
+from dashboard.access import Access
+from dashboard.formatting import ago, duration
+from dashboard.markup import STAGE_WORDS, esc
+from dashboard.pages import common
+from dashboard.tracker_source import Source
+from db import Database, queries
+from db.records import Experiment, Stage
+
+NAME = "Log"
+SHOWN = 200
+TONES = {"finished": "good", "interrupted": "warn", "failed": "bad", "accepted": "good", "rejected": "bad",
+         "rolled_back": "warn", "warning": "warn", "error": "bad"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that happened; ``what`` is HTML, ``status`` and ``words`` are text."""
+
+    at: float
+    what: str
+    cycle: int | None
+    status: str = ""
+    words: str = ""
+
+
+def build(page: gr.Blocks, source: Source, _access: Access) -> None:
+    """Build the page."""
+    common.text_page(page, NAME, source, told_by(source))
+
+
+def told_by(source: Source) -> common.Render:
+    """Return the function that renders the page."""
+    return lambda experiment, asked: _text(source.database(), experiment, asked.get("kind", ""))
+
+
+def _text(database: Database, experiment: Experiment, kind: str) -> str:
+    kind = kind if kind in KINDS else ""
+    found = [entry for name, read in KINDS.items() if kind in ("", name) for entry in read(database, experiment)]
+    newest = sorted(found, key=lambda entry: entry.at, reverse=True)[:SHOWN]
+    if not newest:
+        return _tabs(experiment, kind) + markup.notice(
+            "Nothing has happened yet" if not kind else f"No {kind} yet",
+            f"What happens in experiment {experiment.name} appears here.",
+            ["recover cycle --docs ./my-documents"],
+        )
+    count = f"{len(found):,} {'entry' if len(found) == 1 else 'entries'}"
+    title = count if len(found) <= SHOWN else f"The newest {SHOWN} of {count}"
+    columns = ("When", "What", "Cycle", "Status", "Note")
+    table = markup.table(columns, map(_cells, newest), caption="Newest first; times in UTC")
+    return (
+        f'<div class="hero"><p class="eyebrow">{esc(f"Experiment {experiment.name}")}</p><h1>{esc(title)}</h1></div>'
+        + _tabs(experiment, kind)
+        + f'<div class="card">{table}</div>'
+    )
+
+
+def _tabs(experiment: Experiment, kind: str) -> str:
+    links = []
+    for name in ("", *KINDS):
+        query = f"?experiment={common.quoted(experiment.name)}" + (f"&kind={name}" if name else "")
+        here = ' aria-current="true"' if name == kind else ""
+        links.append(f'<a href="log{esc(query)}"{here}>{name.capitalize() or "All"}</a>')
+    return f'<nav class="tabs" aria-label="Kind of entry">{"".join(links)}</nav>'
+
+
+def _cells(entry: Entry) -> list[str]:
+    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.at))
+    status = markup.chip(entry.status.replace("_", " "), TONES.get(entry.status, "")) if entry.status else ""
+    return [
+        f'<time title="{esc(ago(entry.at))}">{when}</time>',
+        entry.what,
+        "–" if entry.cycle is None else str(entry.cycle),
+        status,
+        esc(entry.words),
+    ]
+
+
+def _stages(database: Database, experiment: Experiment) -> Iterator[Entry]:
+    """Yield the start of every stage, and its end."""
+    for stage in queries.stages(database, experiment.id, limit=SHOWN):
+        address = f"live?experiment={common.quoted(experiment.name)}&stage={stage.id}"
+        name = f'<a href="{esc(address)}">{esc(STAGE_WORDS.get(stage.kind, stage.kind))}</a>'
+        again = f"attempt {stage.attempts}" if stage.attempts > 1 else ""
+        yield Entry(stage.started_at, f"{name} started", stage.cycle, "", again)
+        if stage.finished_at is not None:
+            yield Entry(stage.finished_at, f"{name} ended", stage.cycle, stage.status, _end(stage))
+
+
+def _end(stage: Stage) -> str:
+    reason = stage.error or (stage.stopped if stage.stopped not in ("", stage.status) else "")
+    steps = f"{stage.steps_done:,} steps in {duration(stage.wall_seconds)}"
+    return f"{reason}; {steps}" if reason else steps
+
+
+def _checkpoints(database: Database, experiment: Experiment) -> Iterator[Entry]:
+    for one in queries.checkpoints(database, experiment.id):
+        notes = [f"from {one.parent}"] if one.parent else []
+        notes += [f"pruned on {one.details['pruned']}"] if one.details.get("pruned") else []
+        yield Entry(one.created_at, f"Checkpoint {esc(one.name)}", one.cycle, "", "; ".join(notes))
+
+
+def _decisions(database: Database, experiment: Experiment) -> Iterator[Entry]:
+    for cycle in queries.cycles(database, experiment.id)[-SHOWN:]:
+        for one in queries.decisions(database, cycle.id):
+            yield Entry(one.created_at, f"Decision by {esc(one.who)}", cycle.number, one.decision, one.why)
+
+
+def _notes(database: Database, experiment: Experiment) -> Iterator[Entry]:
+    numbers = {cycle.id: cycle.number for cycle in queries.cycles(database, experiment.id)}
+    for one in queries.events(database, experiment.id, limit=SHOWN):
+        level = "" if one.level == "info" else one.level
+        number = numbers.get(one.cycle_id) if one.cycle_id is not None else None
+        yield Entry(one.created_at, esc(one.kind.replace("_", " ").capitalize()), number, level, one.message)
+
+
+KINDS: dict[str, Callable[[Database, Experiment], Iterator[Entry]]] = {
+    "stages": _stages,
+    "checkpoints": _checkpoints,
+    "decisions": _decisions,
+    "notes": _notes,
+}

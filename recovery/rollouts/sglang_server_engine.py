@@ -1,0 +1,145 @@
+"""Rollouts on an SGLang server, over its native HTTP API: token ids out, token ids with log-probabilities back.
+
+Full weights are transferred through a folder that both sides can read (/update_weights_from_disk), under a new version
+each time. The server returns the version with every completion, so that a server that was restarted, or whose weights
+another client replaced, is noticed. Log-probabilities are those at the sampling temperature.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+
+from recovery.config import ModelConfig
+from recovery.engines import server_address
+from recovery.errors import EngineError, ServerError
+from recovery.models.loading import Loaded
+from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.transfer_folder import TransferFolder
+from recovery.rollouts.weight_sync import seeds
+from recovery.vllm_client import CONNECTIONS, NotOffered, VllmServer, ask_all
+
+KEYS = ("RECOVER_ENGINE_KEY", "SGLANG_API_KEY")
+_ATTEMPTS = 3  # transfers for one batch, before another client is assumed to replace the weights
+
+
+class SglangServerSampler:
+    """Samples on an SGLang server. ``folder`` is the transfer folder for weights, which both can read.
+
+    Completions that may come from other weights are sampled again after another transfer. Raises ServerError if the
+    server does not respond, EngineError if it cannot load the weights, or if the model has an adapter.
+    """
+
+    def __init__(self, loaded: Loaded, server: VllmServer, *, folder: Path | None = None) -> None:
+        self.loaded, self.server = loaded, server
+        self._transfer = TransferFolder(folder)
+        self._version = ""  # of the weights transferred last
+
+    @property
+    def name(self) -> str:
+        """Name of the engine, for messages."""
+        return f"SGLang at {self.server.address}"
+
+    @property
+    def window(self) -> int:
+        """Maximum length of a prompt with its completion, in tokens."""
+        return self.loaded.max_length
+
+    def sync(self) -> None:
+        """Save the weights in the transfer folder and let the server load them."""
+        if isinstance(self.loaded.model, PeftModel):
+            raise EngineError(f"{self.name} gets full weights only: add --tuning full, or use vLLM for an adapter")
+        self._transfer.save(self.loaded)
+        self._push()
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Completion]:
+        """Return one completion per prompt, in order; requests run concurrently, each with its own seed."""
+        requests = list(zip(prompts, seeds(sampling, len(prompts)), strict=True))
+
+        def ask(one: tuple[Sequence[int], int], given_up: threading.Event) -> tuple[Completion, str]:
+            answer = self.server.post("/generate", self._body(*one, sampling), given_up=given_up)
+            return parse_completion(answer, self.loaded.chat.end_ids)
+
+        def report(found: Sequence[tuple[Completion, str]]) -> None:
+            if progress is not None:
+                progress(len(found), sum(len(completion.ids) for completion, _ in found))
+
+        for _ in range(_ATTEMPTS):
+            found = ask_all(ask, requests, CONNECTIONS, report)
+            if all(version == self._version for _, version in found):
+                return [completion for completion, _ in found]
+            progress = None  # reported already
+            self._push()
+        raise EngineError(f"{self.name} lost its weights {_ATTEMPTS} times in one batch: another client replaces them")
+
+    def close(self) -> None:
+        """Delete the transfer folder and close the connections."""
+        self._transfer.close()
+        self.server.close()
+
+    def _body(self, prompt: Sequence[int], seed: int, sampling: Sampling) -> dict[str, Any]:
+        params = {
+            "max_new_tokens": min(sampling.max_new_tokens, self.window - len(prompt)),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p if sampling.temperature > 0 else 1.0,
+            # Otherwise the recommendations of the served model would silently apply.
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "sampling_seed": seed % 2**31,
+            # ignore_eos would also ignore these.
+            "stop_token_ids": sorted(self.loaded.chat.end_ids),
+            "no_stop_trim": True,
+        }
+        return {"input_ids": list(prompt), "sampling_params": params, "return_logprob": True, "logprob_start_len": -1}
+
+    def _push(self) -> None:
+        """Let the server load the weights in the transfer folder; it resets its prefix cache."""
+        folder, version = self._transfer.path, uuid.uuid4().hex
+        try:
+            info = self.server.get("/get_model_info")
+            body = {"model_path": str(folder), "weight_version": version}
+            self.server.post("/update_weights_from_disk", body, retried=False)
+            self.server.post("/flush_cache", {}, retried=False)
+        except NotOffered as error:
+            raise EngineError(f"{self.server.address} is not an SGLang server, or an old one: {error}") from error
+        except ServerError as error:
+            raise EngineError(f"the weights cannot be loaded by the server: {error} (can it read {folder}?)") from error
+        if not isinstance(info, dict) or info.get("is_generation") is False:
+            raise EngineError(f"{self.name} does not serve a model that generates text")
+        self._version = version
+
+
+def sampler(loaded: Loaded, config: ModelConfig, _free: int) -> SglangServerSampler:
+    """Return the sampler on the server that the configuration names."""
+    server = VllmServer(server_address(config.engine), KEYS, timeout=config.server_timeout, patience=config.server_wait)
+    return SglangServerSampler(loaded, server, folder=config.engine_folder)
+
+
+def parse_completion(answer: Any, ends: Iterable[int]) -> tuple[Completion, str]:
+    """Parse a response of /generate: the completion, and the version of the weights that it was sampled from.
+
+    Raise ServerError if the request was aborted, or log-probabilities or the version are missing.
+    """
+    try:
+        about = answer["meta_info"]
+        reason = about["finish_reason"] or {}
+        if reason.get("type") == "abort":
+            raise ServerError(f"the server aborted a request: {' '.join(str(reason.get('message', '')).split())[:200]}")
+        pairs = [(int(token), float(logprob)) for logprob, token, *_ in about["output_token_logprobs"]]
+        version = str(about["weight_version"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ServerError(
+            "the server's response has no log-probabilities with the version of its weights: use SGLang 0.5.3 or later"
+        ) from error
+    ids = [token for token, _ in pairs]
+    return Completion(ids, [logprob for _, logprob in pairs], bool(ids) and ids[-1] in set(ends)), version

@@ -1,0 +1,39 @@
+"""The folder through which a server gets weights: both sides can read it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from peft import PeftModel
+
+from recovery.models.loading import Loaded
+
+
+class TransferFolder:
+    """A temporary folder inside ``root``, by default the system's; created at its first use."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+        self._folder: Path | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        if self._folder is None:
+            if self._root is not None:
+                self._root.mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="recovery-weights-", dir=self._root))
+        return self._folder
+
+    def save(self, loaded: Loaded) -> None:
+        """Save the weights of a model: of one with an adapter, the adapter alone."""
+        weights = loaded.model if isinstance(loaded.model, PeftModel) else loaded.core
+        weights.save_pretrained(self.path, safe_serialization=True)
+
+    def close(self) -> None:
+        """Delete the folder."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

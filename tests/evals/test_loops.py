@@ -1,0 +1,74 @@
+"""The suite "no_loops": what counts as a loop, and that it scores responses that exist already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from evals.behaviour import SUITES
+from evals.grading import judge_responses
+from evals.loops import NoLoops, loop_in, repeated_4grams
+from evals.suites import behaviours, evaluate
+from recovery.models.loading import load_model
+from recovery.rollouts import TransformersEngine
+from recovery.types import Check, Message, Prompt
+from tests.support import Noting
+
+PLAIN = "The harbour opens at seven. A ticket is good for one crossing, and the ferry leaves from the second pier."
+
+
+def prompts(count: int) -> list[Prompt]:
+    check = Check("punctuation:no_comma")
+    return [Prompt(f"p{i}", (Message(role="user", content=f"Write line {i}."),), checks=(check,)) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("response", "period"),
+    [
+        ("", 0),
+        (PLAIN, 0),
+        ("ha " * 23, 0),
+        ("ha " * 24, 1),
+        (PLAIN + " and so on" * 8 + ".", 3),
+        ("and so on " * 8 + PLAIN, 3),
+        ((PLAIN + "\n") * 3, 0),
+        ((PLAIN + "\n") * 4, 23),
+        (
+            "- one\n- two\n- three\n- four\n- five\n- six\n- seven\n- eight\n- nine\n- ten\n- eleven\n- twelve\n- more",
+            0,
+        ),
+    ],
+)
+def test_a_loop_is_four_repeats_in_succession_of_24_words(response: str, period: int) -> None:
+    assert loop_in(response) == period
+
+
+def test_the_graded_form_counts_4grams_seen_before() -> None:
+    assert repeated_4grams("one two three") == repeated_4grams("one two three four five") == 0.0
+    assert repeated_4grams("a b c d a b c d") == pytest.approx(1 / 5)
+    assert repeated_4grams("ha " * 103) == pytest.approx(0.99)
+
+
+def test_its_score_is_the_share_of_responses_without_a_loop() -> None:
+    responses = [PLAIN, "ha " * 40, "no " * 40, ""]
+    result = NoLoops().result(judge_responses(prompts(4), responses).items)
+    assert result.suite == "behaviour/no_loops"
+    assert [item.score for item in result.items] == [1.0, 0.0, 0.0, 1.0]
+    assert [item.verdicts for item in result.items] == [{"no_loop": bool(item.score)} for item in result.items]
+    assert (result.score.value, result.score.n) == (0.5, 4)
+    assert result.details["repeated_4grams"].value == pytest.approx(2 * (36 / 37) / 4)
+    assert [item.extra.get("loop_words") for item in result.items] == [None, 1, 1, None]
+
+
+def test_it_scores_what_is_answered_anyway(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32", device="cpu")
+    assert NoLoops() in SUITES
+    asked = prompts(30)
+    assert behaviours(asked[:25], asked, None)["no_loops"] == asked[:25], "no further prompts are answered for it"
+    engine = Noting(TransformersEngine(loaded))
+    found = {result.suite: result for result in evaluate(loaded, engine, instruction=asked[:25], max_new_tokens=40)}
+    assert len(engine.asked) == 25
+    mine, theirs = found["behaviour/no_loops"], found["instruction_following"]
+    assert [item.response for item in mine.items] == [item.response for item in theirs.items]
+    assert mine.score.value == sum(not loop_in(item.response) for item in theirs.items) / 25

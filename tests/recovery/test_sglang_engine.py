@@ -1,0 +1,141 @@
+"""The SGLang engine against a server that speaks SGLang's API, with a real model behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.runtime.engines import engine_of
+from recovery.config import ModelConfig
+from recovery.errors import EngineError, RecoveryError, ServerError
+from recovery.models.loading import Loaded, load_model
+from recovery.rollouts import Sampling, SyncedEngine, TransformersEngine
+from recovery.rollouts.sglang_server_engine import parse_completion
+from tests.sglang_stub import SglangStub
+
+PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44], [3, 3, 3]]
+GREEDY = Sampling(12, temperature=0.0)
+
+
+@pytest.fixture
+def serve(tiny_model: Path) -> Iterator[Callable[..., tuple[SglangStub, str]]]:
+    """``serve(model, **settings)`` returns a running server and its name as an engine."""
+    started = []
+
+    def start(**settings: object) -> tuple[SglangStub, str]:
+        stub = SglangStub(tiny_model, **settings)  # type: ignore[arg-type]
+        started.append(stub)
+        return stub, f"sglang+{stub.start()}"
+
+    yield start
+    for stub in started:
+        stub.stop()
+
+
+@pytest.fixture
+def loaded(tiny_model: Path) -> Loaded:
+    return load_model(tiny_model, tuning="full", precision="float32")
+
+
+def step(loaded: Loaded) -> None:
+    with torch.no_grad():
+        for parameter in loaded.trainable().values():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+
+
+def config(engine: str, **settings: object) -> ModelConfig:
+    return ModelConfig(engine=engine, precision="float32", server_wait=0.0, **settings)  # type: ignore[arg-type]
+
+
+def test_it_samples_what_the_model_would_and_follows_its_weights(
+    serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded, tmp_path: Path
+) -> None:
+    stub, name = serve()
+    with engine_of(loaded, config(name, engine_folder=tmp_path / "shared")) as engine:
+        assert isinstance(engine, SyncedEngine)
+        before = engine.generate(PROMPTS, GREEDY)
+        assert before == [
+            dataclasses.replace(one, logprobs=pytest.approx(one.logprobs, abs=1e-4))
+            for one in TransformersEngine(loaded).generate(PROMPTS, GREEDY)
+        ]
+        assert engine.figures["engine_drift"] < 1e-4
+        step(loaded)
+        after = engine.generate(PROMPTS, GREEDY)
+        assert [one.ids for one in after] == [one.ids for one in TransformersEngine(loaded).generate(PROMPTS, GREEDY)]
+        assert [one.ids for one in after] != [one.ids for one in before]
+        assert engine.figures["engine_drift"] < 1e-4, "the stub's prefix cache was flushed"
+        assert len(stub.updates) == stub.flushed == 2 and Path(stub.updates[0]).parent == tmp_path / "shared"
+    assert not list((tmp_path / "shared").iterdir())
+
+
+def test_draws_follow_the_seed_and_end_at_end_tokens(
+    serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded
+) -> None:
+    _, name = serve()
+    counted: list[tuple[int, int]] = []
+    with engine_of(loaded, config(name)) as engine:
+        prompts, sampling = [PROMPTS[0]] * 6, Sampling(40, temperature=0.9, seed=3)
+        first = engine.generate(prompts, sampling, lambda done, tokens: counted.append((done, tokens)))
+        assert first == engine.generate(prompts, sampling)
+        assert len({tuple(one.ids) for one in first}) > 1, "each prompt has a seed of its own"
+        assert sum(done for done, _ in counted) == 6
+        assert sum(tokens for _, tokens in counted) == sum(len(one.ids) for one in first)
+        ends = loaded.chat.end_ids
+        assert all(one.finished == (one.ids[-1] in ends) and not set(one.ids[:-1]) & set(ends) for one in first)
+
+
+def test_a_server_that_restarts_gets_the_weights_again(
+    serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded
+) -> None:
+    stub, name = serve()
+    step(loaded)
+    with engine_of(loaded, config(name)) as engine:
+        expected = engine.generate(PROMPTS, GREEDY)
+        stub.restart()
+        assert engine.generate(PROMPTS, GREEDY) == expected
+    assert len(stub.updates) == 2
+
+
+def test_errors_are_one_line(
+    serve: Callable[..., tuple[SglangStub, str]],
+    loaded: Loaded,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(words: str, name: str, model: Loaded = loaded, kind: type[RecoveryError] = EngineError) -> None:
+        with engine_of(model, config(name)) as engine, pytest.raises(kind) as caught:
+            engine.generate(PROMPTS, GREEDY)
+        assert words in str(caught.value) and "\n" not in str(caught.value)
+
+    step(loaded)
+    refused("does not sample from the weights in memory", serve(stale=True)[1])
+    refused("the server aborted a request: Abort in waiting queue", serve(abort=True)[1], kind=ServerError)
+    refused("use SGLang 0.5.3 or later", serve(old=True)[1], kind=ServerError)
+    adapter = load_model(tiny_model, tuning="lora", precision="float32")
+    refused("gets full weights only: add --tuning full", serve()[1], adapter)
+    stub, name = serve(key="secret")
+    refused("set RECOVER_ENGINE_KEY or SGLANG_API_KEY", name)
+    monkeypatch.setenv("SGLANG_API_KEY", "secret")
+    with engine_of(loaded, config(name)) as engine:
+        assert len(engine.generate(PROMPTS, GREEDY)) == len(PROMPTS)
+    stub, name = serve()
+    monkeypatch.setattr(stub, "_update", lambda _body: SglangStub._update(stub, {"model_path": "/nowhere"}))
+    refused("Failed to get weights iterator: /nowhere (not found). (can it read", name)
+    stub, name = serve()
+    monkeypatch.setattr(stub, "answer", lambda *_: (404, {"detail": "Not Found"}))
+    refused("is not an SGLang server", name)
+    stub, name = serve()
+    unversioned = SglangStub._update
+    monkeypatch.setattr(stub, "_update", lambda body: unversioned(stub, body | {"weight_version": "another client's"}))
+    refused("lost its weights 3 times in one batch", name)
+
+
+@pytest.mark.parametrize("answer", [{}, None, {"meta_info": {"finish_reason": None, "output_token_logprobs": [[1.0]]}}])
+def test_a_response_without_log_probabilities_is_an_error(answer: object) -> None:
+    with pytest.raises(ServerError, match="no log-probabilities"):
+        parse_completion(answer, [1])

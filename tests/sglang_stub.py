@@ -1,0 +1,179 @@
+"""A server that speaks SGLang's native HTTP API with a real model behind it, for tests.
+
+It answers as documented at docs.sglang.io (native API, sampling parameters): /health, /get_model_info, /generate,
+/update_weights_from_disk and /flush_cache. Log-probabilities are the model's, weights are loaded from the folder that
+is named, and a prefix cache of whole prompts holds results of old weights until it is flushed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+_DEFAULTS: dict[str, Any] = {
+    "max_new_tokens": 128,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "sampling_seed": None,
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "no_stop_trim": False,
+}
+
+
+@dataclass
+class SglangStub:
+    """One server; ``stale`` makes it report a successful update and keep its weights, ``key`` is its API key."""
+
+    model_path: Path
+    key: str = ""
+    stale: bool = False
+    abort: bool = False
+    old: bool = False
+    updates: list[str] = field(default_factory=list)
+    flushed: int = 0
+    weight_version: str = "default"
+    paths: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _server: ThreadingHTTPServer | None = None
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Load the weights that the server was started with, as a new process would."""
+        self._model, self._cache, self.weight_version = _load(self.model_path), {}, "default"
+
+    def start(self) -> str:
+        """Serve; returns the address."""
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self._respond(*stub.answer(self.path, None, self.headers.get("Authorization")))
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                self._respond(*stub.answer(self.path, body, self.headers.get("Authorization")))
+
+            def _respond(self, status: int, body: Any) -> None:
+                payload = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(payload)))
+                self.end_headers()
+                self.wfile.write(payload)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def stop(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def answer(self, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
+        """Return status and body of a response."""
+        self.paths.append(path)
+        if self.key and authorization != f"Bearer {self.key}":
+            return 401, {"error": "Unauthorized"}
+        with self._lock:
+            if path == "/health":
+                return 200, ""
+            if path == "/get_model_info":
+                about = {"model_path": str(self.model_path), "is_generation": True, "tokenizer_path": ""}
+                return 200, about | {"preferred_sampling_params": None, "weight_version": self.weight_version}
+            if path == "/update_weights_from_disk" and body is not None:
+                return self._update(body)
+            if path == "/flush_cache":
+                self._cache.clear()
+                self.flushed += 1
+                return 200, "Cache flushed.\nPlease check backend logs for more details.\n"
+            if path == "/generate" and body is not None:
+                return self._generate(body)
+        return 404, {"detail": "Not Found"}
+
+    def _update(self, body: dict[str, Any]) -> tuple[int, Any]:
+        folder = Path(body["model_path"])
+        if not (folder / "config.json").is_file():
+            return 400, {"success": False, "message": f"Failed to get weights iterator: {folder}\n(not found).",
+                         "num_paused_requests": 0}  # fmt: skip
+        self.updates.append(str(folder))
+        if not self.stale:
+            self._model = _load(folder)
+        self.weight_version = body.get("weight_version") or self.weight_version
+        return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+    def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
+        unknown = set(body["sampling_params"]) - set(_DEFAULTS)
+        if unknown:
+            return 400, {"error": {"message": f"Unexpected keyword argument {sorted(unknown)[0]!r}"}}
+        if self.abort:
+            reason: dict[str, Any] = {"type": "abort", "message": "Abort in waiting queue"}
+            return 200, {"text": "", "output_ids": [], "meta_info": {"finish_reason": reason}}
+        params = _DEFAULTS | body["sampling_params"]
+        ids, logprobs, matched = self._sample(body["input_ids"], params)
+        reason = {"type": "length", "length": len(ids)} if matched is None else {"type": "stop", "matched": matched}
+        about = {"id": "0", "finish_reason": reason, "prompt_tokens": len(body["input_ids"])}
+        about |= {"completion_tokens": len(ids), "cached_tokens": 0}
+        if not self.old:
+            about["weight_version"] = self.weight_version
+        if body.get("return_logprob"):
+            assert body["logprob_start_len"] == -1  # of output tokens only
+            about |= {
+                "input_token_logprobs": [],
+                "output_token_logprobs": [[p, i, None] for p, i in zip(logprobs, ids, strict=True)],
+            }
+        return 200, {"text": "", "output_ids": ids, "meta_info": about}
+
+    def _sample(self, prompt: list[int], params: dict[str, Any]) -> tuple[list[int], list[float], int | None]:
+        """Return ids, log-probabilities and the token that ended the completion, if any did."""
+        ends = set(params["stop_token_ids"]) | set(_listed(self._model.generation_config.eos_token_id))
+        ends = set() if params["ignore_eos"] else ends  # both kinds of end token, as in SGLang
+        generator = torch.Generator().manual_seed(params["sampling_seed"] or 0)
+        ids, logprobs = [], []
+        for _ in range(params["max_new_tokens"]):
+            logits_V = self._logits([*prompt, *ids])
+            greedy = params["temperature"] == 0
+            log_p_V = (logits_V / (1.0 if greedy else params["temperature"])).log_softmax(-1)
+            token = int(log_p_V.argmax()) if greedy else int(torch.multinomial(log_p_V.exp(), 1, generator=generator))
+            ids.append(token)
+            logprobs.append(float(log_p_V[token]))
+            if token in ends:
+                return ids, logprobs, token
+        return ids, logprobs, None
+
+    def _logits(self, ids: list[int]) -> Tensor:
+        found: Tensor | None = self._cache.get(tuple(ids))
+        if found is None:
+            with torch.inference_mode():
+                found = self._model(torch.tensor([ids])).logits[0, -1].float()
+            self._cache[tuple(ids)] = found
+        return found
+
+
+def _load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _listed(value: Any) -> list[int]:
+    return [] if value is None else list(value) if isinstance(value, list) else [value]
