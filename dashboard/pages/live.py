@@ -83,7 +83,7 @@ LABELS = {
     "tokens_scored": "scored",
     "tokens_trained": "trained",
 }
-PANELS_SHOWN = 12
+PANELS_SHOWN = len(PANELS) + 3  # room for curves without a panel of their own
 HEADLINES = (
     ("reverse_kl", "Reverse KL", "nats per token"),
     ("loss", "Loss", "nats per token"),
