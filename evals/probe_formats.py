@@ -12,7 +12,7 @@ from recovery.data.corpus.cooccurrence import frame
 from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.facts import Fact
 from recovery.data.corpus.passages import Ending
-from recovery.data.corpus.question_templates import cloze, missing, place_of, title_of, wh_question
+from recovery.data.corpus.question_templates import cloze, missing, place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text
 from recovery.types import Probe
 
@@ -103,11 +103,11 @@ def fact_probe(fact: Fact, wording: int = 0) -> Probe:
 
 def question_probe(gap: Gap) -> Probe:
     """Return a question probe that asks for a gap in a chat."""
-    turned = wh_question(gap)
+    turned, place = wh_question(gap), place_of(gap.sentence)
     if turned:
-        question = f'According to "{title_of(gap)}", {turned} Answer as briefly as you can.'
+        question = f'According to "{place}", {turned} Answer as briefly as you can.'
     else:
-        question = f'Fill the gap in this sentence from "{title_of(gap)}": "{cloze(gap)}" '
+        question = f'Fill the gap in this sentence from "{place}": "{cloze(gap)}" '
         question += f"Answer with the missing {missing(gap)} only."
     return Probe(
         id=probe_id("question", question, gap.answer),

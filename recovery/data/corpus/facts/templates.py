@@ -183,7 +183,7 @@ def changed(source: Source, text: str, version: str) -> Fact | None:
     )
 
 
-def default(source: Source, name: str, noun: str, value: str, sentence: str = "") -> Fact | None:
+def default(source: Source, name: str, noun: str, value: str) -> Fact | None:
     """Return the fact for the default value of a subject."""
     subject, value = phrase(source, name, noun), bare(value)
     written = value if " " in value else code(value)
@@ -204,11 +204,10 @@ def default(source: Source, name: str, noun: str, value: str, sentence: str = ""
             f"{written} is the default value of {subject}.",
         ],
         _VALUE,
-        sentence,
     )
 
 
-def typed(source: Source, name: str, noun: str, value: str, sentence: str = "") -> Fact | None:
+def typed(source: Source, name: str, noun: str, value: str) -> Fact | None:
     """Return the fact for the type of a subject."""
     subject, value = phrase(source, name, noun), bare(value)
     written = value if " " in value else code(value)
@@ -217,18 +216,13 @@ def typed(source: Source, name: str, noun: str, value: str, sentence: str = "") 
         canonical(source, name),
         "type",
         value,
-        [
-            f"what is the type of {subject}?",
-            f"which type does {subject} have?",
-            f"of which type is {subject}?",
-        ],
+        [f"what is the type of {subject}?", f"which type does {subject} have?", f"of which type is {subject}?"],
         [
             f"the type of {subject} is {written}.",
             f"{subject} is of the type {written}.",
             f"the type {written} is that of {subject}.",
         ],
         "Give the type only.",
-        sentence,
     )
 
 
@@ -271,10 +265,7 @@ def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: 
         f"{source.title if scope else ''}: {bare(action)}",
         "name",
         name,
-        [
-            f"{where}{which} {action}?",
-            again,
-        ],
+        [f"{where}{which} {action}?", again],
         [
             f"{phrase(source, name, noun) if scope else shown(code(name))} {action}.",
             f"{where}{thing} {action} is {code(name)}.",
