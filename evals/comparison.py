@@ -79,7 +79,7 @@ def by_type(first: Mapping[str, Judged], second: Mapping[str, Judged]) -> list[C
 def corrected(found: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with Holm-adjusted p-values, corrected over those that were tested."""
     tested = [c.p_value for c in found if c.p_value is not None]
-    adjusted = iter(holm(tested).adjusted)
+    adjusted = iter(holm(tested))
     return [Comparison(**(asdict(c) | {"p_adjusted": None if c.p_value is None else next(adjusted)})) for c in found]
 
 
