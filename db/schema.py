@@ -27,7 +27,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 STAGE_KINDS = ("midtrain", "distill", "interpolate", "evaluate")
 TRAINING = ("midtrain", "distill", "interpolate")
 """Stages that produce weights and move ``latest``."""
-STAGE_STATUSES = ("running", "finished", "interrupted", "failed")
 CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")
 DECISIONS = ("accepted", "rejected", "rolled_back")
 LEFT = ("rejected", "rolled_back")
