@@ -297,7 +297,7 @@ def paired_bootstrap(
         return Difference(score.value, score.stderr, score.value, score.value, score.n)
     interval = stats.bootstrap(
         (sums, sizes),
-        _mean_of_clusters,
+        lambda sums, sizes, axis=-1: sums.sum(axis=axis) / sizes.sum(axis=axis),
         paired=True,
         vectorized=True,
         confidence_level=confidence,
@@ -522,7 +522,3 @@ def _cluster_sums(values: Floats, groups: Sequence[str] | None) -> tuple[Floats,
     _, member = np.unique(np.asarray(keys, dtype=object).astype(str), return_inverse=True)
     sums, sizes = np.bincount(member, weights=values), np.bincount(member)
     return sums.astype(np.float64), sizes.astype(np.float64)
-
-
-def _mean_of_clusters(sums: Floats, sizes: Floats, axis: int = -1) -> Floats:
-    return np.asarray(sums.sum(axis=axis) / sizes.sum(axis=axis))
