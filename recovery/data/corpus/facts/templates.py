@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recovery.data.corpus.facts.fact import Fact, judged, spellings
+from recovery.data.corpus.facts.fact import Fact, gradable, spellings
 from recovery.data.corpus.text import normalise
 
 _CODE_LIKE = re.compile(r"[\w@./\[\]$:*-]*(?:[a-z][A-Z]|[A-Za-z][\d_./(]|[./@_$-]\w)[\w@./()\[\]$:*-]*|`[^`]+`")
@@ -110,7 +110,7 @@ def _fact(
     """Return the fact, or None if its value cannot be graded or occurs in the question."""
     value = re.sub(r"^['\"](.*)['\"]$", r"\1", bare(value)).rstrip(".").strip()
     answers = spellings(value, version=relation.startswith("version"), product=product)
-    if not judged(value) or not answers or f" {normalise(value)} " in f" {normalise(questions[0])} ":
+    if not gradable(value) or not answers or f" {normalise(value)} " in f" {normalise(questions[0])} ":
         return None
     return Fact(
         document=source.document,
