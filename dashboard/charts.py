@@ -14,12 +14,7 @@ from db.records import Measured, Overview, Point, Score
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 SHAPES = {"base": "circle", "midtrained": "triangle-down", "recovered": "square", "external": "diamond"}
-COLOURS = {
-    "base": theme.BASE,
-    "midtrained": theme.MIDTRAINED,
-    "recovered": theme.RECOVERED,
-    "external": theme.BASE,
-}
+COLOURS = {"base": theme.BASE, "midtrained": theme.MIDTRAINED, "recovered": theme.RECOVERED, "external": theme.BASE}
 KINDS = {"base": "base", "midtrained": "mid-trained", "recovered": "recovered", "external": "external"}
 FEW_CYCLES = 6
 """Up to this number of cycles every point is labelled; beyond it, only those of the first and the last cycle."""
@@ -149,11 +144,7 @@ def trajectory(overview: Overview) -> Figure:
 
 
 def curve(
-    series: Mapping[str, Sequence[Point]],
-    labels: Mapping[str, str],
-    *,
-    total: int | None = None,
-    log: bool = False,
+    series: Mapping[str, Sequence[Point]], labels: Mapping[str, str], *, total: int | None = None, log: bool = False
 ) -> Figure:
     """Draw curves of a stage over its steps; a band shows the range of averaged steps."""
     figure = blank(height=210)
@@ -277,13 +268,7 @@ def _arrow(figure: Figure, start: tuple[float, float], end: tuple[float, float],
 
 
 def _line(
-    figure: Figure,
-    names: Sequence[str],
-    scores: Sequence[Score | None],
-    name: str,
-    colour: str,
-    symbol: str,
-    dash: str,
+    figure: Figure, names: Sequence[str], scores: Sequence[Score | None], name: str, colour: str, symbol: str, dash: str
 ) -> None:
     found = [(index, score) for index, score in enumerate(scores) if score]
     figure.add_scatter(

@@ -214,8 +214,7 @@ def _write_points(connection: Connection, held: Held, points: list[Point]) -> di
     rows = {(ids[name], step): (value, at) for name, step, value, at in points}
     statement = insert_new(connection, MetricPoint)
     statement = statement.on_conflict_do_update(
-        index_elements=["series_id", "step"],
-        set_={"value": statement.excluded.value, "time": statement.excluded.time},
+        index_elements=["series_id", "step"], set_={"value": statement.excluded.value, "time": statement.excluded.time}
     )
     connection.execute(
         statement,

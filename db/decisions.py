@@ -166,9 +166,7 @@ def _require_nobody_trains(connection: Connection, experiment_id: int) -> None:
     The process that holds the experiment may decide by its own gate.
     """
     training = select(Stage.__table__).where(
-        Stage.experiment_id == experiment_id,
-        Stage.status == "running",
-        Stage.kind.in_(TRAINING),
+        Stage.experiment_id == experiment_id, Stage.status == "running", Stage.kind.in_(TRAINING)
     )
     now = liveness.now(connection)
     for stage in connection.execute(training):

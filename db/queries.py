@@ -64,12 +64,7 @@ def cycles(database: Database, experiment_id: int) -> list[records.Cycle]:
 
 
 def stages(
-    database: Database,
-    experiment_id: int,
-    *,
-    cycle_id: int | None = None,
-    kind: str | None = None,
-    limit: int = 200,
+    database: Database, experiment_id: int, *, cycle_id: int | None = None, kind: str | None = None, limit: int = 200
 ) -> list[records.Stage]:
     """Return stages of an experiment, newest first."""
     query = row_readers.stage_query().where(Stage.experiment_id == experiment_id)

@@ -187,10 +187,7 @@ class Checkpoint(Base):
     """Weights on disk: kind, origin, and a content hash to detect changes."""
 
     __tablename__ = "checkpoint"
-    __table_args__ = (
-        UniqueConstraint("experiment_id", "name"),
-        Index("ix_checkpoint_cycle", "cycle_id", "kind"),
-    )
+    __table_args__ = (UniqueConstraint("experiment_id", "name"), Index("ix_checkpoint_cycle", "cycle_id", "kind"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     experiment_id: Mapped[int] = _parent("experiment.id")

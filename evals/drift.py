@@ -151,11 +151,7 @@ def median_distance(first_NF: Floats, second_MF: Floats) -> float:
 
 
 def mmd2(
-    first_NF: Floats,
-    second_MF: Floats,
-    groups: tuple[Groups, Groups] | None = None,
-    *,
-    bandwidth: float | None = None,
+    first_NF: Floats, second_MF: Floats, groups: tuple[Groups, Groups] | None = None, *, bandwidth: float | None = None
 ) -> float:
     """Return the unbiased estimate of the squared maximum mean discrepancy; it can be negative if the sides agree.
 

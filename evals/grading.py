@@ -128,11 +128,7 @@ def _by_refusal(prompt: Prompt, text: str) -> tuple[dict[str, bool], float, dict
 
 def _by_answer(answer: str, text: str) -> tuple[dict[str, bool], float, dict[str, Any]]:
     right = text.split() == answer.split()
-    verdicts = {
-        "correct": right,
-        "normalised": exact_match(text, (answer,)),
-        "contains": contains(text, (answer,)),
-    }
+    verdicts = {"correct": right, "normalised": exact_match(text, (answer,)), "contains": contains(text, (answer,))}
     return verdicts, float(right), {"rule": "answer", "headline": False, "answer": answer}
 
 
@@ -152,10 +148,7 @@ def _check_details(items: Sequence[Item]) -> dict[str, Score]:
         (str(number), instruction, strict, loose)
         for number, item in enumerate(items)
         for instruction, strict, loose in zip(
-            item.extra["instructions"],
-            item.verdicts.values(),
-            item.extra["loose_verdicts"].values(),
-            strict=True,
+            item.extra["instructions"], item.verdicts.values(), item.extra["loose_verdicts"].values(), strict=True
         )
     ]
     groups = [row[0] for row in rows]

@@ -39,13 +39,7 @@ def evaluate_instructions(
     check_prompts(prompts)
     conversations = [prompt.messages for prompt in prompts]
     answers = answer(
-        chat,
-        engine,
-        conversations,
-        max_new_tokens=max_new_tokens,
-        window=window,
-        seed=seed,
-        progress=progress,
+        chat, engine, conversations, max_new_tokens=max_new_tokens, window=window, seed=seed, progress=progress
     )
     return graded(prompts, answers, suite)
 

@@ -41,11 +41,7 @@ class Likelihood:
 
 
 def likelihoods(
-    loaded: Loaded,
-    requests: Sequence[Request],
-    *,
-    token_budget: int = 16384,
-    progress: Progress | None = None,
+    loaded: Loaded, requests: Sequence[Request], *, token_budget: int = 16384, progress: Progress | None = None
 ) -> list[list[Likelihood]]:
     """Score ``requests``, each (context ids, [continuation ids, ...]); return a list of likelihoods per request.
 

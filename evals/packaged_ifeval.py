@@ -58,9 +58,7 @@ def evaluate_ifeval(
     run = run_lm_eval(lm, task, limit=limit, chat=True)
     samples = run["samples"]["ifeval"]
     result = judge_responses(
-        [prompt_of(sample["doc"]) for sample in samples],
-        [str(s["filtered_resps"][0]) for s in samples],
-        suite="ifeval",
+        [prompt_of(sample["doc"]) for sample in samples], [str(s["filtered_resps"][0]) for s in samples], suite="ifeval"
     )
     theirs = float(run["results"]["ifeval"]["prompt_level_strict_acc,none"])
     if abs(theirs - result.score.value) > 1e-9:

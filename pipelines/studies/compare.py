@@ -18,12 +18,7 @@ from recovery.config import DistillConfig, build
 from recovery.methods import METHODS, method_named
 from recovery.workspace import Workspace
 
-SUITES = {
-    "instructions": INSTRUCTIONS,
-    "asked": f"{KNOWLEDGE}/1",
-    "stored": f"{STORED}/1",
-    "general": RETAINED,
-}
+SUITES = {"instructions": INSTRUCTIONS, "asked": f"{KNOWLEDGE}/1", "stored": f"{STORED}/1", "general": RETAINED}
 START = "midtrained"
 # More than any method needs for its tokens: the token budget ends each run.
 STEPS = 1000

@@ -50,11 +50,7 @@ class LoraSettings:
         """Return the settings as a peft configuration."""
         targets = self.targets if isinstance(self.targets, str) else list(self.targets)
         return LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,
-            target_modules=targets,
-            lora_dropout=0.0,
-            task_type="CAUSAL_LM",
+            r=self.rank, lora_alpha=self.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
         )
 
 
