@@ -8,17 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 from dashboard import markup, theme
-from dashboard.formatting import interval, percent
+from dashboard.formatting import interval, percent, share
 from dashboard.plotly_figure import Figure
 from db.records import Measured, Overview, Point, Score
 
+DASHES = ("solid", "dash", "dot", "dashdot")
 SHAPES = {"base": "circle", "midtrained": "triangle-down", "recovered": "square", "external": "diamond"}
-COLOURS = {
-    "base": theme.BASE,
-    "midtrained": theme.MIDTRAINED,
-    "recovered": theme.RECOVERED,
-    "external": theme.BASE,
-}
+COLOURS = {"base": theme.BASE, "midtrained": theme.MIDTRAINED, "recovered": theme.RECOVERED, "external": theme.BASE}
 KINDS = {"base": "base", "midtrained": "mid-trained", "recovered": "recovered", "external": "external"}
 FEW_CYCLES = 6
 """Up to this number of cycles every point is labelled; beyond it, only those of the first and the last cycle."""
@@ -56,8 +52,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
         figure.add_hrect(y0=floor, y1=1.2, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")
     corpora = len(overview.corpora)
     over = f", all {corpora} corpora" if corpora > 1 else ""
-    figure.update_xaxes(title_text=f"questions answered{over}", range=_shares(_xs(overview, steps)), tickformat=".0%")
-    figure.update_yaxes(title_text="instructions followed", range=_shares(_ys(steps)), tickformat=".0%")
+    _trade_axes(figure, f"questions answered{over}", [_place(overview, step) for step in steps])
     return figure
 
 
@@ -80,7 +75,7 @@ def beside(overviews: Sequence[Overview]) -> Figure:
             y=y,
             name=name,
             mode="lines+markers",
-            line={"color": colour, "width": 1.6, "dash": ("solid", "dash", "dot", "dashdot")[index % 4]},
+            line={"color": colour, "width": 1.6, "dash": DASHES[index % 4]},
             marker={
                 "symbol": [f"{shape}-open", *([shape] * (len(path) - 1))][: len(path)],
                 "size": sizes,
@@ -94,9 +89,13 @@ def beside(overviews: Sequence[Overview]) -> Figure:
             "<br>questions answered %{customdata[1]}<extra></extra>",
             cliponaxis=False,
         )
-    figure.update_xaxes(title_text="questions answered", range=_shares([x for x, _ in places]), tickformat=".0%")
-    figure.update_yaxes(title_text="instructions followed", range=_shares([y for _, y in places]), tickformat=".0%")
+    _trade_axes(figure, "questions answered", places)
     return figure
+
+
+def _trade_axes(figure: Figure, title: str, places: Sequence[tuple[float, float]]) -> None:
+    figure.update_xaxes(title_text=title, range=_shares([x for x, _ in places]), tickformat=".0%")
+    figure.update_yaxes(title_text="instructions followed", range=_shares([y for _, y in places]), tickformat=".0%")
 
 
 def beside_keys(names: Sequence[str]) -> str:
@@ -145,18 +144,13 @@ def trajectory(overview: Overview) -> Figure:
 
 
 def curve(
-    series: Mapping[str, Sequence[Point]],
-    labels: Mapping[str, str],
-    *,
-    total: int | None = None,
-    log: bool = False,
+    series: Mapping[str, Sequence[Point]], labels: Mapping[str, str], *, total: int | None = None, log: bool = False
 ) -> Figure:
     """Draw curves of a stage over its steps; a band shows the range of averaged steps."""
     figure = blank(height=210)
     drawn = [(name, points) for name, points in series.items() if points]
     for index, (name, points) in enumerate(drawn):
         colour = theme.SERIES[index % len(theme.SERIES)]
-        dash = ("solid", "dash", "dot", "dashdot")[index % 4]
         band(figure, points, colour)
         figure.add_scatter(
             x=[point.step for point in points],
@@ -165,7 +159,7 @@ def curve(
             meta=name,
             mode="lines" if len(points) > FEW_POINTS else "lines+markers",
             marker={"size": 4, "color": colour},
-            line={"color": colour, "width": 2, "dash": dash},
+            line={"color": colour, "width": 2, "dash": DASHES[index % 4]},
             hovertemplate=f"step %{{x:,}} · {plain(labels.get(name, name))} <b>%{{y:.4g}}</b><extra></extra>",
         )
     figure.update_layout(
@@ -221,14 +215,6 @@ def _place(overview: Overview, step: Measured) -> tuple[float, float]:
     return knowledge.value, following.value
 
 
-def _xs(overview: Overview, steps: Sequence[Measured]) -> list[float]:
-    return [_place(overview, step)[0] for step in steps]
-
-
-def _ys(steps: Sequence[Measured]) -> list[float]:
-    return [step.scores.instruction_following.value for step in steps if step.scores.instruction_following]
-
-
 def _shares(values: Sequence[float]) -> list[float]:
     """Return an axis range with room for labels that does not exaggerate small differences."""
     if not values:
@@ -258,7 +244,7 @@ def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], 
             "line": {"width": 1, "color": "#ffffff"},
         },
         customdata=[
-            [_title(step), percent(k.value if k else None), interval(k), percent(f.value if f else None), interval(f)]
+            [_title(step), share(k), interval(k), share(f), interval(f)]
             for step, k, f in zip(steps, knowledge, following, strict=True)
         ],
         hovertemplate="<b>%{customdata[0]}</b><br>instructions followed %{customdata[3]} (%{customdata[4]})"
@@ -274,35 +260,15 @@ def _errors(scores: Sequence[Score | None], colour: str) -> dict[str, Any]:
 
 
 def _arrow(figure: Figure, start: tuple[float, float], end: tuple[float, float], colour: str, opacity: float) -> None:
-    figure.add_annotation(
-        x=end[0],
-        y=end[1],
-        ax=start[0],
-        ay=start[1],
-        xref="x",
-        yref="y",
-        axref="x",
-        ayref="y",
-        showarrow=True,
-        arrowhead=2,
-        arrowsize=1.1,
-        arrowwidth=1.8,
-        arrowcolor=colour,
-        standoff=9,
-        startstandoff=8,
-        opacity=opacity,
-        text="",
-    )
+    places = {"x": end[0], "y": end[1], "ax": start[0], "ay": start[1]}
+    axes = {"xref": "x", "yref": "y", "axref": "x", "ayref": "y"}
+    head = {"arrowhead": 2, "arrowsize": 1.1, "arrowwidth": 1.8, "arrowcolor": colour}
+    gaps = {"standoff": 9, "startstandoff": 8}
+    figure.add_annotation(**places, **axes, showarrow=True, **head, **gaps, opacity=opacity, text="")
 
 
 def _line(
-    figure: Figure,
-    names: Sequence[str],
-    scores: Sequence[Score | None],
-    name: str,
-    colour: str,
-    symbol: str,
-    dash: str,
+    figure: Figure, names: Sequence[str], scores: Sequence[Score | None], name: str, colour: str, symbol: str, dash: str
 ) -> None:
     found = [(index, score) for index, score in enumerate(scores) if score]
     figure.add_scatter(

@@ -24,6 +24,11 @@ def points(difference: float | None, digits: int = 1) -> str:
     return f"{'+' if difference > 0 else '−'}{shown}"
 
 
+def share(score: Score | None, digits: int = 1) -> str:
+    """Format a score as a percentage."""
+    return percent(score.value if score else None, digits)
+
+
 def interval(score: Score | None) -> str:
     """Format the half-width of a score's 95% interval in points, and its number of items."""
     if score is None:

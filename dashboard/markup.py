@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from urllib.parse import quote
@@ -30,7 +30,6 @@ PAGES = ("overview", "cycle", "samples", "tokens", "live", "geometry", "compare"
 """The pages in the order of the navigation: each is a module of :mod:`dashboard.pages`, the first is the start page."""
 ASK = "ask"
 
-STATUS_WORDS = {"running": "running", "finished": "finished", "interrupted": "interrupted", "failed": "failed"}
 STAGE_WORDS = {
     "midtrain": "Mid-training",
     "distill": "Recovery",
@@ -69,6 +68,29 @@ def header(page: str, experiment: str | None = None, *, asking: bool = False) ->
     )
 
 
+def hero(under: str, title: str, *, hint: str = "", below: str = "") -> str:
+    """Return a page's heading with a line of context above it, all HTML; ``hint`` is shown on hover over that line."""
+    hover = f' title="{esc(hint)}"' if hint else ""
+    return f'<div class="hero"><p class="eyebrow"{hover}>{under}</p><h1>{title}</h1>{below}</div>'
+
+
+def current(here: bool) -> str:
+    """Return the attribute of the link to what is shown."""
+    return ' aria-current="true"' if here else ""
+
+
+def tabs(name: str, links: Iterable[tuple[str, str, bool]], *, labelled: bool = False) -> str:
+    """Return tabs from (address, text, whether it is shown); ``labelled`` writes their name before them."""
+    shown = "".join(f'<a href="{esc(address)}"{current(here)}>{esc(words)}</a>' for address, words, here in links)
+    return tab_row(name, shown, labelled=labelled) if shown else ""
+
+
+def tab_row(name: str, links: str, *, labelled: bool = False) -> str:
+    """Return a row of tabs from their HTML."""
+    look, label = (" labelled", f"<span>{esc(name)}</span>") if labelled else ("", "")
+    return f'<nav class="tabs{look}" aria-label="{esc(name)}">{label}{links}</nav>'
+
+
 def tiles(entries: Iterable[Tile]) -> str:
     """Return a row of tiles."""
     shown = [
@@ -82,6 +104,12 @@ def tiles(entries: Iterable[Tile]) -> str:
 def card_title(title: str, note: str = "", keys: str = "") -> str:
     """Return the heading of a card, with an explanatory note and the legend of its figure (``keys``)."""
     return f'<div class="card-title"><h2>{esc(title)}</h2><p>{esc(note)}</p>{keys}</div>'
+
+
+def card(title: str, note: str, body: str, *, look: str = "", anchor: str = "") -> str:
+    """Return a card: heading, note and body; ``look`` is a further class, ``anchor`` its id in addresses."""
+    place = f' id="{esc(anchor)}"' if anchor else ""
+    return f'<section class="{f"card {look}".strip()}"{place}>{card_title(title, note)}{body}</section>'
 
 
 def keys(entries: Iterable[tuple[str, str, str]]) -> str:
@@ -133,6 +161,15 @@ def notice(title: str, text: str, commands: Sequence[str] = (), *, tone: str = "
     """Return a notice for an empty state or an error, with commands to run."""
     lines = "".join(f"<pre><code>{esc(command)}</code></pre>" for command in commands)
     return f'<section class="notice {esc(tone)}" role="status"><h2>{esc(title)}</h2><p>{esc(text)}</p>{lines}</section>'
+
+
+def select(name: str, label: str, options: Mapping[str, str], chosen: str) -> str:
+    """Return a labelled choice of a form, from the texts of its values."""
+    shown = "".join(
+        f'<option value="{esc(value)}"{" selected" if value == chosen else ""}>{esc(words)}</option>'
+        for value, words in options.items()
+    )
+    return f'<label>{esc(label)}<select name="{name}">{shown}</select></label>'
 
 
 def progress(done: int, total: int | None, words: str) -> str:

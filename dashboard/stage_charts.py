@@ -10,7 +10,6 @@ from dashboard import charts, theme
 from dashboard.plotly_figure import Figure
 from db.records import Point
 
-DASHES = ("solid", "dash", "dot", "dashdot")
 DECADES = 4
 """Powers of ten below the largest gradient that a logarithmic plane resolves."""
 
@@ -99,7 +98,7 @@ def safe_radius(reaches: Sequence[Reach]) -> float | None:
 
 def style(look: tuple[int, int]) -> tuple[str, str]:
     """Return colour and dash style by their indices."""
-    return theme.SERIES[look[0] % len(theme.SERIES)], DASHES[look[1] % len(DASHES)]
+    return theme.SERIES[look[0] % len(theme.SERIES)], charts.DASHES[look[1] % len(charts.DASHES)]
 
 
 def curves(entries: Sequence[Curve], *, height: int = 380, unit: str = "", log: bool = False) -> Figure:
@@ -176,23 +175,13 @@ def _rings(figure: Figure, scale: Scale) -> None:
     rings = [(ring, scale.radius(ring)) for ring in scale.rings]
     line = {"color": theme.GRID, "width": 1}
     font = {"size": 11, "color": theme.INK}
+    label = {"showarrow": False, "bgcolor": "#ffffff", "borderpad": 1, "font": font}
     figure.update_layout(
         shapes=[
             {"type": "circle", "x0": -at, "x1": at, "y0": -at, "y1": at, "line": line, "layer": "below"}
             for _, at in rings
         ],
-        annotations=[
-            {
-                "x": 0,
-                "y": at,
-                "text": f"{ring:g}",
-                "showarrow": False,
-                "bgcolor": "#ffffff",
-                "borderpad": 1,
-                "font": font,
-            }
-            for ring, at in rings
-        ],
+        annotations=[{"x": 0, "y": at, "text": f"{ring:g}"} | label for ring, at in rings],
         margin={"l": 4, "r": 4, "t": 4, "b": 4},
     )
 

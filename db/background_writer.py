@@ -9,15 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, case, insert, select, update
+from sqlalchemy import Connection, bindparam, case, select, update
 
 from db import liveness
 from db.errors import DatabaseError, StageBusyError
 from db.json_values import finite
 from db.schema import MetricPoint, MetricSeries, Stage, Work
-from db.session import Database, insert_new
+from db.session import Database, insert_new, insert_row
 
-USAGE = ("tokens_sampled", "tokens_scored", "tokens_trained", "seconds_used")
 _FAILURES_TOLERATED = 3
 
 Point = tuple[str, int, float | None, float]  # name, step, value, time
@@ -215,8 +214,7 @@ def _write_points(connection: Connection, held: Held, points: list[Point]) -> di
     rows = {(ids[name], step): (value, at) for name, step, value, at in points}
     statement = insert_new(connection, MetricPoint)
     statement = statement.on_conflict_do_update(
-        index_elements=["series_id", "step"],
-        set_={"value": statement.excluded.value, "time": statement.excluded.time},
+        index_elements=["series_id", "step"], set_={"value": statement.excluded.value, "time": statement.excluded.time}
     )
     connection.execute(
         statement,
@@ -246,10 +244,7 @@ def _find_series(connection: Connection, held: Held, newest: Mapping[str, Point]
         if name not in found:
             _, step, value, at = newest[name]
             row = {"last_step": step, "last_value": value, "last_time": at}
-            inserted = connection.execute(insert(MetricSeries).values(row | {"stage_id": held.stage_id, "name": name}))
-            key = inserted.inserted_primary_key
-            assert key is not None  # the table has one
-            found[name] = int(key[0])
+            found[name] = insert_row(connection, MetricSeries, row | {"stage_id": held.stage_id, "name": name})
     return found
 
 

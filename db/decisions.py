@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
 
 from db import liveness
 from db.errors import DatabaseError
 from db.json_values import json_safe, text
 from db.schema import DECISIONS, LEFT, TRAINING, Checkpoint, Cycle, Decision, Experiment, Latest, Stage, Work
-from db.session import Database, insert_new
+from db.session import Database, insert_new, insert_row
 
 ENDS = ("recovered", "midtrained", "external")  # kinds of a cycle's last checkpoint, in order of precedence
 
@@ -60,10 +60,11 @@ def decide(
         if target is not None or decision in LEFT:
             _require_nobody_trains(connection, line.cycle.experiment_id)
         row = {"who": text(who), "why": text(why), "evidence": json_safe(evidence or {}), "created_at": time.time()}
-        key = _add(connection, row | {"cycle_id": cycle_id, "decision": decision})
+        key = insert_row(connection, Decision, row | {"cycle_id": cycle_id, "decision": decision})
         for later in also:
             reason = f"went on from cycle {line.cycle.number}, which was rolled back: {why}".rstrip(": ")
-            _add(connection, row | {"cycle_id": line.cycles[later], "decision": decision, "why": text(reason)})
+            theirs = {"cycle_id": line.cycles[later], "decision": decision, "why": text(reason)}
+            insert_row(connection, Decision, row | theirs)
         if target is not None:
             move_latest(connection, line.cycle.experiment_id, target.id)
     before = line.latest.name if line.latest is not None else None
@@ -165,9 +166,7 @@ def _require_nobody_trains(connection: Connection, experiment_id: int) -> None:
     The process that holds the experiment may decide by its own gate.
     """
     training = select(Stage.__table__).where(
-        Stage.experiment_id == experiment_id,
-        Stage.status == "running",
-        Stage.kind.in_(TRAINING),
+        Stage.experiment_id == experiment_id, Stage.status == "running", Stage.kind.in_(TRAINING)
     )
     now = liveness.now(connection)
     for stage in connection.execute(training):
@@ -216,12 +215,6 @@ def _roll_back(line: _Line) -> _Move:
         where = "there is none yet" if line.latest is None else f"{line.latest.name} does not build on it"
         raise DatabaseError(f"cycle {line.cycle.number} is not in the latest checkpoint ({where}): nothing to undo")
     return line.start, line.later()
-
-
-def _add(connection: Connection, values: Mapping[str, Any]) -> int:
-    key = connection.execute(insert(Decision).values(**values)).inserted_primary_key
-    assert key is not None  # the table has one
-    return int(key[0])
 
 
 def lock_experiment(connection: Connection, experiment_id: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, exists, func, select, true
+from sqlalchemy import ColumnElement, Select, exists, func, select, true
 from sqlalchemy.orm import InstrumentedAttribute
 
 from db import records, row_readers
@@ -46,10 +46,8 @@ def newest_experiment(database: Database, *, but: str) -> records.Experiment | N
     """Return the newest experiment whose name does not begin with ``but``; the newest of all if each does."""
     others = ~Experiment.name.startswith(but, autoescape=True)
     with database.reading() as connection:
-        found = row_readers.experiments(connection, others, limit=1) or row_readers.experiments(
-            connection, true(), limit=1
-        )
-        return next(iter(found), None)
+        found = row_readers.experiments(connection, others, limit=1)
+        return next(iter(found or row_readers.experiments(connection, true(), limit=1)), None)
 
 
 def experiment(database: Database, name_or_id: str | int) -> records.Experiment | None:
@@ -66,12 +64,7 @@ def cycles(database: Database, experiment_id: int) -> list[records.Cycle]:
 
 
 def stages(
-    database: Database,
-    experiment_id: int,
-    *,
-    cycle_id: int | None = None,
-    kind: str | None = None,
-    limit: int = 200,
+    database: Database, experiment_id: int, *, cycle_id: int | None = None, kind: str | None = None, limit: int = 200
 ) -> list[records.Stage]:
     """Return stages of an experiment, newest first."""
     query = row_readers.stage_query().where(Stage.experiment_id == experiment_id)
@@ -188,10 +181,8 @@ def paths(database: Database, experiment_ids: Sequence[int]) -> list[records.Ove
     """
     with database.reading() as connection:
         experiments = {one.id: one for one in row_readers.experiments(connection, Experiment.id.in_(experiment_ids))}
-        cycles, known = (
-            row_readers.cycles(connection, list(experiments)),
-            row_readers.standing(connection, list(experiments)),
-        )
+        cycles = row_readers.cycles(connection, list(experiments))
+        known = row_readers.standing(connection, list(experiments))
         scores = row_readers.scores(connection, [one.id for one in known], TRADE)
     return [
         row_readers.overview(
@@ -264,7 +255,8 @@ def series(
             if after is None or row.last_step > after:
                 alike.setdefault(after, []).append(row.id)
         for after, ids in alike.items():
-            first = _first_step(connection, ids) if after is None else after + 1
+            smallest = select(func.min(MetricPoint.step)).where(MetricPoint.series_id.in_(ids))
+            first = (connection.scalar(smallest) or 0) if after is None else after + 1
             span = max(known[number].last_step for number in ids) - first + 1
             width = 1 if max_points is None else max(1, math.ceil(span / max_points))
             for row in connection.execute(_points(ids, after, width)):
@@ -347,17 +339,6 @@ def events(
         return [row_readers.record(records.Event, row) for row in connection.execute(query.limit(limit))]
 
 
-def token_scores(
-    database: Database, stage_id: int, step: int | None = None, *, limit: int = 50
-) -> list[records.TokenScores]:
-    """Return rollouts with values per token, of one step or the newest ones."""
-    query = select(TokenScores.__table__).where(TokenScores.stage_id == stage_id)
-    query = query if step is None else query.where(TokenScores.step == step)
-    with database.reading() as connection:
-        rows = connection.execute(query.order_by(TokenScores.step.desc(), TokenScores.id).limit(limit))
-        return [row_readers.record(records.TokenScores, row, tokens=tuple(row.tokens)) for row in rows]
-
-
 def token_numbers(
     database: Database, stage_id: int, name: str = "reverse_kl", *, limit: int = 400
 ) -> list[records.TokenNumbers]:
@@ -377,11 +358,6 @@ def rollout(database: Database, rollout_id: int) -> records.TokenScores | None:
     with database.reading() as connection:
         row = connection.execute(select(TokenScores.__table__).where(TokenScores.id == rollout_id)).first()
         return None if row is None else row_readers.record(records.TokenScores, row, tokens=tuple(row.tokens))
-
-
-def _first_step(connection: Connection, series_ids: Sequence[int]) -> int:
-    first = connection.scalar(select(func.min(MetricPoint.step)).where(MetricPoint.series_id.in_(series_ids)))
-    return 0 if first is None else first
 
 
 def _points(series_ids: Sequence[int], since: int | None, width: int) -> Select[Any]:

@@ -174,8 +174,7 @@ class CycleRow:
     @property
     def back(self) -> float | None:
         """Instruction following of the recovered checkpoint, as a share of the base's."""
-        end, base = _following(self.recovered), _following(self.base)
-        return end / base if end is not None and base else None
+        return _ratio(_following(self.recovered), _following(self.base))
 
     @property
     def summary(self) -> str:
@@ -221,12 +220,18 @@ class Overview:
         """The numbers of all corpora that any checkpoint was evaluated on."""
         return tuple(sorted({corpus for step in self.path for corpus in step.scores.domain_knowledge_by_corpus}))
 
-    def knowledge(self, measured: Measured) -> Score | None:
+    def of_base(self, measured: Measured | None) -> float | None:
+        """Instruction following of a checkpoint, as a share of the base's."""
+        return _ratio(_following(measured), _following(self.base))
+
+    def knowledge(self, measured: Measured | None) -> Score | None:
         """Accuracy on questions about all corpora of the experiment, comparable between checkpoints.
 
         A corpus on which a checkpoint was not evaluated counts with the base's score. If that is unknown too, the
         checkpoint's own overall score is returned.
         """
+        if measured is None:
+            return None
         own = measured.scores.domain_knowledge_by_corpus
         known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
         parts = [own.get(corpus, known.get(corpus)) for corpus in self.corpora]
@@ -385,6 +390,10 @@ def pooled(parts: Sequence[Score]) -> Score | None:
 def _following(measured: Measured | None) -> float | None:
     score = measured.scores.instruction_following if measured else None
     return score.value if score else None
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if value is not None and base else None
 
 
 def _difference(after: float | None, before: float | None) -> float | None:

@@ -27,7 +27,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 STAGE_KINDS = ("midtrain", "distill", "interpolate", "evaluate")
 TRAINING = ("midtrain", "distill", "interpolate")
 """Stages that produce weights and move ``latest``."""
-STAGE_STATUSES = ("running", "finished", "interrupted", "failed")
 CHECKPOINT_KINDS = ("base", "midtrained", "recovered", "external")
 DECISIONS = ("accepted", "rejected", "rolled_back")
 LEFT = ("rejected", "rolled_back")
@@ -188,10 +187,7 @@ class Checkpoint(Base):
     """Weights on disk: kind, origin, and a content hash to detect changes."""
 
     __tablename__ = "checkpoint"
-    __table_args__ = (
-        UniqueConstraint("experiment_id", "name"),
-        Index("ix_checkpoint_cycle", "cycle_id", "kind"),
-    )
+    __table_args__ = (UniqueConstraint("experiment_id", "name"), Index("ix_checkpoint_cycle", "cycle_id", "kind"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     experiment_id: Mapped[int] = _parent("experiment.id")

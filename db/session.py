@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, insert, make_url
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
@@ -116,6 +116,13 @@ def is_sqlite(url: URL) -> bool:
 def insert_new(connection: Connection, table: Any) -> Any:
     """Return an INSERT that supports ON CONFLICT, in the dialect of the database."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+def insert_row(connection: Connection, table: Any, values: Mapping[str, Any]) -> int:
+    """Insert one row and return its id."""
+    key = connection.execute(insert(table).values(**values)).inserted_primary_key
+    assert key is not None  # every table that uses this has one
+    return int(key[0])
 
 
 def open_database(address: str | Path | URL) -> Database:

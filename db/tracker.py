@@ -33,7 +33,7 @@ from db.schema import (
     TokenScores,
     Work,
 )
-from db.session import insert_new, open_database
+from db.session import insert_new, insert_row, open_database
 from db.stage_recorder import StageRecorder
 
 _SAMPLES_AT_ONCE = 500
@@ -144,7 +144,7 @@ class Tracker:
             )
             if known is None:
                 values = {"experiment_id": experiment_id, "number": number, "created_at": time.time()}
-                return _insert(connection, Cycle, values | given)
+                return insert_row(connection, Cycle, values | given)
             if given:
                 connection.execute(update(Cycle).where(Cycle.id == known).values(given))
             return known
@@ -184,7 +184,7 @@ class Tracker:
             now = liveness.now(connection)
             if cycle_id is not None and kind in TRAINING:
                 _refuse_second(connection, cycle_id, now)
-            held.stage_id = _insert(connection, Stage, values | _who_runs(held, now) | {"started_at": now})
+            held.stage_id = insert_row(connection, Stage, values | _who_runs(held, now) | {"started_at": now})
         return StageRecorder(self.database, self._writer, held, kind)
 
     def resume_stage(self, stage_id: int, *, from_step: int, steps_total: int | None = None) -> StageRecorder:
@@ -273,7 +273,7 @@ class Tracker:
                 connection.execute(update(Checkpoint).where(Checkpoint.id == known.id).values(values))
                 return int(known.id)
             values |= {"experiment_id": experiment_id, "name": text(name)}
-            return _insert(connection, Checkpoint, values)
+            return insert_row(connection, Checkpoint, values)
 
     def describe_checkpoint(self, checkpoint_id: int, details: Any) -> None:
         """Replace the stored details of a checkpoint."""
@@ -323,7 +323,7 @@ class Tracker:
         rows = [_sample(item) for item in items]
         with self.database.writing() as connection:
             _require_held(connection, by)
-            evaluation = _insert(connection, Evaluation, values)
+            evaluation = insert_row(connection, Evaluation, values)
             for start in range(0, len(rows), _SAMPLES_AT_ONCE):
                 chunk = rows[start : start + _SAMPLES_AT_ONCE]
                 connection.execute(insert(Sample), [row | {"evaluation_id": evaluation} for row in chunk])
@@ -361,13 +361,7 @@ class Tracker:
         values = {"experiment_id": experiment_id, "message": text(message), "kind": kind, "level": level}
         values |= {"cycle_id": cycle_id, "stage_id": stage_id, "data": json_safe(data or {})}
         with self.database.writing() as connection:
-            return _insert(connection, Event, values | {"created_at": time.time()})
-
-
-def _insert(connection: Connection, table: Any, values: Mapping[str, Any]) -> int:
-    key = connection.execute(insert(table).values(**values)).inserted_primary_key
-    assert key is not None  # every table here has one
-    return int(key[0])
+            return insert_row(connection, Event, values | {"created_at": time.time()})
 
 
 def _require(word: str, known: tuple[str, ...], what: str) -> None:
@@ -377,11 +371,7 @@ def _require(word: str, known: tuple[str, ...], what: str) -> None:
 
 def _who_runs(held: Held, now: float) -> dict[str, Any]:
     """Return the columns that mark a stage as run by this process."""
-    return {
-        "status": "running",
-        "lease": held.lease,
-        "heartbeat_at": now,
-    } | liveness.who()
+    return {"status": "running", "lease": held.lease, "heartbeat_at": now} | liveness.who()
 
 
 def _require_held(connection: Connection, by: StageRecorder | None) -> None:

@@ -245,24 +245,14 @@ def needs(rule: Rule, corpus: int | None = None) -> tuple[Need, ...]:
     return tuple(Need(checkpoint, suites, number) for checkpoint in checkpoints)
 
 
-def judge(rule: Rule, evidence: Evidence, *, alpha: float = 0.05) -> Verdict:
-    """Judge a single rule; see the module's docstring for the meaning of the verdicts.
-
-    Items are paired by id if at least half of the smaller side's ids occur on the other side, and clustered by group;
-    otherwise the two scores are compared as independent samples, which needs more items. Raises RecoveryError for
-    scores outside [0, 1] (for example a perplexity).
-    """
-    found = _compare(rule, evidence, alpha)
-    if isinstance(found, Verdict):
-        return found
-    return _verdict(rule, found, alpha, None, 1)
-
-
 def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05, looks: int = 1) -> Decision:
     """Accept if every rule passes, reject if any fails (Holm-corrected), otherwise undecided.
 
-    ``looks`` is the maximum number of times that these rules are judged on one checkpoint (2 for a first sample and
-    one extension). Raises UsageError without rules, and what :func:`judge` raises.
+    See the module's docstring for the meaning of the verdicts. Items are paired by id if at least half of the smaller
+    side's ids occur on the other side, and clustered by group; otherwise the two scores are compared as independent
+    samples, which needs more items. ``looks`` is the maximum number of times that these rules are judged on one
+    checkpoint (2 for a first sample and one extension). Raises UsageError without rules, RecoveryError for scores
+    outside [0, 1] (for example a perplexity).
     """
     if not rules:
         raise UsageError("a gate needs at least one rule, as in ifeval >= 0.98*base")
@@ -271,7 +261,7 @@ def judge_all(rules: Sequence[Rule], evidence: Evidence, *, alpha: float = 0.05,
     level = alpha / looks
     found = [_compare(rule, evidence, level) for rule in rules]
     tested = [one.contrast.p_below for one in found if isinstance(one, _Comparison)]
-    adjusted = iter(holm(tested, level).adjusted)
+    adjusted = iter(holm(tested))
     verdicts = tuple(
         one if isinstance(one, Verdict) else _verdict(rule, one, level, next(adjusted), len(tested))
         for rule, one in zip(rules, found, strict=True)
@@ -331,12 +321,12 @@ def _contrast(rule: Rule, suite: str, parts: Sequence[Measurement], alpha: float
     return _Comparison(suite, contrast, student.value, None if other_score is None else other_score.value, False)
 
 
-def _verdict(rule: Rule, found: _Comparison, alpha: float, adjusted: float | None, rules: int) -> Verdict:
+def _verdict(rule: Rule, found: _Comparison, alpha: float, adjusted: float, rules: int) -> Verdict:
     contrast = found.contrast
     outcome: Outcome = "undecided"
     if contrast.low >= -_TIE and contrast.value > _TIE:
         outcome = "pass"
-    elif (contrast.p_below if adjusted is None else adjusted) <= alpha:
+    elif adjusted <= alpha:
         outcome = "fail"
     # a failure must be significant at the corrected level
     level = alpha / rules if contrast.value < 0 else alpha

@@ -79,7 +79,7 @@ def by_type(first: Mapping[str, Judged], second: Mapping[str, Judged]) -> list[C
 def corrected(found: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons with Holm-adjusted p-values, corrected over those that were tested."""
     tested = [c.p_value for c in found if c.p_value is not None]
-    adjusted = iter(holm(tested).adjusted)
+    adjusted = iter(holm(tested))
     return [Comparison(**(asdict(c) | {"p_adjusted": None if c.p_value is None else next(adjusted)})) for c in found]
 
 
@@ -90,17 +90,9 @@ def _compared(name: str, one: Sequence[float], two: Sequence[float], groups: Seq
     if not set(one) | set(two) <= {0.0, 1.0}:
         return Comparison(name, *numbers)
     test = mcnemar(one, two)
-    p_value = test.p_value if not _clustered(groups) else _clustered_p(one, two, groups)
-    return Comparison(name, *numbers, test.only_first, test.only_second, p_value)
-
-
-def _clustered(groups: Sequence[str] | None) -> bool:
-    """Return whether items share groups, which violates the independence that McNemar's test assumes."""
+    p_value = test.p_value
     named = [group for group in groups or () if group]
-    return len(set(named)) < len(named)
-
-
-def _clustered_p(one: Sequence[float], two: Sequence[float], groups: Sequence[str] | None) -> float:
-    """Return the two-sided p-value of "no difference" by the clustered score test (statistics.paired_contrast)."""
-    below = paired_contrast(two, one, groups).p_below
-    return min(1.0, 2 * min(below, 1 - below))
+    if len(set(named)) < len(named):  # items that share groups are not independent, as McNemar's test assumes
+        below = paired_contrast(two, one, groups).p_below
+        p_value = min(1.0, 2 * min(below, 1 - below))
+    return Comparison(name, *numbers, test.only_first, test.only_second, p_value)

@@ -2,15 +2,14 @@
 
 Rollouts are compared by their prefix states (a prompt and the response up to a cut), represented in two ways: by
 hashed words, and by the hidden states of one featurising model, the same for both sides. Every distance has a null:
-the same distance between two sets of rollouts of one model. Read a distance together with its null and with scores,
-since two runs with equal drift can differ greatly in ability.
+the same distance between two sets of rollouts of one model, sampled with two seeds. Read a distance together with its
+null and with scores, since two runs with equal drift can differ greatly in ability.
 
 Features are matrices of N prefix states (M on the second side) by F features, as in ``first_NF`` and ``second_MF``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ from recovery.batching import Batch, Row, micro_batches
 from recovery.errors import RecoveryError, UsageError
 from recovery.losses.dense import divergence
 from recovery.models.chat_template import ChatFormat
-from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded
 from recovery.rollouts import Engine, Progress, Sampling
 from recovery.teachers import check_same_tokens
@@ -153,11 +151,7 @@ def median_distance(first_NF: Floats, second_MF: Floats) -> float:
 
 
 def mmd2(
-    first_NF: Floats,
-    second_MF: Floats,
-    groups: tuple[Groups, Groups] | None = None,
-    *,
-    bandwidth: float | None = None,
+    first_NF: Floats, second_MF: Floats, groups: tuple[Groups, Groups] | None = None, *, bandwidth: float | None = None
 ) -> float:
     """Return the unbiased estimate of the squared maximum mean discrepancy; it can be negative if the sides agree.
 
@@ -227,17 +221,6 @@ def token_jaccard(first: Sequence[Rollout], second: Sequence[Rollout]) -> float:
     return float(np.mean(values))
 
 
-def distances(
-    first_NF: Floats, second_MF: Floats, groups: tuple[Groups, Groups] | None = None, *, seed: int = 0
-) -> dict[str, float]:
-    """Return the distances between two sets of features: ``mmd2``, ``centroid`` and ``sliced_wasserstein``."""
-    return {
-        "mmd2": mmd2(first_NF, second_MF, groups),
-        "centroid": centroid_distance(first_NF, second_MF),
-        "sliced_wasserstein": sliced_wasserstein(first_NF, second_MF, seed=seed),
-    }
-
-
 def drift(
     first: Sequence[Rollout],
     second: Sequence[Rollout],
@@ -266,36 +249,10 @@ def drift(
         "lexical": [lexical_features(featuriser.chat, states) for states in sides],
         "hidden": [hidden_features(featuriser, states, token_budget=token_budget) for states in sides],
     }.items():
-        found = distances(first_NF, second_MF, (one, two), seed=seed)
-        result |= {f"{name}_{key}": value for key, value in found.items()}
+        result[f"{name}_mmd2"] = mmd2(first_NF, second_MF, (one, two))
+        result[f"{name}_centroid"] = centroid_distance(first_NF, second_MF)
+        result[f"{name}_sliced_wasserstein"] = sliced_wasserstein(first_NF, second_MF, seed=seed)
     return result | {"token_jaccard": similarity}
-
-
-def null_drift(
-    chat: ChatFormat,
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    featuriser: Loaded,
-    *,
-    max_new_tokens: int,
-    samples: int = 1,
-    seeds: tuple[int, int] = (0, 1),
-    window: int | None = None,
-    cuts: int = 4,
-    seed: int = 0,
-    token_budget: int = 8192,
-) -> dict[str, float]:
-    """Return the null: :func:`drift` between two sets of rollouts of one model, sampled with two seeds.
-
-    Use the same settings of :func:`rollouts` and :func:`drift` as in the comparison that it belongs to.
-    """
-    if seeds[0] == seeds[1]:
-        raise UsageError(f"the null was given seed {seeds[0]} twice: give two different seeds")
-    one, two = (
-        rollouts(chat, engine, prompts, max_new_tokens=max_new_tokens, samples=samples, seed=draw, window=window)
-        for draw in seeds
-    )
-    return drift(one, two, featuriser, cuts=cuts, seed=seed, token_budget=token_budget)
 
 
 def forward_kl(base: Loaded, other: Loaded, sampled: Sequence[Rollout], *, token_budget: int = 8192) -> Score:
@@ -341,7 +298,7 @@ def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequen
         raise UsageError(f"the models are on {base.device} and {other.device}: load both on one device")
     check_same_tokens(other.tokenizer, base.tokenizer, student_name=other.path, teacher_name=base.path)
     vocabulary = min(base.head.vocabulary, other.head.vocabulary)
-    heads = _float_head(base, vocabulary), _float_head(other, vocabulary)
+    heads = base.head.first(vocabulary).in_float32(), other.head.first(vocabulary).in_float32()
     step = max(1, LOGITS_AT_ONCE // vocabulary)
     values: list[float] = []
     clusters: list[str] = []
@@ -365,12 +322,6 @@ def _batches(loaded: Loaded, rows: Sequence[Row], token_budget: int) -> Iterator
         size = batch.ids_BT.shape[0]
         yield batch, order[done : done + size]
         done += size
-
-
-def _float_head(loaded: Loaded, vocabulary: int) -> Head:
-    head = loaded.head.first(vocabulary)
-    bias_V = None if head.bias_V is None else head.bias_V.float()
-    return dataclasses.replace(head, weight_VD=head.weight_VD.float(), bias_V=bias_V)
 
 
 def _by_prompt(sampled: Sequence[Rollout]) -> dict[tuple[int, ...], list[Rollout]]:

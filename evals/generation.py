@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from recovery.models.chat_template import ChatFormat
 from recovery.rollouts import Completion, Engine, Progress, Sampling
 from recovery.types import Message
+
+# progress(suite or step, items done, items in total, tokens sampled or scored so far)
+SuiteProgress = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,20 @@ def generate(
 def tokens_only(progress: Progress | None) -> Progress | None:
     """Return a callback that reports tokens only, for responses that are not the last of their conversation."""
     return None if progress is None else lambda _answers, tokens: progress(0, tokens)
+
+
+def counted(progress: SuiteProgress | None, name: str, total: int) -> Progress | None:
+    """Return a callback that adds up the increments reported by engines and passes on the totals, with ``name``."""
+    if progress is None:
+        return None
+    done = sampled = 0
+
+    def report(count: int, tokens: int) -> None:
+        nonlocal done, sampled
+        done, sampled = done + count, sampled + tokens
+        progress(name, done, total, sampled)
+
+    return report
 
 
 def transcript(messages: Sequence[Message]) -> str:

@@ -43,7 +43,7 @@ def judge_responses(
     if len(prompts) != len(responses):
         raise UsageError(f"{len(responses)} responses were given for {len(prompts)} prompts: give one for each")
     check_prompts(prompts)
-    return judged(prompts, [Answer(response, 0, True) for response in responses], suite)
+    return graded(prompts, [Answer(response, 0, True) for response in responses], suite)
 
 
 def refuses(response: str) -> bool:
@@ -56,7 +56,7 @@ def can_be_judged(prompt: Prompt) -> bool:
     return bool(prompt.checks) or prompt.answer is not None or REFUSAL in prompt.tags
 
 
-def judged(prompts: Sequence[Prompt], answers: Sequence[Answer], suite: str) -> SuiteResult:
+def graded(prompts: Sequence[Prompt], answers: Sequence[Answer], suite: str) -> SuiteResult:
     """Return a suite's result from its answers, one for each prompt; see :func:`judge_responses`."""
     found = [_item(prompt, response) for prompt, response in zip(prompts, answers, strict=True)]
     items = [item for item in found if item is not None]
@@ -128,11 +128,7 @@ def _by_refusal(prompt: Prompt, text: str) -> tuple[dict[str, bool], float, dict
 
 def _by_answer(answer: str, text: str) -> tuple[dict[str, bool], float, dict[str, Any]]:
     right = text.split() == answer.split()
-    verdicts = {
-        "correct": right,
-        "normalised": exact_match(text, (answer,)),
-        "contains": contains(text, (answer,)),
-    }
+    verdicts = {"correct": right, "normalised": exact_match(text, (answer,)), "contains": contains(text, (answer,))}
     return verdicts, float(right), {"rule": "answer", "headline": False, "answer": answer}
 
 
@@ -152,10 +148,7 @@ def _check_details(items: Sequence[Item]) -> dict[str, Score]:
         (str(number), instruction, strict, loose)
         for number, item in enumerate(items)
         for instruction, strict, loose in zip(
-            item.extra["instructions"],
-            item.verdicts.values(),
-            item.extra["loose_verdicts"].values(),
-            strict=True,
+            item.extra["instructions"], item.verdicts.values(), item.extra["loose_verdicts"].values(), strict=True
         )
     ]
     groups = [row[0] for row in rows]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.generation import answer
-from evals.grading import judged
+from evals.grading import graded
 from recovery.data.checkers import check_prompts
 from recovery.errors import UsageError
 from recovery.models.chat_template import ChatFormat
@@ -39,15 +39,9 @@ def evaluate_instructions(
     check_prompts(prompts)
     conversations = [prompt.messages for prompt in prompts]
     answers = answer(
-        chat,
-        engine,
-        conversations,
-        max_new_tokens=max_new_tokens,
-        window=window,
-        seed=seed,
-        progress=progress,
+        chat, engine, conversations, max_new_tokens=max_new_tokens, window=window, seed=seed, progress=progress
     )
-    return judged(prompts, answers, suite)
+    return graded(prompts, answers, suite)
 
 
 def read_ifeval(path: str | Path) -> list[Prompt]:

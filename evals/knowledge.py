@@ -58,13 +58,7 @@ def ask(
     questions = _of_form(probes, "question", suite)
     conversations = [(Message(role="user", content=probe.question),) for probe in questions]
     answers = answer(
-        chat,
-        engine,
-        conversations,
-        max_new_tokens=max_new_tokens,
-        window=window,
-        seed=seed,
-        progress=progress,
+        chat, engine, conversations, max_new_tokens=max_new_tokens, window=window, seed=seed, progress=progress
     )
     items = [_question_item(probe, response) for probe, response in zip(questions, answers, strict=True)]
     main = [item for item in items if not item.extra.get("control")]
@@ -327,15 +321,7 @@ def _choice_item(probe: Probe, scored: Sequence[Likelihood]) -> Item:
         "margin_per_byte": per_byte[wanted] - max(v for i, v in enumerate(per_byte) if i != wanted),
     }
     verdicts = {"correct": chosen == wanted, "unnormalised": plain == wanted}
-    item = Item(
-        probe.id,
-        probe.question,
-        probe.choices[chosen],
-        float(chosen == wanted),
-        verdicts,
-        probe.source,
-        extra,
-    )
+    item = Item(probe.id, probe.question, probe.choices[chosen], float(chosen == wanted), verdicts, probe.source, extra)
     return _marked(item, probe)
 
 

@@ -138,10 +138,7 @@ class EngineLM(TemplateLM):
         for index, request in enumerate(requests):
             tokens = self.tok_encode(request.args[0], add_special_tokens=False)
             windows = get_rolling_token_windows(
-                token_list=tokens,
-                prefix_token=self.prefix_token_id,
-                max_seq_len=self.max_length,
-                context_len=1,
+                token_list=tokens, prefix_token=self.prefix_token_id, max_seq_len=self.max_length, context_len=1
             )
             for context, continuation in map(make_disjoint_window, windows):
                 pieces.append((context, [continuation]))

@@ -9,7 +9,6 @@ plain scoring.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,11 +41,7 @@ class Likelihood:
 
 
 def likelihoods(
-    loaded: Loaded,
-    requests: Sequence[Request],
-    *,
-    token_budget: int = 16384,
-    progress: Progress | None = None,
+    loaded: Loaded, requests: Sequence[Request], *, token_budget: int = 16384, progress: Progress | None = None
 ) -> list[list[Likelihood]]:
     """Score ``requests``, each (context ids, [continuation ids, ...]); return a list of likelihoods per request.
 
@@ -195,11 +190,7 @@ def _later_tokens(
 
 def _sharp_head(loaded: Loaded) -> Head:
     """Return the head in float32 if the copy is small: bfloat16 rounds logits near 12 to steps of 0.06."""
-    head = loaded.head
-    if head.weight_VD.numel() > LOGITS_AT_ONCE:
-        return head
-    bias = None if head.bias_V is None else head.bias_V.float()
-    return dataclasses.replace(head, weight_VD=head.weight_VD.float(), bias_V=bias)
+    return loaded.head if loaded.head.weight_VD.numel() > LOGITS_AT_ONCE else loaded.head.in_float32()
 
 
 def _logits(head: Head, hidden_ND: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from evals.grading import judged
+from evals.grading import graded
 from evals.ifeval import prompt_of, read_ifeval
 from evals.lm_eval_adapter import EngineLM, run_lm_eval
 from evals.lm_eval_tasks import load_tasks, on_local_data
@@ -59,7 +59,7 @@ def evaluate_ifeval(
     run = run_lm_eval(lm, task, limit=limit, chat=True)
     samples = run["samples"]["ifeval"]
     answers = [replace(lm.answers[s["arguments"][0][0]], text=str(s["filtered_resps"][0])) for s in samples]
-    result = judged([prompt_of(sample["doc"]) for sample in samples], answers, "ifeval")
+    result = graded([prompt_of(sample["doc"]) for sample in samples], answers, "ifeval")
     theirs = float(run["results"]["ifeval"]["prompt_level_strict_acc,none"])
     if abs(theirs - result.score.value) > 1e-9:
         raise UsageError(f"lm-eval's IFEval accuracy is {theirs}, ours {result.score.value}: its task has changed")

@@ -12,7 +12,7 @@ from recovery.data.corpus.cooccurrence import frame
 from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.facts import Fact
 from recovery.data.corpus.passages import Ending
-from recovery.data.corpus.question_templates import cloze, missing, place_of, title_of, wh_question
+from recovery.data.corpus.question_templates import cloze, missing, place_of, wh_question
 from recovery.data.corpus.sentences import Sentence, plain_text
 from recovery.types import Probe
 
@@ -36,16 +36,7 @@ def choice_probe(gap: Gap, vocabulary: Vocabulary, seed: int) -> Probe | None:
         return None
     random.Random(f"{seed}:{gap.key}").shuffle(choices)
     question = f"{gap.sentence.lead}{gap.before}"
-    return Probe(
-        id=probe_id("choice", question, gap.answer),
-        form="choice",
-        question=question,
-        answers=(gap.answer,),
-        choices=tuple(choices),
-        source=gap.sentence.document,
-        tags=(gap.kind, "cloze"),
-        passage=gap.sentence.plain,
-    )
+    return _probe("choice", question, (gap.answer,), gap.sentence, (gap.kind, "cloze"), choices)
 
 
 def choosable(gap: Gap) -> bool:
@@ -75,16 +66,7 @@ def title_probe(opening: Sentence, others: Sequence[Sentence], seed: int) -> Pro
     if len(choices) < FEWEST_CHOICES:
         return None
     rng.shuffle(choices)
-    return Probe(
-        id=probe_id("choice", opening.lead, opening.raw),
-        form="choice",
-        question=opening.lead,
-        answers=(opening.raw,),
-        choices=tuple(choices),
-        source=opening.document,
-        tags=("passage", "title"),
-        passage=opening.plain,
-    )
+    return _probe("choice", opening.lead, (opening.raw,), opening, ("passage", "title"), choices)
 
 
 def fact_probe(fact: Fact, wording: int = 0) -> Probe:
@@ -103,21 +85,14 @@ def fact_probe(fact: Fact, wording: int = 0) -> Probe:
 
 def question_probe(gap: Gap) -> Probe:
     """Return a question probe that asks for a gap in a chat."""
-    turned = wh_question(gap)
+    turned, place = wh_question(gap), place_of(gap.sentence)
     if turned:
-        question = f'According to "{title_of(gap)}", {turned} Answer as briefly as you can.'
+        question = f'According to "{place}", {turned} Answer as briefly as you can.'
     else:
-        question = f'Fill the gap in this sentence from "{title_of(gap)}": "{cloze(gap)}" '
+        question = f'Fill the gap in this sentence from "{place}": "{cloze(gap)}" '
         question += f"Answer with the missing {missing(gap)} only."
-    return Probe(
-        id=probe_id("question", question, gap.answer),
-        form="question",
-        question=question,
-        answers=(gap.answer, *_other_spellings(gap.answer)),
-        source=gap.sentence.document,
-        tags=(gap.kind, "wh" if turned else "cloze"),
-        passage=gap.sentence.plain,
-    )
+    answers = (gap.answer, *_other_spellings(gap.answer))
+    return _probe("question", question, answers, gap.sentence, (gap.kind, "wh" if turned else "cloze"))
 
 
 def continuation_probe(ending: Ending) -> Probe:
@@ -125,14 +100,27 @@ def continuation_probe(ending: Ending) -> Probe:
     count = len(ending.rest.split())
     question = f'How does this sentence from "{place_of(ending.sentence)}" end? "{ending.before} ..." '
     question += f"Answer with its last {count} words only."
+    return _probe("question", question, (ending.rest,), ending.sentence, ("words", "continuation"))
+
+
+def _probe(
+    form: str,
+    question: str,
+    answers: tuple[str, ...],
+    sentence: Sentence,
+    tags: tuple[str, ...],
+    choices: Sequence[str] = (),
+) -> Probe:
+    """Return a probe made from a sentence, which is its passage."""
     return Probe(
-        id=probe_id("question", question, ending.rest),
-        form="question",
+        id=probe_id(form, question, answers[0]),
+        form=form,
         question=question,
-        answers=(ending.rest,),
-        source=ending.sentence.document,
-        tags=("words", "continuation"),
-        passage=ending.sentence.plain,
+        answers=answers,
+        choices=tuple(choices),
+        source=sentence.document,
+        tags=tags,
+        passage=sentence.plain,
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from evals.generation import answer
+from evals.generation import SuiteProgress, answer, counted
 from evals.knowledge import contains, exact_match, normalise
 from evals.probe_formats import probe_id
 from recovery.data.corpus.documents import Document
@@ -22,9 +22,6 @@ from recovery.data.corpus.text import normalise as wording
 from recovery.models.chat_template import ChatFormat
 from recovery.rollouts import Engine
 from recovery.types import Message, Probe
-
-# progress(step, prompts done, prompts in total, tokens sampled so far)
-WritingProgress = Callable[[str, int, int, int], None]
 
 _WRITE = (
     "{text}\n\nWrite one question that the text answers and give the answer. Write two lines: "
@@ -73,7 +70,7 @@ class Writer:
     engine: Engine
     window: int | None = None
     seed: int = 0
-    progress: WritingProgress | None = None
+    progress: SuiteProgress | None = None
     way: str | None = None
     _wordings: set[str] = field(default_factory=set)
 
@@ -150,24 +147,10 @@ class Writer:
         )
 
     def _complete(self, step: str, prompts: Sequence[str], tokens: int) -> list[str]:
-        done = sampled = 0
-
-        def report(count: int, tokens: int) -> None:
-            nonlocal done, sampled
-            done, sampled = done + count, sampled + tokens
-            if self.progress is not None:
-                self.progress(step, done, len(prompts), sampled)
-
         conversations = [(Message(role="user", content=prompt),) for prompt in prompts]
-        answers = answer(
-            self.chat,
-            self.engine,
-            conversations,
-            max_new_tokens=tokens,
-            window=self.window,
-            seed=self.seed,
-            progress=report,
-        )
+        report = counted(self.progress, step, len(prompts))
+        limits = {"max_new_tokens": tokens, "seed": self.seed}
+        answers = answer(self.chat, self.engine, conversations, window=self.window, progress=report, **limits)
         return [one.text for one in answers]
 
 

@@ -60,14 +60,6 @@ class NonInferiority:
 
 
 @dataclass(frozen=True)
-class Holm:
-    """Adjusted p-values in the input order, and which hypotheses are rejected."""
-
-    adjusted: tuple[float, ...]
-    rejected: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
 class Contrast:
     """mean(first) − (factor·mean(second) + shift) over ``n`` items, with confidence bounds and test.
 
@@ -136,29 +128,6 @@ def ratio_of(numerators: ArrayLike, denominators: ArrayLike) -> Score:
     return Score(ratio, stderr, n)
 
 
-def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the Wilson score interval (without continuity correction) of a proportion of ``n`` trials."""
-    if n <= 0 or not 0 <= successes <= n:
-        raise RecoveryError(f"{successes} successes in {n} trials is not a proportion")
-    interval = stats.binomtest(successes, n).proportion_ci(confidence_level=confidence, method="wilson")
-    return float(interval.low), float(interval.high)
-
-
-def interval(score: Score, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return the two-sided confidence interval of a score.
-
-    Wilson's interval if the score is a plain mean of verdicts (its standard error is then that of ``value·n``
-    successes, or 0 at a value of 0 or 1), otherwise value ± z·stderr with the score's own standard error. None for a
-    single graded item, whose error cannot be estimated.
-    """
-    if _of_verdicts(score):
-        return wilson(round(score.value * score.n), score.n, confidence)
-    if score.n < 2:
-        return None
-    half = _quantile(0.5 + confidence / 2) * score.stderr
-    return score.value - half, score.value + half
-
-
 def minimum_detectable_effect(
     n: int, *, p: float = 0.5, correlation: float = 0.5, power: float = 0.8, alpha: float = 0.05
 ) -> float:
@@ -181,29 +150,21 @@ def minimum_detectable_effect(
     return quantiles * math.sqrt(2 * p * (1 - p) * (1 - correlation) / n)
 
 
-def effect_in_words(
-    n: int,
-    *,
-    p: float = 0.5,
-    correlation: float = 0.5,
-    power: float = 0.8,
-    alpha: float = 0.05,
-    items: str = "prompts",
-) -> str:
+def effect_in_words(n: int, *, p: float = 0.5, items: str = "prompts") -> str:
     """Describe :func:`minimum_detectable_effect`: "with 300 prompts you can see a difference of 8 points"."""
-    points = 100 * minimum_detectable_effect(n, p=p, correlation=correlation, power=power, alpha=alpha)
+    points = 100 * minimum_detectable_effect(n, p=p)
     if points >= 100:
         return f"with {n} {items} you can see no difference, however large: take more"
     shown = f"{round(points, 0 if points >= 3 else 1):g}"
     return f"with {n} {items} you can see a difference of {shown} point{'' if shown == '1' else 's'}"
 
 
-def holm(p_values: Sequence[float], alpha: float = 0.05) -> Holm:
-    """Apply Holm's step-down correction: the family-wise error rate is at most ``alpha``.
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted by Holm's step-down correction, in the input order.
 
-    With p_(1) ≤ … ≤ p_(m): adjusted p_(i) = max_{j ≤ i} min(1, (m − j + 1)·p_(j)); rejected if at most alpha.
-    Any dependence between the tests is allowed. Source: S. Holm, "A Simple Sequentially Rejective Multiple
-    Test Procedure", Scandinavian Journal of Statistics 6 (1979) 65–70.
+    With p_(1) ≤ … ≤ p_(m): adjusted p_(i) = max_{j ≤ i} min(1, (m − j + 1)·p_(j)). Rejecting those of at most alpha
+    bounds the family-wise error rate by alpha, whatever the dependence between the tests. Source: S. Holm, "A Simple
+    Sequentially Rejective Multiple Test Procedure", Scandinavian Journal of Statistics 6 (1979) 65–70.
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise RecoveryError("Holm's correction takes p-values between 0 and 1")
@@ -211,7 +172,7 @@ def holm(p_values: Sequence[float], alpha: float = 0.05) -> Holm:
     for rank, index in enumerate(sorted(range(m), key=lambda i: p_values[i])):
         reached = max(reached, min(1.0, (m - rank) * float(p_values[index])))
         adjusted[index] = reached
-    return Holm(tuple(adjusted), tuple(p <= alpha for p in adjusted))
+    return adjusted
 
 
 def paired_contrast(
@@ -336,7 +297,7 @@ def paired_bootstrap(
         return Difference(score.value, score.stderr, score.value, score.value, score.n)
     interval = stats.bootstrap(
         (sums, sizes),
-        _mean_of_clusters,
+        lambda sums, sizes, axis=-1: sums.sum(axis=axis) / sizes.sum(axis=axis),
         paired=True,
         vectorized=True,
         confidence_level=confidence,
@@ -561,7 +522,3 @@ def _cluster_sums(values: Floats, groups: Sequence[str] | None) -> tuple[Floats,
     _, member = np.unique(np.asarray(keys, dtype=object).astype(str), return_inverse=True)
     sums, sizes = np.bincount(member, weights=values), np.bincount(member)
     return sums.astype(np.float64), sizes.astype(np.float64)
-
-
-def _mean_of_clusters(sums: Floats, sizes: Floats, axis: int = -1) -> Floats:
-    return np.asarray(sums.sum(axis=axis) / sizes.sum(axis=axis))

@@ -11,13 +11,12 @@ from typing import Any, TypeVar
 
 from evals import ifeval, knowledge
 from evals.behaviour import SUITES, Behaviour
+from evals.generation import SuiteProgress, counted
 from recovery.data.nltk_data import prepare
 from recovery.models.loading import Loaded
-from recovery.rollouts import CachingEngine, Engine, Progress
-from recovery.types import Probe, Prompt, Score, SuiteResult
+from recovery.rollouts import CachingEngine, Engine
+from recovery.types import Probe, Prompt, SuiteResult
 
-# progress(suite, items done, items in total, tokens sampled or scored so far)
-SuiteProgress = Callable[[str, int, int, int], None]
 Asked = TypeVar("Asked", Prompt, Probe)
 
 QUESTION_TOKENS = 64
@@ -137,11 +136,6 @@ def recorded(
     }
 
 
-def score_json(score: Score) -> dict[str, float | int]:
-    """Return a score as {"value", "stderr", "n"}."""
-    return {"value": score.value, "stderr": score.stderr, "n": score.n}
-
-
 def scores_json(results: Iterable[SuiteResult]) -> dict[str, Any]:
     """Return the SCORES object of ``recover status --json``; suites that were not measured are omitted.
 
@@ -153,9 +147,9 @@ def scores_json(results: Iterable[SuiteResult]) -> dict[str, Any]:
     for result in results:
         name, _, corpus = result.suite.partition("/")
         if corpus and name in PER_CORPUS:
-            scores.setdefault(name + BY_CORPUS, {})[corpus] = score_json(result.score)
+            scores.setdefault(name + BY_CORPUS, {})[corpus] = vars(result.score)
         else:
-            scores[result.suite] = score_json(result.score)
+            scores[result.suite] = vars(result.score)
     return scores
 
 
@@ -207,20 +201,9 @@ def _corpus(
     questions = sample_probes([probe for probe in probes if probe.form == "question"], limit)
     if any(not probe.control for probe in questions):
         suite = f"domain_knowledge/{corpus}"
+        options = {"max_new_tokens": tokens, "window": loaded.max_length, "seed": seed}
         report = counted(progress, suite, len(questions))
-        window = loaded.max_length
-        results.append(
-            knowledge.ask(
-                loaded.chat,
-                engine,
-                questions,
-                suite=suite,
-                max_new_tokens=tokens,
-                window=window,
-                seed=seed,
-                progress=report,
-            )
-        )
+        results.append(knowledge.ask(loaded.chat, engine, questions, suite=suite, progress=report, **options))
     choices = sample_probes([probe for probe in probes if probe.form == "choice"], limit)
     if any(not probe.control for probe in choices):
         suite = f"domain_knowledge_stored/{corpus}"
@@ -232,17 +215,3 @@ def _corpus(
 def _current(results: Sequence[SuiteResult], corpus: int) -> list[SuiteResult]:
     names = {f"{name}/{corpus}": name for name in ("domain_knowledge", "domain_knowledge_stored")}
     return [replace(result, suite=names[result.suite], items=()) for result in results if result.suite in names]
-
-
-def counted(progress: SuiteProgress | None, suite: str, total: int) -> Progress | None:
-    """Return a callback that adds up the increments reported by engines and passes on the totals."""
-    if progress is None:
-        return None
-    done = sampled = 0
-
-    def report(count: int, tokens: int) -> None:
-        nonlocal done, sampled
-        done, sampled = done + count, sampled + tokens
-        progress(suite, done, total, sampled)
-
-    return report

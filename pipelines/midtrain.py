@@ -120,7 +120,7 @@ class _Sources:
         earlier = (config.replay_documents or 0.0) if self.earlier_documents else 0.0
         own = (1 - config.replay) * (1 - earlier)
         has_questions = bool(self.augmented.conversations)
-        paraphrased = bool(self.augmented.documents or self.augmented.told) or self.writing is not None
+        paraphrased = bool(self.augmented.documents or self.augmented.descriptions) or self.writing is not None
         other = config.augment_share if has_questions or paraphrased else 0.0
         questions = (config.augment_questions if paraphrased else 1.0) if has_questions else 0.0
         texts, answers = self.augmented.characters
@@ -285,10 +285,10 @@ def _augmentation(session: Session, config: MidtrainConfig, sources: _Sources) -
         return []
     made, shares = sources.augmented, sources.shares(config)
     lines = [
-        f"augmentation: {made.facts} facts in up to {config.augment} other wordings and {len(made.told)} chats that "
-        f"tell of subjects and sections, {shares['wordings']:.0%} of the trained tokens; {len(made.conversations)} "
-        f"questions with answers, those that came with the documents and those about {made.asked} facts that no probe "
-        f"asks, {shares['questions']:.0%}"
+        f"augmentation: {made.facts} facts in up to {config.augment} other wordings and {len(made.descriptions)} chats "
+        f"that tell of subjects and sections, {shares['wordings']:.0%} of the trained tokens; "
+        f"{len(made.conversations)} questions with answers, those that came with the documents and those about "
+        f"{made.askable} facts that no probe asks, {shares['questions']:.0%}"
     ]
     return [*lines, sources.writing.line(session.workspace)] if sources.writing else lines
 
@@ -375,7 +375,7 @@ def _augmented_rows(chat: ChatFormat, longest: int, length: int, sources: _Sourc
     made = sources.augmented
     texts = text_rows(chat.tokenizer, length, [*made.documents, *(sources.written or ())])
     return {
-        "wordings": [*texts, *_packed(chat, longest, made.told, length)],
+        "wordings": [*texts, *_packed(chat, longest, made.descriptions, length)],
         "questions": _packed(chat, longest, made.conversations, length),
     }
 

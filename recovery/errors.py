@@ -11,6 +11,11 @@ class RecoveryError(Exception):
     """
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of another library's message, or the error's name if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
 class Interrupted(RecoveryError):  # noqa: N818  (not an error: a requested stop)
     """Work stopped on request, at a point where no progress is lost."""
 

@@ -96,7 +96,7 @@ def test_nothing_that_is_told_in_training_is_asked_for_with_the_words_of_a_test_
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / page).write_bytes((docs / page).read_bytes())
     probes = [to_probe(q) for q in QUESTIONS if q.use == "test" and not q.control]
-    conversations = augment(gather(tmp_path, 1, held_out=0.0, seed=0).documents, [], wordings=4).told
+    conversations = augment(gather(tmp_path, 1, held_out=0.0, seed=0).documents, [], wordings=4).descriptions
     guard = ProbeGuard(probes)
     assert len(conversations) > 100
     leaks = [q["content"] for q, response in conversations if guard.tells_the_answer(q["content"], response["content"])]

@@ -21,9 +21,9 @@ AT_MOST = 4
 LONGEST = 8000
 TOKENS, MOST_TOKENS = 256, 4096
 LOOK_SECONDS = 0.5
-_HERO = (
-    '<div class="hero"><p class="eyebrow">Models are loaded one after the other, in a separate process. '
-    "Nothing is recorded.</p><h1>One prompt to several checkpoints</h1></div>"
+_HERO = markup.hero(
+    "Models are loaded one after the other, in a separate process. Nothing is recorded.",
+    "One prompt to several checkpoints",
 )
 
 
@@ -38,7 +38,6 @@ def build(page: gr.Blocks, source: Source, asker: Asker) -> None:
             tokens = gr.Number(label="Maximum tokens per answer", value=TOKENS, precision=0, min_width=180)
             button = gr.Button("Ask", variant="primary", min_width=110)
     result = gr.HTML(elem_classes="evidence")
-    settings: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
     def show() -> list[Any]:
         return _show(source)
@@ -46,9 +45,9 @@ def build(page: gr.Blocks, source: Source, asker: Asker) -> None:
     def ask(text: str, chosen: list[str], count: int | None) -> Iterator[str]:
         yield from _ask(source, asker, text, chosen, count)
 
-    page.load(show, outputs=[header, summary, form, names], **settings)
+    page.load(show, outputs=[header, summary, form, names], **common.QUIET)
     # One request at a time per page; concurrent users are refused with a message, not queued.
-    gr.on([button.click, prompt.submit], ask, [prompt, names, tokens], result, concurrency_limit=8, **settings)
+    gr.on([button.click, prompt.submit], ask, [prompt, names, tokens], result, concurrency_limit=8, **common.QUIET)
 
 
 def _show(source: Source) -> list[Any]:

@@ -10,9 +10,13 @@ from urllib.parse import quote
 import gradio as gr
 
 from dashboard import markup
+from dashboard.formatting import DASH, count, memory
 from dashboard.tracker_source import Source
 from db import DatabaseError, MissingDatabaseError, queries
 from db.records import Experiment, Stage
+
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+"""Settings of every event: no progress indicator, no entry in Gradio's list of functions."""
 
 SWITCH = """(name) => {
     const address = new URL(window.location);
@@ -67,6 +71,31 @@ def quoted(name: str) -> str:
     return quote(name, safe="")
 
 
+def live_address(experiment: str, stage: Stage) -> str:
+    """Return the address of a stage's curves."""
+    return f"live?experiment={quoted(experiment)}&stage={stage.id}"
+
+
+def numbered(number: int, one: str, several: str) -> str:
+    """Return a number with its noun in the singular or plural."""
+    return f"1 {one}" if number == 1 else f"{number} {several}"
+
+
+def sentence(words: str) -> str:
+    """Return words with an initial capital and a full stop."""
+    return f"{words[0].upper()}{words[1:]}."
+
+
+def spent_tokens(stage: Stage) -> list[str]:
+    """Return the tokens a stage sampled, scored and trained on, as cells."""
+    return [count(n) if n else DASH for n in (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained)]
+
+
+def peak_memory(stage: Stage) -> str:
+    """Return a stage's peak memory as a cell."""
+    return memory(stage.peak_memory_bytes) if stage.peak_memory_bytes else DASH
+
+
 def unknown(source: Source, request: gr.Request) -> str:
     """Return the notice for an unknown experiment, or for none at all."""
     name = request.query_params.get("experiment")
@@ -90,7 +119,7 @@ def text_page(page: gr.Blocks, name: str, source: Source, render: Render) -> Non
     def show(request: gr.Request) -> list[Any]:
         return text_outputs(name, source, render, request)
 
-    page.load(show, outputs=[header, choice, body], show_progress="hidden", api_visibility="private")
+    page.load(show, outputs=[header, choice, body], **QUIET)
 
 
 def text_outputs(name: str, source: Source, render: Render, request: gr.Request) -> list[Any]:
@@ -123,9 +152,8 @@ def words_first(page: gr.Blocks, function: Callable[..., list[Any]], outputs: li
     def figures(values: list[Any]) -> list[Any]:
         return [*values, None]
 
-    settings |= {"show_progress": "hidden", "api_visibility": "private"}
-    opened = page.load(words, outputs=[*outputs, held], **settings)
-    opened.then(figures, inputs=held, outputs=[*plots, held], show_progress="hidden", api_visibility="private")
+    opened = page.load(words, outputs=[*outputs, held], **settings, **QUIET)
+    opened.then(figures, inputs=held, outputs=[*plots, held], **QUIET)
 
 
 def refreshing(
@@ -137,5 +165,4 @@ def refreshing(
     """
     settings: dict[str, Any] = {"inputs": [state], "concurrency_limit": 8}
     words_first(page, function, [state, *outputs], **settings)
-    hidden: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "trigger_mode": "once"}
-    gr.Timer(every).tick(function, outputs=[state, *outputs], **settings, **hidden)
+    gr.Timer(every).tick(function, outputs=[state, *outputs], trigger_mode="once", **settings, **QUIET)

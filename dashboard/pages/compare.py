@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import gradio as gr
 
 from dashboard import markup, stage_charts
 from dashboard.access import Access
-from dashboard.formatting import DASH, count, duration, memory, percent
+from dashboard.formatting import DASH, duration, interval, share
 from dashboard.markup import esc
 from dashboard.pages import common, live, stage_selection
 from dashboard.pages.geometry import curve_keys
@@ -76,17 +76,19 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         if not form.chosen:
             return _only(_heading(form) + _choice(database, form, ()) + _none_chosen(form))
         names = stage_selection.labels(form.chosen)
-        metrics = _metrics(database, form.chosen)
-        metric = form.metric if form.metric in metrics else next((m for m in METRICS if m in metrics), "")
-        drawn = _drawn(database, form, names, metric or next(iter(metrics), ""))
-        title, figure = _figure(metric or next(iter(metrics), ""), drawn, names)
+        metrics = sorted({name for one in form.chosen for name in queries.metric_names(database, one.stage.id)})
+        metric = next((name for name in (form.metric, *METRICS, *metrics) if name in metrics), "")
+        drawn = _drawn(database, form, names, metric)
+        title, figure = _figure(metric, drawn, names)
+        none = f"None of the {len(form.chosen)} chosen stages has logged a metric yet."
+        missing = "" if drawn else markup.notice("No curves", none)
         return [
             markup.header(NAME, form.chosen[0].experiment, asking=source.asking),
             _heading(form) + _choice(database, form, metrics, metric),
             gr.update(visible=bool(drawn)),
             title,
             figure,
-            ("" if drawn else _no_curve(form)) + _tables(database, form.chosen, names),
+            missing + _tables(database, form.chosen, names),
         ]
     except DatabaseError as error:
         return _only(common.trouble(source, error))
@@ -127,10 +129,6 @@ def _none_chosen(form: Form) -> str:
     )
 
 
-def _no_curve(form: Form) -> str:
-    return markup.notice("No curves", f"None of the {len(form.chosen)} chosen stages has logged a metric yet.")
-
-
 # --- the request --------------------------------------------------------------------------------------------
 
 
@@ -141,7 +139,7 @@ def _form(database: Database, group: str, request: gr.Request) -> Form:
     listed = queries.find_stages(database, experiment_ids=ids, kinds=KINDS, search=search, limit=LISTED)
     wanted = stage_selection.asked_stages(request, CHOSEN)
     chosen = stage_selection.by_id(database, wanted) if wanted else _at_first(listed)
-    known = {one.stage.id: one for one in stage_selection.named(database, _unique([*chosen, *listed]))}
+    known = {one.stage.id: one for one in stage_selection.named(database, [*chosen, *listed])}
     return Form(
         group,
         search,
@@ -157,15 +155,6 @@ def _at_first(listed: Sequence[Stage]) -> list[Stage]:
     return list(reversed(recoveries[:AT_FIRST]))
 
 
-def _unique(found: Sequence[Stage]) -> list[Stage]:
-    return list({stage.id: stage for stage in found}.values())
-
-
-def _metrics(database: Database, chosen: Sequence[Named]) -> list[str]:
-    """Return the names of all curves of the stages."""
-    return sorted({name for one in chosen for name in queries.metric_names(database, one.stage.id)})
-
-
 def _drawn(database: Database, form: Form, names: Sequence[str], metric: str) -> list[Curve]:
     """Return a curve for each stage that has this metric; its style depends on its position among the chosen ones."""
     found = [queries.series(database, one.stage.id, [metric], max_points=POINTS).get(metric, []) for one in form.chosen]
@@ -177,33 +166,24 @@ def _drawn(database: Database, form: Form, names: Sequence[str], metric: str) ->
 
 
 def _heading(form: Form) -> str:
-    number_of = len(form.chosen)
-    words = "1 stage" if number_of == 1 else f"{number_of} stages side by side" if number_of else "Compare stages"
+    words = common.numbered(len(form.chosen), "stage", "stages side by side") if form.chosen else "Compare stages"
     experiments = sorted({one.experiment for one in form.chosen}) or [form.group]
     under = ", ".join(experiments[:4]) + (f" and {len(experiments) - 4} more" if len(experiments) > 4 else "")
-    return f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{esc(words)}</h1></div>'
+    return markup.hero(esc(under), esc(words))
 
 
 def _choice(database: Database, form: Form, metrics: Sequence[str], metric: str = "") -> str:
     """Return the form: experiment, curve, search and stages."""
     groups = dict.fromkeys(_SEED.sub("", name) for name in queries.experiment_names(database))
     fields = (
-        _select("experiment", "Experiment", {name: name for name in [form.group, *groups]}, form.group)
-        + (_select("metric", "Curve", {name: _curve_name(name)[0] for name in metrics}, metric) if metrics else "")
+        markup.select("experiment", "Experiment", {name: name for name in [form.group, *groups]}, form.group)
+        + (markup.select("metric", "Curve", {m: _curve_name(m)[0] for m in metrics}, metric) if metrics else "")
         + f'<label>Stages named<input type="search" name="search" value="{esc(form.search)}" maxlength="100"></label>'
     )
     return (
         f'<form class="filters choosing" method="get" action="compare">{fields}<button type="submit">Compare</button>'
         f"{_boxes(form)}</form>"
     )
-
-
-def _select(name: str, label: str, options: Mapping[str, str], chosen: str) -> str:
-    shown = "".join(
-        f'<option value="{esc(value)}"{" selected" if value == chosen else ""}>{esc(word)}</option>'
-        for value, word in options.items()
-    )
-    return f'<label>{label}<select name="{name}">{shown}</select></label>'
 
 
 def _boxes(form: Form) -> str:
@@ -267,7 +247,7 @@ def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scor
     asked = [(title, name) for title, name in SUITES if any(getattr(one, name, None) for one in scores)]
     others = sorted({name for one in scores if one is not None for name in one.others})[:OTHERS]
     if not asked and not others:
-        return _card("Final scores", "None of the checkpoints that these stages made has been evaluated.", "")
+        return markup.card("Final scores", "None of the checkpoints that these stages made has been evaluated.", "")
     rows = []
     for named, name, one in zip(chosen, names, scores, strict=True):
         found = [getattr(one, suite, None) for _, suite in asked] + [one.others.get(o) if one else None for o in others]
@@ -275,46 +255,33 @@ def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scor
     columns = ("Stage", "Method", *(title for title, _ in asked), *others)
     note = "Scores of each stage's checkpoint: mean, half-width of the 95% interval, and number of items."
     table = markup.table(columns, rows, caption="Final scores by stage")
-    return _card("Final scores", note, f'<div class="stacked">{table}</div>')
+    return markup.card("Final scores", note, f'<div class="stacked">{table}</div>')
 
 
 def _score(score: Any) -> str:
     if score is None:
         return DASH
-    sure = f"± {196 * score.stderr:.1f}, " if score.stderr is not None else ""
-    return f"<b>{percent(score.value)}</b> <small>{sure}n = {score.n:,}</small>"
+    return f"<b>{share(score)}</b> <small>{interval(score)}</small>"
 
 
 def _costs(chosen: Sequence[Named], names: Sequence[str]) -> str:
-    columns = (
-        "Stage",
-        "Ended",
-        "Steps",
-        "Sampled",
-        "Scored",
-        "Trained",
-        "FLOPs",
-        "Time",
-        "Peak memory",
-        "Seed",
-        "Points",
-    )
+    tokens = ("Sampled", "Scored", "Trained")
+    columns = ("Stage", "Ended", "Steps", *tokens, "FLOPs", "Time", "Peak memory", "Seed", "Points")
     rows = [_cost(one.stage, name, one.experiment) for one, name in zip(chosen, names, strict=True)]
     note = "Tokens sampled, scored by teachers and trained on; FLOPs: 2N per token read, 6N per token trained on."
-    return _card("Cost", note, markup.table(columns, rows, caption="Cost by stage"))
+    return markup.card("Cost", note, markup.table(columns, rows, caption="Cost by stage"))
 
 
 def _cost(stage: Stage, name: str, experiment: str) -> list[str]:
-    spent, tokens = stage_selection.flops(stage), (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained)
-    address = f"live?experiment={common.quoted(experiment)}&stage={stage.id}"
+    spent = stage_selection.flops(stage)
     return [
-        f'<a href="{esc(address)}">{esc(name)}</a>',
+        f'<a href="{esc(common.live_address(experiment, stage))}">{esc(name)}</a>',
         markup.chip(_ended(stage), live.TONES.get(stage.status, "")),
         f"{stage.steps_done:,}",
-        *(count(n) if n else DASH for n in tokens),
+        *common.spent_tokens(stage),
         f"{spent:.1e}" if spent else DASH,
         esc(duration(stage.wall_seconds)),
-        memory(stage.peak_memory_bytes) if stage.peak_memory_bytes else DASH,
+        common.peak_memory(stage),
         DASH if stage.seed is None else str(stage.seed),
         f'<a href="download/stage/{stage.id}.csv" download>CSV</a>',
     ]
@@ -331,12 +298,12 @@ def _settings(chosen: Sequence[Named], names: Sequence[str]) -> str:
         return ""
     found = stage_selection.differing(chosen)
     if not found:
-        return _card("Settings that differ", "None: all these stages used the same settings.", "")
+        return markup.card("Settings that differ", "None: all these stages used the same settings.", "")
     rows = [[f"<code>{esc(name)}</code>", *(_value(value) for value in values)] for name, values in found.items()]
     same = len({name for one in chosen for name in one.stage.config}) - len(found)
     table = markup.table(("Setting", *names), rows, caption="Settings that differ")
     note = f"{len(found)} differ, {same} are the same."
-    return _card("Settings that differ", note, f'<div class="prose-cells">{table}</div>')
+    return markup.card("Settings that differ", note, f'<div class="prose-cells">{table}</div>')
 
 
 def _value(value: Any) -> str:
@@ -348,7 +315,3 @@ def _value(value: Any) -> str:
     if len(text) <= LONGEST:
         return esc(text)
     return f'<span title="{esc(text)}">{esc(text[: LONGEST - 1])}…</span>'
-
-
-def _card(title: str, note: str, body: str) -> str:
-    return f'<section class="card">{markup.card_title(title, note)}{body}</section>'

@@ -9,7 +9,7 @@ import gradio as gr
 
 from dashboard import markup
 from dashboard.access import Access
-from dashboard.formatting import DASH, ago, count, duration, interval, memory, percent, points, probability, short_path
+from dashboard.formatting import DASH, ago, duration, interval, percent, points, probability, share, short_path
 from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common
 from dashboard.pages.stage_selection import flops
@@ -50,15 +50,14 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
     def show(request: gr.Request) -> list[Any]:
         return _show(source, access, request)
 
-    settings: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-    page.load(show, outputs=outputs, **settings)
+    page.load(show, outputs=outputs, **common.QUIET)
     for button, (_, word, _) in zip(buttons, BUTTONS, strict=True):
 
         def enter(who: str, reason: str, request: gr.Request, word: str = word) -> list[Any]:
             message = _enter(source, access, request, word, who, reason)
             return [message, *_show(source, access, request)]
 
-        button.click(enter, [name, why], [result, *outputs], **settings)
+        button.click(enter, [name, why], [result, *outputs], **common.QUIET)
 
 
 def _enter(source: Source, access: Access, request: gr.Request, word: str, who: str, reason: str) -> str:
@@ -129,26 +128,16 @@ def _nothing(source: Source, request: gr.Request) -> list[Any]:
 
 def _summary(source: Source, overview: Overview, row: CycleRow) -> str:
     """Return the cycle's summary, links to other cycles, and tiles."""
-    words = f"{row.summary[0].upper()}{row.summary[1:]}."
     chip = markup.chip(WORDS.get(row.cycle.decision or "", "undecided"), TONES.get(row.cycle.decision or "", "warn"))
     documents = f"{short_path(row.cycle.documents) or DASH}, started {ago(row.cycle.created_at)}"
+    name = overview.experiment.name
+    neighbours = ((address(name, one.cycle.number), f"Cycle {one.cycle.number}", one is row) for one in overview.cycles)
     return (
-        f'<div class="hero"><p class="eyebrow" title="{esc(row.cycle.documents)}">{esc(documents)}</p>'
-        f"<h1>{esc(words)} {chip}</h1></div>"
-        + _neighbours(overview, row)
+        markup.hero(esc(documents), f"{esc(common.sentence(row.summary))} {chip}", hint=row.cycle.documents)
+        + markup.tabs("Cycles", neighbours)
         + _report(source, overview, row)
         + markup.tiles(_tiles(row))
     )
-
-
-def _neighbours(overview: Overview, row: CycleRow) -> str:
-    links = [
-        f'<a href="{esc(address(overview.experiment.name, one.cycle.number))}"'
-        + (' aria-current="true"' if one is row else "")
-        + f">Cycle {one.cycle.number}</a>"
-        for one in overview.cycles
-    ]
-    return f'<nav class="tabs" aria-label="Cycles">{"".join(links)}</nav>'
 
 
 def _report(source: Source, overview: Overview, row: CycleRow) -> str:
@@ -171,8 +160,8 @@ def _tiles(row: CycleRow) -> list[Tile]:
     return [
         Tile("Learnt", points(row.learnt), f"points on its own questions; {interval(known)}"),
         Tile("Lost by mid-training", points(-row.lost if row.lost is not None else None), "instruction following"),
-        Tile("Of the base model", percent(row.back), f"now {percent(following.value if following else None)}"),
-        Tile("General knowledge", percent(general.value if general else None), interval(general)),
+        Tile("Of the base model", percent(row.back), f"now {share(following)}"),
+        Tile("General knowledge", share(general), interval(general)),
     ]
 
 
@@ -194,11 +183,6 @@ def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
     return "".join(card for card in cards if card)
 
 
-def _card(title: str, note: str, body: str, anchor: str = "") -> str:
-    place = f' id="{esc(anchor)}"' if anchor else ""
-    return f'<section class="card"{place}>{markup.card_title(title, note)}{body}</section>'
-
-
 # --- instruction types ---------------------------------------------------------------------------------------
 
 
@@ -218,7 +202,7 @@ def _types(source: Source, overview: Overview, row: CycleRow) -> str:
         "test against base, Holm-corrected over all types."
     )
     table = markup.table(columns, cells, caption="Instruction types: base, mid-trained, recovered")
-    return _card("Instruction types", note, table, "types")
+    return markup.card("Instruction types", note, table, anchor="types")
 
 
 def _type_row(
@@ -287,7 +271,7 @@ def _tests(row: CycleRow) -> str:
     if not shown:
         return ""
     note = "On the items common to both: exact McNemar test, paired bootstrap, p-values Holm-corrected per table."
-    return _card("Paired tests", note, shown, "tests")
+    return markup.card("Paired tests", note, shown, anchor="tests")
 
 
 def _tested(one: Mapping[str, Any]) -> list[str]:
@@ -323,7 +307,7 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
         for one in judged.data.get("verdicts", [])
     ]
     note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
-    return _card("The gate", note, markup.table(columns, rows, caption="The gate's rules"), "gate")
+    return markup.card("The gate", note, markup.table(columns, rows, caption="The gate's rules"), anchor="gate")
 
 
 def _knowledge(overview: Overview, row: CycleRow) -> str:
@@ -344,14 +328,14 @@ def _knowledge(overview: Overview, row: CycleRow) -> str:
     if recorded.get("backward_transfer") is not None:
         note += f" Backward transfer {points(recorded['backward_transfer'])} points."
     table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
-    return _card("Knowledge over time", note, f'<div class="heat">{table}</div>', "knowledge")
+    return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
 
 
 def _heat(score: Any) -> str:
     if score is None:
         return '<span class="cell none">–</span>'
     level = min(10, max(0, round(10 * score.value)))
-    return f'<span class="cell level-{level}" title="{esc(interval(score))}">{percent(score.value)}</span>'
+    return f'<span class="cell level-{level}" title="{esc(interval(score))}">{share(score)}</span>'
 
 
 def _drift(source: Source, row: CycleRow) -> str:
@@ -363,7 +347,7 @@ def _drift(source: Source, row: CycleRow) -> str:
         return ""
     cells = [[esc(name), esc(_figure(value))] for name, value in sorted(found.details.items())]
     table = markup.table(("Measure", "Value"), cells, caption="Drift of responses from base")
-    return _card("Drift", "Distance of its responses from base's on the same prompts.", table, "drift")
+    return markup.card("Drift", "Distance of its responses from base's on the same prompts.", table, anchor="drift")
 
 
 def _figure(value: Any) -> str:
@@ -376,24 +360,24 @@ def _figure(value: Any) -> str:
 
 
 def _cost(overview: Overview, stages: Sequence[Stage]) -> str:
+    name = overview.experiment.name
     columns = ("Stage", "Status", "Steps", "Sampled", "Scored", "Trained", "FLOPs", "Time", "Peak memory")
     rows = [
         [
-            f'<a href="live?experiment={esc(common.quoted(overview.experiment.name))}&amp;stage={stage.id}">'
-            f"{esc(STAGE_WORDS[stage.kind])}</a>",
+            f'<a href="{esc(common.live_address(name, stage))}">{esc(STAGE_WORDS[stage.kind])}</a>',
             esc(stage.stopped or stage.status),
             f"{stage.steps_done:,}" if stage.steps_done else DASH,
-            *(count(n) if n else DASH for n in (stage.tokens_sampled, stage.tokens_scored, stage.tokens_trained)),
+            *common.spent_tokens(stage),
             DASH if (taken := flops(stage)) is None else f"{taken:.1e}",
             esc(duration(stage.wall_seconds)),
-            memory(stage.peak_memory_bytes) if stage.peak_memory_bytes else DASH,
+            common.peak_memory(stage),
         ]
         for stage in reversed(stages)
     ]
     if not rows:
         return ""
     table = markup.table(columns, rows, caption="Cost of each stage of the cycle")
-    return _card("Cost", "Tokens sampled, scored by teachers, and trained on.", table, "cost")
+    return markup.card("Cost", "Tokens sampled, scored by teachers, and trained on.", table, anchor="cost")
 
 
 def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequence[Stage]) -> str:
@@ -416,9 +400,9 @@ def _settings(source: Source, overview: Overview, row: CycleRow, stages: Sequenc
                 )
     title = f"Settings that differ from cycle {before.cycle.number}" if before else "Settings"
     if not rows:
-        return _card(title, "None: both cycles used the same settings.", "", "settings") if before else ""
+        return markup.card(title, "None: both cycles used the same settings.", "", anchor="settings") if before else ""
     table = markup.table(("Stage", "Setting", "Before", "Now"), rows, caption=title)
-    return _card(title, "", table, "settings")
+    return markup.card(title, "", table, anchor="settings")
 
 
 def _lineage(overview: Overview, row: CycleRow) -> str:
@@ -435,7 +419,7 @@ def _lineage(overview: Overview, row: CycleRow) -> str:
         for key, step in known.items()
     ]
     columns = ("Checkpoint", "Kind", "Parent", "Hash", "Created")
-    return _card("Lineage", "", markup.table(columns, rows, caption="Checkpoints of the cycle"), "lineage")
+    return markup.card("Lineage", "", markup.table(columns, rows, caption="Checkpoints of the cycle"), anchor="lineage")
 
 
 def _decisions(source: Source, row: CycleRow) -> str:
@@ -447,4 +431,4 @@ def _decisions(source: Source, row: CycleRow) -> str:
         for one in decisions
     ]
     table = markup.table(("Decision", "By", "Why", "When"), rows, caption="Decisions about the cycle, newest first")
-    return _card("Decisions", "", f'<div class="prose-cells">{table}</div>', "decisions")
+    return markup.card("Decisions", "", f'<div class="prose-cells">{table}</div>', anchor="decisions")

@@ -8,12 +8,12 @@ from typing import Any
 import gradio as gr
 
 from dashboard import charts, markup
-from dashboard.formatting import DASH, ago, interval, percent, points
+from dashboard.formatting import DASH, ago, interval, percent, points, share
 from dashboard.markup import esc
 from dashboard.pages import common
 from dashboard.tracker_source import STUDIES, Source
 from db import queries
-from db.records import Experiment, Measured, Overview
+from db.records import Experiment, Overview
 
 READ = 12
 """Number of experiments, the newest, in the table; the dropdown of the page lists all."""
@@ -63,16 +63,8 @@ def _others(source: Source, experiment: Experiment) -> list[Overview]:
 
 
 def _table(seen: Sequence[Overview], drawn: Sequence[str]) -> str:
-    columns = (
-        "Experiment",
-        "Model",
-        "Cycles",
-        "Instruction following",
-        "Of base",
-        "Domain knowledge",
-        "Started",
-        "Drawn",
-    )
+    scores = ("Instruction following", "Of base", "Domain knowledge")
+    columns = ("Experiment", "Model", "Cycles", *scores, "Started", "Drawn")
     rows = [_row(one, seen[0], drawn) for one in seen]
     return markup.table(columns, rows, caption="Experiments side by side")
 
@@ -80,30 +72,19 @@ def _table(seen: Sequence[Overview], drawn: Sequence[str]) -> str:
 def _row(one: Overview, here: Overview, drawn: Sequence[str]) -> list[str]:
     name, now = one.experiment.name, one.path[-1] if one.path else None
     following = now.scores.instruction_following if now else None
-    known = one.knowledge(now) if now else None
+    known, before = one.knowledge(now), one.knowledge(one.base)
+    gain = f"{points(known.value - before.value)} points" if known and before else ""
     link = f'<a href="./?experiment={common.quoted(name)}">{esc(name)}</a>'
     return [
         f"<b>{esc(name)}</b>" if one is here else link,
         f'<span class="path">{esc(one.experiment.base_model or DASH)}</span>',
         str(len(one.cycles)),
-        f"<b>{percent(following.value if following else None)}</b> <small>{esc(interval(following))}</small>",
-        percent(_of_base(one, now)),
-        f"{percent(known.value if known else None)} <small>{esc(_gain(one, now))}</small>",
+        f"<b>{share(following)}</b> <small>{esc(interval(following))}</small>",
+        percent(one.of_base(now)),
+        f"{share(known)} <small>{esc(gain)}</small>",
         esc(ago(one.experiment.created_at)),
         "here" if one is here else _toggle(here.experiment.name, name, drawn),
     ]
-
-
-def _of_base(one: Overview, now: Measured | None) -> float | None:
-    base = one.base.scores.instruction_following if one.base else None
-    following = now.scores.instruction_following if now else None
-    return following.value / base.value if following and base and base.value else None
-
-
-def _gain(one: Overview, now: Measured | None) -> str:
-    """Return the gain in knowledge over the base, in points."""
-    before, after = (one.knowledge(step) if step else None for step in (one.base, now))
-    return f"{points(after.value - before.value)} points" if before and after else ""
 
 
 def _toggle(here: str, name: str, drawn: Sequence[str]) -> str:
@@ -112,8 +93,7 @@ def _toggle(here: str, name: str, drawn: Sequence[str]) -> str:
     kept = [one for one in drawn if one not in (here, name)] + ([] if there else [name])
     beside = "".join(f"&beside={common.quoted(one)}" for one in kept[-(DRAWN - 1) :]) or "&beside="
     word = f"hide {name}" if there else f"draw {name}"
-    current = ' aria-current="true"' if there else ""
     return (
-        f'<a href="./?experiment={common.quoted(here)}{esc(beside)}"{current} aria-label="{esc(word)}">'
+        f'<a href="./?experiment={common.quoted(here)}{esc(beside)}"{markup.current(there)} aria-label="{esc(word)}">'
         f"{'✓ drawn' if there else '+ draw'}</a>"
     )

@@ -208,7 +208,7 @@ def _heading(shown: Sequence[Named]) -> str:
         "Each token of a step contributes a gradient. Methods differ in how evenly the norms are distributed, and in "
         "how well the directions agree."
     )
-    return f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{esc(words)}</h1></div>'
+    return markup.hero(esc(under), esc(words))
 
 
 def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Named], linear: bool) -> str:
@@ -221,25 +221,18 @@ def _choice(experiment: Experiment, shown: Sequence[Named], others: Sequence[Nam
         kept = [n for n in numbers if n != one.stage.id] if here else [*numbers, one.stage.id]
         if not kept or len(kept) > PLANES:
             continue
-        current = ' aria-current="true"' if here else ""
         word = "Remove" if here else "Add"
         links.append(
-            f'<a href="{esc(_address(experiment, kept, linear))}"{current} title="{word} {esc(name)}">'
+            f'<a href="{esc(_address(experiment, kept, linear))}"{markup.current(here)} title="{word} {esc(name)}">'
             f'<span aria-hidden="true">{"✓" if here else "+"}</span><span class="hidden">{word}</span> {esc(name)}'
             f"{'' if one.name == one.method else f' · {esc(one.method)}'}</a>"
         )
-    scales = "".join(
-        f'<a href="{esc(_address(experiment, numbers, one))}"{_current(one == linear)}>{word}</a>'
+    scales = [
+        (_address(experiment, numbers, one), word, one == linear)
         for one, word in ((False, "logarithmic"), (True, "linear"))
-    )
-    return (
-        f'<nav class="tabs labelled" aria-label="Stages"><span>Stages</span>{"".join(links)}</nav>'
-        f'<nav class="tabs labelled" aria-label="Distance from the centre"><span>Distance</span>{scales}</nav>'
-    )
-
-
-def _current(here: bool) -> str:
-    return ' aria-current="true"' if here else ""
+    ]
+    stages = markup.tab_row("Stages", "".join(links), labelled=True)
+    return stages + markup.tabs("Distance", scales, labelled=True)
 
 
 def _address(experiment: Experiment, numbers: Sequence[int], linear: bool) -> str:
@@ -324,32 +317,21 @@ def curve_keys(drawn: Sequence[Curve]) -> str:
 
 def _table(shown: Sequence[Seen]) -> str:
     """Return a table of the last measured step of each stage."""
-    columns = (
-        "Stage",
-        "Method",
-        "Last measured",
-        "Density",
-        "Bias (random signs)",
-        "Top 1 percent",
-        "Largest over median",
-        "Shared",
-        "Mean of the sample (random signs)",
-    )
+    measured = ("Density", "Bias (random signs)", "Top 1 percent", "Largest over median", "Shared")
+    columns = ("Stage", "Method", "Last measured", *measured, "Mean of the sample (random signs)")
     rows = [_row(one) for one in shown]
     note = (
         "Over all tokens of the step. The last column describes the sample in the planes, which a stage stores when it "
         "ends: the gradient of the loss with respect to the hidden state, projected onto two random directions and "
         "scaled to preserve lengths on average. Random signs: the same figure if each gradient had a random sign."
     )
-    title = markup.card_title("The last measured step", note)
-    return f'<section class="card">{title}{markup.table(columns, rows, caption="Geometry by stage")}</section>'
+    return markup.card("The last measured step", note, markup.table(columns, rows, caption="Geometry by stage"))
 
 
 def _row(one: Seen) -> list[str]:
     last = {metric: points[-1].value for metric, points in one.series.items() if points}
-    live = f"live?experiment={common.quoted(one.named.experiment)}&stage={one.stage.id}"
     return [
-        f'<a href="{esc(live)}">{esc(one.label)}</a>',
+        f'<a href="{esc(common.live_address(one.named.experiment, one.stage))}">{esc(one.label)}</a>',
         esc(one.named.method),
         f"step {one.last_step:,}" if one.last_step is not None else DASH,
         number(last.get(DENSITY)),

@@ -11,7 +11,7 @@ import gradio as gr
 
 from dashboard import charts, markup
 from dashboard.access import Access
-from dashboard.formatting import ago, count, duration, memory, number
+from dashboard.formatting import DASH, ago, count, duration, memory, number
 from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common
 from dashboard.tracker_source import Source
@@ -20,7 +20,6 @@ from db.records import Event, Experiment, Point, Stage, thinned
 
 NAME = "Live"
 REFRESH_SECONDS = 2.0
-PANELS_SHOWN = 12
 POINTS_KEPT = 800
 RECENT = 12
 SILENT_SECONDS = 30.0  # several heartbeats: a stage sends one every 5 s
@@ -83,6 +82,7 @@ LABELS = {
     "tokens_scored": "scored",
     "tokens_trained": "trained",
 }
+PANELS_SHOWN = len(PANELS) + 3  # room for curves without a panel of their own
 HEADLINES = (
     ("reverse_kl", "Reverse KL", "nats per token"),
     ("loss", "Loss", "nats per token"),
@@ -174,11 +174,8 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     for index in range(PANELS_SHOWN):
         panel = panels[index] if index < len(panels) else None
         columns.append(gr.update(visible=panel is not None) if rebuilt else gr.skip())
-        titles.append(
-            (markup.card_title(panel.title, panel.unit, markup.saves(f"panel-{index}")) if panel else "")
-            if rebuilt
-            else gr.skip()
-        )
+        title = markup.card_title(panel.title, panel.unit, markup.saves(f"panel-{index}")) if panel else ""
+        titles.append(title if rebuilt else gr.skip())
         redraw = panel is not None and (rebuilt or _must_redraw(panel, before, now, fresh))
         plots.append(_figure(panel, now.series, stage) if redraw and panel else gr.skip())
         if panel is not None and not redraw:
@@ -269,8 +266,7 @@ def _summary(stage: Stage, series: Mapping[str, list[Point]], alarms: Sequence[E
     cycle = f", cycle {stage.cycle}" if stage.cycle is not None else ""
     title = f"{STAGE_WORDS[stage.kind]}{cycle}"
     return (
-        f'<div class="hero"><p class="eyebrow">{esc(_when(stage))}</p>'
-        f"<h1>{esc(title)} {markup.chip(stage.status, TONES[stage.status])}</h1></div>"
+        markup.hero(esc(_when(stage)), f"{esc(title)} {markup.chip(stage.status, TONES[stage.status])}")
         + markup.progress(stage.steps_done, stage.steps_total, _progress(stage, series))
         + markup.numbers("Every point of every curve", f"download/stage/{stage.id}{{}}")
         + _advice(stage)
@@ -364,25 +360,20 @@ def _recent(stages: list[Stage], shown: Stage, experiment: Experiment) -> str:
     columns = ("Stage", "Cycle", "Status", "Steps", "Time", "Tokens trained", "Peak memory", "Started")
     rows = [
         [
-            _link(stage, experiment, here=stage.id == shown.id),
-            "–" if stage.cycle is None else str(stage.cycle),
+            f'<a href="{esc(common.live_address(experiment.name, stage))}"{markup.current(stage.id == shown.id)}>'
+            f"{esc(STAGE_WORDS[stage.kind])}</a>",
+            DASH if stage.cycle is None else str(stage.cycle),
             markup.chip(stage.status, TONES[stage.status]),
-            f"{stage.steps_done:,}" if stage.steps_done else "–",
+            f"{stage.steps_done:,}" if stage.steps_done else DASH,
             esc(duration(stage.wall_seconds)),
-            count(stage.tokens_trained) if stage.tokens_trained else "–",
-            memory(stage.peak_memory_bytes) if stage.peak_memory_bytes else "–",
+            count(stage.tokens_trained) if stage.tokens_trained else DASH,
+            common.peak_memory(stage),
             esc(ago(stage.started_at)),
         ]
         for stage in stages
     ]
     table = markup.table(columns, rows, caption="The last stages, newest first")
     return f'<div class="card">{markup.card_title("Recent stages", "Choose one to see its curves.")}{table}</div>'
-
-
-def _link(stage: Stage, experiment: Experiment, *, here: bool) -> str:
-    address = f"live?experiment={common.quoted(experiment.name)}&stage={stage.id}"
-    current = ' aria-current="true"' if here else ""
-    return f'<a href="{esc(address)}"{current}>{esc(STAGE_WORDS[stage.kind])}</a>'
 
 
 def _nothing(experiment: Experiment) -> str:

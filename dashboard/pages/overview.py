@@ -9,13 +9,13 @@ import gradio as gr
 
 from dashboard import charts, markup, theme
 from dashboard.access import Access
-from dashboard.formatting import ago, duration, interval, percent, points, short_path
+from dashboard.formatting import DASH, ago, duration, interval, percent, points, share, short_path
 from dashboard.markup import Tile, esc
 from dashboard.pages import common, experiments_card
 from dashboard.pages.cycle import TONES, WORDS, address
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
-from db.records import CycleRow, Measured, Overview, Stage
+from db.records import CycleRow, Overview, Stage
 
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
@@ -113,25 +113,15 @@ def _only(seen: str | None, message: str) -> list[Any]:
     """Return a message in place of all other outputs."""
     if seen == message:
         return [gr.skip()] * 12
-    return [
-        message,
-        gr.skip(),
-        gr.skip(),
-        message,
-        gr.update(visible=False),
-        None,
-        None,
-        "",
-        *experiments_card.nothing(),
-    ]
+    card = [gr.update(visible=False), None, None, ""]
+    return [message, gr.skip(), gr.skip(), message, *card, *experiments_card.nothing()]
 
 
 def _summary(overview: Overview) -> str:
     """Return the summary of the newest cycle, the running stage, and tiles."""
     measured = [row for row in overview.cycles if row.midtrained or row.recovered]
     if measured:
-        words = measured[-1].summary
-        title = esc(words[0].upper() + words[1:]) + "."
+        title = esc(common.sentence(measured[-1].summary))
     elif overview.base is not None:
         title = "The base model is measured. No cycle has been run yet."
     else:
@@ -141,12 +131,9 @@ def _summary(overview: Overview) -> str:
             ["recover cycle --docs ./my-documents", "recover eval"],
         )
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
-    under = f"Experiment {overview.experiment.name}{model}, {_cycles_run(overview)}"
-    return (
-        f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{title}</h1></div>'
-        + _banner(overview.running)
-        + markup.tiles(_tiles(overview))
-    )
+    cycles = common.numbered(len(overview.cycles), "cycle", "cycles")
+    under = f"Experiment {overview.experiment.name}{model}, {cycles}"
+    return markup.hero(esc(under), title) + _banner(overview.running) + markup.tiles(_tiles(overview))
 
 
 def _banner(running: Stage | None) -> str:
@@ -168,35 +155,18 @@ def _banner(running: Stage | None) -> str:
 def _tiles(overview: Overview) -> list[Tile]:
     """Return tiles with the scores of the newest checkpoint, compared with the base."""
     now, base = overview.path[-1], overview.base
-    following = now.scores.instruction_following
-    known = overview.knowledge(now)
-    general = now.scores.general
+    following, general = now.scores.instruction_following, now.scores.general
     start = base.scores.instruction_following if base else None
-    of_base = following.value / start.value if following and start and start.value else None
-    before = overview.knowledge(base) if base else None
+    note = f"base {share(start)}, n = {start.n:,}" if start else "base not measured"
+    of_base = overview.of_base(now)
+    known, before = overview.knowledge(now), overview.knowledge(base)
+    gained = f"from {share(before)}, " if known and before else ""
     return [
-        Tile("Instruction following", percent(following.value if following else None), interval(following)),
-        Tile("Of the base model", percent(of_base), _base_note(start), _tone(of_base)),
-        Tile(
-            "Domain knowledge", percent(known.value if known else None), _from(before.value if before else None, known)
-        ),
-        Tile("General knowledge kept", percent(general.value if general else None), interval(general)),
+        Tile("Instruction following", share(following), interval(following)),
+        Tile("Of the base model", percent(of_base), note, _tone(of_base)),
+        Tile("Domain knowledge", share(known), gained + interval(known)),
+        Tile("General knowledge kept", share(general), interval(general)),
     ]
-
-
-def _cycles_run(overview: Overview) -> str:
-    number = len(overview.cycles)
-    return "1 cycle" if number == 1 else f"{number} cycles"
-
-
-def _base_note(start: Any) -> str:
-    return f"base {percent(start.value)}, n = {start.n:,}" if start else "base not measured"
-
-
-def _from(before: float | None, known: Any) -> str:
-    if known is None:
-        return "not measured"
-    return interval(known) if before is None else f"from {percent(before)}, {interval(known)}"
 
 
 def _tone(of_base: float | None) -> str:
@@ -209,71 +179,43 @@ def _cycles(overview: Overview) -> str:
     """Return the table of cycles, newest first."""
     if not overview.cycles:
         return ""
-    columns = (
-        "Cycle",
-        "Documents",
-        "Learnt",
-        "Lost, mid-training",
-        "Of base, recovered",
-        "Knowledge, all",
-        "Stored",
-        "General",
-        "Decision",
-    )
+    scores = ("Learnt", "Lost, mid-training", "Of base, recovered", "Knowledge, all", "Stored", "General")
+    columns = ("Cycle", "Documents", *scores, "Decision")
     rows = [_cycle(overview, row) for row in reversed(overview.cycles)]
     note = (
         "Learnt: points on questions about the cycle's own documents. Lost: points of instruction following. "
         "Knowledge: accuracy on questions about all corpora, mid-trained → recovered."
     )
+    query = f"?experiment={common.quoted(overview.experiment.name)}"
+    every_score = markup.numbers("All scores", f"download/overview{{}}{query}")
     return (
-        f'<div class="card">{markup.card_title("Cycles", note, _every_score(overview))}'
+        f'<div class="card">{markup.card_title("Cycles", note, every_score)}'
         f"{markup.table(columns, rows, caption='What each cycle learnt, lost and recovered')}</div>"
     )
 
 
-def _every_score(overview: Overview) -> str:
-    """Return download links for all scores of the experiment."""
-    query = f"?experiment={common.quoted(overview.experiment.name)}"
-    return markup.numbers("All scores", f"download/overview{{}}{query}")
-
-
 def _cycle(overview: Overview, row: CycleRow) -> list[str]:
-    end = row.end
+    end = row.end.scores if row.end else None
     decision = row.cycle.decision
     words = WORDS.get(decision or "", "undecided")
     lost = None if row.lost is None else -row.lost
     return [
         f'<a href="{esc(address(overview.experiment.name, row.cycle.number))}" '
         f'title="{esc(ago(row.cycle.created_at))}"><b>Cycle {row.cycle.number}</b></a>',
-        f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or "–")}</span>',
+        f'<span class="path" title="{esc(row.cycle.documents)}">{esc(short_path(row.cycle.documents) or DASH)}</span>',
         f'<b class="{"good" if (row.learnt or 0) > 0.01 else ""}">{points(row.learnt)}</b>',
         f'<b class="{"warn" if (row.lost or 0) > 0.01 else ""}">{points(lost)}</b>',
-        _share(row.back),
-        _pair(row.midtrained, row.recovered, overview),
-        _stored(end),
-        _value(end.scores.general.value if end and end.scores.general else None),
+        _meter(row.back),
+        " → ".join(share(overview.knowledge(step), 0) for step in (row.midtrained, row.recovered)),
+        share(end.domain_knowledge_stored if end else None),
+        share(end.general if end else None),
         markup.chip(words, TONES.get(decision or "", "")),
     ]
 
 
-def _share(back: float | None) -> str:
+def _meter(back: float | None) -> str:
     if back is None:
-        return "–"
+        return DASH
     return f'<span class="meter"><i class="{_tone(back)}" style="width:{min(100.0, 100 * back):.1f}%"></i></span> ' + (
         f"<b>{percent(back)}</b>"
     )
-
-
-def _pair(midtrained: Measured | None, recovered: Measured | None, overview: Overview) -> str:
-    """Return knowledge over all corpora after mid-training and after recovery."""
-    scores = [overview.knowledge(step) if step else None for step in (midtrained, recovered)]
-    return " → ".join(percent(score.value if score else None, 0) for score in scores)
-
-
-def _stored(end: Measured | None) -> str:
-    score = end.scores.domain_knowledge_stored if end else None
-    return _value(score.value if score else None)
-
-
-def _value(value: float | None) -> str:
-    return percent(value)

@@ -105,26 +105,23 @@ class _State:
 def _heading(row: CycleRow, page: AnswerPage, state: _State) -> str:
     of = f" of {state.kind}" if state.kind else ""
     words = f"{LABELS[state.fate]}{of}: {page.total:,} {'prompt' if page.total == 1 else 'prompts'}"
-    back = esc(address(state.experiment, state.cycle))
-    return (
-        f'<div class="hero"><p class="eyebrow"><a href="{back}">← {esc(row.summary)}</a></p>'
-        f"<h1>{esc(words)}</h1>{_KEYS_HINT}</div>"
-    )
+    back = f'<a href="{esc(address(state.experiment, state.cycle))}">← {esc(row.summary)}</a>'
+    return markup.hero(back, esc(words), below=_KEYS_HINT)
 
 
 def _filters(overview: Overview, state: _State, base: Evaluation) -> str:
     """Return the fates as tabs, and a form for the type, the text and the cycle."""
     tabs = "".join(
         f'<a href="{esc(state.at(fate=fate))}" title="{esc(description)}"'
-        + (' aria-current="true"' if fate == state.fate else "")
-        + f">{esc(LABELS[fate])}</a>"
+        f"{markup.current(fate == state.fate)}>{esc(LABELS[fate])}</a>"
         for fate, description in FATES.items()
     )
     kinds = sorted(key.removeprefix("id/") for key in base.details if key.startswith("id/"))
-    cycles = [str(row.cycle.number) for row in overview.cycles]
+    cycles = {str(row.cycle.number): str(row.cycle.number) for row in overview.cycles}
+    types = {"": "every type"} | {kind: kind for kind in kinds}
     fields = (
-        _select("cycle", "Cycle", cycles, str(state.cycle))
-        + _select("type", "Type of instruction", ["", *kinds], state.kind)
+        markup.select("cycle", "Cycle", cycles, str(state.cycle))
+        + markup.select("type", "Type of instruction", types, state.kind)
         + f'<label>Text<input type="search" name="search" value="{esc(state.search)}" maxlength="200"></label>'
     )
     hidden = "".join(
@@ -132,18 +129,9 @@ def _filters(overview: Overview, state: _State, base: Evaluation) -> str:
         for name, value in (("experiment", state.experiment), ("show", state.fate))
     )
     return (
-        f'<nav class="tabs" aria-label="Outcome">{tabs}</nav>'
-        f'<form class="filters" method="get" action="samples">{hidden}{fields}'
+        f'{markup.tab_row("Outcome", tabs)}<form class="filters" method="get" action="samples">{hidden}{fields}'
         '<button type="submit">Filter</button></form>'
     )
-
-
-def _select(name: str, label: str, values: Sequence[str], chosen: str) -> str:
-    options = "".join(
-        f'<option value="{esc(v)}"{" selected" if v == chosen else ""}>{esc(v) or "every type"}</option>'
-        for v in values
-    )
-    return f'<label>{label}<select name="{name}">{options}</select></label>'
 
 
 def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) -> str:

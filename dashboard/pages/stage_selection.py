@@ -8,13 +8,13 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import stage_charts, theme
+from dashboard import charts, theme
 from dashboard.markup import STAGE_WORDS
 from db import Database, queries
 from db.records import Checkpoint, Stage
 
 COLOURS = len(theme.SERIES)
-DASHES = len(stage_charts.DASHES)
+DASHES = len(charts.DASHES)
 
 
 @dataclass(frozen=True)

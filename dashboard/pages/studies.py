@@ -33,7 +33,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     def show(request: gr.Request) -> list[Any]:
         return _show(source, request)
 
-    page.load(show, outputs=[header, body], show_progress="hidden", api_visibility="private")
+    page.load(show, outputs=[header, body], **common.QUIET)
 
 
 def _show(source: Source, request: gr.Request) -> list[Any]:
@@ -107,17 +107,14 @@ def _all(done: Sequence[Table], unfinished: Sequence[tuple[str, str, list[str]]]
     note = (
         "A statement holds if the whole 95% interval over seeds lies beyond its bound; undecided: it spans the bound."
     )
-    title = markup.card_title("All studies", note)
-    return (
-        f'<div class="hero"><p class="eyebrow">{esc(under)}</p><h1>{esc(words)}</h1></div>'
-        f'<section class="card studies">{title}<div class="prose-cells">{table}</div></section>'
-    )
+    body = f'<div class="prose-cells">{table}</div>'
+    return markup.hero(esc(under), esc(words)) + markup.card("All studies", note, body, look="studies")
 
 
 def _numbered(done: Sequence[Table]) -> str:
     """Return the number of studies, and of outcomes if some were run at several budgets."""
     number = len({table["study"] for table in done})
-    words = "1 study" if number == 1 else f"{number} studies"
+    words = common.numbered(number, "study", "studies")
     return words if number == len(done) else f"{words}, {len(done)} outcomes"
 
 
@@ -172,10 +169,9 @@ def _one(tables: Sequence[Table], wanted: str, budget: str | None, found: Sequen
         )
         return message + '<nav class="steps" aria-label="All studies"><a href="studies">← All studies</a></nav>'
     claim = str(table.get("claim", ""))
+    under = f'<a href="studies">← All studies</a> · {esc(table["study"])}, {esc(table.get("source", ""))}'
     return (
-        '<div class="hero"><p class="eyebrow"><a href="studies">← All studies</a> · '
-        f"{esc(table['study'])}, {esc(table.get('source', ''))}</p>"
-        f"<h1>{esc(claim[:1].upper() + claim[1:])} {verdict(table['verdict'])}</h1></div>"
+        markup.hero(under, f"{esc(claim[:1].upper() + claim[1:])} {verdict(table['verdict'])}")
         + _budgets(tables, table)
         + _facts(table, found)
         + _statements(table)
@@ -186,11 +182,7 @@ def _one(tables: Sequence[Table], wanted: str, budget: str | None, found: Sequen
 def _budgets(tables: Sequence[Table], shown: Table) -> str:
     if len(tables) < 2:
         return ""
-    links = "".join(
-        f'<a href="{esc(_address(one))}"{" aria-current=true" if one is shown else ""}>budget {esc(_budget(one))}</a>'
-        for one in tables
-    )
-    return f'<nav class="tabs" aria-label="Budgets">{links}</nav>'
+    return markup.tabs("Budgets", [(_address(one), f"budget {_budget(one)}", one is shown) for one in tables])
 
 
 def _facts(table: Table, found: Sequence[Experiment]) -> str:
@@ -207,7 +199,7 @@ def _facts(table: Table, found: Sequence[Experiment]) -> str:
         ("Dates", esc(_span(table.get("dates")))),
     ]
     rows = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in facts)
-    return f'<section class="card">{markup.card_title("How it was run")}<dl class="facts">{rows}</dl></section>'
+    return markup.card("How it was run", "", f'<dl class="facts">{rows}</dl>')
 
 
 def _statements(table: Table) -> str:
@@ -215,8 +207,7 @@ def _statements(table: Table) -> str:
     rows = [[verdict(part.get("verdict", "")), esc(part.get("statement", ""))] for part in parts]
     note = "Fixed before the run. The claim holds if all statements hold, and fails if one does not hold."
     shown = markup.table(("Verdict", "Statement"), rows, caption="Statements with their verdicts")
-    title = markup.card_title("Statements", note)
-    return f'<section class="card statements">{title}<div class="prose-cells">{shown}</div></section>'
+    return markup.card("Statements", note, f'<div class="prose-cells">{shown}</div>', look="statements")
 
 
 def _figures(table: Table) -> str:
@@ -232,9 +223,8 @@ def _figures(table: Table) -> str:
         for name, figure in figures.items()
     ]
     columns = ("Figure", "Mean ± spread", *(f"seed {seed}" for seed in seeds))
-    note = f"Mean and standard deviation over {len(seeds)} {'seed' if len(seeds) == 1 else 'seeds'}, then each value."
-    title = markup.card_title("Figures", note)
-    return f'<section class="card figures">{title}{markup.table(columns, rows, caption="Figures over seeds")}</section>'
+    note = f"Mean and standard deviation over {common.numbered(len(seeds), 'seed', 'seeds')}, then each value."
+    return markup.card("Figures", note, markup.table(columns, rows, caption="Figures over seeds"), look="figures")
 
 
 def _value(value: object) -> str:

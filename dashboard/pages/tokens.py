@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import gradio as gr
 
@@ -46,10 +45,10 @@ class Place:
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Build the page."""
-    common.text_page(page, NAME, source, told_by(source))
+    common.text_page(page, NAME, source, renderer(source))
 
 
-def told_by(source: Source) -> common.Render:
+def renderer(source: Source) -> common.Render:
     """Return the function that renders the page."""
     return lambda experiment, asked: _page(source.database(), experiment, asked)
 
@@ -110,12 +109,10 @@ def _heading(chosen: Named, rows: Sequence[TokenNumbers]) -> str:
     words = f"{STAGE_WORDS[chosen.stage.kind]}{cycle}: reverse KL per token {nats(first)}"
     words += f" at step {steps[0]:,}, {nats(last)} at step {steps[-1]:,}" if len(steps) > 1 else ""
     total = sum(len(row.tokens) for row in rows)
-    live = f"live?experiment={common.quoted(chosen.experiment)}&stage={chosen.stage.id}"
+    live = common.live_address(chosen.experiment, chosen.stage)
     under = f"{len(rows):,} responses, {total:,} tokens, sampled from the batches of each step"
-    return (
-        f'<div class="hero"><p class="eyebrow"><a href="{esc(live)}">{esc(chosen.name)}, stage {chosen.stage.id}</a>'
-        f" · {esc(chosen.method)} · {esc(under)}</p><h1>{esc(words)}</h1></div>"
-    )
+    link = f'<a href="{esc(live)}">{esc(chosen.name)}, stage {chosen.stage.id}</a>'
+    return markup.hero(f"{link} · {esc(chosen.method)} · {esc(under)}", esc(words))
 
 
 def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
@@ -127,7 +124,7 @@ def _stages(choices: Sequence[Named], chosen: Named | None) -> str:
         (f"tokens?experiment={common.quoted(one.experiment)}&stage={one.stage.id}", name, one is chosen)
         for one, name in zip(choices, names, strict=True)
     ]
-    return _tabs("Stages", reversed(links))
+    return markup.tabs("Stages", reversed(links), labelled=True)
 
 
 def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
@@ -139,32 +136,17 @@ def _steps(rows: Sequence[TokenNumbers], place: Place) -> str:
         mean = nats(_mean([row for row in rows if row.step == step]))
         word = f"{ends[step]}, step {step:,}" if step in ends else f"step {step:,}"
         links.append((replace(place, step=step, item="", token=None).address, f"{word} · {mean}", step == place.step))
-    return _tabs("Steps", links)
+    return markup.tabs("Steps", links, labelled=True)
 
 
 def _items(rows: Sequence[TokenNumbers], place: Place) -> str:
     """Return the responses of a step, as tabs with their mean divergence."""
     links = [
-        (
-            replace(place, item=row.item, token=None).address,
-            f"{row.item} · {nats(row.mean)}",
-            row.item == place.item,
-        )
+        (replace(place, item=row.item, token=None).address, f"{row.item} · {nats(row.mean)}", row.item == place.item)
         for row in rows
         if row.step == place.step
     ]
-    return _tabs("Responses", links)
-
-
-def _tabs(label: str, links: Any) -> str:
-    """Return tabs from (address, label, whether it is the current one)."""
-    shown = "".join(
-        f'<a href="{esc(address)}"' + (' aria-current="true"' if here else "") + f">{esc(words)}</a>"
-        for address, words, here in links
-    )
-    return (
-        f'<nav class="tabs labelled" aria-label="{esc(label)}"><span>{esc(label)}</span>{shown}</nav>' if shown else ""
-    )
+    return markup.tabs("Responses", links, labelled=True)
 
 
 def _missing(place: Place) -> str:
@@ -185,12 +167,12 @@ def _answer(database: Database, row: TokenNumbers, place: Place) -> str:
         f"Step {row.step:,}, {len(row.tokens):,} tokens, mean reverse KL {nats(row.mean)} nats. Hover over a token, "
         "or focus it with the Tab key, to see its values."
     )
-    return (
-        f'<section class="card answer-tokens">{markup.card_title(f"Response {row.item}", note)}{token_html.key()}'
-        f'<pre class="prompt" tabindex="0" aria-label="Prompt">{esc(rollout.prompt)}</pre>'
+    body = (
+        f'{token_html.key()}<pre class="prompt" tabindex="0" aria-label="Prompt">{esc(rollout.prompt)}</pre>'
         f"{token_html.tokens(rollout, start, chosen)}{_windows(rollout, start, place)}"
-        f'<div class="chosen-token"><h3>Selected token</h3>{token_html.details(rollout, chosen)}</div></section>'
+        f'<div class="chosen-token"><h3>Selected token</h3>{token_html.details(rollout, chosen)}</div>'
     )
+    return markup.card(f"Response {row.item}", note, body, look="answer-tokens")
 
 
 def _windows(rollout: TokenScores, start: int, place: Place) -> str:
@@ -216,18 +198,17 @@ def _worst(rows: Sequence[TokenNumbers], place: Place) -> str:
         f"The {len(found)} largest of {sum(len(row.tokens) for row in rows):,} tokens, in nats, with preceding tokens."
     )
     table = markup.table(("Token", "KL", "Step", "Response"), cells, caption="Tokens with the largest divergence")
-    title = markup.card_title("Largest divergences in this stage", note)
-    return f'<section class="card furthest">{title}<div class="prose-cells">{table}</div></section>'
+    body = f'<div class="prose-cells">{table}</div>'
+    return markup.card("Largest divergences in this stage", note, body, look="furthest")
 
 
 def _worst_row(row: TokenNumbers, at: int, place: Place) -> list[str]:
     there = replace(place, step=row.step, item=row.item, token=at)
     before = "".join(map(str, row.tokens[max(0, at - CONTEXT) : at]))
     before = token_html.shown(f"…{before}" if at > CONTEXT else before.lstrip(" ")) if before.strip(" ") else ""
-    here = ' aria-current="true"' if there == place else ""
     word = f'<mark class="kl level-{token_html.level(row.numbers[at])}">{token_html.shown(row.tokens[at])}</mark>'
     return [
-        f'<a class="context" href="{esc(there.address)}"{here}>{before}{word}</a>',
+        f'<a class="context" href="{esc(there.address)}"{markup.current(there == place)}>{before}{word}</a>',
         f"<b>{nats(row.numbers[at])}</b>",
         f"{row.step:,}",
         esc(row.item),

@@ -187,8 +187,6 @@ class _Bars:
         """The progress callback of evals.probe_generation."""
         if (what, total) != self.current or self.bar is None:
             self.stack.close()
-            self.current, self.bar = (
-                (what, total),
-                self.stack.enter_context(self.display.bar(f"{self.title}: {what}", total)),
-            )
+            bar = self.display.bar(f"{self.title}: {what}", total)
+            self.current, self.bar = (what, total), self.stack.enter_context(bar)
         self.bar.update_tokens(done, tokens)

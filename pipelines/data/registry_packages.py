@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from recovery.errors import UsageError
 
@@ -40,12 +41,8 @@ class Package:
 
 def read_packages(path: Path) -> dict[str, Package]:
     """Return the packages of a TOML file, one table each. Raise UsageError if a table is not a package."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
     found = {}
-    for name, values in tables.items():
+    for name, values in read_tables(path).items():
         try:
             found[name] = Package(**values)
         except TypeError:
@@ -54,6 +51,14 @@ def read_packages(path: Path) -> dict[str, Package]:
         if found[name].registry not in _CLIENTS:
             raise UsageError(f"{path}: [{name}] names the registry {found[name].registry!r}: use pypi or npm")
     return found
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """Return the tables of a TOML file. Raise UsageError if it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
 
 
 def fetch(package: Package, target: Path, say: Say) -> Path:
@@ -116,13 +121,11 @@ def _archive(package: Package, command: list[str], folder: Path) -> Path:
 
 
 def _check_hash(package: Package, archive: Path) -> None:
-    digest = hashlib.sha256()
     with archive.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != package.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != package.sha256:
         raise UsageError(
-            f"{package.package} {package.version} has SHA-256 {digest.hexdigest()[:16]}..., not "
+            f"{package.package} {package.version} has SHA-256 {digest[:16]}..., not "
             f"{package.sha256[:16]}...: it is not the archive that was pinned, and was not used"
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     cycles = session.learnt_cycles(checkpoint, checkpoint.cycle)
     wanted = cycles if scope.corpora is None else [k for k in cycles if k in scope.corpora]
     test = behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
-    general = base.path / GENERAL
+    general, ifeval = base.path / GENERAL, config.ifeval
+    tasks = base.path / TASKS if (base.path / TASKS).is_dir() else None  # of the model itself
     problems: list[str] = []
     return EvalInputs(
         instruction=[prompt for prompt in test if can_be_judged(prompt)],
@@ -110,10 +111,8 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
         own=own_suites(config.behaviour, problems) if scope.behaviour else {},
         corpora=load_snapshots(session.workspace, wanted),
         general=load_probes(general) if scope.general and general.is_file() else (),
-        ifeval=load_ifeval(None if config.ifeval == "hub" else config.ifeval)
-        if config.ifeval and scope.behaviour
-        else {},
-        tasks=load_tasks(config.tasks, include_path=_tasks(base.path)) if config.tasks and scope.general else {},
+        ifeval=load_ifeval(None if ifeval == "hub" else ifeval) if ifeval and scope.behaviour else {},
+        tasks=load_tasks(config.tasks, include_path=tasks) if config.tasks and scope.general else {},
         texts=_texts(config) if scope.general else (),
         problems=tuple(problems),
     )
@@ -155,10 +154,8 @@ def _effects(
     counts = {"instruction_following": (prompts, "prompts")}
     counts |= {PREFIX + name: (count, "prompts") for name, count in behaviour.items()}
     for number, corpus in asked.corpora.items():
-        counts[f"domain_knowledge/{number}"] = (
-            _counted(corpus.probes, limit, lambda p: p.form == "question"),
-            "questions",
-        )
+        questions = [probe for probe in corpus.probes if probe.form == "question"]
+        counts[f"domain_knowledge/{number}"] = (_counted(questions, limit), "questions")
     counts["general"] = (_counted(asked.general, limit), "questions")
     base = session.base
     scores = queries.scores(session.tracker.database, base.id).to_json() if base.id is not None else {}
@@ -174,10 +171,9 @@ def _effects(
     )
 
 
-def _counted(probes: Sequence[Probe], limit: int | None, of: Callable[[Probe], bool] = lambda _: True) -> int:
+def _counted(probes: Sequence[Probe], limit: int | None) -> int:
     """Count the probes that determine a suite's score."""
-    kept = suites.sample_probes([probe for probe in probes if of(probe)], limit)
-    return sum(not probe.control for probe in kept)
+    return sum(not probe.control for probe in suites.sample_probes(probes, limit))
 
 
 def _skills(model: Path) -> list[Prompt]:
@@ -191,8 +187,3 @@ def _texts(config: EvalConfig) -> list[str]:
     if config.texts is None:
         return []
     return [document.text for document in read_corpus(config.texts, held_out=0.0).documents]
-
-
-def _tasks(model: Path) -> Path | None:
-    """Return the folder of a model's own lm-eval tasks, if it has one."""
-    return model / TASKS if (model / TASKS).is_dir() else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from db import queries, records
 from evals import suites
+from evals.generation import counted
 from evals.knowledge import bits_per_byte
 from evals.lm_eval_adapter import EngineLM
 from evals.packaged_ifeval import evaluate_ifeval
@@ -66,9 +66,9 @@ def evaluate(
     number = cycle if cycle is not None else checkpoint.cycle
     with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume) as stage:
         loaded = load_frozen(session.verified(checkpoint), config)
-        bars_of = _bars(session, stage, f"evaluate {checkpoint.name}")
+        bars = _Bars(session, stage, f"evaluate {checkpoint.name}")
         cached = cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops)
-        with cached as engine, bars_of as bars:
+        with cached as engine, bars.stack:
             results = _measure(loaded, engine, config, asked, bars)
             results += _extra(loaded, engine, config, asked, bars)
         if not results:
@@ -125,7 +125,7 @@ def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, asked: EvalInputs
     results = []
     if asked.ifeval:
         total = min(len(asked.ifeval["ifeval"].eval_docs), config.limit or sys.maxsize)
-        progress = suites.counted(bars.show, "ifeval", total)
+        progress = counted(bars.show, "ifeval", total)
         results.append(
             evaluate_ifeval(
                 loaded,
@@ -182,16 +182,7 @@ class _Bars:
         self.stage.interrupts.check()
         if suite != self.suite or self.bar is None:
             self.stack.close()
-            self.suite, self.bar = (
-                suite,
-                self.stack.enter_context(self.session.display.bar(f"{self.title}: {suite}", total)),
-            )
+            bar = self.session.display.bar(f"{self.title}: {suite}", total)
+            self.suite, self.bar = suite, self.stack.enter_context(bar)
         self.bar.update_tokens(done, tokens)
         self.stage.recorder.progress(done, total)
-
-
-@contextlib.contextmanager
-def _bars(session: Session, stage: Stage, title: str) -> Iterator[_Bars]:
-    bars = _Bars(session, stage, title)
-    with bars.stack:
-        yield bars

@@ -130,10 +130,7 @@ def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int,
     if "prompts" in settings:
         settings["prompts"] = Path(settings["prompts"])
     if settings.get("alpha") == 0.0:  # one response per prompt, so as many prompts as other arms have completions
-        settings |= {
-            "prompts_per_step": given.prompts_per_step * given.samples_per_prompt,
-            "samples_per_prompt": 1,
-        }
+        settings |= {"prompts_per_step": given.prompts_per_step * given.samples_per_prompt, "samples_per_prompt": 1}
     config = dataclasses.replace(given, **settings, knowledge_teacher=None, earlier_teacher=None)
     return recovery_config(CycleConfig(knowledge_teacher=teacher, distill=config), trained, cycle)
 

@@ -42,10 +42,7 @@ class Scenario:
 
 
 MINIATURE_SCENARIO = Scenario(
-    MINIATURE,
-    CYCLES,
-    lambda folder, seed: write_corpora(folder, CYCLES, seed),
-    "of a fictional world as Markdown",
+    MINIATURE, CYCLES, lambda folder, seed: write_corpora(folder, CYCLES, seed), "of a fictional world as Markdown"
 )
 
 
@@ -88,11 +85,7 @@ def demo(session: Session, *, seed: int, flags: dict[str, Any], scenario: Scenar
 
 
 def demo_config(
-    session: Session,
-    folders: list[Path],
-    seed: int,
-    flags: dict[str, Any],
-    scenario: Scenario = MINIATURE_SCENARIO,
+    session: Session, folders: list[Path], seed: int, flags: dict[str, Any], scenario: Scenario = MINIATURE_SCENARIO
 ) -> CycleConfig:
     """Return the demo's settings: ``flags`` over documents alone, the scenario's recipe and the model's."""
     given = {"replay": 0.0} | flags | {"docs": tuple(folders), "seed": seed}

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import tomllib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipelines.data.question_splits import write_corpus_files
-from pipelines.data.registry_packages import Say, check_clients, fetch, read_packages
+from pipelines.data.registry_packages import Say, check_clients, fetch, read_packages, read_tables
 from pipelines.experiments.demo import Scenario
 from recovery.config import Recipe, read_recipe
 from recovery.errors import UsageError
@@ -67,12 +65,8 @@ def part_of(short: bool) -> str:
 
 def read_pages(path: Path) -> list[Pages]:
     """Read the corpora of a TOML file, one table each, in its order. Raises UsageError if one is invalid."""
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
     found = []
-    for name, values in tables.items():
+    for name, values in read_tables(path).items():
         try:
             given: dict[str, Any] = {k: v if isinstance(v, str) else tuple(v) for k, v in values.items()}
             found.append(Pages(name, **given))
@@ -97,8 +91,6 @@ def _write(pages: Pages, documents: Path, questions: Path, target: Path) -> Path
 
 def _over(upper: Recipe, lower: Recipe) -> Recipe:
     """Merge two recipes; the first overrides the second."""
-    names: Sequence[str] = list(dict.fromkeys([*lower.tables, *upper.tables]))
-    tables: Mapping[str, Mapping[str, Any]] = {
-        name: {**lower.tables.get(name, {}), **upper.tables.get(name, {})} for name in names
-    }
+    names = dict.fromkeys([*lower.tables, *upper.tables])
+    tables = {name: {**lower.tables.get(name, {}), **upper.tables.get(name, {})} for name in names}
     return Recipe(f"{upper.origin} over {lower.origin}", tables)

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 from evals.comparison import Comparison, Judged, compare
 from pipelines.experiments.run import Measured, Record
+from pipelines.reports.document import table_lines
 from recovery.errors import UsageError
 
-IFEVAL, OWN, ASKED, STORED, TEXT = (
-    "ifeval",
-    "instruction_following",
-    "domain_knowledge",
-    "domain_knowledge_stored",
-    "unrelated_text",
-)
+IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
+ASKED, STORED = "domain_knowledge", "domain_knowledge_stored"
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
 MISSING = "–"
 _SHORT = (
@@ -36,7 +32,7 @@ class Bound:
 
     name: str
     value: Callable[[Record, int], float | None]
-    must: float | None
+    must: float | None = None
     goal: float | None = None
     percent: bool = False
     first: int = 1
@@ -110,9 +106,7 @@ LEVELS = {
 BOUNDS = (
     Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True),
     Bound("mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), None, None, True),
-    Bound(
-        "mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained"), None
-    ),
+    Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
     Bound("recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0),
     Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
     Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
@@ -177,11 +171,7 @@ def summary(records: Sequence[Record], main: str) -> str:
     asked = [f"{row['n']:,} of {name}" for name, row in mine[0].checkpoints[0].suites.items() if name in (IFEVAL, OWN)]
     about = f"{model}, {mine[0].title}{part}: {count}, {done} of {wanted} cycles, prompts: {', '.join(asked)}"
     caption = f"{about}; {', '.join(dates)}; {'; '.join(machines)}."
-    return "\n".join([*_table(["after", *(name for name, _ in BRIEF)], rows), "", caption])
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join([*table_lines(["after", *(name for name, _ in BRIEF)], rows), "", caption])
 
 
 def _runs(records: Sequence[Record]) -> list[str]:
@@ -190,7 +180,7 @@ def _runs(records: Sequence[Record]) -> list[str]:
         [r.title, str(r.seed), f"{r.cycles} of {r.wanted}", "a part" if r.short else "whole", r.date, r.machine]
         for r in records
     ]
-    return [*inputs, "", *_table(["arm", "seed", "cycles done", "corpora", "date", "where"], rows)]
+    return [*inputs, "", *table_lines(["arm", "seed", "cycles done", "corpora", "date", "where"], rows)]
 
 
 def _bounds(records: Sequence[Record]) -> list[str]:
@@ -205,7 +195,7 @@ def _bounds(records: Sequence[Record]) -> list[str]:
             reached += f" in {len(means)} of {wanted - bound.first + 1}"
         shown = [_number(bound.must, bound.percent), _number(bound.goal, bound.percent)]
         rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), reached])
-    return _table(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
+    return table_lines(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
 
 
 def _base(record: Record) -> list[str]:
@@ -242,12 +232,12 @@ def _number(value: float | None, percent: bool) -> str:
     return f"{100 * value:+.0f} points" if percent else f"≥ {value:.2f}"
 
 
-def _cell(values: Sequence[float], percent: bool = False, digits: int = 3) -> str:
+def _cell(values: Sequence[float], percent: bool = False) -> str:
     """Format the mean ± spread over seeds; of one seed its value."""
     if not values:
         return MISSING
-    scale, form = (100, "+.1f") if percent else (1, f".{digits}f")
-    spread = f" ± {scale * statistics.stdev(values):.{1 if percent else digits}f}" if len(values) > 1 else ""
+    scale, form = (100, "+.1f") if percent else (1, ".3f")
+    spread = f" ± {scale * statistics.stdev(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
     return f"{scale * statistics.fmean(values):{form}}{spread}"
 
 
@@ -256,8 +246,7 @@ def _arms(records: Sequence[Record]) -> list[str]:
     rows = []
     with_base = [record for record in records if record.at(0, "base")]
     for cycle in range(1, max((record.cycles for record in with_base), default=0) + 1):
-        there = [record for record in with_base if record.cycles >= cycle][:1]  # the same model in every run
-        cells = [_cell([v for r in there if (v := value(r, cycle, "base")) is not None]) for _, value in COLUMNS]
+        cells = _cells(COLUMNS, [record for record in with_base if record.cycles >= cycle], cycle, "base")
         rows.append(["base", f"asked about corpus {cycle}", "", *cells, "", "", ""])
     for arm in dict.fromkeys(record.arm for record in records):
         mine = [record for record in records if record.arm == arm]
@@ -266,11 +255,17 @@ def _arms(records: Sequence[Record]) -> list[str]:
                 there = [record for record in mine if record.at(cycle, kind)]
                 if there:
                     rows.append(_row(there, cycle, kind))
-    return _table(head, rows)
+    return table_lines(head, rows)
+
+
+def _cells(columns: Sequence[tuple[str, Value]], records: Sequence[Record], cycle: int, kind: str) -> list[str]:
+    """Return a checkpoint's cells of some columns over the seeds; base is the same model in every run."""
+    seen = records[:1] if kind == "base" else records
+    return [_cell([v for r in seen if (v := value(r, cycle, kind)) is not None]) for _, value in columns]
 
 
 def _row(records: Sequence[Record], cycle: int, kind: str) -> list[str]:
-    cells = [_cell([v for r in records if (v := value(r, cycle, kind)) is not None]) for _, value in COLUMNS]
+    cells = _cells(COLUMNS, records, cycle, kind)
     found = [measured.cost for record in records if (measured := record.at(cycle, kind)) is not None]
     costs = [_mean(found, "trained"), _mean(found, "sampled"), _mean(found, "seconds")]
     shown = [f"{value:,.0f}" for value in costs[:2]] + [f"{costs[2] / 3600:.2f}"]
@@ -294,7 +289,7 @@ def _paired(record: Record) -> list[str]:
                 rows.append(
                     [measured.name, f"{name}, {level}", str(found.n), change, f"{found.lost}/{found.won}", p_value]
                 )
-    return _table(["checkpoint", "on", "items", "points against base (95%)", "lost/won", "p"], rows)
+    return table_lines(["checkpoint", "on", "items", "points against base (95%)", "lost/won", "p"], rows)
 
 
 def _compared(base: Measured, other: Measured, name: str, level: str) -> Comparison | None:
@@ -314,7 +309,7 @@ def _compared(base: Measured, other: Measured, name: str, level: str) -> Compari
 def _shown(record: Record) -> list[str]:
     """Show the checkpoints' responses as quoted text, so that nothing in them is read as markup."""
     lines = [
-        "Every k-th of our own test prompts in the order of their ids, k such that there are ten; not hand-picked.",
+        "Every k-th of our own test prompts in the order of their ids, k such that there are ten; not hand-picked."
     ]
     for responses in record.answers:
         lines += ["", *_quoted("prompt", responses["prompt"])]

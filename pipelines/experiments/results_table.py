@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.planning.machine import machine
+from pipelines.reports.document import table_lines
+from pipelines.studies.study import spread
 
 Status = Mapping[str, Any]
 BEHAVIOUR, ASKED, STORED = "instruction_following", "domain_knowledge", "domain_knowledge_stored"
@@ -149,7 +151,7 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
     """Return the table of all variants, with its command and machine, as a page of the documentation."""
     first = variants[0]
     head = ["", "must", "goal", *(variant.name for variant in variants), "reached by the means", "by every seed"]
-    rows = [head, ["---"] * len(head)]
+    rows = []
     columns = [variant.lines() for variant in variants]
     for at, line in enumerate(columns[0]):
         figure = line.figure
@@ -158,8 +160,8 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
         goal = "" if figure.goal is None else f"{sign} {figure.goal:.2f}"
         cells = [column[at].text() for column in columns]
         rows.append([figure.name, f"{sign} {figure.must:.2f}{few}", goal, *cells, str(line.means), str(line.seeds)])
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
     seeds = ", ".join(str(run.seed) for run in first.runs)
+    seconds = statistics.fmean(run.seconds for variant in variants for run in variant.runs)
     return "\n".join(
         [
             "# Results of the demo",
@@ -169,11 +171,12 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
             f"Three cycles on the miniature, mid-training on documents alone in the first column. Seeds {seeds}; a "
             f"cell holds one mean ± standard deviation over the seeds for each cycle. {_items(first)}",
             "",
-            table,
+            *table_lines(head, rows),
             "",
             "The last two columns judge the first variant: its means over the seeds, and every seed by itself.",
             "",
-            *_machine(variants),
+            machine(),
+            f"One run of three cycles took {seconds / 60:.1f} minutes in the stages (mean over all runs).",
             "",
         ]
     )
@@ -188,18 +191,10 @@ def _items(variant: Variant) -> str:
     return f"Every score is over at least {min(counts):,} items." if counts else ""
 
 
-def _machine(variants: Sequence[Variant]) -> list[str]:
-    from_stages = statistics.fmean(run.seconds for variant in variants for run in variant.runs)
-    return [
-        machine(),
-        f"One run of three cycles took {from_stages / 60:.1f} minutes in the stages (mean over all runs).",
-    ]
-
-
 def _line(figure: Figure, statuses: Sequence[Status]) -> Line:
     values = [figure.value(status) for status in statuses]
     columns = [[v for v in column if v is not None] for column in zip(*values, strict=True)]
-    cells = [(statistics.fmean(c), statistics.stdev(c) if len(c) > 1 else 0.0) for c in columns if c]
+    cells = [spread(column) for column in columns if column]
     each = [_verdict(figure, v) for v in values]
     seeds = Verdict(_all([v.must for v in each]), _all([v.goal for v in each]))
     return Line(figure, tuple(cells), _verdict(figure, [mean for mean, _ in cells]), seeds)

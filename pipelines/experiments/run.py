@@ -137,7 +137,22 @@ def keep(
 
     An existing record with the same checkpoints and more is not overwritten.
     """
-    record = _record(session, arm, scenario, made, seed=seed, cycles=cycles, short=short)
+    base = session.resolve("base")
+    checkpoints = [_figures(session, base, 0, "base")]
+    checkpoints += [_figures(session, session.resolve(c.name), c.cycle or 0, c.kind) for c in made]
+    record = Record(
+        arm=arm.name,
+        title=arm.title,
+        seed=seed,
+        wanted=cycles,
+        model=Path(scenario.model).name,
+        documents=scenario.about,
+        machine=machine(),
+        date=datetime.date.today().isoformat(),
+        short=short,
+        checkpoints=tuple(checkpoints),
+        answers=tuple(_answers(session, [base, *made])),
+    )
     path = kept / FILE.format(arm=arm.name, seed=seed, part="-short" if short else "")
     if path.is_file() and _holds(old := _read(path), record):
         return old
@@ -164,52 +179,19 @@ def _share_answers(place: Workspace, home: Workspace) -> None:
     shared.mkdir(parents=True, exist_ok=True)
     home.folder.mkdir(parents=True, exist_ok=True)
     link = home.folder / "cache"
-    if not link.is_symlink() and not link.exists():
-        link.symlink_to(
-            os.path.relpath(shared, home.folder), target_is_directory=True
-        )  # relative, so that both can be moved together
+    if not link.is_symlink() and not link.exists():  # relative, so that both can be moved together
+        link.symlink_to(os.path.relpath(shared, home.folder), target_is_directory=True)
 
 
 def _configs(
     session: Session, scenario: Scenario, flags: Mapping[str, Any]
 ) -> tuple[MidtrainConfig, DistillConfig, EvalConfig]:
     recipes = (scenario.recipe, session.recipe)
-    return (
-        build(MidtrainConfig, flags, *recipes),
-        build(DistillConfig, flags, *recipes),
-        build(EvalConfig, flags, *recipes),
-    )
+    mid, distill = build(MidtrainConfig, flags, *recipes), build(DistillConfig, flags, *recipes)
+    return mid, distill, build(EvalConfig, flags, *recipes)
 
 
 # --- records -------------------------------------------------------------------------------------------------
-
-
-def _record(
-    session: Session,
-    arm: Arm,
-    scenario: Scenario,
-    made: Sequence[Checkpoint],
-    *,
-    seed: int,
-    cycles: int,
-    short: bool,
-) -> Record:
-    base = session.resolve("base")
-    checkpoints = [_figures(session, base, 0, "base")]
-    checkpoints += [_figures(session, session.resolve(c.name), c.cycle or 0, c.kind) for c in made]
-    return Record(
-        arm.name,
-        arm.title,
-        seed,
-        cycles,
-        Path(scenario.model).name,
-        scenario.about,
-        machine(),
-        datetime.date.today().isoformat(),
-        short,
-        tuple(checkpoints),
-        tuple(_answers(session, [base, *made])),
-    )
 
 
 def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) -> Measured:
@@ -229,16 +211,12 @@ def _figures(session: Session, checkpoint: Checkpoint, cycle: int, kind: str) ->
         for name, row in rows.items()
         if name.partition("/")[0] in PAIRED
     }
-    return Measured(checkpoint.name, cycle, kind, suites, items, _cost(session, checkpoint))
+    cost = {} if checkpoint.name == "base" else dataclasses.asdict(cost_of(session, checkpoint.name))
+    return Measured(checkpoint.name, cycle, kind, suites, items, cost)
 
 
 def _values(details: Mapping[str, Any]) -> dict[str, float]:
     return {name: found["value"] for name, found in details.items() if isinstance(found, Mapping) and "value" in found}
-
-
-def _cost(session: Session, checkpoint: Checkpoint) -> dict[str, float]:
-    """Return the cost of the stage that made a checkpoint; empty for the clean model."""
-    return {} if checkpoint.name == "base" else dataclasses.asdict(cost_of(session, checkpoint.name))
 
 
 def _answers(session: Session, checkpoints: Sequence[Checkpoint]) -> list[dict[str, str]]:

@@ -81,14 +81,8 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
     judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
     if judged is not None:
         rows = tuple(
-            (
-                v["rule"],
-                v["verdict"],
-                _points(v["estimate"]),
-                f"{_points(v['low'])} to {_points(v['high'])}",
-                str(v["n"]),
-            )
-            for v in judged.data["verdicts"]
+            (one["rule"], one["verdict"], _points(one["estimate"]), _between(one), str(one["n"]))
+            for one in judged.data["verdicts"]
         )
         yield Paragraph(f"The gate's last judgement: {judged.data['decision']} ({judged.data['method']}).")
         yield Table(("rule", "verdict", "above its bound by, points", "bounds", "n"), rows)
@@ -135,7 +129,7 @@ def _tested(one: Mapping[str, Any]) -> tuple[str, ...]:
     lost, won = ("" if one[k] is None else str(one[k]) for k in ("lost", "won"))
     return (
         one["name"], f"{one['first']:.3f}", f"{one['second']:.3f}", _points(one["difference"]),
-        f"{_points(one['low'])} to {_points(one['high'])}", lost, won, _p(one["p_value"]), _p(one["p_adjusted"]),
+        _between(one), lost, won, _p(one["p_value"]), _p(one["p_adjusted"]),
         str(one["n"]),
     )  # fmt: skip
 
@@ -195,9 +189,8 @@ def _cost(database: Database, experiment: int, row: records.CycleRow) -> Iterato
     trained = [s for s in stages if s.kind in ("midtrain", "distill", "interpolate")]
     for stage in trained:
         yield Heading(3, f"Settings of {stage.kind} ({stage.id}), seed {stage.seed}")
-        yield Table(
-            ("setting", "value"), tuple((k, str(v)) for k, v in stage.config.items() if v not in (None, [], {}))
-        )
+        given = {name: value for name, value in stage.config.items() if value not in (None, [], {})}
+        yield Table(("setting", "value"), tuple((name, str(value)) for name, value in given.items()))
     if trained:
         yield Heading(3, "Versions")
         yield Table(("", "version"), tuple((k, str(v)) for k, v in trained[-1].versions.items()))
@@ -212,15 +205,11 @@ def _spent(stage: records.Stage) -> tuple[str, ...]:
 
 def _lineage(row: records.CycleRow) -> Iterator[Block]:
     steps: Sequence[records.Measured | None] = (row.base, row.before, row.midtrained, row.recovered)
-    known = {step.checkpoint.id: step.checkpoint for step in steps if step is not None}
+    known = {step.checkpoint.id: step.checkpoint for step in steps if step is not None}.values()
+    made_from = {c.id: c.parent or origin_text(c.details.get("gguf")) for c in known}
     yield Heading(2, "Checkpoints")
-    yield Table(
-        ("name", "kind", "made from", "hash"),
-        tuple(
-            (c.name, c.kind, c.parent or origin_text(c.details.get("gguf")), c.content_hash[:16])
-            for c in known.values()
-        ),
-    )
+    rows = tuple((c.name, c.kind, made_from[c.id], c.content_hash[:16]) for c in known)
+    yield Table(("name", "kind", "made from", "hash"), rows)
 
 
 def _score(found: Any) -> str:
@@ -236,6 +225,10 @@ def _share(value: float | None) -> str:
 
 def _points(value: float | None) -> str:
     return "" if value is None else f"{100 * value:+.1f}"
+
+
+def _between(one: Mapping[str, Any]) -> str:
+    return f"{_points(one['low'])} to {_points(one['high'])}"
 
 
 def _p(value: float | None) -> str:

@@ -75,15 +75,16 @@ def _markdown(block: Block) -> str:
             fence = "`" * max(3, 1 + max((len(list(run)) for char, run in groupby(text) if char == "`"), default=0))
             return f"**{_inline(label)}**\n\n{fence}\n{text}\n{fence}"
         case Table(columns, rows):
-            marks = ["---"] + ["---:"] * (len(columns) - 1)
-            return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (columns, marks, *rows))
+            escaped = [[_inline(cell) for cell in row] for row in (columns, *rows)]
+            return "\n".join(table_lines(escaped[0], escaped[1:], ["---"] + ["---:"] * (len(columns) - 1)))
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], marks: Sequence[str] = ()) -> list[str]:
+    """Return the lines of a Markdown table; its cells are not escaped. ``marks`` align the columns."""
+    return [f"| {' | '.join(row)} |" for row in (head, marks or ["---"] * len(head), *rows)]
 
 
 def _inline(text: str) -> str:
     """Escape the characters that have a meaning in Markdown or HTML."""
     escaped = re.sub(r"([\\`*\[\]<>#|&])", r"\\\1", " ".join(text.split()))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\_", escaped)  # not special inside a word
-
-
-def _cell(text: str) -> str:
-    return text if re.fullmatch(r"-{3}:?", text) else _inline(text)

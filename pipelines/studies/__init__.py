@@ -19,6 +19,7 @@ from pipelines.studies.study import Study
 from pipelines.studies.teachers import TEACHERS
 from recovery.errors import UsageError
 
+# The razor uses the others' runs and comes last.
 _ALL = (
     RECOVERY,
     STATES,
@@ -32,7 +33,7 @@ _ALL = (
     GENERALISE,
     HORIZON,
     RAZOR,
-)  # fmt: skip; the razor uses the others' runs and comes last
+)
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 

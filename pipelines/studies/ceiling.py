@@ -8,7 +8,7 @@ from typing import Any
 from evals.suites import sample
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points
-from pipelines.studies.study import Part, Study
+from pipelines.studies.study import Part, Study, figure, minus, over
 from pipelines.studies.tasks import demonstrations, exact_share, mending
 
 STEPS, EVERY = 60, 10
@@ -62,15 +62,12 @@ CEILING = Study(
     setting="mending badly damaged sentences with a named teacher (SFT on right answers, 360 steps): SFT on its "
     "answers, OPD, GRPO (120 steps), SFT then GRPO, GRPO then OPD, OPD then GRPO; FLOPs by 2N and 6N of the tokens",
     parts=(
-        Part("SFT does not pass its teacher: above it by", lambda f: f["score, sft"] - f["score, teacher"],
-             0.02, above=False),
-        Part("RL starts slower than SFT: first look, difference",
-             lambda f: f["early score, sft"] - f["early score, grpo"], 0.0),
-        Part("RL crosses SFT in the end: difference", lambda f: f["score, grpo"] - f["score, sft"], 0.0),
-        Part("OPD reaches the teacher: score over the teacher's",
-             lambda f: f["score, opd"] / max(1e-9, f["score, teacher"]), 0.95),
+        Part("SFT does not pass its teacher: above it by", minus("score, sft", "score, teacher"), 0.02, above=False),
+        Part("RL starts slower than SFT: first look, difference", minus("early score, sft", "early score, grpo"), 0.0),
+        Part("RL crosses SFT in the end: difference", minus("score, grpo", "score, sft"), 0.0),
+        Part("OPD reaches the teacher: score over the teacher's", over("score, opd", "score, teacher"), 0.95),
         Part("and GRPO's last score with fewer FLOPs: share",
-             lambda f: f["FLOPs of OPD to GRPO's last score, over GRPO's"], 1.0, above=False),
+             figure("FLOPs of OPD to GRPO's last score, over GRPO's"), 1.0, above=False),
         Part("RL then OPD is best: above the best of the others by",
              lambda f: f["score, grpo-opd"] - max(f[f"score, {m}"] for m in METHODS if m != "grpo-opd"), 0.0),
     ),

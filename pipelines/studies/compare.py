@@ -18,12 +18,7 @@ from recovery.config import DistillConfig, build
 from recovery.methods import METHODS, method_named
 from recovery.workspace import Workspace
 
-SUITES = {
-    "instructions": INSTRUCTIONS,
-    "asked": f"{KNOWLEDGE}/1",
-    "stored": f"{STORED}/1",
-    "general": RETAINED,
-}
+SUITES = {"instructions": INSTRUCTIONS, "asked": f"{KNOWLEDGE}/1", "stored": f"{STORED}/1", "general": RETAINED}
 START = "midtrained"
 # More than any method needs for its tokens: the token budget ends each run.
 STEPS = 1000
@@ -104,7 +99,8 @@ def text(rows: Sequence[Row], seeds: Sequence[int]) -> str:
     names = list(rows[0].scores)
     lines = [f"{'':<20}" + "".join(f"{name:>16}" for name in names) + f"{'tokens':>12}{'FLOPs':>10}{'seconds':>9}"]
     for row in rows:
-        cells = "".join(f"{_cell(row.scores[name]):>16}" for name in names)
+        shown = ("{:.3f} ± {:.3f}".format(*spread(row.scores[name])) for name in names)
+        cells = "".join(f"{cell:>16}" for cell in shown)
         lines.append(f"{row.method:<20}{cells}{_cost(row.spent)}")
     lines.append(f"seeds {', '.join(map(str, seeds))}; mean ± standard deviation; tokens sampled, scored and trained")
     return "\n".join(lines)
@@ -127,11 +123,6 @@ def as_json(rows: Sequence[Row], seeds: Sequence[int]) -> dict[str, Any]:
             for row in rows
         ],
     }
-
-
-def _cell(values: Sequence[float]) -> str:
-    mean, deviation = spread(values)
-    return f"{mean:.3f} ± {deviation:.3f}"
 
 
 def _cost(spent: Sequence[Cost]) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipelines.runtime.generation import CHUNK
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
-from pipelines.studies.study import Figures, Part, Study
+from pipelines.studies.study import Part, Study, minus
 from pipelines.studies.tasks import exact_share, passages, privileged
 from recovery.miniature import words
 from recovery.miniature.tasks import facts
@@ -137,14 +137,6 @@ def _system(rng: random.Random, world: World, topics: Sequence[str], cut: int) -
 NAMES = ("demonstrations", "rules", "system prompt", "document")
 
 
-def _gain(name: str) -> Callable[[Figures], float]:
-    return lambda f: f[f"taken in, {name}"] - f[f"taken in, {name}, base"]
-
-
-def _kept(name: str) -> Callable[[Figures], float]:
-    return lambda f: f[f"retention, {name}"] - f[f"retention, {name}, sft"]
-
-
 CONTEXTS = Study(
     name="contexts",
     claim="demonstrations, rules, system prompts and privileged text are one method: each type internalises its "
@@ -154,8 +146,10 @@ CONTEXTS = Study(
     "model that reads the context; SFT on the same teacher's answers beside it; exact answers without the context "
     "on topics or wordings never trained on",
     parts=(
-        *(Part(f"{name}: taken in without the context, gain over base", _gain(name), 0.3) for name in NAMES),
-        *(Part(f"{name}: retention above that of SFT on the same answers by", _kept(name), 0.0) for name in NAMES),
+        *(Part(f"{name}: taken in without the context, gain over base",
+               minus(f"taken in, {name}", f"taken in, {name}, base"), 0.3) for name in NAMES),
+        *(Part(f"{name}: retention above that of SFT on the same answers by",
+               minus(f"retention, {name}", f"retention, {name}, sft"), 0.0) for name in NAMES),
     ),
     run=run,
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from evals.suites import sample
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points
-from pipelines.studies.study import Part, Study
+from pipelines.studies.study import Part, Study, figure, minus
 from pipelines.studies.tasks import demonstrations, exact_share, mending
 
 OPD_STEPS, RL_STEPS, EVERY = 40, 160, 4
@@ -64,9 +64,9 @@ EFFICIENCY = Study(
     "expert's own training is left out",
     parts=(
         Part("GRPO needs more samples than OPD for the same score: times as many",
-             lambda f: f["times as many for GRPO"], 1.0),
-        Part("nine times as many or more", lambda f: f["times as many for GRPO"], 9.0),
-        Part("OPD's best is above GRPO's best", lambda f: f["best, opd"] - f["best, grpo"], 0.0),
+             figure("times as many for GRPO"), 1.0),
+        Part("nine times as many or more", figure("times as many for GRPO"), 9.0),
+        Part("OPD's best is above GRPO's best", minus("best, opd", "best, grpo"), 0.0),
     ),
     run=run,
 )  # fmt: skip

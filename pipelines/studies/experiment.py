@@ -24,13 +24,13 @@ from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stage import record
 from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain
-from pipelines.reports.cost import Cost, cost_of
+from pipelines.reports.cost import Cost, cost_of, stage_of
 from pipelines.runtime.generation import conversations
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
-from recovery.data.prompts import behaviour_prompts, load_prompts, write_prompts
+from recovery.data.prompts import PromptSplits, behaviour_prompts, load_prompts, write_prompts
 from recovery.miniature import write_corpora
 from recovery.models.loading import Loaded
 from recovery.rollouts import Engine, Sampling, TransformersEngine
@@ -56,9 +56,8 @@ class ExperimentRunner:
 
     def __post_init__(self) -> None:
         self.folder = self.session.workspace.folder / "made"
-        self.items = max(
-            50, round(self.items * min(1.0, 2 * self.budget))
-        )  # items are cheaper than steps, so they are scaled less
+        # Items are cheaper than steps, so they are scaled less.
+        self.items = max(50, round(self.items * min(1.0, 2 * self.budget)))
 
     def scale(self, count: int, least: int = 1) -> int:
         """Return a number of steps at this budget."""
@@ -112,14 +111,13 @@ class ExperimentRunner:
     def known(self, name: str) -> Checkpoint | None:
         """Return the checkpoint of a finished run, else None."""
         found = next((c for c in self.session.registry.all() if c.name == name), None)
-        return found if found is not None and self._stage(name).status == "finished" else None
+        return found if found is not None and stage_of(self.session, name).status == "finished" else None
 
     def midtrained(
         self, name: str, docs: Path, *, student: str = "base", cycle: int = 1, **settings: Any
     ) -> Checkpoint:
         """Run a mid-training under a name, unless it is done."""
-        done = self.known(name)
-        if done is not None:
+        if (done := self.known(name)) is not None:
             return done
         given = settings | {"docs": docs, "student": student, "seed": self.seed}
         return midtrain(self.session, build(MidtrainConfig, given, self.session.recipe), cycle=cycle, name=name)
@@ -128,15 +126,11 @@ class ExperimentRunner:
         self, name: str, student: str, method: str, *, observe: Observer | None = None, cycle: int = 1, **settings: Any
     ) -> Checkpoint:
         """Run a method under a name, unless it is done; early stopping is off."""
-        done = self.known(name)
-        if done is not None:
+        if (done := self.known(name)) is not None:
             return done
         # A study of collapse must observe it, and runs are comparable only with their full number of steps.
-        given = (
-            {"until": 0.0, "plateau": 0, "alarm": False}
-            | settings
-            | {"method": method, "student": student, "seed": self.seed}
-        )
+        given = {"until": 0.0, "plateau": 0, "alarm": False} | settings
+        given |= {"method": method, "student": student, "seed": self.seed}
         if self.session.resolve(student).tuning == "lora":
             given["tuning"] = "lora"  # keep training the adapter, whatever the model's recipe recommends
         config = build(DistillConfig, given, self.session.recipe)
@@ -144,7 +138,7 @@ class ExperimentRunner:
 
     def details(self, name: str) -> dict[str, Any]:
         """Return the details of the stage that made a checkpoint, with its observations."""
-        return dict(self._stage(name).details)
+        return dict(stage_of(self.session, name).details)
 
     def cost_of(self, name: str) -> Cost:
         """Return the cost of a run, without the runs it started from."""
@@ -152,16 +146,9 @@ class ExperimentRunner:
 
     def curve(self, name: str, metric: str) -> list[tuple[int, float]]:
         """Return a metric of a run as (step, value)."""
-        found = queries.series(self.session.tracker.database, self._stage(name).id, [metric], max_points=None)
+        stage = stage_of(self.session, name)
+        found = queries.series(self.session.tracker.database, stage.id, [metric], max_points=None)
         return [(point.step, point.value) for point in found.get(metric, ()) if point.value is not None]
-
-    def _stage(self, name: str) -> Any:
-        checkpoint = next(c for c in queries.checkpoints(*self._where()) if c.name == name)
-        assert checkpoint.stage_id is not None
-        return next(s for s in queries.stages(*self._where(), limit=10_000) if s.id == checkpoint.stage_id)
-
-    def _where(self) -> tuple[Any, int]:
-        return self.session.tracker.database, self.session.experiment_id
 
     # --- evaluation ----------------------------------------------------------------------------------------
 
@@ -229,11 +216,15 @@ class ExperimentRunner:
             loaded.chat, engine, prompts, max_new_tokens=tokens, window=loaded.max_length, seed=self.seed, suite=suite
         )
 
+    def own_prompts(self) -> PromptSplits:
+        """Return the model's own prompts by split."""
+        return behaviour_prompts(self.session.base.path, None, 0)
+
     def asked(self, kind: str, rest: str = "") -> Sequence[Prompt]:
         """Return the prompts of a suite: the model's own, a skill's, or a split (default: test) of a study's set."""
         base = self.session.base.path
         if kind == INSTRUCTIONS:
-            prompts = [p for p in behaviour_prompts(base, None, 0).test if p.checks]
+            prompts = [p for p in self.own_prompts().test if p.checks]
             return [p for p in prompts if not rest or ("held-out-id" in p.tags) == (rest == "held-out")]
         if kind == "skill":
             return load_prompts(base / "suites" / "skills" / f"{rest}.jsonl")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
-from pipelines.studies.study import Part, Study
-from recovery.data.prompts import behaviour_prompts
+from pipelines.studies.study import Part, Study, figure, minus
 from recovery.types import Prompt
 
 HELD_OUT, STEPS = f"{INSTRUCTIONS}/held-out", 50
@@ -37,13 +36,13 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
 
 def _held_out(runner: ExperimentRunner) -> set[str]:
     """Return the instruction ids that only held-out test prompts have."""
-    test = [p for p in behaviour_prompts(runner.session.base.path, None, 0).test if p.checks]
+    test = [p for p in runner.own_prompts().test if p.checks]
     plain = {c.instruction for p in test if "held-out-id" not in p.tags for c in p.checks}
     return {c.instruction for p in test if "held-out-id" in p.tags for c in p.checks} - plain
 
 
 def _without(runner: ExperimentRunner, held_out: set[str]) -> dict[str, Sequence[Prompt]]:
-    splits = behaviour_prompts(runner.session.base.path, None, 0)
+    splits = runner.own_prompts()
 
     def kept(prompts: Sequence[Prompt]) -> list[Prompt]:
         return [p for p in prompts if not held_out & {c.instruction for c in p.checks}]
@@ -65,11 +64,11 @@ GENERALISE = Study(
     "kinds of instruction, which are then measured; beside it recovery on all prompts",
     parts=(
         Part("mid-training costs the held-out kinds: relative to base",
-             lambda f: f["held-out kinds, documents, relative to base"], 0.95, above=False),
+             figure("held-out kinds, documents, relative to base"), 0.95, above=False),
         Part("OPD without them gives back more than half of what they lost",
              lambda f: recovered(f, "held-out kinds", "opd"), 0.5),
         Part("on held-out kinds OPD is above SFT, relative to base",
-             lambda f: f["held-out kinds, opd, relative to base"] - f["held-out kinds, sft, relative to base"], 0.0),
+             minus("held-out kinds, opd, relative to base", "held-out kinds, sft, relative to base"), 0.0),
     ),
     run=run,
 )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
-from pipelines.studies.study import Figures, Part, Study
+from pipelines.studies.study import Figure, Figures, Part, Study
 
 LONG, SHORT, STEPS = 10, 4, 80
 ARMS: dict[str, dict[str, Any]] = {
@@ -70,7 +70,7 @@ def _matrix_row(runner: ExperimentRunner, arm: str, student: str, first: Sequenc
     }
 
 
-def _after(name: str) -> Callable[[Figures], float]:
+def _after(name: str) -> Figure:
     """Return a function for a figure after the number of cycles that every seed runs."""
     return lambda f: f[f"after cycle {min(SHORT, round(f['cycles']))}, {name}"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
-from pipelines.studies.study import Part, Study
+from pipelines.studies.study import Part, Study, figure
 from pipelines.studies.tasks import demonstrations, mending, routed
 
 STEPS = 80
@@ -43,10 +43,10 @@ MERGE = Study(
     setting="a model mid-trained on documents, one trained to mend sentences (SFT, 160 steps, 2e-3), the clean "
     "model for everything else; 80 steps of OPD from the mid-trained model, each prompt scored by its own teacher",
     parts=(
-        Part("knowledge: merged over its expert", lambda f: f["domain_knowledge/1, merged over its expert"], 0.95),
-        Part("mending: merged over its expert", lambda f: f["mending, merged over its expert"], 0.95),
+        Part("knowledge: merged over its expert", figure("domain_knowledge/1, merged over its expert"), 0.95),
+        Part("mending: merged over its expert", figure("mending, merged over its expert"), 0.95),
         Part("instructions: merged over the clean model",
-             lambda f: f["instruction_following, merged over its expert"], 0.97),
+             figure("instruction_following, merged over its expert"), 0.97),
     ),
     run=run,
 )  # fmt: skip

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
-from pipelines.studies.study import Part, Study
+from pipelines.studies.study import Figure, Part, Study, minus
 from pipelines.studies.tasks import conversation, instructed
-from recovery.data.prompts import behaviour_prompts
 from recovery.types import Prompt
 
 ASKED, STEPS, REPLAYED = f"{KNOWLEDGE}/1", 40, 1000
@@ -45,12 +44,12 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
 
 def _prompts(runner: ExperimentRunner, asked: Sequence[Prompt]) -> dict[str, Sequence[Prompt]]:
     """Return the same requests as prompts, for base's own replay; proxy replay uses the reference answers."""
-    splits = behaviour_prompts(runner.session.base.path, None, 0)
-    return {"train": asked, "development": splits.development, "test": splits.test}
+    own = runner.own_prompts()
+    return {"train": asked, "development": own.development, "test": own.test}
 
 
-def _relative(first: str, second: str) -> Any:
-    return lambda f: f[f"relative to base, {first}"] - f[f"relative to base, {second}"]
+def _relative(first: str, second: str) -> Figure:
+    return minus(f"relative to base, {first}", f"relative to base, {second}")
 
 
 MITIGATIONS = Study(
@@ -64,7 +63,7 @@ MITIGATIONS = Study(
     parts=(
         Part("own replay above proxy replay, relative to base", _relative("own replay", "proxy replay"), 0.0),
         Part("LoRA of rank 8 forgets less than full tuning, relative to base", _relative("lora-8", "nothing"), 0.0),
-        Part("and learns less: asked, difference", lambda f: f["asked, nothing"] - f["asked, lora-8"], 0.0),
+        Part("and learns less: asked, difference", minus("asked, nothing", "asked, lora-8"), 0.0),
         Part("the anchor helps, relative to base", _relative("anchor", "nothing"), 0.0),
         Part("the projection helps, relative to base", _relative("projection", "nothing"), 0.0),
         Part("OPD after the fact is above every mitigation alone, relative to base",

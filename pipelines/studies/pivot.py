@@ -7,7 +7,7 @@ from typing import Any
 
 from evals.suites import sample
 from pipelines.studies.experiment import ExperimentRunner
-from pipelines.studies.study import Part, Study
+from pipelines.studies.study import Part, Study, minus, over
 from pipelines.studies.tasks import demonstrations, exact_share, mending, reading
 
 STEPS, EVERY = 100, 10
@@ -80,17 +80,13 @@ PIVOT = Study(
     "OPD on mending",
     parts=(
         Part("without the clip JSD loses half of its best score by step 100: last over best",
-             lambda f: f["last, jsd"] / max(1e-9, f["best, jsd"]), 0.5, above=False),
-        Part("without the clip the forward KL does", lambda f: f["last, forward"] / max(1e-9, f["best, forward"]),
-             0.5, above=False),
-        Part("with the clip JSD keeps it: last over best",
-             lambda f: f["last, jsd, clip"] / max(1e-9, f["best, jsd, clip"]), 0.9),
-        Part("RL is sparser than SFT: density over SFT's", lambda f: f["density, grpo"] / f["density, sft"],
-             1.0, above=False),
-        Part("RL is unbiased: bias over its null", lambda f: f["bias, grpo"] / max(1e-9, f["bias_null, grpo"]),
-             2.0, above=False),
+             over("last, jsd", "best, jsd"), 0.5, above=False),
+        Part("without the clip the forward KL does", over("last, forward", "best, forward"), 0.5, above=False),
+        Part("with the clip JSD keeps it: last over best", over("last, jsd, clip", "best, jsd, clip"), 0.9),
+        Part("RL is sparser than SFT: density over SFT's", over("density, grpo", "density, sft"), 1.0, above=False),
+        Part("RL is unbiased: bias over its null", over("bias, grpo", "bias_null, grpo"), 2.0, above=False),
         Part("OPSD is more concentrated than OPD: share of the top 1%, difference",
-             lambda f: f["top_1_percent, opsd"] - f["top_1_percent, opd"], 0.0),
+             minus("top_1_percent, opsd", "top_1_percent, opd"), 0.0),
     ),
     run=run,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evals.drift import drift, forward_kl, null_drift, rollouts
+from evals.drift import drift, forward_kl, rollouts
 from evals.suites import sample
 from pipelines.studies.experiment import INSTRUCTIONS, RETAINED, ExperimentRunner
 
@@ -38,15 +38,8 @@ def drifts(runner: ExperimentRunner, names: Sequence[str], task: str) -> dict[st
     on_task = rollouts(
         base.chat, engine, sample(runner.asked(task), 4 * _ASKED), max_new_tokens=_TOKENS, seed=runner.seed
     )
-    null = null_drift(
-        base.chat,
-        engine,
-        asked,
-        base,
-        max_new_tokens=_TOKENS,
-        seeds=(runner.seed, runner.seed + 1000),
-        seed=runner.seed,
-    )
+    again = rollouts(base.chat, engine, asked, max_new_tokens=_TOKENS, seed=runner.seed + 1000)
+    null = drift(reference, again, base, seed=runner.seed)
     figures = {f"{measure}, base against itself": null[measure] for measure in _REPORTED}
     for number, name in enumerate(names, 1):
         other, sampler = runner.loaded(name)

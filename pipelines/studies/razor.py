@@ -10,7 +10,7 @@ import numpy as np
 
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points
-from pipelines.studies.study import Figures, Part, Study
+from pipelines.studies.study import Figures, Part, Study, figure, minus
 from pipelines.studies.tasks import demonstrations, mending
 
 STEPS = 40
@@ -122,11 +122,11 @@ RAZOR = Study(
     "GRPO at two rates, an expert; and every run of the studies states, teachers, ceiling and efficiency that this "
     "seed has done; their KL on the task, their forgetting, a quadratic fit",
     parts=(
-        Part("KL explains forgetting: R^2 of a quadratic fit", lambda f: f["share of forgetting explained by KL"], 0.7),
+        Part("KL explains forgetting: R^2 of a quadratic fit", figure("share of forgetting explained by KL"), 0.7),
         Part("and more of it than MMD does: difference in R^2",
-             lambda f: f["share of forgetting explained by KL"] - f["share of forgetting explained by MMD"], 0.0),
+             minus("share of forgetting explained by KL", "share of forgetting explained by MMD"), 0.0),
         Part("on-policy runs gain more at equal KL: difference",
-             lambda f: f["gain at equal KL, on-policy minus off-policy"], 0.0),
+             figure("gain at equal KL, on-policy minus off-policy"), 0.0),
     ),
     run=run,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
-from pipelines.studies.study import Part, Study
+from pipelines.studies.study import Part, Study, figure, minus, over
 
 ASKED = f"{KNOWLEDGE}/1"
 STEPS = 50
@@ -42,15 +42,13 @@ RECOVERY = Study(
     "64 answers by OPD (two teachers), by SFT on base's answers to the same prompts, by GRPO (8 prompts x 8)",
     parts=(
         Part("mid-training on documents alone costs instruction following: relative to base",
-             lambda f: f["relative to base, documents"], 0.98, above=False),
-        Part("replay keeps most of it: relative to base", lambda f: f["relative to base, replay"], 0.97),
-        Part("OPD gives it back: relative to base", lambda f: f["relative to base, opd"], 0.97),
-        Part("OPD keeps the knowledge: share of what was learnt",
-             lambda f: f["asked, opd"] / max(1e-9, f["asked, documents"]), 0.95),
+             figure("relative to base, documents"), 0.98, above=False),
+        Part("replay keeps most of it: relative to base", figure("relative to base, replay"), 0.97),
+        Part("OPD gives it back: relative to base", figure("relative to base, opd"), 0.97),
+        Part("OPD keeps the knowledge: share of what was learnt", over("asked, opd", "asked, documents"), 0.95),
         Part("OPD against SFT on the same prompts, relative to base",
-             lambda f: f["relative to base, opd"] - f["relative to base, sft"], 0.0),
-        Part("OPD against GRPO, relative to base",
-             lambda f: f["relative to base, opd"] - f["relative to base, grpo"], 0.0),
+             minus("relative to base, opd", "relative to base, sft"), 0.0),
+        Part("OPD against GRPO, relative to base", minus("relative to base, opd", "relative to base, grpo"), 0.0),
     ),
     run=run,
 )  # fmt: skip

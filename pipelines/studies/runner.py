@@ -12,6 +12,7 @@ from typing import Any
 
 from db import Tracker
 from pipelines.planning.machine import machine
+from pipelines.reports.document import table_lines
 from pipelines.runtime.progress import Display, duration
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import ExperimentRunner
@@ -41,9 +42,8 @@ def run_study(study: Study, workspace: Workspace, seeds: Sequence[int], budget: 
     """
     for seed in seeds:
         if read(study, workspace.folder, seed, budget) is None:
-            display.say(
-                f"\nstudy {study.name}, seed {seed}: {study.claim} (about {study.minutes * budget:.0f} minutes)"
-            )
+            about = f"about {study.minutes * budget:.0f} minutes"
+            display.say(f"\nstudy {study.name}, seed {seed}: {study.claim} ({about})")
             _run(study, workspace, seed, budget, display)
     outcome = kept_outcome(study, workspace.folder, seeds, budget)
     assert outcome is not None  # every seed is done
@@ -63,9 +63,8 @@ def kept_outcome(
         return None
     runs = {found.seed: found.figures for found in kept}
     days = sorted({found.date for found in kept})
-    return Outcome(
-        study, runs, min(k.items for k in kept), sum(k.minutes for k in kept) / len(kept), budget, tuple(days)
-    )
+    minutes = sum(found.minutes for found in kept) / len(kept)
+    return Outcome(study, runs, min(found.items for found in kept), minutes, budget, tuple(days))
 
 
 def read(study: Study, folder: Path, seed: int, budget: float) -> Kept | None:
@@ -178,10 +177,11 @@ def cell(figure: dict[str, Any]) -> str:
 
 def markdown(outcomes: Sequence[Outcome], command: str) -> str:
     """Return all studies as a page of the documentation."""
-    head = "| study | claim | verdict | seeds | n at most | budget | run on |\n|" + " --- |" * 7
     rows = [
-        f"| [{o.study.name}](#{o.study.name}) | {o.study.claim} | **{o.verdict}** | "
-        f"{', '.join(map(str, o.runs))} | {o.items} | {o.budget:g} | {', '.join(o.dates)} |"
+        (
+            *(f"[{o.study.name}](#{o.study.name})", o.study.claim, f"**{o.verdict}**"),
+            *(", ".join(map(str, o.runs)), str(o.items), f"{o.budget:g}", ", ".join(o.dates)),
+        )
         for o in outcomes
     ]
     lines = [
@@ -193,8 +193,7 @@ def markdown(outcomes: Sequence[Outcome], command: str) -> str:
         "those of budget 1. A model of two million parameters in a world of its own contradicts nobody: the verdict "
         "is about what happens here.",
         "",
-        head,
-        *rows,
+        *table_lines(("study", "claim", "verdict", "seeds", "n at most", "budget", "run on"), rows),
     ]
     for outcome in outcomes:
         lines += ["", *_section(outcome)]
@@ -212,11 +211,12 @@ def _section(outcome: Outcome) -> list[str]:
         "",
         f"**Verdict: {outcome.verdict}.**",
         "",
-        "| statement, fixed before the run | bound | verdict |",
-        "| --- | --- | --- |",
-        *(f"| {p.statement} | {'>' if p.above else '<'} {p.bound:g} | {word} |" for p, word in outcome.parts),
+        *table_lines(
+            ("statement, fixed before the run", "bound", "verdict"),
+            [(part.statement, part.side, word) for part, word in outcome.parts],
+        ),
         "",
-        "| figure | mean ± spread over seeds |",
-        "| --- | --- |",
-        *(f"| {name} | {cell(figure)} |" for name, figure in figures.items()),
+        *table_lines(
+            ("figure", "mean ± spread over seeds"), [(name, cell(figure)) for name, figure in figures.items()]
+        ),
     ]

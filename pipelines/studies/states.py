@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points, retention
-from pipelines.studies.study import Part, Study
+from pipelines.studies.study import Part, Study, figure, minus
 from pipelines.studies.tasks import demonstrations, mending
 
 STEPS = 60
@@ -33,10 +33,6 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
     return figures | points(runner, RUNS, task)
 
 
-def _difference(figure: str, first: str, second: str) -> Any:
-    return lambda f: f[f"{figure}, {first}"] - f[f"{figure}, {second}"]
-
-
 STATES = Study(
     name="states",
     claim="RL keeps retention, mild SFT is gentle, stress SFT destroys; OPD from the stressed model beats it on "
@@ -46,16 +42,15 @@ STATES = Study(
     "under stress (300 steps, 3e-3), GRPO, and OPD in three forms with the stressed model as the teacher; retention "
     "is the mean of instruction following and general knowledge, relative to base",
     parts=(
-        Part("GRPO keeps retention", lambda f: f["retention, grpo"], 0.97),
-        Part("mild SFT keeps retention", lambda f: f["retention, mild-sft"], 0.95),
-        Part("stress SFT destroys it", lambda f: f["retention, stress-sft"], 0.80, above=False),
+        Part("GRPO keeps retention", figure("retention, grpo"), 0.97),
+        Part("mild SFT keeps retention", figure("retention, mild-sft"), 0.95),
+        Part("stress SFT destroys it", figure("retention, stress-sft"), 0.80, above=False),
         Part("OPD from the stressed model keeps more than it: difference in retention",
-             _difference("retention", "opd", "stress-sft"), 0.0),
-        Part("and beats it on the target: difference", _difference("target", "opd", "stress-sft"), 0.0),
-        Part("one-step OPD collapses: on the target below base by",
-             _difference("target", "base", "one-step-opd"), 0.0),
+             minus("retention, opd", "retention, stress-sft"), 0.0),
+        Part("and beats it on the target: difference", minus("target, opd", "target, stress-sft"), 0.0),
+        Part("one-step OPD collapses: on the target below base by", minus("target, base", "target, one-step-opd"), 0.0),
         Part("continuation OPD works: on the target above base by",
-             _difference("target", "continuation-opd", "base"), 0.0),
+             minus("target, continuation-opd", "target, base"), 0.0),
         Part("drift is alike: hidden MMD of OPD and stress SFT, difference over the larger",
              lambda f: abs(f["hidden_mmd2, opd"] - f["hidden_mmd2, stress-sft"])
              / max(1e-9, abs(f["hidden_mmd2, opd"]), abs(f["hidden_mmd2, stress-sft"])), 0.25, above=False),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Word = Literal["holds", "does not hold", "undecided"]
 Figures = Mapping[str, float]
+Figure = Callable[[Figures], float]
 CONFIDENCE = 0.95
 
 
@@ -27,9 +28,14 @@ class Part:
     """
 
     statement: str
-    figure: Callable[[Figures], float]
+    figure: Figure
     bound: float
     above: bool = True
+
+    @property
+    def side(self) -> str:
+        """The bound with its sign."""
+        return f"{'>' if self.above else '<'} {self.bound:g}"
 
     def verdict(self, runs: Sequence[Figures]) -> Word:
         """Return the statement's verdict."""
@@ -60,7 +66,7 @@ class Study:
     @property
     def criterion(self) -> str:
         """The criterion in words."""
-        sides = (f"{p.statement} ({'>' if p.above else '<'} {p.bound:g})" for p in self.parts)
+        sides = (f"{part.statement} ({part.side})" for part in self.parts)
         return f"with {CONFIDENCE:.0%} confidence over seeds: " + "; ".join(sides)
 
 
@@ -87,6 +93,21 @@ class Outcome:
         if all(word == "holds" for word in words):
             return "holds"
         return "does not hold" if "does not hold" in words else "undecided"
+
+
+def figure(name: str) -> Figure:
+    """Return a function for one figure of a seed."""
+    return lambda figures: figures[name]
+
+
+def minus(first: str, second: str) -> Figure:
+    """Return a function for the difference of two figures."""
+    return lambda figures: figures[first] - figures[second]
+
+
+def over(first: str, second: str) -> Figure:
+    """Return a function for the ratio of two figures; the second is not negative."""
+    return lambda figures: figures[first] / max(1e-9, figures[second])
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

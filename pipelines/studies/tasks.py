@@ -10,7 +10,6 @@ from nltk.metrics.distance import edit_distance
 
 from evals.generation import answer
 from pipelines.studies.experiment import ExperimentRunner
-from recovery.data.prompts import behaviour_prompts
 from recovery.miniature.tasks import editing, handbook, requests
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
 from recovery.models.loading import Loaded
@@ -58,15 +57,13 @@ def mending(runner: ExperimentRunner) -> str:
     return editing_prompts(runner, editing.MEASURED, "mending")
 
 
-def editing_prompts(
-    runner: ExperimentRunner, kinds: Sequence[str], name: str, splits: dict[str, int] | None = None
-) -> str:
+def editing_prompts(runner: ExperimentRunner, kinds: Sequence[str], name: str) -> str:
     """Write a set of minimal-editing prompts with some kinds of damage, once; return its name."""
 
     def make(rng: random.Random, world: World) -> Example:
         return editing.draw(rng, world, tuple(kinds))
 
-    sizes = splits or {"test": TEST, "development": 50, "train": TRAIN}
+    sizes = {"test": TEST, "development": 50, "train": TRAIN}
     runner.prompts(name, lambda: draw(name, make, runner.seed, sizes))
     return name
 
@@ -127,6 +124,6 @@ def levenshtein(first: str, second: str) -> float:
 def routed(runner: ExperimentRunner, tag: str, task: str) -> dict[str, list[Prompt]]:
     """Return a task's prompts and as many ordinary requests; the tag of the task's prompts selects their teacher."""
     found = [replace(p, tags=(tag,)) for p in runner.asked(task, "train")]
-    splits = behaviour_prompts(runner.session.base.path, None, 0)
-    ordinary = [p for p in splits.train if tag not in p.tags][: len(found)]
-    return {"train": [*found, *ordinary], "development": list(splits.development), "test": list(splits.test)}
+    own = runner.own_prompts()
+    ordinary = [p for p in own.train if tag not in p.tags][: len(found)]
+    return {"train": [*found, *ordinary], "development": list(own.development), "test": list(own.test)}

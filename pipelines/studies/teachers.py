@@ -8,7 +8,7 @@ from typing import Any
 from evals.generation import answer
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points, retention
-from pipelines.studies.study import Part, Study
+from pipelines.studies.study import Part, Study, minus
 from pipelines.studies.tasks import demonstrations, editing_prompts, levenshtein
 from recovery.miniature.tasks.editing import CORRUPTIONS
 
@@ -62,16 +62,16 @@ TEACHERS = Study(
     "steps, 2e-3), GRPO with an exact-match reward (120 steps), then 60 steps of OPD from each into the clean model",
     parts=(
         Part("the student of the SFT teacher learns to mend, trained damage: above base by",
-             lambda f: f["mended, trained damage, opd-of-sft"] - f["mended, trained damage, base"], 0.0),
+             minus("mended, trained damage, opd-of-sft", "mended, trained damage, base"), 0.0),
         Part("the two students mend alike, trained damage: absolute difference",
              lambda f: abs(f["mended, trained damage, opd-of-sft"] - f["mended, trained damage, opd-of-rl"]),
              0.05, above=False),
         Part("the student of the SFT teacher keeps more than its teacher: difference in retention",
-             lambda f: f["retention, opd-of-sft"] - f["retention, sft-teacher"], 0.0),
+             minus("retention, opd-of-sft", "retention, sft-teacher"), 0.0),
         Part("the student of the RL teacher keeps more than the SFT teacher: difference in retention",
-             lambda f: f["retention, opd-of-rl"] - f["retention, sft-teacher"], 0.0),
+             minus("retention, opd-of-rl", "retention, sft-teacher"), 0.0),
         Part("entropy falls faster under OPD than under RL: share left after a quarter, difference",
-             lambda f: f["entropy after a quarter, rl-teacher"] - f["entropy after a quarter, opd-of-rl"], 0.0),
+             minus("entropy after a quarter, rl-teacher", "entropy after a quarter, opd-of-rl"), 0.0),
     ),
     run=run,
 )  # fmt: skip

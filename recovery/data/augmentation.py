@@ -38,22 +38,23 @@ Conversation = tuple[Message, ...]
 
 @dataclass(frozen=True)
 class Augmented:
-    """Generated training data: ``documents``, ``told`` (chats that describe a subject or a section) and
-    ``conversations`` (chats that ask for a fact). In chats only the answers are trained on.
+    """Generated training data: ``documents``, ``descriptions`` (chats that describe a subject or a
+    section) and ``conversations`` (chats that ask for a fact). In chats only the answers are trained on.
 
-    ``facts`` is the number of facts, ``asked`` the number of facts that ``conversations`` may ask for.
+    ``facts`` is the number of facts, ``askable`` the number of facts that ``conversations`` may ask for.
     """
 
     documents: tuple[Document, ...] = ()
-    told: tuple[Conversation, ...] = ()
+    descriptions: tuple[Conversation, ...] = ()
     conversations: tuple[Conversation, ...] = ()
     facts: int = 0
-    asked: int = 0
+    askable: int = 0
 
     @property
     def characters(self) -> tuple[int, int]:
-        """Characters trained on per epoch: (documents and answers of ``told``, answers of ``conversations``)."""
-        described, asked = (sum(len(c[-1]["content"]) for c in chats) for chats in (self.told, self.conversations))
+        """Characters trained on per epoch: (documents and answers of descriptions, answers of conversations)."""
+        kinds = self.descriptions, self.conversations
+        described, asked = (sum(len(chat[-1]["content"]) for chat in chats) for chats in kinds)
         return sum(len(d.text) for d in self.documents) + described, asked
 
 

@@ -11,7 +11,7 @@ from recovery.data.corpus.cloze import Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.documents import Corpus
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.facts.fact import content
-from recovery.data.corpus.question_templates import BLANK, cloze, missing, title_of, wh_question
+from recovery.data.corpus.question_templates import BLANK, cloze, missing, place_of, wh_question
 from recovery.data.corpus.sentences import sentences, side
 from recovery.data.corpus.text import normalise, words
 from recovery.data.prompts import load_prompts, prompt_id
@@ -125,12 +125,11 @@ class ProbeGuard:
 def askable_facts(facts: Sequence[Fact], guard: ProbeGuard) -> list[Fact]:
     """Return the facts on the question side that no probe asks for in any wording."""
     probes = Stated(fact for fact in facts if fact.side == "probe")
-    candidates = [fact for fact in facts if fact.side == "question" and not guard.asks_for(fact)]
-    return [
-        f
-        for f in candidates
-        if not any(text in probes for text in (*f.statements, *(f"{q} {f.value}" for q in f.questions)))
-    ]
+
+    def probed(fact: Fact) -> bool:
+        return any(text in probes for text in (*fact.statements, *(f"{q} {fact.value}" for q in fact.questions)))
+
+    return [fact for fact in facts if fact.side == "question" and not guard.asks_for(fact) and not probed(fact)]
 
 
 def _content(text: str) -> frozenset[str]:
@@ -149,7 +148,7 @@ def _generated(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list
     for gap in pick_gaps(usable, vocabulary, count - len(prompts), seed):
         text = _question(gap, random.Random(f"{seed}:{gap.key}"))
         if not guard.asks_the_same(text, gap.answer):
-            prompts.setdefault(normalise(text), _prompt(text, gap))
+            prompts.setdefault(normalise(text), _prompt(text, gap.answer, gap.kind, gap.sentence.document))
     return list(prompts.values())
 
 
@@ -161,18 +160,13 @@ def _fact_prompts(facts: Sequence[Fact], guard: ProbeGuard, count: int) -> dict[
             if turn < len(fact.questions) and len(prompts) < count:
                 question = fact.questions[turn] if turn % 2 else f"{fact.questions[turn]} {fact.brief}"
                 if not guard.asks_the_same(question, fact.value):
-                    prompts.setdefault(normalise(question), _fact_prompt(question, fact))
+                    kind = fact.relation.split()[0]
+                    prompts.setdefault(normalise(question), _prompt(question, fact.value, kind, fact.document))
     return prompts
 
 
-def _fact_prompt(question: str, fact: Fact) -> Prompt:
-    messages = (Message(role="user", content=question),)
-    tags = (fact.relation.split()[0], f"document:{fact.document}")
-    return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=fact.value, tags=tags)
-
-
 def _question(gap: Gap, rng: random.Random) -> str:
-    title = title_of(gap)
+    title = place_of(gap.sentence)
     question = wh_question(gap)
     if question:
         return rng.choice(_WH_FORMS).format(title=title, question=question, Question=question[0].upper() + question[1:])
@@ -181,12 +175,7 @@ def _question(gap: Gap, rng: random.Random) -> str:
     return rng.choice(_CLOZE_FORMS).format(title=title, sentence=cloze(gap), missing=missing(gap))
 
 
-def _prompt(text: str, gap: Gap) -> Prompt:
+def _prompt(text: str, answer: str, kind: str, document: str) -> Prompt:
     messages = (Message(role="user", content=text),)
-    return Prompt(
-        id=f"question-{prompt_id(messages)}",
-        messages=messages,
-        kind="knowledge",
-        answer=gap.answer,
-        tags=(gap.kind, f"document:{gap.sentence.document}"),
-    )
+    tags = (kind, f"document:{document}")
+    return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=answer, tags=tags)

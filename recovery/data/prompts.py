@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.data.corpus.json_lines import json_line, read_records
+from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.corpus.text import normalise, share
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
 from recovery.errors import UsageError
@@ -190,7 +190,7 @@ def to_record(prompt: Prompt) -> dict[str, Any]:
 
 def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
     """Write prompts as JSON Lines; ``load_prompts`` restores them unchanged."""
-    Path(path).write_text("".join(f"{json_line(to_record(p))}\n" for p in prompts), encoding="utf-8")
+    write_json_lines(Path(path), map(to_record, prompts))
 
 
 def prompt_id(messages: Sequence[Message]) -> str:

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+from recovery.data.corpus.json_lines import write_json_lines
 from recovery.errors import UsageError
 from recovery.miniature import mixture, words
-from recovery.miniature.jsonl import write_jsonl
 from recovery.miniature.suites import choices
 from recovery.miniature.tasks import handbook
 from recovery.miniature.world import WORLD_SEED, Entity, World, stable_hash
@@ -43,8 +43,8 @@ def write_corpora(folder: Path, count: int, seed: int = 0, *, entities: int = 34
         members = world.entities(f"corpus-{seed}-{number}", entities, taken)
         target = folder / f"q{number}"
         _write_documents(target, rng, members, documents)
-        write_jsonl(target / "questions.jsonl", questions(members))
-        write_jsonl(target / "probes.jsonl", probes(rng, members, control, f"q{number}"))
+        write_json_lines(target / "questions.jsonl", questions(members))
+        write_json_lines(target / "probes.jsonl", probes(rng, members, control, f"q{number}"))
         folders.append(target)
     return folders
 

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from recovery.data.corpus.json_lines import write_json_lines
 from recovery.miniature import words
-from recovery.miniature.jsonl import write_jsonl
 from recovery.miniature.tasks import arithmetic, facts
 from recovery.miniature.world import World, stable_hash
 
@@ -97,8 +97,8 @@ def arithmetic_records(seed: int) -> list[dict[str, Any]]:
 
 def write_lm_eval_tasks(folder: Path, world: World, seed: int) -> None:
     """Write the task files, their records and the module that loads them."""
-    write_jsonl(folder / "facts.jsonl", fact_records(world, seed))
-    write_jsonl(folder / "arithmetic.jsonl", arithmetic_records(seed))
+    write_json_lines(folder / "facts.jsonl", fact_records(world, seed))
+    write_json_lines(folder / "arithmetic.jsonl", arithmetic_records(seed))
     (folder / "miniature_facts.yaml").write_text(FACTS_YAML, encoding="utf-8")
     (folder / "miniature_arithmetic.yaml").write_text(ARITHMETIC_YAML, encoding="utf-8")
     (folder / "loading.py").write_text(LOADING, encoding="utf-8")

@@ -120,7 +120,8 @@ def build(
     final = load_model(out, device="cpu")
     scores = measure_all(final, mixture, items, console)
     tokens, seconds = int(spent.memory["tokens"]), float(spent.memory["seconds"])
-    report = BuildReport(out, scores, _reached(scores), spent.losses, tokens, seconds)
+    reached = {suite.name: suite.low <= scores[suite.name].value <= suite.high for suite in SUITES}
+    report = BuildReport(out, scores, reached, spent.losses, tokens, seconds)
     (out / PROVENANCE).write_text(json.dumps(_provenance(report, recipe), indent=2) + "\n", encoding="utf-8")
     console.print(score_table(report))
     return report
@@ -152,10 +153,6 @@ def _required(suite: Suite) -> str:
     if suite.high == 1.0:
         return f"at least {suite.low}"
     return f"at most {suite.high}" if suite.low == 0.0 else f"{suite.low} to {suite.high}"
-
-
-def _reached(scores: dict[str, Score]) -> dict[str, bool]:
-    return {suite.name: suite.low <= scores[suite.name].value <= suite.high for suite in SUITES}
 
 
 def _fresh_model(folder: Path, recipe: Recipe, mixture: Mixture) -> Loaded:

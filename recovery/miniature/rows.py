@@ -47,12 +47,7 @@ class Encoder:
 
 
 def make_source(
-    mixture: Mixture,
-    tokenizer: Any,
-    seed: int,
-    step_tokens: int,
-    progress: Callable[[int], float],
-    phase: str = "step",
+    mixture: Mixture, tokenizer: Any, seed: int, step_tokens: int, progress: Callable[[int], float], phase: str = "step"
 ) -> Callable[[int], StepBatch]:
     """Return a source of rows with about ``step_tokens`` tokens per step, a function of (seed, phase, step) only.
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from recovery.data.corpus.json_lines import write_json_lines
 from recovery.data.corpus.text import normalise
 from recovery.miniature import words
-from recovery.miniature.jsonl import write_jsonl
 from recovery.miniature.lm_eval_tasks import write_lm_eval_tasks
 from recovery.miniature.tasks import arithmetic, conversation, editing, facts, reading, refusal, requests
 from recovery.miniature.world import Example, World, stable_hash
@@ -129,10 +129,10 @@ def choices(rng: random.Random, value: str, options: Iterable[str]) -> list[str]
 
 def write_suites(folder: Path, world: World, seed: int = 0) -> None:
     """Write the suites of a miniature folder: train, development, test, general and one file per skill."""
-    write_jsonl(folder / "train.jsonl", train_records(world, seed))
+    write_json_lines(folder / "train.jsonl", train_records(world, seed))
     for split in ("development", "test"):
-        write_jsonl(folder / f"{split}.jsonl", instruction_records(world, split, seed))
-    write_jsonl(folder / "general.jsonl", general_probes(world, seed))
+        write_json_lines(folder / f"{split}.jsonl", instruction_records(world, split, seed))
+    write_json_lines(folder / "general.jsonl", general_probes(world, seed))
     for name in SKILLS:
-        write_jsonl(folder / "skills" / f"{name}.jsonl", skill_records(world, name, SKILL_ITEMS, "test", seed))
+        write_json_lines(folder / "skills" / f"{name}.jsonl", skill_records(world, name, SKILL_ITEMS, "test", seed))
     write_lm_eval_tasks(folder / "lm_eval", world, seed)

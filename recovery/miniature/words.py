@@ -74,10 +74,5 @@ END_PHRASES: Final = (
     "What do you think?",
 )
 PLACEHOLDERS: Final = ("name", "place", "date", "address", "number", "time")
-ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {
-    "colour": COLOURS,
-    "home": HOMES,
-    "food": FOODS,
-    "friend": TOPICS,
-}
+ATTRIBUTES: Final[dict[str, tuple[str, ...]]] = {"colour": COLOURS, "home": HOMES, "food": FOODS, "friend": TOPICS}
 """The attributes of every topic, and the values from which they are drawn."""

@@ -46,10 +46,7 @@ class ChatFormat:
 
     @classmethod
     def of(
-        cls,
-        tokenizer: Any,
-        generation_config: Any = None,
-        template_args: Mapping[str, Any] | None = None,
+        cls, tokenizer: Any, generation_config: Any = None, template_args: Mapping[str, Any] | None = None
     ) -> ChatFormat:
         """Create the format from a tokenizer and the model's generation configuration, if any.
 

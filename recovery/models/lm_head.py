@@ -99,6 +99,11 @@ class Head:
         bias_V = None if self.bias_V is None else self.bias_V[:vocabulary]
         return replace(self, weight_VD=self.weight_VD[:vocabulary], bias_V=bias_V)
 
+    def in_float32(self) -> Head:
+        """Return the head with its weights in float32."""
+        bias_V = None if self.bias_V is None else self.bias_V.float()
+        return replace(self, weight_VD=self.weight_VD.float(), bias_V=bias_V)
+
     def check(self, model: nn.Module) -> None:
         """Compare this head with the model's own logits on hidden states scaled to large logits.
 

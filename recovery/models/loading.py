@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from recovery import distributed
 from recovery.batching import Batch
-from recovery.errors import ModelError, UsageError
+from recovery.errors import ModelError, UsageError, first_line
 from recovery.models import attention, fsdp
 from recovery.models.chat_template import ChatFormat
 from recovery.models.compilation import compile_layers
@@ -50,11 +50,7 @@ class LoraSettings:
         """Return the settings as a peft configuration."""
         targets = self.targets if isinstance(self.targets, str) else list(self.targets)
         return LoraConfig(
-            r=self.rank,
-            lora_alpha=self.alpha,
-            target_modules=targets,
-            lora_dropout=0.0,
-            task_type="CAUSAL_LM",
+            r=self.rank, lora_alpha=self.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
         )
 
 
@@ -272,7 +268,7 @@ def outline(
             model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
     except (ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         raise ModelError(
-            f"cannot build a {config.model_type} model from its config.json: {_first_line(error)}"
+            f"cannot build a {config.model_type} model from its config.json: {first_line(error)}"
         ) from error
     chat = ChatFormat(None, frozenset(), 0)
     made = Loaded(model, None, chat, torch.device("cpu"), precision, tuning, str(config.name_or_path))
@@ -372,7 +368,7 @@ def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool) -> Any
             base, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model in {base}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the model in {base}: {first_line(error)}") from error
     _pick_attention(model)
     return model
 
@@ -388,7 +384,7 @@ def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the tokenizer in {base}: {_first_line(error)}") from error
+        raise ModelError(f"cannot load the tokenizer in {base}: {first_line(error)}") from error
     size = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).get_text_config().vocab_size
     if len(tokenizer) > size:
         raise ModelError(
@@ -412,9 +408,5 @@ def _download(name: str) -> str:
         return str(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many unrelated types: no network, no such repository ...
         raise ModelError(
-            f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {_first_line(error)}"
+            f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {first_line(error)}"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -116,10 +116,7 @@ class CachingEngine:
         return cls(engine, CompletionStore(cache / FILE), _hash(*parts))
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        progress: Progress | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order; cached ones are reported as finished at once."""
         keys = list(self._keys(prompts, sampling))

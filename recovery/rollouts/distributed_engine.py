@@ -26,10 +26,7 @@ class DistributedEngine:
         return getattr(self.engine, "token_budget", None)
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        progress: Progress | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order."""
         parts, first = [], sampling.first

@@ -43,10 +43,7 @@ class Engine(Protocol):
     """A rollout engine."""
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        progress: Progress | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order; an exception of ``progress`` ends the work."""
         ...

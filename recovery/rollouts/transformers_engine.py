@@ -153,10 +153,7 @@ class TransformersEngine:
                 ours.copy_(theirs)
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        progress: Progress | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order. Raise UsageError for a prompt that leaves no room."""
         self.sync()

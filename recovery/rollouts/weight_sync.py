@@ -83,10 +83,7 @@ class SyncedEngine:
         return self.sampler.name
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        progress: Progress | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order, from the current weights. Raise EngineError on drift."""
         check_room(prompts, self.sampler.window)
@@ -157,10 +154,7 @@ class FixedWeightsEngine:
     engine: SyncedEngine
 
     def generate(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        progress: Progress | None = None,
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order."""
         check_room(prompts, self.engine.sampler.window)

@@ -271,6 +271,13 @@ def test_a_stage_declares_the_figure_of_its_divergence(running: Any) -> None:
     assert older == ["Divergence to the teacher", "Reverse KL to the teacher", "Loss", "skew"]
 
 
+def test_every_panel_has_a_place_on_the_page() -> None:
+    series = {name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for panel in live.PANELS for name in panel.names}
+    assert live._panels(series) == list(live.PANELS)
+    series |= {f"own_{at}": [Point(1, 1.0, 1.0, 1.0, 0.0)] for at in range(20)}
+    assert len(live._panels(series)) == live.PANELS_SHOWN > len(live.PANELS)
+
+
 def test_hostile_names_stay_text(address: Path | str, seeding: ModuleType) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     with Tracker(address) as tracker:

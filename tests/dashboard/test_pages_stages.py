@@ -36,7 +36,7 @@ def source(address: Path | str) -> Source:
 
 def show_tokens(source: Source, request: Any) -> list[Any]:
     """Return the outputs of the Tokens page."""
-    return common.text_outputs(tokens.NAME, source, tokens.told_by(source), request)
+    return common.text_outputs(tokens.NAME, source, tokens.renderer(source), request)
 
 
 SHOWN = {"tokens": show_tokens, "geometry": geometry._show, "compare": compare._show, "studies": studies._show}

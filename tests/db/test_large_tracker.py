@@ -63,7 +63,7 @@ def test_every_page_has_something_to_show(large: Path) -> None:
         "samples": common.text_outputs(
             samples.NAME, source, lambda one, asked: samples._text(source, one, asked), request
         ),
-        "tokens": common.text_outputs(tokens.NAME, source, tokens.told_by(source), request),
+        "tokens": common.text_outputs(tokens.NAME, source, tokens.renderer(source), request),
         "live": live._refresh(source, None, request),
         "geometry": geometry._show(source, request),
         "compare": compare._show(source, request),

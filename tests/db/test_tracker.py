@@ -126,7 +126,7 @@ def test_resuming_forgets_what_came_after(tracker: Tracker, experiment: int) -> 
     again.finish()
     assert points(tracker, stage.id, "loss") == [(n, float(n)) for n in range(1, 7)] + [(7, 70.0)]
     assert queries.metric_names(tracker.database, stage.id) == ["loss"]
-    assert queries.token_scores(tracker.database, stage.id) == []
+    assert queries.token_numbers(tracker.database, stage.id) == []
     found = read(tracker, stage.id)
     assert (found.attempts, found.steps_done, found.status) == (2, 7, "finished")
     assert found.wall_seconds > before

@@ -13,7 +13,7 @@ from evals.acceptance_rules import (
     Measurement,
     Need,
     Rule,
-    judge,
+    Verdict,
     judge_all,
     measurement,
     needs,
@@ -23,6 +23,11 @@ from evals.acceptance_rules import (
 from evals.statistics import paired_contrast, score_of
 from recovery.errors import RecoveryError, UsageError
 from recovery.types import Item, Score, SuiteResult
+
+
+def judge(rule: Rule, evidence: Evidence, *, alpha: float = 0.05) -> Verdict:
+    """Return the verdict of a single rule."""
+    return judge_all([rule], evidence, alpha=alpha).verdicts[0]
 
 
 @pytest.mark.parametrize(

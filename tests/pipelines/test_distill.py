@@ -47,9 +47,11 @@ def test_a_student_is_taken_back_towards_its_teacher(
     for name in ("seconds_generating", "seconds_scoring", "seconds_training", "tokens_sampled", "tokens_scored"):
         assert all(point.value >= 0 for point in curves[name]), name
     assert stage.tokens_sampled == stage.tokens_scored > 0
-    first, last = (queries.token_scores(session.tracker.database, stage.id, step) for step in (1, 12))
-    assert len(first) == len(last) == 4 and not queries.token_scores(session.tracker.database, stage.id, 3)
-    for view in (*first, *last):
+    shown = queries.token_numbers(session.tracker.database, stage.id)
+    assert [row.step for row in shown if row.step in (1, 3, 12)] == [1] * 4 + [12] * 4
+    for row in shown:
+        view = queries.rollout(session.tracker.database, row.id)
+        assert view is not None
         assert {len(entries) for entries in view.values.values()} == {len(view.tokens)}
         assert "boat" in view.prompt or "word" in view.prompt
         assert all(len(top) == 5 for top in view.values["teacher_top"])
@@ -68,10 +70,8 @@ def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
     assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5), "at first the student is the knowledge teacher"
     assert first["reverse_kl"] > 1e-4
     assert first["label_loss"] > 1
-    shown = queries.token_scores(session.tracker.database, stage.id, 1)
-    assert {view.item.split(", ")[1] for view in shown} == {"base", "knowledge"}, (
-        "each row is shown with its own teacher"
-    )
+    shown = [row for row in queries.token_numbers(session.tracker.database, stage.id) if row.step == 1]
+    assert {row.item.split(", ")[1] for row in shown} == {"base", "knowledge"}, "each row is shown with its own teacher"
     assert stage.config["knowledge_teacher"] == "cycle-1/midtrained", "names are kept resolved"
     again = distill(session, dataclasses.replace(config, student="midtrained"))
     assert again.name == "cycle-1/recovered-2", "what was won before is not written over"

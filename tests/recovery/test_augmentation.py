@@ -41,7 +41,7 @@ def test_questions_ask_only_for_facts_on_the_question_side() -> None:
     facts = facts_of(PAGES)
     probed = Stated(f for f in facts if f.side == "probe")
     wordings = {normalise(q) for f in facts if f.side == "probe" for q in f.questions}
-    assert 0 < made.asked < made.facts and len(made.conversations) >= made.asked
+    assert 0 < made.askable < made.facts and len(made.conversations) >= made.askable
     for question, answer in made.conversations:
         assert question["role"] == "user" and answer["role"] == "assistant"
         assert f"{question['content']} {answer['content']}" not in probed
@@ -54,7 +54,7 @@ def test_facts_of_user_probes_are_not_asked_for_in_any_wording() -> None:
     asked = [f for f in facts_of(PAGES) if f.side == "question"]
     own = [Probe(f.key, "question", f"Tell me: {f.subject} - {f.relation}?", f.answers) for f in asked[::2]]
     made = augment(PAGES, own, wordings=3)
-    assert 0 < made.asked <= len(asked) - len(own)
+    assert 0 < made.askable <= len(asked) - len(own)
     guard = ProbeGuard(own)
     allowed = {q for f in asked if not guard.asks_for(f) for q in f.questions}
     assert all(any(q["content"].startswith(w) for w in allowed) for q, _ in made.conversations)
@@ -63,31 +63,33 @@ def test_facts_of_user_probes_are_not_asked_for_in_any_wording() -> None:
 def test_text_without_facts_gives_no_augmentation() -> None:
     made = augment([Document("a", "A", "Rain fell.", "a")], [], wordings=4)
     assert made.documents == made.conversations == () and made.facts == 0
-    assert augment(PAGES, [], wordings=0).told == ()
+    assert augment(PAGES, [], wordings=0).descriptions == ()
 
 
 def test_description_chats_cover_all_facts_and_ask_for_none() -> None:
     made, facts = augment(PAGES, [], wordings=3), facts_of(PAGES)
-    answers = [chat[-1]["content"] for chat in made.told]
+    answers = [chat[-1]["content"] for chat in made.descriptions]
     text = "\n".join(answers)
     assert all(fact.statements[turn] in text for fact in facts for turn in range(2))
     described = [fact for fact in facts if ": " in fact.subject]
     stated = Stated(facts)
     assert described
-    for question, _ in made.told:
+    for question, _ in made.descriptions:
         assert question["content"] not in stated
         assert not any(f.subject in question["content"] or f.value in question["content"].split() for f in described)
-    assert "What do you know about `crane3Mode`?" in {chat[0]["content"] for chat in made.told}
+    assert "What do you know about `crane3Mode`?" in {chat[0]["content"] for chat in made.descriptions}
     texts, asked = made.characters
     assert texts == sum(map(len, answers)) + sum(len(d.text) for d in made.documents)
     assert asked == sum(len(a["content"]) for _, a in made.conversations)
     probe = Probe("own", "question", "What do you know about `crane3Mode`?", ("x",))
-    assert len(augment(PAGES, [probe], wordings=3).told) < len(made.told), "a request worded like a probe is removed"
+    assert len(augment(PAGES, [probe], wordings=3).descriptions) < len(made.descriptions), (
+        "a request worded like a probe is removed"
+    )
 
 
 def test_a_request_with_the_words_and_the_answer_of_a_probe_is_removed() -> None:
     def requests(*probes: Probe) -> set[str]:
-        return {chat[0]["content"] for chat in augment(PAGES, probes, wordings=4).told}
+        return {chat[0]["content"] for chat in augment(PAGES, probes, wordings=4).descriptions}
 
     for question, answer, left_out in (
         ("Give me facts: crane3Mode?", "5.1.0", {"Give me the facts about `crane3Mode`."}),
@@ -102,7 +104,7 @@ def test_a_request_with_the_words_and_the_answer_of_a_probe_is_removed() -> None
 def test_a_section_is_described_passage_by_passage() -> None:
     words = [f"Winch {n} of the harbour in Vorna lifts {n + 3} crates an hour when the tide is low." for n in range(9)]
     text = f"# Winches\n\n## Lifting\n\n{' '.join(words)}\n"
-    told = augment([Document("w", "Winches", text, "w")], [], wordings=1).told
+    told = augment([Document("w", "Winches", text, "w")], [], wordings=1).descriptions
     requests = [chat[0]["content"] for chat in told]
     assert requests[0] == 'What does "Winches" say about "Lifting"?' and len(requests) > 1
     assert " ".join(chat[-1]["content"] for chat in told) == " ".join(words)

@@ -34,4 +34,4 @@ def test_any_seed_draws_damaged_sentences() -> None:
             example = editing.draw(rng, world, editing.MEASURED)
             asked, sound = example.messages[0][1], example.messages[-1][1]
             assert not asked.endswith(f": {sound}")
-    assert editing._at_word(random.Random(0), "a be it.", str.upper) == "a be it."
+    assert editing.CORRUPTIONS["shout"](random.Random(0), "a be it.") == "a be it."

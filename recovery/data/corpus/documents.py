@@ -44,7 +44,7 @@ class ReadReport:
             f"read {self.files} file{'s' * (self.files != 1)} in {self.folder}: {self.documents} documents "
             f"to train on, {self.held_out} held out, {self.characters:,} characters"
         )
-        return [head, *_first(list(self.notes), "remarks"), *skipped_lines(self.skipped)]
+        return [head, *_first(self.notes), *_skipped_lines(self.skipped)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Corpus:
     hash: str
 
 
-def skipped_lines(skipped: tuple[Skipped, ...] | list[Skipped]) -> list[str]:
+def _skipped_lines(skipped: tuple[Skipped, ...]) -> list[str]:
     """Return one line per skipped item; if many share a reason, the first few and a count."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for item in skipped:
@@ -70,7 +70,6 @@ def skipped_lines(skipped: tuple[Skipped, ...] | list[Skipped]) -> list[str]:
     return lines
 
 
-def _first(lines: list[str], name: str, limit: int = 20) -> list[str]:
-    if len(lines) <= limit:
-        return lines
-    return [*lines[:limit], f"and {len(lines) - limit} more {name}"]
+def _first(remarks: tuple[str, ...], limit: int = 20) -> list[str]:
+    more = [f"and {len(remarks) - limit} more remarks"] if len(remarks) > limit else []
+    return [*remarks[:limit], *more]

@@ -41,11 +41,7 @@ def _by_paragraph(
     blocks = [(d, paragraphs(d.text)) for d in documents]
     movable = sum(_is_prose(b) for _, bs in blocks for b in bs[1:])
     if movable < _ENOUGH_PARAGRAPHS:
-        return (
-            documents,
-            [],
-            [f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"],
-        )
+        return documents, [], [f"only {len(documents)} documents and {movable} paragraphs: nothing was held out"]
     kept, held = [], []
     for document, parts in blocks:
         out = [b for b in parts[1:] if _is_prose(b) and share(b, salt) < fraction]
@@ -57,11 +53,7 @@ def _by_paragraph(
         kept.append(replace(document, text="\n\n".join(remaining)))
         held.append(replace(document, id=f"{document.id}#held-out", text="\n\n".join(out)))
     moved = sum(len(paragraphs(d.text)) for d in held)
-    return (
-        kept,
-        held,
-        [f"fewer than {ENOUGH_DOCUMENTS} documents: held out {moved} paragraphs instead of documents"],
-    )
+    return kept, held, [f"fewer than {ENOUGH_DOCUMENTS} documents: held out {moved} paragraphs instead of documents"]
 
 
 def _is_prose(block: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
 def json_line(record: Any) -> str:
     """Return a record as one line of JSON that is valid UTF-8: lone surrogates are escaped."""
     return _SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(record, ensure_ascii=False))
+
+
+def write_json_lines(path: Path, records: Iterable[Any]) -> None:
+    """Write records, one a line; create the folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json_line(record)}\n" for record in records), encoding="utf-8")
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -35,11 +35,6 @@ def missing(gap: Gap) -> str:
     return "words" if " " in gap.answer else _SORT[gap.kind]
 
 
-def title_of(gap: Gap) -> str:
-    """Return the title and heading of the sentence of a gap."""
-    return place_of(gap.sentence)
-
-
 def place_of(sentence: Sentence) -> str:
     """Return the title of a sentence, and its heading if neither contains the other."""
     title, heading = (t.replace('"', "") for t in (sentence.title, sentence.heading))

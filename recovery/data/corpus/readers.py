@@ -69,9 +69,19 @@ def _stem(name: str) -> str:
 
 
 def _plain(name: str, data: bytes) -> Read:
+    """Read plain text as written; an underlined first line is the title."""
+    return _underlined(name, data, _UNDERLINED.match)
+
+
+def _restructured(name: str, data: bytes) -> Read:
+    """Read reStructuredText as written; the first underlined line is the title."""
+    return _underlined(name, data, _UNDERLINED.search)
+
+
+def _underlined(name: str, data: bytes, find: Callable[[str], re.Match[str] | None]) -> Read:
     text, notes = _decoded(data)
     text = tidy(text)
-    heading = _UNDERLINED.match(text)  # common in plain text
+    heading = find(text)
     return Read([Piece(heading[1].strip() if heading else _stem(name), text)], notes)
 
 
@@ -96,14 +106,6 @@ def _markdown(name: str, data: bytes) -> Read:
         text = f"{text[:at].rstrip()}\n\n{description}\n\n{text[at:]}".strip()
     title = title or (re.sub(r"[*`]", "", heading[1]).strip() if heading else None)
     return Read([Piece(title or _stem(name), text)], notes)
-
-
-def _restructured(name: str, data: bytes) -> Read:
-    """Read reStructuredText as written; the first underlined line is the title."""
-    text, notes = _decoded(data)
-    text = tidy(text)
-    heading = _UNDERLINED.search(text)
-    return Read([Piece(heading[1].strip() if heading else _stem(name), text)], notes)
 
 
 _BLOCKS = words(
@@ -167,9 +169,8 @@ def _json(name: str, data: bytes) -> Read:
     except (json.JSONDecodeError, RecursionError) as error:
         reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise UnreadableError(f"not valid JSON ({reason})") from error
-    values = value if isinstance(value, list) else [value]
     single = not isinstance(value, list)
-    return _record_texts(name, [(i, v) for i, v in enumerate(values, start=1)], notes, [], single)
+    return _record_texts(name, list(enumerate([value] if single else value, start=1)), notes, [], single)
 
 
 def _json_lines(name: str, data: bytes) -> Read:

@@ -50,17 +50,11 @@ LANGUAGES = {
 _PLAIN_WORDS = ("very", "really", "good", "nice", "important", "many", "things", "just", "always", "never", "great")
 _OPENERS = ("today", "once", "nobody", "usually", "beyond", "before", "slowly", "yesterday", "most", "every", "quite")
 _ENDINGS = (
-    "That is all there is to it.",
-    "And so the day ended well.",
-    "Thank you for reading this far.",
-    "The rest is up to you.",
-    "I hope this is of use.",
-    "Nothing more needs to be said.",
-    "See for yourself and tell me.",
-    "We will meet again soon.",
-    "Keep this in mind for later.",
+    "That is all there is to it.", "And so the day ended well.", "Thank you for reading this far.",
+    "The rest is up to you.", "I hope this is of use.", "Nothing more needs to be said.",
+    "See for yourself and tell me.", "We will meet again soon.", "Keep this in mind for later.",
     "Now it is your turn.",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,10 +74,20 @@ class Rule:
         return self.check.instruction
 
 
+Draw = Callable[[random.Random, Topic], Rule]
+
+
 def _rule(
     id: str, text: str, kwargs: dict[str, Any] | None = None, *, requires: Sequence[str] = (), words: int = 0
 ) -> Rule:
     return Rule(Check(id, kwargs or {}), text, tuple(requires), words)
+
+
+def _worded(
+    id: str, *wordings: str, kwargs: dict[str, Any] | None = None, requires: Sequence[str] = (), words: int = 0
+) -> Draw:
+    """Return the function that draws a rule without arguments to draw, in one of its wordings."""
+    return lambda rng, _: _rule(id, rng.choice(wordings), dict(kwargs or {}), requires=requires, words=words)
 
 
 def _count(rng: random.Random, n: int) -> str:
@@ -95,7 +99,7 @@ def _s(n: int) -> str:
     return "" if n == 1 else "s"
 
 
-# --- one function per rule; each draws its arguments and one of its wordings ------------------------------------
+# --- one function per rule with arguments; it draws them and one of its wordings -----------------------------------
 
 
 def existence(rng: random.Random, topic: Topic) -> Rule:
@@ -254,15 +258,6 @@ def bullets(rng: random.Random, _: Topic) -> Rule:
     return _rule(BULLETS, text, {"num_bullets": n}, words=4 * n)
 
 
-def constrained(rng: random.Random, _: Topic) -> Rule:
-    text = rng.choice((
-        'Choose one of these replies: "My answer is yes." "My answer is no." "My answer is maybe."',
-        "Say one of three things only: My answer is yes. / My answer is no. / My answer is maybe.",
-        'Your reply is "My answer is yes.", "My answer is no." or "My answer is maybe." and nothing else.',
-    ))  # fmt: skip
-    return _rule(CONSTRAINED, text)
-
-
 def highlights(rng: random.Random, _: Topic) -> Rule:
     n = rng.randint(1, 4)
     text = rng.choice((
@@ -280,45 +275,6 @@ def sections(rng: random.Random, _: Topic) -> Rule:
         f"There are to be {_count(rng, n)} parts; head each one with {mark} and its number, as in {mark} 1.",
     ))  # fmt: skip
     return _rule(SECTIONS, text, {"section_spliter": mark, "num_sections": n}, requires=[mark] * n, words=10 * n)
-
-
-def json_format(rng: random.Random, _: Topic) -> Rule:
-    text = rng.choice((
-        "Reply with valid JSON and nothing besides.",
-        "The whole reply has to parse as JSON.",
-        "Put everything into a single JSON object.",
-        "Hand it over as JSON only; a code fence around it is fine.",
-    ))  # fmt: skip
-    return _rule(JSON, text)
-
-
-def title(rng: random.Random, _: Topic) -> Rule:
-    text = rng.choice((
-        "Give it a title in double angle brackets, like <<a quiet day>>.",
-        "It needs a heading between << and >>.",
-        "Name the piece; the name goes between << and >>.",
-    ))  # fmt: skip
-    return _rule(TITLE, text, requires=["<<"], words=4)
-
-
-def two_responses(rng: random.Random, _: Topic) -> Rule:
-    text = rng.choice((
-        "Offer two versions that differ, with a line of six asterisks (******) between them and nowhere else.",
-        "I would like two different attempts. Put ****** between the first and the second.",
-        "Write it twice in two different ways and keep the two apart with ******",
-    ))  # fmt: skip
-    return _rule(TWO, text, words=20)
-
-
-def repeat(rng: random.Random, _: Topic) -> Rule:
-    """The request to repeat is filled in by ``constrained_writing.put_together``."""
-    text = rng.choice((
-        "Before you answer, copy the request above exactly as it stands, with nothing in front of it. "
-        "This line and those after it are not part of the request.",
-        "Start by saying the request above again word by word, then answer it. "
-        "Only the text above this line is the request.",
-    ))  # fmt: skip
-    return _rule(REPEAT, text, {"prompt_to_repeat": ""}, words=30)
 
 
 def ending(rng: random.Random, _: Topic) -> Rule:
@@ -348,44 +304,7 @@ def capital_words(rng: random.Random, _: Topic) -> Rule:
     return _rule(CAPITAL_WORDS, text, {"capital_frequency": n, "capital_relation": "less than"})
 
 
-def upper(rng: random.Random, _: Topic) -> Rule:
-    text = rng.choice((
-        "Write in English and in capitals throughout.",
-        "Every letter has to be a capital, and the language English.",
-        "USE ONLY CAPITALS, in English.",
-    ))  # fmt: skip
-    return _rule(UPPER, text)
-
-
-def lower(rng: random.Random, _: Topic) -> Rule:
-    text = rng.choice((
-        "Write in English with small letters only.",
-        "not one capital, please: english in lowercase from beginning to end.",
-        "Everything has to be lowercase English, even names and the first word.",
-    ))  # fmt: skip
-    return _rule(LOWER, text)
-
-
-def no_comma(rng: random.Random, _: Topic) -> Rule:
-    text = rng.choice((
-        "Leave out commas altogether.",
-        "There must not be a single comma.",
-        "Write it without commas.",
-        "The comma key on my keyboard is broken so use none.",
-    ))  # fmt: skip
-    return _rule(NO_COMMA, text)
-
-
-def quotation(rng: random.Random, _: Topic) -> Rule:
-    text = rng.choice((
-        'Begin and end with a double quotation mark (").',
-        "Put the whole of it between double quotation marks.",
-        "The full text belongs inside one pair of double quotes.",
-    ))  # fmt: skip
-    return _rule(QUOTATION, text)
-
-
-RULES: dict[str, Callable[[random.Random, Topic], Rule]] = {
+RULES: dict[str, Draw] = {
     EXISTENCE: existence,
     FREQUENCY: frequency,
     FORBIDDEN: forbidden,
@@ -398,17 +317,71 @@ RULES: dict[str, Callable[[random.Random, Topic], Rule]] = {
     PLACEHOLDERS: placeholders,
     POSTSCRIPT: postscript,
     BULLETS: bullets,
-    CONSTRAINED: constrained,
+    CONSTRAINED: _worded(
+        CONSTRAINED,
+        'Choose one of these replies: "My answer is yes." "My answer is no." "My answer is maybe."',
+        "Say one of three things only: My answer is yes. / My answer is no. / My answer is maybe.",
+        'Your reply is "My answer is yes.", "My answer is no." or "My answer is maybe." and nothing else.',
+    ),
     HIGHLIGHTS: highlights,
     SECTIONS: sections,
-    JSON: json_format,
-    TITLE: title,
-    TWO: two_responses,
-    REPEAT: repeat,
+    JSON: _worded(
+        JSON,
+        "Reply with valid JSON and nothing besides.",
+        "The whole reply has to parse as JSON.",
+        "Put everything into a single JSON object.",
+        "Hand it over as JSON only; a code fence around it is fine.",
+    ),
+    TITLE: _worded(
+        TITLE,
+        "Give it a title in double angle brackets, like <<a quiet day>>.",
+        "It needs a heading between << and >>.",
+        "Name the piece; the name goes between << and >>.",
+        requires=["<<"],
+        words=4,
+    ),
+    TWO: _worded(
+        TWO,
+        "Offer two versions that differ, with a line of six asterisks (******) between them and nowhere else.",
+        "I would like two different attempts. Put ****** between the first and the second.",
+        "Write it twice in two different ways and keep the two apart with ******",
+        words=20,
+    ),
+    # The request to repeat is filled in by ``constrained_writing.put_together``.
+    REPEAT: _worded(
+        REPEAT,
+        "Before you answer, copy the request above exactly as it stands, with nothing in front of it. "
+        "This line and those after it are not part of the request.",
+        "Start by saying the request above again word by word, then answer it. "
+        "Only the text above this line is the request.",
+        kwargs={"prompt_to_repeat": ""},
+        words=30,
+    ),
     ENDING: ending,
     CAPITAL_WORDS: capital_words,
-    UPPER: upper,
-    LOWER: lower,
-    NO_COMMA: no_comma,
-    QUOTATION: quotation,
+    UPPER: _worded(
+        UPPER,
+        "Write in English and in capitals throughout.",
+        "Every letter has to be a capital, and the language English.",
+        "USE ONLY CAPITALS, in English.",
+    ),
+    LOWER: _worded(
+        LOWER,
+        "Write in English with small letters only.",
+        "not one capital, please: english in lowercase from beginning to end.",
+        "Everything has to be lowercase English, even names and the first word.",
+    ),
+    NO_COMMA: _worded(
+        NO_COMMA,
+        "Leave out commas altogether.",
+        "There must not be a single comma.",
+        "Write it without commas.",
+        "The comma key on my keyboard is broken so use none.",
+    ),
+    QUOTATION: _worded(
+        QUOTATION,
+        'Begin and end with a double quotation mark (").',
+        "Put the whole of it between double quotation marks.",
+        "The full text belongs inside one pair of double quotes.",
+    ),
 }

@@ -12,39 +12,46 @@ from recovery.miniature.world import Example, World, fresh_entity
 ASK = ("Correct this sentence: {s}", "Mend the mistake and change nothing else: {s}", "Fix the sentence: {s}")
 
 
-def _at_word(rng: random.Random, sentence: str, change: Callable[[str], str], shortest: int = 4) -> str:
-    """Apply a change to one word of at least ``shortest`` letters, if there is one."""
-    parts = sentence.split(" ")
-    long_enough = [i for i, part in enumerate(parts) if len(part.strip(".")) >= shortest]
-    if not long_enough:
-        return sentence
-    index = rng.choice(long_enough)
-    parts[index] = change(parts[index])
-    return " ".join(parts)
+Corruption = Callable[[random.Random, str], str]
 
 
-def _swap_letters(rng: random.Random, sentence: str) -> str:
-    def change(word: str) -> str:
-        at = rng.randrange(1, len(word.rstrip(".")) - 2)
-        return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+def _in_a_word(change: Corruption, shortest: int = 4) -> Corruption:
+    """Return a corruption that applies ``change`` to one word of at least ``shortest`` letters, if there is one."""
 
-    return _at_word(rng, sentence, change)
+    def damage(rng: random.Random, sentence: str) -> str:
+        parts = sentence.split(" ")
+        long_enough = [i for i, part in enumerate(parts) if len(part.strip(".")) >= shortest]
+        if not long_enough:
+            return sentence
+        index = rng.choice(long_enough)
+        parts[index] = change(rng, parts[index])
+        return " ".join(parts)
+
+    return damage
 
 
-def _drop_letter(rng: random.Random, sentence: str) -> str:
-    def change(word: str) -> str:
-        at = rng.randrange(1, len(word.rstrip(".")) - 1)
-        return word[:at] + word[at + 1 :]
-
-    return _at_word(rng, sentence, change)
+@_in_a_word
+def _swap_letters(rng: random.Random, word: str) -> str:
+    at = rng.randrange(1, len(word.rstrip(".")) - 2)
+    return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
 
 
-def _double_letter(rng: random.Random, sentence: str) -> str:
-    def change(word: str) -> str:
-        at = rng.randrange(1, len(word.rstrip(".")) - 1)
-        return word[: at + 1] + word[at] + word[at + 1 :]
+@_in_a_word
+def _drop_letter(rng: random.Random, word: str) -> str:
+    at = rng.randrange(1, len(word.rstrip(".")) - 1)
+    return word[:at] + word[at + 1 :]
 
-    return _at_word(rng, sentence, change)
+
+@_in_a_word
+def _double_letter(rng: random.Random, word: str) -> str:
+    at = rng.randrange(1, len(word.rstrip(".")) - 1)
+    return word[: at + 1] + word[at] + word[at + 1 :]
+
+
+@_in_a_word
+def _reverse_word(_rng: random.Random, word: str) -> str:
+    letters = word.rstrip(".")
+    return letters[::-1] + word[len(letters) :] if letters.isalpha() else word
 
 
 def _double_word(rng: random.Random, sentence: str) -> str:
@@ -66,31 +73,7 @@ def _join_words(rng: random.Random, sentence: str) -> str:
     return " ".join([*parts[:at], parts[at] + parts[at + 1], *parts[at + 2 :]])
 
 
-def _split_word(rng: random.Random, sentence: str) -> str:
-    return _at_word(rng, sentence, lambda word: f"{word[:2]} {word[2:]}")
-
-
-def _shout(rng: random.Random, sentence: str) -> str:
-    return _at_word(rng, sentence, str.upper, 3)
-
-
-def _reverse_word(rng: random.Random, sentence: str) -> str:
-    def change(word: str) -> str:
-        letters = word.rstrip(".")
-        return letters[::-1] + word[len(letters) :] if letters.isalpha() else word
-
-    return _at_word(rng, sentence, change)
-
-
-def _drop_vowels(rng: random.Random, sentence: str) -> str:
-    return _at_word(rng, sentence, lambda word: word[0] + "".join(c for c in word[1:] if c not in "aeiou"))
-
-
-def _twice(rng: random.Random, sentence: str) -> str:
-    return _double_word(rng, _swap_words(rng, sentence))
-
-
-def _several(count: int) -> Callable[[random.Random, str], str]:
+def _several(count: int) -> Corruption:
     """Return a corruption that swaps, drops or doubles letters ``count`` times."""
 
     def damage(rng: random.Random, sentence: str) -> str:
@@ -101,7 +84,7 @@ def _several(count: int) -> Callable[[random.Random, str], str]:
     return damage
 
 
-CORRUPTIONS: dict[str, Callable[[random.Random, str], str]] = {
+CORRUPTIONS: dict[str, Corruption] = {
     "lower-start": lambda rng, s: s[0].lower() + s[1:],
     "no-stop": lambda rng, s: s.removesuffix("."),
     "double-word": _double_word,
@@ -110,11 +93,11 @@ CORRUPTIONS: dict[str, Callable[[random.Random, str], str]] = {
     "swap-words": _swap_words,
     "double-letter": _double_letter,
     "join-words": _join_words,
-    "split-word": _split_word,
-    "shout": _shout,
+    "split-word": _in_a_word(lambda rng, word: f"{word[:2]} {word[2:]}"),
+    "shout": _in_a_word(lambda rng, word: word.upper(), 3),
     "reverse-word": _reverse_word,
-    "drop-vowels": _drop_vowels,
-    "two-damages": _twice,
+    "drop-vowels": _in_a_word(lambda rng, word: word[0] + "".join(c for c in word[1:] if c not in "aeiou")),
+    "two-damages": lambda rng, s: _double_word(rng, _swap_words(rng, s)),
     "two-slips": _several(2),
     "three-slips": _several(3),
     "four-slips": _several(4),

@@ -17,6 +17,8 @@ from recovery.miniature.tasks.drafts import Draft
 from recovery.miniature.world import World
 
 Arguments = dict[str, Any]
+Sampler = Callable[[random.Random, World, Draft], Arguments]
+Effect = Callable[[Draft, Arguments], None]
 
 
 @dataclass(frozen=True)
@@ -25,8 +27,8 @@ class Instruction:
 
     id: str
     wordings: tuple[str, ...]
-    sample: Callable[[random.Random, World, Draft], Arguments]
-    apply: Callable[[Draft, Arguments], None]
+    sample: Sampler
+    apply: Effect
     groups: frozenset[str]
 
     def word(self, rng: random.Random, arguments: Arguments) -> str:
@@ -39,32 +41,44 @@ def _join(values: list[str]) -> str:
     return " and ".join(values)
 
 
-def _fixed(**changes: Any) -> Callable[[Draft, Arguments], None]:
+def _effect(given: dict[str, str] | None = None, **changes: Any) -> Effect:
+    """Return an effect that sets fields of the draft: ``given`` by the name of an argument, ``changes`` to values."""
+
     def apply(draft: Draft, arguments: Arguments) -> None:
         for name, value in changes.items():
             setattr(draft, name, value)
+        for name, argument in (given or {}).items():
+            setattr(draft, name, arguments[argument])
 
     return apply
 
 
-def _nothing(rng: random.Random, world: World, draft: Draft) -> Arguments:
+def _choice(name: str, *options: Any, **fixed: Any) -> Sampler:
+    """Return a sampler of one argument; ``fixed`` are others."""
+    return lambda rng, world, draft: {name: rng.choice(options), **fixed}
+
+
+def _count(name: str, *options: tuple[str, int]) -> Sampler:
+    """Return a sampler of a relation and a count under ``name``."""
+
+    def draw(rng: random.Random, world: World, draft: Draft) -> Arguments:
+        relation, number = rng.choice(options)
+        return {name: number, "relation": relation}
+
+    return draw
+
+
+def _none(rng: random.Random, world: World, draft: Draft) -> Arguments:
     return {}
 
 
-def _choice(name: str, *options: Any) -> Callable[[random.Random, World, Draft], Arguments]:
-    return lambda rng, world, draft: {name: rng.choice(options)}
-
-
-def _keywords(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    return {"keywords": rng.sample(words.KEYWORDS, rng.choice((1, 2)))}
+def _letters(rng: random.Random, world: World, draft: Draft) -> Arguments:
+    letter, count = rng.choice((("e", 2), ("e", 3), ("t", 2), ("h", 2)))
+    return {"letter": letter, "let_frequency": count, "let_relation": "at least"}
 
 
 def _add_keywords(draft: Draft, arguments: Arguments) -> None:
     draft.extra.append(f"It makes me think of {_join(arguments['keywords'])}.")
-
-
-def _frequency(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    return {"keyword": rng.choice(words.KEYWORDS), "frequency": rng.choice((2, 3)), "relation": "at least"}
 
 
 def _add_frequency(draft: Draft, arguments: Arguments) -> None:
@@ -82,16 +96,6 @@ def _avoid(draft: Draft, arguments: Arguments) -> None:
     draft.at_least = min(draft.at_least, 2)
 
 
-def _letters(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    letter, count = rng.choice((("e", 2), ("e", 3), ("t", 2), ("h", 2)))
-    return {"letter": letter, "let_frequency": count, "let_relation": "at least"}
-
-
-def _number_words(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    relation, number = rng.choice((("less than", 12), ("less than", 15), ("at least", 16), ("at least", 20)))
-    return {"num_words": number, "relation": relation}
-
-
 def _length(draft: Draft, arguments: Arguments) -> None:
     if arguments["relation"] == "less than":
         draft.at_least = draft.at_most = 1
@@ -99,34 +103,11 @@ def _length(draft: Draft, arguments: Arguments) -> None:
         draft.at_least = 3
 
 
-def _number_sentences(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    relation, number = rng.choice(
-        (("less than", 2), ("less than", 3), ("at least", 2), ("at least", 3), ("at least", 4))
-    )
-    return {"num_sentences": number, "relation": relation}
-
-
 def _sentences(draft: Draft, arguments: Arguments) -> None:
     if arguments["relation"] == "less than":
         draft.at_least, draft.at_most = 1, arguments["num_sentences"] - 1
     else:
         draft.at_least = arguments["num_sentences"]
-
-
-def _parts(layout: str, name: str) -> Callable[[Draft, Arguments], None]:
-    def apply(draft: Draft, arguments: Arguments) -> None:
-        draft.layout, draft.parts = layout, arguments[name]
-
-    return apply
-
-
-def _sections(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    return {"section_spliter": rng.choice(("Section", "SECTION")), "num_sections": rng.choice((2, 3))}
-
-
-def _make_sections(draft: Draft, arguments: Arguments) -> None:
-    draft.layout, draft.parts = "sections", arguments["num_sections"]
-    draft.section_word = arguments["section_spliter"]
 
 
 def _first_word(rng: random.Random, world: World, draft: Draft) -> Arguments:
@@ -139,18 +120,7 @@ def _make_first_word(draft: Draft, arguments: Arguments) -> None:
     draft.first_word = (arguments["nth_paragraph"] - 1, arguments["first_word"])
 
 
-def _set(field: str, name: str) -> Callable[[Draft, Arguments], None]:
-    def apply(draft: Draft, arguments: Arguments) -> None:
-        setattr(draft, field, arguments[name])
-
-    return apply
-
-
-def _capitals(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    return {"capital_frequency": rng.choice((1, 2)), "capital_relation": "at least"}
-
-
-def _emphasis(field: str, name: str) -> Callable[[Draft, Arguments], None]:
+def _emphasis(field: str, name: str) -> Effect:
     def apply(draft: Draft, arguments: Arguments) -> None:
         setattr(draft, field, arguments[name])
         draft.at_least = max(draft.at_least, arguments[name])
@@ -158,228 +128,108 @@ def _emphasis(field: str, name: str) -> Callable[[Draft, Arguments], None]:
     return apply
 
 
-def _repeat(rng: random.Random, world: World, draft: Draft) -> Arguments:
-    return {"prompt_to_repeat": draft.request}
-
-
-def _make(id: str, groups: str, sample: Any, apply: Any, *wordings: str) -> Instruction:
+def _make(id: str, groups: str, sample: Sampler, apply: Effect, *wordings: str) -> Instruction:
     return Instruction(id, wordings, sample, apply, frozenset(groups.split()))
-
-
-def _two(draft: Draft, arguments: Arguments) -> None:
-    draft.layout, draft.parts = "two", 2
 
 
 _OPTIONS = "'My answer is yes.' or 'My answer is no.' or 'My answer is maybe.'"
 
 INSTRUCTIONS: tuple[Instruction, ...] = (
-    _make(
-        "keywords:existence",
-        "content length-limit json spoken",
-        _keywords,
-        _add_keywords,
-        "Include the words {keywords}.",
-        "Your answer must contain the words {keywords}.",
-        "Use the words {keywords} in your answer.",
-    ),
-    _make(
-        "keywords:frequency",
-        "content length-limit json spoken",
-        _frequency,
-        _add_frequency,
-        "Use the word {keyword} {relation} {frequency} times.",
-        "The word {keyword} should appear {relation} {frequency} times.",
-    ),
-    _make(
-        "keywords:forbidden_words",
-        "parts number emphasis",
-        _forbidden,
-        _avoid,
-        "Do not use the words {forbidden_words}.",
-        "Avoid the words {forbidden_words}.",
-        "Your answer must not contain the words {forbidden_words}.",
-    ),
-    _make(
-        "keywords:letter_frequency",
-        "short",
-        _letters,
-        _fixed(),
-        "The letter {letter} should appear {let_relation} {let_frequency} times.",
-        "Use the letter {letter} {let_relation} {let_frequency} times.",
-    ),
-    _make(
-        "length_constraints:number_words",
-        "number parts length-limit emphasis short repeat",
-        _number_words,
-        _length,
-        "Answer with {relation} {num_words} words.",
-        "Use {relation} {num_words} words.",
-        "Your answer should have {relation} {num_words} words.",
-    ),
-    _make(
-        "length_constraints:number_sentences",
-        "number parts length-limit emphasis short repeat",
-        _number_sentences,
-        _sentences,
-        "Answer with {relation} {num_sentences} sentences.",
-        "Use {relation} {num_sentences} sentences.",
-        "Your answer should have {relation} {num_sentences} sentences.",
-    ),
-    _make(
-        "length_constraints:number_paragraphs",
-        "parts",
-        _choice("num_paragraphs", 2, 3),
-        _parts("dividers", "num_paragraphs"),
-        "Write {num_paragraphs} paragraphs separated by ***.",
-        "There should be {num_paragraphs} paragraphs with *** between them.",
-        "Give {num_paragraphs} paragraphs and put the divider *** between them.",
-    ),
-    _make(
-        "length_constraints:nth_paragraph_first_word",
-        "parts start end title content",
-        _first_word,
-        _make_first_word,
-        "Write {num_paragraphs} paragraphs separated by two new lines. Paragraph {nth_paragraph} must start with the "
-        "word {first_word}.",
-        "There should be {num_paragraphs} paragraphs with two new lines between them. Start paragraph {nth_paragraph} "
-        "with the word {first_word}.",
-    ),
-    _make(
-        "detectable_content:number_placeholders",
-        "content length-limit json brackets",
-        _choice("num_placeholders", 1, 2, 3),
-        _set("placeholders", "num_placeholders"),
-        "Use at least {num_placeholders} placeholders in square brackets such as [address].",
-        "Include at least {num_placeholders} placeholders like [name].",
-    ),
-    _make(
-        "detectable_content:postscript",
-        "end length-limit marks",
-        _choice("postscript_marker", "P.S.", "P.P.S"),
-        _set("postscript", "postscript_marker"),
-        "At the end add a postscript starting with {postscript_marker}",
-        "Finish with a postscript that starts with {postscript_marker}",
-    ),
-    _make(
-        "detectable_format:number_bullet_lists",
-        "parts start-line",
-        _choice("num_bullets", 2, 3, 4),
-        _parts("bullets", "num_bullets"),
-        "Use exactly {num_bullets} bullet points.",
-        "Your answer must contain exactly {num_bullets} bullet points.",
-        "Give a list of {num_bullets} bullet points.",
-    ),
-    _make(
-        "detectable_format:constrained_response",
-        "parts number content emphasis question short length-limit end title case repeat json",
-        _nothing,
-        _fixed(),
-        f"Answer with one of these: {_OPTIONS}",
-        f"Choose one answer: {_OPTIONS}",
-    ),
-    _make(
-        "detectable_format:number_highlighted_sections",
-        "emphasis stars",
-        _choice("num_highlights", 1, 2),
-        _emphasis("highlights", "num_highlights"),
-        "Highlight at least {num_highlights} sections with markdown like *this*.",
-        "Mark at least {num_highlights} parts as *highlighted*.",
-    ),
-    _make(
-        "detectable_format:multiple_sections",
-        "parts heads",
-        _sections,
-        _make_sections,
-        "Write {num_sections} sections and begin each with {section_spliter} and its number.",
-        "Your answer must have {num_sections} sections marked with {section_spliter} X.",
-    ),
-    _make(
-        "detectable_format:json_format",
-        "parts number content emphasis end title start json case short",
-        _nothing,
-        _fixed(layout="json"),
-        "Put your entire answer in JSON format.",
-        "Answer in JSON.",
-        "Your whole output should be JSON.",
-    ),
-    _make(
-        "detectable_format:title",
-        "title",
-        _nothing,
-        _fixed(title=True),
-        "Add a title in double angular brackets such as <<title>>.",
-        "Your answer must contain a title like <<title>>.",
-    ),
-    _make(
-        "combination:two_responses",
-        "parts end start title content length-limit",
-        _nothing,
-        _two,
-        "Give two different responses separated by ******.",
-        "Write two different answers with ****** between them.",
-    ),
-    _make(
-        "combination:repeat_prompt",
-        "start repeat case parts",
-        _repeat,
-        _fixed(repeat=True),
-        "First repeat the request word for word and then answer.",
-        "Repeat the request without change before you answer.",
-    ),
-    _make(
-        "startend:end_checker",
-        "end length-limit",
-        lambda rng, world, draft: {"end_phrase": rng.choice(words.END_PHRASES)},
-        _set("ending", "end_phrase"),
-        "End with this exact phrase: {end_phrase}",
-        "Your last words must be: {end_phrase}",
-        "Finish your answer with the phrase: {end_phrase}",
-    ),
-    _make(
-        "startend:quotation",
-        "start start-line",
-        _nothing,
-        _fixed(quote=True),
-        "Wrap your entire answer in double quotation marks.",
-        "Put your whole answer in double quotes.",
-    ),
-    _make(
-        "change_case:capital_word_frequency",
-        "emphasis case",
-        _capitals,
-        _emphasis("capitals", "capital_frequency"),
-        "Write {capital_relation} {capital_frequency} words in all capital letters.",
-        "Words in all capitals should appear {capital_relation} {capital_frequency} times.",
-    ),
-    _make(
-        "change_case:english_capital",
-        "case heads marks number brackets spoken",
-        _nothing,
-        _fixed(case="upper", at_least=3),
-        "Answer in all capital letters.",
-        "Use only capital letters.",
-        "Write everything in capital letters.",
-    ),
-    _make(
-        "change_case:english_lowercase",
-        "case heads marks",
-        _nothing,
-        _fixed(case="lower"),
-        "Answer in all lowercase letters.",
-        "Do not use any capital letters.",
-        "Write everything in lowercase.",
-    ),
-    _make(
-        "punctuation:no_comma",
-        "commas json",
-        _nothing,
-        _fixed(),
-        "Do not use any commas.",
-        "Use no commas at all.",
-        "Write without commas.",
-    ),
-)
-BY_ID = {instruction.id: instruction for instruction in INSTRUCTIONS}
+    _make("keywords:existence", "content length-limit json spoken",
+          lambda rng, world, draft: {"keywords": rng.sample(words.KEYWORDS, rng.choice((1, 2)))}, _add_keywords,
+          "Include the words {keywords}.", "Your answer must contain the words {keywords}.",
+          "Use the words {keywords} in your answer."),
+    _make("keywords:frequency", "content length-limit json spoken",
+          lambda rng, world, draft: {
+              "keyword": rng.choice(words.KEYWORDS), "frequency": rng.choice((2, 3)), "relation": "at least"},
+          _add_frequency,
+          "Use the word {keyword} {relation} {frequency} times.",
+          "The word {keyword} should appear {relation} {frequency} times."),
+    _make("keywords:forbidden_words", "parts number emphasis", _forbidden, _avoid,
+          "Do not use the words {forbidden_words}.", "Avoid the words {forbidden_words}.",
+          "Your answer must not contain the words {forbidden_words}."),
+    _make("keywords:letter_frequency", "short",
+          _letters, _effect(),
+          "The letter {letter} should appear {let_relation} {let_frequency} times.",
+          "Use the letter {letter} {let_relation} {let_frequency} times."),
+    _make("length_constraints:number_words", "number parts length-limit emphasis short repeat",
+          _count("num_words", ("less than", 12), ("less than", 15), ("at least", 16), ("at least", 20)), _length,
+          "Answer with {relation} {num_words} words.", "Use {relation} {num_words} words.",
+          "Your answer should have {relation} {num_words} words."),
+    _make("length_constraints:number_sentences", "number parts length-limit emphasis short repeat",
+          _count("num_sentences",
+                 ("less than", 2), ("less than", 3), ("at least", 2), ("at least", 3), ("at least", 4)), _sentences,
+          "Answer with {relation} {num_sentences} sentences.", "Use {relation} {num_sentences} sentences.",
+          "Your answer should have {relation} {num_sentences} sentences."),
+    _make("length_constraints:number_paragraphs", "parts",
+          _choice("num_paragraphs", 2, 3), _effect({"parts": "num_paragraphs"}, layout="dividers"),
+          "Write {num_paragraphs} paragraphs separated by ***.",
+          "There should be {num_paragraphs} paragraphs with *** between them.",
+          "Give {num_paragraphs} paragraphs and put the divider *** between them."),
+    _make("length_constraints:nth_paragraph_first_word", "parts start end title content",
+          _first_word, _make_first_word,
+          "Write {num_paragraphs} paragraphs separated by two new lines. Paragraph {nth_paragraph} must start with the "
+          "word {first_word}.",
+          "There should be {num_paragraphs} paragraphs with two new lines between them. Start paragraph "
+          "{nth_paragraph} with the word {first_word}."),
+    _make("detectable_content:number_placeholders", "content length-limit json brackets",
+          _choice("num_placeholders", 1, 2, 3), _effect({"placeholders": "num_placeholders"}),
+          "Use at least {num_placeholders} placeholders in square brackets such as [address].",
+          "Include at least {num_placeholders} placeholders like [name]."),
+    _make("detectable_content:postscript", "end length-limit marks",
+          _choice("postscript_marker", "P.S.", "P.P.S"), _effect({"postscript": "postscript_marker"}),
+          "At the end add a postscript starting with {postscript_marker}",
+          "Finish with a postscript that starts with {postscript_marker}"),
+    _make("detectable_format:number_bullet_lists", "parts start-line",
+          _choice("num_bullets", 2, 3, 4), _effect({"parts": "num_bullets"}, layout="bullets"),
+          "Use exactly {num_bullets} bullet points.", "Your answer must contain exactly {num_bullets} bullet points.",
+          "Give a list of {num_bullets} bullet points."),
+    _make("detectable_format:constrained_response",
+          "parts number content emphasis question short length-limit end title case repeat json", _none, _effect(),
+          f"Answer with one of these: {_OPTIONS}", f"Choose one answer: {_OPTIONS}"),
+    _make("detectable_format:number_highlighted_sections", "emphasis stars",
+          _choice("num_highlights", 1, 2), _emphasis("highlights", "num_highlights"),
+          "Highlight at least {num_highlights} sections with markdown like *this*.",
+          "Mark at least {num_highlights} parts as *highlighted*."),
+    _make("detectable_format:multiple_sections", "parts heads",
+          lambda rng, world, draft: {
+              "section_spliter": rng.choice(("Section", "SECTION")), "num_sections": rng.choice((2, 3))},
+          _effect({"parts": "num_sections", "section_word": "section_spliter"}, layout="sections"),
+          "Write {num_sections} sections and begin each with {section_spliter} and its number.",
+          "Your answer must have {num_sections} sections marked with {section_spliter} X."),
+    _make("detectable_format:json_format", "parts number content emphasis end title start json case short",
+          _none, _effect(layout="json"),
+          "Put your entire answer in JSON format.", "Answer in JSON.", "Your whole output should be JSON."),
+    _make("detectable_format:title", "title", _none, _effect(title=True),
+          "Add a title in double angular brackets such as <<title>>.",
+          "Your answer must contain a title like <<title>>."),
+    _make("combination:two_responses", "parts end start title content length-limit", _none,
+          _effect(layout="two", parts=2),
+          "Give two different responses separated by ******.",
+          "Write two different answers with ****** between them."),
+    _make("combination:repeat_prompt", "start repeat case parts",
+          lambda rng, world, draft: {"prompt_to_repeat": draft.request}, _effect(repeat=True),
+          "First repeat the request word for word and then answer.",
+          "Repeat the request without change before you answer."),
+    _make("startend:end_checker", "end length-limit",
+          _choice("end_phrase", *words.END_PHRASES), _effect({"ending": "end_phrase"}),
+          "End with this exact phrase: {end_phrase}", "Your last words must be: {end_phrase}",
+          "Finish your answer with the phrase: {end_phrase}"),
+    _make("startend:quotation", "start start-line", _none, _effect(quote=True),
+          "Wrap your entire answer in double quotation marks.", "Put your whole answer in double quotes."),
+    _make("change_case:capital_word_frequency", "emphasis case",
+          _choice("capital_frequency", 1, 2, capital_relation="at least"), _emphasis("capitals", "capital_frequency"),
+          "Write {capital_relation} {capital_frequency} words in all capital letters.",
+          "Words in all capitals should appear {capital_relation} {capital_frequency} times."),
+    _make("change_case:english_capital", "case heads marks number brackets spoken",
+          _none, _effect(case="upper", at_least=3),
+          "Answer in all capital letters.", "Use only capital letters.", "Write everything in capital letters."),
+    _make("change_case:english_lowercase", "case heads marks", _none, _effect(case="lower"),
+          "Answer in all lowercase letters.", "Do not use any capital letters.", "Write everything in lowercase."),
+    _make("punctuation:no_comma", "commas json", _none, _effect(),
+          "Do not use any commas.", "Use no commas at all.", "Write without commas."),
+)  # fmt: skip
+"""Each with its id, groups, argument sampler, effect and wordings."""
 
 HELD_OUT_IDS = frozenset(
     {

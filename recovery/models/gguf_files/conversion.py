@@ -22,7 +22,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, modeling_gguf_pytorch_utils
 from transformers.utils import logging as transformers_logging
 
-from recovery.errors import ModelError
+from recovery.errors import ModelError, first_line
 from recovery.models.gguf_files.header import ARRAY, MAGIC, ORIGIN, STRING, Header, origin_of, read_header, sha256_of
 from recovery.models.gguf_files.positions import set_positions
 from recovery.models.gguf_files.tokens import end_ids, read_tokenizer
@@ -149,7 +149,8 @@ def _convert(header: Header, digest: str, writing: Path, showing: Showing) -> No
     with showing.bar("converting, MB", _megabytes(header.bytes)) as bar:
         model = _read_weights(header, slim, config, _Megabytes(bar))
     slim.unlink()
-    preferred = _narrow_type(header)
+    # The two-byte type closest to the file's weights: the scales of ggml's blocks are float16.
+    preferred = torch.bfloat16 if "BF16" in header.types else torch.float16
     ends = end_ids(header, tokenizer)
     config.eos_token_id = ends if len(ends) != 1 else ends[0]
     config.bos_token_id, config.pad_token_id = tokenizer.bos_token_id, tokenizer.pad_token_id
@@ -231,7 +232,7 @@ def _read_config(header: Header, slim: Path) -> Any:
     except _REFUSALS as error:
         raise ModelError(
             f"{header.path}: its architecture {header.architecture!r} is not one that transformers "
-            f"{transformers.__version__} can read from GGUF ({_first_line(error)}); use the model's safetensors"
+            f"{transformers.__version__} can read from GGUF ({first_line(error)}); use the model's safetensors"
         ) from error
     text = config.get_text_config()
     width = header.own("attention.key_length")
@@ -260,7 +261,7 @@ def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> A
                 **settings,
             )
     except _REFUSALS as error:
-        raise ModelError(f"{header.path} cannot be converted: {_first_line(error)}") from error
+        raise ModelError(f"{header.path} cannot be converted: {first_line(error)}") from error
     if found["missing_keys"]:
         first = min(found["missing_keys"])
         raise ModelError(f"{header.path} lacks weights of a {config.model_type} model, for example {first}")
@@ -284,11 +285,6 @@ def _left_out(name: str, tied: bool, layers: int) -> bool:
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
-
-
-def _narrow_type(header: Header) -> torch.dtype:
-    """Return the two-byte type closest to the file's weights: the scales of ggml's blocks are float16."""
-    return torch.bfloat16 if "BF16" in header.types else torch.float16
 
 
 def _narrowed(weight: torch.Tensor, header: Header, preferred: torch.dtype) -> torch.Tensor:
@@ -373,7 +369,3 @@ def _counted(bar: _Megabytes) -> Iterator[None]:
         yield
     finally:
         modeling_gguf_pytorch_utils.tqdm = theirs
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.facts.blocks import ListItem, Table, blocks, sentences_in
@@ -52,25 +53,19 @@ def _of(document: Document) -> Iterator[Fact]:
         if isinstance(block, Table):
             extracted = from_table(block, source)
         elif isinstance(block, ListItem):
-            extracted = _all(from_item(block, source), from_text(block.text, source, kinds))
+            extracted = chain(from_item(block, source), from_text(block.text, source, kinds))
         else:
             extracted = from_text(block.text, source, kinds)
             if first and len(sentences_in(block.text)) == 1:
-                extracted = _all(extracted, iter([titled(block.text, source, kinds)]))
+                extracted = chain(extracted, [titled(block.text, source, kinds)])
             first = False
         yield from (fact for fact in extracted if fact is not None)
-
-
-def _all(*parts: Iterator[Fact | None]) -> Iterator[Fact | None]:
-    for part in parts:
-        yield from part
 
 
 def _spread(facts: list[Fact]) -> list[Fact]:
     if len(facts) <= MOST_A_DOCUMENT:
         return facts
-    chosen = sorted({f.key for f in facts}, key=lambda key: share(key, "spread"))[:MOST_A_DOCUMENT]
-    kept = set(chosen)
+    kept = set(sorted({f.key for f in facts}, key=lambda key: share(key, "spread"))[:MOST_A_DOCUMENT])
     return [f for f in facts if f.key in kept]
 
 

@@ -53,7 +53,7 @@ class Fact:
         return normalise(self.value) in _GUESSED
 
 
-def judged(value: str) -> bool:
+def gradable(value: str) -> bool:
     """Return whether a value can be graded as an answer: short, and not empty without punctuation."""
     short = len(value) <= MOST_CHARACTERS and len(value.split()) <= MOST_WORDS
     return short and bool(re.search(r"[^\W_]", value)) and value.lower() not in ("a", "an", "the")
@@ -81,7 +81,7 @@ def spellings(value: str, *, version: bool = False, product: str = "") -> tuple[
         found.append(match[1])
     if " | " in value:
         found += [value.replace(" | ", " or "), value.replace(" | ", ", ")]
-    return tuple(dict.fromkeys(v for v in found if judged(v)))
+    return tuple(dict.fromkeys(v for v in found if gradable(v)))
 
 
 def content(text: str) -> frozenset[str]:

@@ -55,12 +55,3 @@ def imperative(text: str) -> bool:
 def noun_phrase_start(text: str) -> bool:
     """Return whether a text begins like a noun phrase."""
     return bool(re.match(r"(?:The|A|An|All|Any|Whether|How|Maximum|Minimum|Number|List|Name|Path)\b", text))
-
-
-def base_form(verb: str) -> str:
-    """Return the base form of a verb: "controls" -> "control", "applies" -> "apply", "matches" -> "match"."""
-    if verb.endswith("ies"):
-        return verb[:-3] + "y"
-    if re.search(r"(?:ss|sh|ch|x|zz)es$", verb):
-        return verb[:-2]
-    return verb.removesuffix("s")

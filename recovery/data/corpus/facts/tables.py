@@ -16,11 +16,9 @@ VERSION = re.compile(r"v?\d+(?:\.\d+){1,3}")
 _VERSIONS, _CHANGES = words("version versions release since"), words("change changes description notes what")
 _DESCRIPTIONS = words("description meaning behavior behaviour purpose explanation effect summary")
 _DEFAULTS = frozenset({"default", "defaults", "default value"})
-_TYPES, _SKIPPED = (
-    words("type types"),
-    words(
-        "required optional requirement example examples see link links docs change changes details notes comment does"
-    ),
+_TYPES = words("type types")
+_SKIPPED = words(
+    "required optional requirement example examples see link links docs change changes details notes comment does"
 )
 _DONE = (
     r"introduced|added|removed|deprecated|stabili[sz]ed|released|renamed|supported|changed|moved|promoted|"
@@ -51,13 +49,8 @@ def from_table(table: Table, source: Source) -> Iterator[Fact | None]:
             yield from _option(table, row, known, source)
     first = "" if head[0] in ("name", "") else bare(table.header[0])
     for column, kind in enumerate(known):
-        if (
-            column == 0
-            or kind
-            or not head[column]
-            or head[column].split()[0] in _SKIPPED
-            or third_person(head[column] + " x")
-        ):
+        title = head[column]
+        if column == 0 or kind or not title or title.split()[0] in _SKIPPED or third_person(f"{title} x"):
             continue
         for row in table.rows:
             key = _IS_DEFAULT.sub("", row[0])
@@ -152,9 +145,7 @@ def described(source: Source, name: str, noun: str, text: str) -> Fact | None:
         return None
     if re.search(r"\b(?:described|mentioned|listed) (?:above|below)\b|:$|\bthis\b", sentence, re.IGNORECASE):
         return None
-    if same(name, source.title):
-        return None
-    if re.match(r"[`\d(]", sentence):
+    if same(name, source.title) or re.match(r"[`\d(]", sentence):
         return None
     if third_person(sentence):
         return templates.described(source, name, noun, sentence[0].lower() + sentence[1:])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recovery.data.corpus.facts.fact import Fact, judged, spellings
+from recovery.data.corpus.facts.fact import Fact, gradable, spellings
 from recovery.data.corpus.text import normalise
 
 _CODE_LIKE = re.compile(r"[\w@./\[\]$:*-]*(?:[a-z][A-Z]|[A-Za-z][\d_./(]|[./@_$-]\w)[\w@./()\[\]$:*-]*|`[^`]+`")
@@ -110,7 +110,7 @@ def _fact(
     """Return the fact, or None if its value cannot be graded or occurs in the question."""
     value = re.sub(r"^['\"](.*)['\"]$", r"\1", bare(value)).rstrip(".").strip()
     answers = spellings(value, version=relation.startswith("version"), product=product)
-    if not judged(value) or not answers or f" {normalise(value)} " in f" {normalise(questions[0])} ":
+    if not gradable(value) or not answers or f" {normalise(value)} " in f" {normalise(questions[0])} ":
         return None
     return Fact(
         document=source.document,
@@ -141,95 +141,64 @@ def dated(
     self_contained = product is not None or alone or any(same(n, source.title) for n in names)
     prefix = "" if self_contained else f"according to the version history of {source.shown}, "
     number = version.lstrip("v")
-    return _fact(
-        source,
-        named,
-        f"version {head}",
-        version,
-        [
-            f"{prefix}in which version {was} {subject} {change}?",
-            f"{prefix}{subject} {was} {change} in which version?",
-            f"{prefix}which version is the one in which {subject} {was} {change}?",
-        ],
-        [
-            f"{subject} {was} {change} in version {number}.",
-            f"in version {number}, {subject} {was} {change}.",
-            f"version {number} is the version in which {subject} {was} {change}.",
-            f"it was version {number} in which {subject} {was} {change}.",
-        ],
-        _VERSION,
-        product=product or "",
-    )
+    asks = [
+        f"{prefix}in which version {was} {subject} {change}?",
+        f"{prefix}{subject} {was} {change} in which version?",
+        f"{prefix}which version is the one in which {subject} {was} {change}?",
+    ]
+    says = [
+        f"{subject} {was} {change} in version {number}.",
+        f"in version {number}, {subject} {was} {change}.",
+        f"version {number} is the version in which {subject} {was} {change}.",
+        f"it was version {number} in which {subject} {was} {change}.",
+    ]
+    return _fact(source, named, f"version {head}", version, asks, says, _VERSION, product=product or "")
 
 
 def changed(source: Source, text: str, version: str) -> Fact | None:
     """Return the fact of a version history line that does not have the form "X was added"."""
     number, text = version.lstrip("v"), text.rstrip(".")
-    return _fact(
-        source,
-        f"{source.title}: {bare(text)}",
-        "version changed",
-        version,
-        [
-            f'in which version did this change to {source.shown} come: "{text}"?',
-            f'the version history of {source.shown} says "{text}". Which version is that?',
-        ],
-        [
-            f"{source.shown}, version {number}: {text}.",
-            f"in version {number}, this changed for {source.shown}: {text}.",
-            f"the version history of {source.shown} gives version {number} for this: {text}.",
-        ],
-        _VERSION,
-    )
+    asks = [
+        f'in which version did this change to {source.shown} come: "{text}"?',
+        f'the version history of {source.shown} says "{text}". Which version is that?',
+    ]
+    says = [
+        f"{source.shown}, version {number}: {text}.",
+        f"in version {number}, this changed for {source.shown}: {text}.",
+        f"the version history of {source.shown} gives version {number} for this: {text}.",
+    ]
+    return _fact(source, f"{source.title}: {bare(text)}", "version changed", version, asks, says, _VERSION)
 
 
-def default(source: Source, name: str, noun: str, value: str, sentence: str = "") -> Fact | None:
+def default(source: Source, name: str, noun: str, value: str) -> Fact | None:
     """Return the fact for the default value of a subject."""
     subject, value = phrase(source, name, noun), bare(value)
     written = value if " " in value else code(value)
-    return _fact(
-        source,
-        canonical(source, name),
-        "default",
-        value,
-        [
-            f"what is the default value of {subject}?",
-            f"what does {subject} default to?",
-            f"which value does {subject} have unless you set it?",
-        ],
-        [
-            f"the default value of {subject} is {written}.",
-            f"{subject} defaults to {written}.",
-            f"unless you set it, {subject} has the value {written}.",
-            f"{written} is the default value of {subject}.",
-        ],
-        _VALUE,
-        sentence,
-    )
+    asks = [
+        f"what is the default value of {subject}?",
+        f"what does {subject} default to?",
+        f"which value does {subject} have unless you set it?",
+    ]
+    says = [
+        f"the default value of {subject} is {written}.",
+        f"{subject} defaults to {written}.",
+        f"unless you set it, {subject} has the value {written}.",
+        f"{written} is the default value of {subject}.",
+    ]
+    return _fact(source, canonical(source, name), "default", value, asks, says, _VALUE)
 
 
-def typed(source: Source, name: str, noun: str, value: str, sentence: str = "") -> Fact | None:
+def typed(source: Source, name: str, noun: str, value: str) -> Fact | None:
     """Return the fact for the type of a subject."""
     subject, value = phrase(source, name, noun), bare(value)
     written = value if " " in value else code(value)
-    return _fact(
-        source,
-        canonical(source, name),
-        "type",
-        value,
-        [
-            f"what is the type of {subject}?",
-            f"which type does {subject} have?",
-            f"of which type is {subject}?",
-        ],
-        [
-            f"the type of {subject} is {written}.",
-            f"{subject} is of the type {written}.",
-            f"the type {written} is that of {subject}.",
-        ],
-        "Give the type only.",
-        sentence,
-    )
+    asks = [f"what is the type of {subject}?", f"which type does {subject} have?", f"of which type is {subject}?"]
+    says = [
+        f"the type of {subject} is {written}.",
+        f"{subject} is of the type {written}.",
+        f"the type {written} is that of {subject}.",
+    ]
+    return _fact(source, canonical(source, name), "type", value, asks, says, "Give the type only.")
 
 
 def listed(source: Source, key: str, first: str, column: str, value: str) -> Fact | None:
@@ -237,22 +206,16 @@ def listed(source: Source, key: str, first: str, column: str, value: str) -> Fac
     row = f"the {first if first.isupper() else first.lower()} {shown(key)}" if first else shown(key)
     column = code(column) if re.search(r"\W\(|\w\(|\"", column) else f'"{column}"'
     where = f"{source.shown}" + (f' under "{source.heading}"' if source.heading else "")
-    return _fact(
-        source,
-        f"{source.place}: {bare(key)}",
-        f"column {bare(column).lower()}",
-        value,
-        [
-            f"according to the table in {where}, what is the {column} of {row}?",
-            f"{row}: what does {where} list as its {column}?",
-        ],
-        [
-            f"in {where}, the {column} of {row} is {shown(bare(value))}.",
-            f"{where} lists {shown(bare(value))} as the {column} of {row}.",
-            f"{shown(bare(value))} is the {column} of {row} in {where}.",
-        ],
-        _BRIEF,
-    )
+    asks = [
+        f"according to the table in {where}, what is the {column} of {row}?",
+        f"{row}: what does {where} list as its {column}?",
+    ]
+    says = [
+        f"in {where}, the {column} of {row} is {shown(bare(value))}.",
+        f"{where} lists {shown(bare(value))} as the {column} of {row}.",
+        f"{shown(bare(value))} is the {column} of {row} in {where}.",
+    ]
+    return _fact(source, f"{source.place}: {bare(key)}", f"column {bare(column).lower()}", value, asks, says, _BRIEF)
 
 
 def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: bool = True) -> Fact | None:
@@ -266,20 +229,19 @@ def described(source: Source, name: str, noun: str, verb_phrase: str, *, scope: 
         again = f"to what do you set {source.shown} so that it {action}?"
     else:
         again = f"{where}what is {thing} {action} called?" if noun else f"{where}what is it that {action}?"
+    asks = [f"{where}{which} {action}?", again]
+    says = [
+        f"{phrase(source, name, noun) if scope else shown(code(name))} {action}.",
+        f"{where}{thing} {action} is {code(name)}.",
+        f"{where}it is {code(name)} that {action}.",
+    ]
     return _fact(
         source,
         f"{source.title if scope else ''}: {bare(action)}",
         "name",
         name,
-        [
-            f"{where}{which} {action}?",
-            again,
-        ],
-        [
-            f"{phrase(source, name, noun) if scope else shown(code(name))} {action}.",
-            f"{where}{thing} {action} is {code(name)}.",
-            f"{where}it is {code(name)} that {action}.",
-        ],
+        asks,
+        says,
         _VALUE if noun == "value" else _NAME,
     )
 
@@ -288,21 +250,17 @@ def summarised(source: Source, name: str, noun: str, text: str) -> Fact | None:
     """Return the fact that asks for the name of a description that is not a verb phrase."""
     text, noun = text.rstrip("."), noun or "entry"
     where = f"of {source.shown}" if code_like(source.title) else f"in {source.shown}"
+    asks = [
+        f'which {noun} {where} is described as "{text}"?',
+        f'{where.replace("of ", "in ", 1)}, the description "{text}" belongs to which {noun}?',
+    ]
+    says = [
+        f"{phrase(source, name, noun)}: {text}.",
+        f'the {noun} {where} described as "{text}" is {code(name)}.',
+        f'"{text}" describes {code(name)}, {"an" if noun[0] in "aeiou" else "a"} {noun} {where}.',
+    ]
     return _fact(
-        source,
-        f"{source.title}: {bare(text)}",
-        "name",
-        name,
-        [
-            f'which {noun} {where} is described as "{text}"?',
-            f'{where.replace("of ", "in ", 1)}, the description "{text}" belongs to which {noun}?',
-        ],
-        [
-            f"{phrase(source, name, noun)}: {text}.",
-            f'the {noun} {where} described as "{text}" is {code(name)}.',
-            f'"{text}" describes {code(name)}, {"an" if noun[0] in "aeiou" else "a"} {noun} {where}.',
-        ],
-        _VALUE if noun == "value" else _NAME,
+        source, f"{source.title}: {bare(text)}", "name", name, asks, says, _VALUE if noun == "value" else _NAME
     )
 
 
@@ -314,23 +272,17 @@ def used(
     which = f"which {noun}" if noun else "what"
     means = bare(name)
     where = f"according to {source.shown}, " if scope else ""
-    return _fact(
-        source,
-        f"{verb}{extra}: {bare(purpose)}",
-        "means",
-        means,
-        [
-            f"{where}{which} do you {verb}{extra} to {purpose}?",
-            f"{where}to {purpose}, {which} do you {verb}{extra}?",
-            f"{where}{which} would you {verb}{extra} if you wanted to {purpose}?",
-        ],
-        [
-            f"{where}to {purpose}, {verb} {code(means)}{extra}.",
-            f"{verb} {code(means)}{extra} to {purpose}.",
-            f"{f'the {noun}' if noun else 'what'} to {verb}{extra} if you want to {purpose} is {code(means)}.",
-        ],
-        _NAME,
-    )
+    asks = [
+        f"{where}{which} do you {verb}{extra} to {purpose}?",
+        f"{where}to {purpose}, {which} do you {verb}{extra}?",
+        f"{where}{which} would you {verb}{extra} if you wanted to {purpose}?",
+    ]
+    says = [
+        f"{where}to {purpose}, {verb} {code(means)}{extra}.",
+        f"{verb} {code(means)}{extra} to {purpose}.",
+        f"{f'the {noun}' if noun else 'what'} to {verb}{extra} if you want to {purpose} is {code(means)}.",
+    ]
+    return _fact(source, f"{verb}{extra}: {bare(purpose)}", "means", means, asks, says, _NAME)
 
 
 def replaced(source: Source, old: str, new: str, verb: str, sentence: str) -> Fact | None:
