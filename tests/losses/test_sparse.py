@@ -160,8 +160,9 @@ def test_top_k_lies_between_nothing_and_the_whole_divergence(
     student, teacher = logits(seed, spread, 3), logits(seed + 1, spread, 3)
     whole, _ = divergence("reverse_kl" if reverse else "forward_kl", student, teacher)
     value, ours = top(top_term(teacher, count, reverse), student)
-    assert bool((value >= -1e-9).all())
-    assert bool((value <= whole + 1e-9).all())
+    rounding = 1e-6  # the teacher's mass outside is 1 minus the mass kept: its logarithm loses digits as it gets small
+    assert bool((value >= -rounding).all())
+    assert bool((value <= whole + rounding).all())
     torch.testing.assert_close(ours.sum(-1), torch.zeros(3, dtype=torch.float64), atol=1e-9, rtol=0)
 
 
