@@ -14,6 +14,7 @@ from recovery.config import DistillConfig
 from recovery.models.loading import Loaded
 from recovery.rollouts import Engine
 from recovery.training.collapse import CollapseDetector
+from recovery.training.resumable import Resumable
 from recovery.types import Prompt, SuiteResult
 
 # Evaluates the model at some steps; the values it returns are recorded as curves and stored with the stage.
@@ -26,8 +27,19 @@ _STILL_FALLING = 0.97
 
 
 @dataclass
+class StoppingState(Resumable):
+    """Tokens spent, the latest divergences, the latest sample of the gradient, and what was measured at some steps."""
+
+    spent: float = 0.0
+    divergence: list[float] = field(default_factory=list)
+    geometry: list[Any] = field(default_factory=list)
+    observed: list[dict[str, float]] = field(default_factory=list)
+    checks: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass
 class EarlyStopping:
-    """Monitors every step and decides when the stage stops. ``memory`` is restored on resume."""
+    """Monitors every step and decides when the stage stops."""
 
     stage: Stage
     config: DistillConfig
@@ -36,16 +48,14 @@ class EarlyStopping:
     development: Sequence[Prompt]
     reference: SuiteResult | None
     instrumentation: StepInstrumentation
-    memory: dict[str, Any] = field(default_factory=dict)
     observe: Observer | None = None
     teacher_metrics: Callable[[], Mapping[str, float]] | None = None
+    state: StoppingState = field(default_factory=StoppingState)
 
     def __post_init__(self) -> None:
         config = self.config
         settling = config.lam == 1.0 and config.teaching.kind != "self"
-        self.alarm = CollapseDetector(
-            self.memory, settling=settling, teacher=self.teacher_metrics if settling else None
-        )
+        self.alarm = CollapseDetector(settling, self.teacher_metrics if settling else None)
         self.falls = config.lam == 1.0 and not config.teaching.is_student and config.divergence != "sampled"
         self.collapse: str | None = None
         self.reported_breaches = dict(self.alarm.breaches)
@@ -58,13 +68,12 @@ class EarlyStopping:
         self.instrumentation.account(metrics)
         if self.instrumentation.geometry is not None:
             metrics |= {f"geometry/{name}": value for name, value in self.instrumentation.geometry.summary().items()}
-            self.memory["geometry"] = self.instrumentation.geometry.sample()
-        history = self.memory.setdefault("divergence", [])
+            self.state.geometry = self.instrumentation.geometry.sample()
+        history = self.state.divergence
         history.append(metrics.get(self.config.divergence, metrics["loss"]))
         del history[: -2 * max(1, self.config.plateau)]
         self.collapse = self.alarm.look(metrics) if self.config.alarm else None
-        spent = sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))
-        self.memory["spent"] = self.memory.get("spent", 0.0) + spent
+        self.state.spent += sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))
 
     def after_step(self, step: int) -> str | None:
         """Return the reason to stop, if any."""
@@ -74,13 +83,13 @@ class EarlyStopping:
         if self.observe is not None and (step % self.config.check_every == 0 or step == self.config.steps):
             observed = dict(self.observe(step, self.loaded, self.engine))
             self.stage.recorder.log(step, {f"observed/{name}": value for name, value in observed.items()})
-            self.memory.setdefault("observed", []).append({"step": step, **observed})
+            self.state.observed.append({"step": step, **observed})
         if self.reference is not None and step % self.config.check_every == 0 and self._recovered(step):
             return RECOVERED
-        if self.config.max_tokens is not None and self.memory["spent"] >= self.config.max_tokens:
+        if self.config.max_tokens is not None and self.state.spent >= self.config.max_tokens:
             return SPENT
         window = self.config.plateau if self.falls else 0
-        return PLATEAU if on_plateau(self.memory.get("divergence", []), window) else None
+        return PLATEAU if on_plateau(self.state.divergence, window) else None
 
     def _report_breaches(self, step: int) -> None:
         """Record the signals that have entered or left a breach since the last step."""
@@ -117,7 +126,7 @@ class EarlyStopping:
             )
         test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
         self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
-        self.memory.setdefault("checks", []).append({"step": step, "value": result.score.value, "ratio": test.ratio})
+        self.state.checks.append({"step": step, "value": result.score.value, "ratio": test.ratio})
         self.stage.session.display.say(f"step {step}: {test.reason}")
         return test.recovered
 

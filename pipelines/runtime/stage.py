@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,11 +20,12 @@ from pipelines.runtime.progress import Bar
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from recovery import distributed
-from recovery.config import TrainingConfig, to_json
+from recovery.config import to_json
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
 from recovery.models.loading import Loaded
 from recovery.models.weight_delta import weight_delta
+from recovery.rollouts import Progress
 from recovery.training.loop import (
     INTERRUPTED,
     Hooks,
@@ -35,8 +37,9 @@ from recovery.training.loop import (
     TrainSettings,
     train,
 )
+from recovery.training.resumable import Resumable
 from recovery.training.resume_state import resume_step
-from recovery.workspace import Checkpoint
+from recovery.workspace import Checkpoint, write_atomically
 
 VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")
 
@@ -73,7 +76,7 @@ class Stage:
         *,
         hooks: Hooks = Hooks(),  # noqa: B008  # frozen
         figure: str = "loss",
-        memory: dict[str, Any] | None = None,
+        remembered: Sequence[Resumable] = (),
         shadow: Shadow | None = None,
         instrumentation: Instrumentation | None = None,
         helpers: distributed.Helpers | None = None,
@@ -94,7 +97,7 @@ class Stage:
                 hooks=self._recording(hooks, bar, figure, settings, str(loaded.device)),
                 state_dir=self.states,
                 should_stop=lambda: self.interrupts.requested,
-                memory=memory,
+                remembered=remembered,
                 shadow=shadow,
                 instrumentation=instrumentation,
                 helpers=helpers,
@@ -113,6 +116,22 @@ class Stage:
             self.bar.add_sampled(completions, tokens)
         if distributed.size() == 1:
             self.interrupts.check()
+
+    def counting(self, bar: Bar) -> Progress:
+        """Return a function that counts completions on ``bar`` and checks for a stop request."""
+
+        def progress(completions: int, tokens: int) -> None:
+            bar.add_completions(completions, tokens)
+            self.interrupts.check()
+
+        return progress
+
+    def count_once(self, file: str, tokens: int) -> None:
+        """Record tokens sampled before the training, only once even if the stage is resumed."""
+        counted = self.folder / file
+        if not counted.is_file():
+            self.recorder.usage(tokens_sampled=tokens)
+            write_atomically(counted, json.dumps(tokens))
 
     def keep(
         self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any], name: str | None = None
@@ -220,31 +239,14 @@ def running(
         recorder.usage(peak_memory_bytes=peak_memory(config.device if config.device.startswith("cuda") else "cpu"))
         recorder.finish(stage.stopped, stage.details or None)
         shutil.rmtree(folder, ignore_errors=True)
-        _release_memory()
+        release_memory()
 
 
-def _release_memory() -> None:
-    """Return freed memory to the system: glibc would keep a few hundred MB of the stage's tensors."""
+def release_memory() -> None:
+    """Return freed memory to the system: models have reference cycles, and glibc would keep a few hundred MB."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def settings_of(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
-    """Return the training loop's settings for a stage; ``lr`` is the peak rate."""
-    return TrainSettings(
-        steps=steps,
-        lr=lr,
-        warmup_steps=round(config.warmup * steps),
-        schedule=config.schedule,  # type: ignore[arg-type]  # checked by the configuration
-        min_lr_ratio=config.min_lr_ratio,
-        optimizer=config.optimizer,  # type: ignore[arg-type]
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        token_budget=config.token_budget,
-        seed=config.seed,
-        checkpoint_every=config.checkpoint_every,
-    )
 
 
 def free_name(session: Session, name: str) -> str:
