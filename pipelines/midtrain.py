@@ -201,7 +201,7 @@ def midtrain(
             material.add(augment.write(stage, frozen, config, material.writing))
             plan = _with_written(session, config, material, plan)
         chat = _replay(stage, frozen, config, material.clean) if config.replay or config.project else []
-        steps, guard = _steps(config, material, plan, chat), _guard(config, chat) if config.project else None
+        steps = _steps(config, material, plan, chat)
         # The clean model is the anchor and the teacher of the replayed chat, if configured.
         specs = ModelSpecs(
             config,
@@ -214,7 +214,7 @@ def midtrain(
         with load_models(stage, specs, frozen) as models:
             hooks = Hooks(
                 log=lambda _step, metrics: models.instrumentation.account(metrics) if models.timed else None,
-                reference=guard,
+                reference=_guard(config, chat) if config.project else None,
             )
             result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), hooks=hooks)
         extra = {"cycle": own.cycle, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}

@@ -8,7 +8,7 @@ from typing import Any
 
 from evals.statistics import recovered
 from pipelines.runtime.generation import development_result
-from pipelines.runtime.instrumentation import StepInstrumentation
+from pipelines.runtime.model_loading import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.config import DistillConfig
 from recovery.models.loading import Loaded
@@ -43,14 +43,12 @@ class EarlyStopping:
 
     stage: Stage
     config: DistillConfig
-    loaded: Loaded
-    engine: Engine
+    models: LoadedModels
     development: Sequence[Prompt]
     reference: SuiteResult | None
-    instrumentation: StepInstrumentation
+    state: StoppingState
     observe: Observer | None = None
     teacher_metrics: Callable[[], Mapping[str, float]] | None = None
-    state: StoppingState = field(default_factory=StoppingState)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -65,10 +63,11 @@ class EarlyStopping:
 
         The time of scoring and the statistics of the gradient are added to ``metrics``.
         """
-        self.instrumentation.account(metrics)
-        if self.instrumentation.geometry is not None:
-            metrics |= {f"geometry/{name}": value for name, value in self.instrumentation.geometry.summary().items()}
-            self.state.geometry = self.instrumentation.geometry.sample()
+        self.models.instrumentation.account(metrics)
+        geometry = self.models.instrumentation.geometry
+        if geometry is not None:
+            metrics |= {f"geometry/{name}": value for name, value in geometry.summary().items()}
+            self.state.geometry = geometry.sample()
         history = self.state.divergence
         history.append(metrics.get(self.config.divergence, metrics["loss"]))
         del history[: -2 * max(1, self.config.plateau)]
@@ -81,7 +80,7 @@ class EarlyStopping:
         if self.collapse is not None:
             return self.collapse
         if self.observe is not None and (step % self.config.check_every == 0 or step == self.config.steps):
-            observed = dict(self.observe(step, self.loaded, self.engine))
+            observed = dict(self.observe(step, self.models.loaded, self.models.engine))
             self.stage.recorder.log(step, {f"observed/{name}": value for name, value in observed.items()})
             self.state.observed.append({"step": step, **observed})
         if self.reference is not None and step % self.config.check_every == 0 and self._recovered(step):
@@ -117,8 +116,8 @@ class EarlyStopping:
         # Stop requests are not checked here: the decision about a finished step belongs to its state.
         with self.stage.session.display.bar("development prompts", len(self.development)) as bar:
             result = development_result(
-                self.loaded,
-                self.engine,
+                self.models.loaded,
+                self.models.engine,
                 self.development,
                 max_new_tokens=config.max_new_tokens,
                 seed=config.seed,

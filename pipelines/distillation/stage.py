@@ -16,7 +16,7 @@ from pipelines.distillation.early_stopping import EarlyStopping, Observer, Stopp
 from pipelines.distillation.plan import make_plan
 from pipelines.distillation.pools import build_pools, given_completions
 from pipelines.distillation.prefetch import Prefetcher
-from pipelines.distillation.resolve import ResolvedDistillation, resolve
+from pipelines.distillation.resolve import resolve
 from pipelines.distillation.teaching import (
     check_same_teacher,
     model_specs,
@@ -26,12 +26,11 @@ from pipelines.distillation.teaching import (
 )
 from pipelines.distillation.token_logging import TokenLogger
 from pipelines.runtime.generation import SampledTurn, reference_result
-from pipelines.runtime.model_loading import FrozenModel, LoadedModels, load_models, reach_teacher, settings_of
+from pipelines.runtime.model_loading import FrozenModel, load_models, reach_teacher, settings_of
 from pipelines.runtime.session import Session
-from pipelines.runtime.stage import Stage, running
+from pipelines.runtime.stage import running
 from recovery.config import DistillConfig
 from recovery.training.loop import Hooks
-from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
 
 
@@ -84,14 +83,21 @@ def distill(
                 prefetcher,
                 stage.sampled,
             )
-            spent = StoppingState(float(tokens))
-            stopping = _early_stopping(stage, resolved, models, builder, reference, spent, observe)
+            stopping = EarlyStopping(
+                stage,
+                config,
+                models,
+                resolved.development,
+                reference,
+                StoppingState(float(tokens)),
+                observe,
+                teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, session.display.say),
+            )
+            views = TokenLogger(stage, models.loaded, models.teachers, plan.steps, config.token_views)
             result = models.train(
                 stage,
                 builder,
-                hooks=_hooks(
-                    stopping, TokenLogger(stage, models.loaded, models.teachers, plan.steps, config.token_views)
-                ),
+                hooks=_hooks(stopping, views),
                 figure="reverse_kl" if config.divergence == "sampled" else config.loss_config().loss_metric,
                 remembered=(builder.state, builder.sampler.state, stopping.state, stopping.alarm.state),
             )
@@ -108,30 +114,6 @@ def distill(
         if result.stopped.startswith("collapse"):
             session.display.say(f"stopped: {result.stopped}; the weights of step {result.step} are kept")
         return stage.keep(models.loaded, "recovered", student, extra, name=name)
-
-
-def _early_stopping(
-    stage: Stage,
-    resolved: ResolvedDistillation,
-    models: LoadedModels,
-    builder: BatchBuilder,
-    reference: SuiteResult | None,
-    state: StoppingState,
-    observe: Observer | None,
-) -> EarlyStopping:
-    config, loaded, say = resolved.config, models.loaded, stage.session.display.say
-    return EarlyStopping(
-        stage,
-        config,
-        loaded,
-        models.engine,
-        resolved.development,
-        reference,
-        models.instrumentation,
-        observe,
-        teacher_metrics(models.timed, config, builder.pools.behaviour, loaded, say),
-        state,
-    )
 
 
 def _hooks(stopping: EarlyStopping, token_logger: TokenLogger) -> Hooks:

@@ -15,7 +15,7 @@ from pipelines.planning.memory import TeacherFootprint
 from pipelines.runtime.engines import engine_of, server_at
 from pipelines.runtime.instrumentation import StepInstrumentation, TimedScorer, TimedTeacher
 from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StopSignals
+from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage, release_memory
 from recovery import distributed
 from recovery.batching import Row
@@ -38,8 +38,9 @@ from recovery.teachers import (
     check_same_tokens,
     remote,
 )
-from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, train
+from recovery.training.loop import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings, train
 from recovery.training.resumable import Resumable
+from recovery.training.resume_state import resume_step
 from recovery.vllm_client import served_model
 from recovery.workspace import Checkpoint
 
@@ -286,14 +287,39 @@ class LoadedModels:
         figure: str = "loss",
         remembered: Sequence[Resumable] = (),
     ) -> TrainResult:
-        """Train the student as ``stage`` on the rows of ``source``; see :meth:`pipelines.runtime.stage.Stage.train`."""
-        return stage.train(
+        """Train the student as ``stage`` on the rows of ``source``, with its log, states and stop signal.
+
+        ``figure`` is the metric shown on the progress bar. Raise StageInterrupted if a stop was requested.
+        """
+        settings, kind = self.specs.settings, stage.recorder.kind
+        stage.recorder.describe(steps_total=settings.steps)
+        with stage.session.display.bar(kind, settings.steps, resume_step(stage.states)) as stage.bar:
+            recorded = stage.recording(hooks, stage.bar, figure, settings, str(self.loaded.device))
+            result = self.run(source, stage.states, stage.interrupts, recorded, remembered)
+        if result.stopped == INTERRUPTED:
+            raise StageInterrupted(
+                f"{kind} interrupted at step {result.step} of {settings.steps}; to continue: recover resume"
+            )
+        stage.stopped = result.stopped
+        return result
+
+    def run(
+        self,
+        source: Callable[[int], StepBatch],
+        states: Path,
+        interrupts: StopSignals,
+        hooks: Hooks = Hooks(),  # noqa: B008  # frozen
+        remembered: Sequence[Resumable] = (),
+    ) -> TrainResult:
+        """Run the training loop in this process."""
+        return train(
             self.loaded,
             source,
             self.objective,
             self.specs.settings,
             hooks=hooks,
-            figure=figure,
+            state_dir=states,
+            should_stop=lambda: interrupts.requested,
             remembered=remembered,
             shadow=self.shadow,
             instrumentation=self.instrumentation,
@@ -329,18 +355,7 @@ def _follow(specs: ModelSpecs, states: Path) -> None:
     """Load the models and run the training loop in a process that is not the main one."""
     interrupts = StopSignals()
     with interrupts.deferred(), contextlib.ExitStack() as resources:
-        models = specs.load(resources)
-        train(
-            models.loaded,
-            _no_rows,
-            models.objective,
-            specs.settings,
-            state_dir=states,
-            should_stop=lambda: interrupts.requested,
-            shadow=models.shadow,
-            instrumentation=models.instrumentation,
-            helpers=models.helpers,
-        )
+        specs.load(resources).run(_no_rows, states, interrupts)
 
 
 def _no_rows(step: int) -> StepBatch:

@@ -8,7 +8,7 @@ import gc
 import json
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,18 +26,7 @@ from recovery.models.checkpoints import save_checkpoint
 from recovery.models.loading import Loaded
 from recovery.models.weight_delta import weight_delta
 from recovery.rollouts import Progress
-from recovery.training.loop import (
-    INTERRUPTED,
-    Hooks,
-    Instrumentation,
-    Objective,
-    Shadow,
-    StepBatch,
-    TrainResult,
-    TrainSettings,
-    train,
-)
-from recovery.training.resumable import Resumable
+from recovery.training.loop import Hooks, TrainSettings
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint, write_atomically
 
@@ -46,7 +35,7 @@ VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")
 
 @dataclass
 class Stage:
-    """A running stage: its record in the tracker, its folder, and its training and checkpointing."""
+    """A running stage: its record in the tracker, its folder, and its checkpoint."""
 
     session: Session
     recorder: StageRecorder
@@ -66,49 +55,6 @@ class Stage:
     def states(self) -> Path:
         """The folder of the training states, removed at the end of the stage."""
         return self.folder / "states"
-
-    def train(
-        self,
-        loaded: Loaded,
-        source: Callable[[int], StepBatch],
-        objective: Objective,
-        settings: TrainSettings,
-        *,
-        hooks: Hooks = Hooks(),  # noqa: B008  # frozen
-        figure: str = "loss",
-        remembered: Sequence[Resumable] = (),
-        shadow: Shadow | None = None,
-        instrumentation: Instrumentation | None = None,
-        helpers: distributed.Helpers | None = None,
-    ) -> TrainResult:
-        """Run :func:`recovery.training.loop.train` with this stage's log, states and stop signal.
-
-        ``figure`` is the metric shown on the progress bar. The ``log`` hook may add to each step's metrics before they
-        are recorded. Raise StageInterrupted if a stop was requested.
-        """
-        self.recorder.describe(steps_total=settings.steps)
-        with self.session.display.bar(self.recorder.kind, settings.steps, resume_step(self.states)) as bar:
-            self.bar = bar
-            result = train(
-                loaded,
-                source,
-                objective,
-                settings,
-                hooks=self._recording(hooks, bar, figure, settings, str(loaded.device)),
-                state_dir=self.states,
-                should_stop=lambda: self.interrupts.requested,
-                remembered=remembered,
-                shadow=shadow,
-                instrumentation=instrumentation,
-                helpers=helpers,
-            )
-        if result.stopped == INTERRUPTED:
-            raise StageInterrupted(
-                f"{self.recorder.kind} interrupted at step {result.step} of {settings.steps}: "
-                f"`recover resume` continues it"
-            )
-        self.stopped = result.stopped
-        return result
 
     def sampled(self, completions: int, tokens: int) -> None:
         """Show the completions sampled in a step next to the bar and, with one process, check for a stop request."""
@@ -167,8 +113,10 @@ class Stage:
         session.tracker.set_latest(session.experiment_id, number, by=self.recorder)
         return session.resolve(name)
 
-    def _recording(self, hooks: Hooks, bar: Bar, figure: str, settings: TrainSettings, device: str) -> Hooks:
-        """Return the hooks with every step recorded in the tracker and shown on the bar.
+    def recording(self, hooks: Hooks, bar: Bar, figure: str, settings: TrainSettings, device: str) -> Hooks:
+        """Return the hooks with every step recorded in the tracker and shown, with the metric ``figure``, on the bar.
+
+        The ``log`` hook may add to each step's metrics before they are recorded.
 
         The points of a step are in the database before its state is saved: otherwise a kill between the two would leave
         a gap in the curves that no resume fills.
