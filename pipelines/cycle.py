@@ -117,7 +117,7 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
     trained = _made(session, plan, number, "midtrained")
     if trained is None:
         stopped = _unfinished(session, plan, "midtrain", number)
-        trained = midtrain(session, mid_config, cycle=number, opened=True, resume=stopped)
+        trained = midtrain(session, mid_config, load_snapshot(session.workspace, number), resume=stopped)
     _evaluate(session, plan, trained, number)
     restored = _made(session, plan, number, "recovered")
     if restored is None:
@@ -243,7 +243,9 @@ def resume(session: Session) -> str:
 def resume_stage(session: Session, stage: records.Stage) -> str:
     """Resume one stage and return one line about it."""
     if stage.kind == "midtrain":
-        made = midtrain(session, from_json(MidtrainConfig, stage.config), resume=stage)
+        assert stage.cycle is not None  # it was recorded with the cycle of its documents
+        own = load_snapshot(session.workspace, stage.cycle)
+        made = midtrain(session, from_json(MidtrainConfig, stage.config), own, resume=stage)
     elif stage.kind == "distill":
         made = distill(session, from_json(DistillConfig, stage.config), resume=stage)
     elif stage.kind == "interpolate":

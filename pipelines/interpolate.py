@@ -18,6 +18,7 @@ from evals.suites import sample
 from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.generation import DEVELOPMENT, development_result, reference_result
+from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import InterpolateConfig
@@ -76,7 +77,7 @@ def interpolate(
     questions = _questions(session, config, student, number)
     _say(session, config, len(development), len(questions))
     with running(session, "interpolate", config, cycle=number, student=student, resume=resume) as stage:
-        reference = reference_result(stage, session.base, development, config)
+        reference = reference_result(stage, FrozenModel(session, config), session.base, development, config)
         assert reference is not None  # _development raises if there are no prompts
         loaded, line = _line(session, config, student, origin)
         points = _measured(stage, config, loaded, line, development, questions)
@@ -175,18 +176,13 @@ def _measured(
         stage.session.display.bar("interpolated weights", each * len(config.alphas)) as bar,
         engine_of(loaded, config) as engine,
     ):
-
-        def progress(answers: int, tokens: int) -> None:
-            bar.add_completions(answers, tokens)
-            stage.interrupts.check()
-
         for number, alpha in enumerate(config.alphas, 1):
             stage.interrupts.check()
             if alpha in known:
                 bar.advance(each)
             else:
                 line.move(alpha)
-                found = _asked(config, loaded, engine, development, questions, progress)
+                found = _asked(config, loaded, engine, development, questions, stage.counting(bar))
                 known[alpha] = _point(stage, loaded, alpha, found)
                 write_atomically(file, json.dumps([dataclasses.asdict(point) for point in known.values()]))
             _log(stage, number, known[alpha])

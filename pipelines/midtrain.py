@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-from transformers import AutoTokenizer
+from dataclasses import dataclass, field, replace
 
 from db import records
 from pipelines.data import augment
-from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshot, load_snapshots, save_snapshot
-from pipelines.data.document_rows import row_length, rows_of, text_rows
+from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, save_snapshot
+from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, choose, schedule, step_tokens, steps_for
 from pipelines.planning.memory import Needs, midtraining
 from pipelines.planning.throughput import Work
-from pipelines.runtime.generation import clean_answers, fitting, record_sampled_tokens
-from pipelines.runtime.model_loading import ModelSpecs, load_frozen, load_models, teacher_footprint
+from pipelines.runtime.generation import answered_before
+from pipelines.runtime.model_loading import FrozenModel, ModelSpecs, load_models, settings_of, teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
-from pipelines.runtime.stage import Stage, running, settings_of
+from pipelines.runtime.stage import Stage, running
 from pipelines.runtime.tuning import Tuning, choose_tuning
-from recovery.batching import Row, pack
+from recovery.batching import Row
 from recovery.config import MidtrainConfig
-from recovery.data.augmentation import Augmented
+from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
 from recovery.data.prompts import behaviour_prompts, load_conversations
 from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import BEHAVIOUR
 from recovery.models.chat_template import ChatFormat
-from recovery.models.loading import Loaded, load_chat
+from recovery.models.loading import load_chat
 from recovery.rng import RandomStream
 from recovery.rollouts import Sampling
 from recovery.training.loop import Hooks, StepBatch
-from recovery.types import Message
 from recovery.workspace import Checkpoint
 
 # Conversations per step whose loss a projected gradient may not raise.
@@ -98,18 +94,49 @@ class Length:
     row: int
 
 
-@dataclass(frozen=True)
-class _Sources:
-    """The training data: documents of this cycle and of earlier ones, augmented data, a writer's task and its text.
+@dataclass
+class _Material:
+    """What is trained on: documents of this cycle and of earlier ones, augmented data, a writer's task and its text.
 
-    ``written`` is None before the writer has run; the plan then assumes that its text is long enough.
+    ``written`` is None before the writer has run; the plan then assumes that its text is long enough. Each stream of
+    rows is packed once for each length.
     """
 
+    clean: Checkpoint
+    student: Checkpoint
+    chat: ChatFormat
     own: CorpusSnapshot
     earlier: dict[int, CorpusSnapshot]
     augmented: Augmented
     writing: augment.Writing | None
     written: tuple[Document, ...] | None = None
+    _packed: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
+
+    def add(self, written: Sequence[Document]) -> None:
+        """Add the writer's text."""
+        self.written = tuple(written)
+        self._packed = {key: rows for key, rows in self._packed.items() if key[0] != "wordings"}
+
+    def rows(self, stream: str, length: int) -> list[Row]:
+        """Return a stream's rows of ``length`` tokens, longer if a conversation is."""
+        if (stream, length) not in self._packed:
+            texts, chats = self._of(stream)
+            packed = text_rows(self.chat.tokenizer, length, texts)
+            self._packed[stream, length] = [*packed, *chat_rows(self.chat, self.student, chats, length)]
+        return self._packed[stream, length]
+
+    def _of(self, stream: str) -> tuple[Sequence[Document], Sequence[Conversation]]:
+        """Return the texts and the conversations of a stream."""
+        made = self.augmented
+        if stream == "documents":
+            return self.own.documents, ()
+        if stream == "earlier":
+            return [document for corpus in self.earlier.values() for document in corpus.documents], ()
+        return (
+            ([*made.documents, *(self.written or ())], made.descriptions)
+            if stream == "wordings"
+            else ((), made.conversations)
+        )
 
     @property
     def earlier_documents(self) -> int:
@@ -142,73 +169,72 @@ class _Sources:
 
 def plan_midtrain(session: Session, config: MidtrainConfig, cycle: int | None = None) -> MidtrainPlan:
     """Return the plan, from the current documents; writes nothing and loads no weights."""
-    student = session.resolve(config.student)
-    number = cycle or session.next_cycle()
-    return _plan(session, config, student, _sources(session, config, student, _gather(config, number)))
+    own = _gather(config, cycle or session.next_cycle())
+    return _plan(session, config, _material(session, config, session.resolve(config.student), own))
 
 
-def length_of(session: Session, config: MidtrainConfig, cycle: int) -> Length:
-    """Return the length of mid-training on the snapshot of a cycle; loads no weights."""
-    student = session.resolve(config.student)
-    return _length(config, student, _sources(session, config, student, load_snapshot(session.workspace, cycle)))
+def length_of(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Length:
+    """Return the length of mid-training on the documents of a cycle; loads no weights."""
+    return _length(config, _material(session, config, session.resolve(config.student), own))
 
 
 def midtrain(
     session: Session,
     config: MidtrainConfig,
+    own: CorpusSnapshot,
     *,
-    cycle: int | None = None,
-    opened: bool = False,
     resume: records.Stage | None = None,
     name: str | None = None,
 ) -> Checkpoint:
-    """Run the stage and return its checkpoint, which becomes ``latest``.
+    """Run the stage on the documents of a cycle and return its checkpoint, which becomes ``latest``.
 
-    ``opened`` is set if the cycle's documents are already saved as a snapshot; ``resume`` is the record of an
-    interrupted stage to continue; ``name`` is the checkpoint's name, "cycle-K/midtrained" by default. Raise
-    StageInterrupted if a stop is requested.
+    ``resume`` is the record of an interrupted stage to continue; ``name`` is the checkpoint's name,
+    "cycle-K/midtrained" by default. Raise StageInterrupted if a stop is requested.
     """
-    number = (resume.cycle if resume is not None else cycle) or session.next_cycle()
     student = session.registered(session.resolve(config.student))
-    config = replace(config, student=student.name)
-    own = (
-        load_snapshot(session.workspace, number)
-        if opened or resume is not None
-        else open_cycle(session, config, number)
-    )
-    sources = _sources(session, config, student, own)
-    plan = _plan(session, config, student, sources)
-    config = replace(config, tuning=plan.tuning)  # fixed: a resumed stage may find another amount of free memory
+    material = _material(session, config, student, own)
+    plan = _plan(session, config, material)
+    # The tuning is fixed here: a resumed stage may find another amount of free memory.
+    config = replace(config, student=student.name, tuning=plan.tuning)
     session.display.say(plan.text())
-    with running(session, "midtrain", config, cycle=number, student=student, resume=resume) as stage:
-        chat_rows = _replay(session, stage, config) if config.replay or config.project else []
-        if sources.writing:
-            sources = replace(sources, written=tuple(augment.write(session, stage, config, sources.writing)))
-            plan = _with_written(session, config, student, sources, plan)
-        specs = _model_specs(session, config, student, plan.tuning)
-        settings = settings_of(config, plan.steps, plan.lr)
-        with load_models(stage, specs, settings) as models:
-            loaded = models.loaded
-            streams = _streams(config, loaded, plan.row_length, sources, chat_rows)
-            steps = schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
+    with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume) as stage:
+        frozen = FrozenModel(session, config)
+        if material.writing:
+            material.add(augment.write(stage, frozen, config, material.writing))
+            plan = _with_written(session, config, material, plan)
+        chat = _replay(stage, frozen, config, material.clean) if config.replay or config.project else []
+        steps = _steps(config, material, plan, chat)
+        # The clean model is the anchor and the teacher of the replayed chat, if configured.
+        specs = ModelSpecs(
+            config,
+            student,
+            settings_of(config, plan.steps, plan.lr),
+            teachers={BEHAVIOUR: {material.clean: 1.0}} if config.distils_replay else {},
+            anchor=material.clean if config.anchor else None,
+            loss_config=LossConfig(anchor=config.anchor, divergence="forward_kl", metric="replay_kl"),
+        )
+        with load_models(stage, specs, frozen) as models:
             hooks = Hooks(
                 log=lambda _step, metrics: models.instrumentation.account(metrics) if models.timed else None,
-                reference=_guard(config, chat_rows) if config.project else None,
+                reference=_guard(config, chat) if config.project else None,
             )
-            result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), settings, hooks=hooks)
-        extra = {"cycle": number, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
-        stage.details = {"corpus": list(own.lines), "replay": len(chat_rows), **extra}
+            result = models.train(stage, lambda step: StepBatch(steps[step - 1], {}), hooks=hooks)
+        extra = {"cycle": own.cycle, "corpus_hash": own.hash, "steps": result.step, "tokens": result.trained_tokens}
+        stage.details = {"corpus": list(own.lines), "replay": len(chat), **extra}
         stage.details |= {"augmentation": list(plan.augmentation)} if plan.augmentation else {}
-        return stage.keep(loaded, "midtrained", student, extra, name=name)
+        return stage.keep(models.loaded, "midtrained", student, extra, name=name)
 
 
-def open_cycle(session: Session, config: MidtrainConfig, number: int) -> CorpusSnapshot:
-    """Save the snapshot of a cycle's documents, probes and questions, and record the cycle in the tracker."""
-    own = _gather(config, number)
+def open_cycle(session: Session, config: MidtrainConfig, number: int | None = None) -> CorpusSnapshot:
+    """Save the snapshot of a cycle's documents, probes and questions, and record the cycle in the tracker.
+
+    ``number`` is the cycle's, by default the next one.
+    """
+    own = _gather(config, number or session.next_cycle())
     save_snapshot(session.workspace, own)
     session.tracker.cycle(
         session.experiment_id,
-        number,
+        own.cycle,
         documents=own.folder,
         corpus_hash=own.hash,
         details={"probes_hash": own.probes_hash, "probes": len(own.probes), "questions": len(own.questions)},
@@ -222,33 +248,31 @@ def _gather(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
     return gather(config.docs, cycle, held_out=config.held_out, seed=config.seed)
 
 
-def _earlier(session: Session, student: Checkpoint, cycle: int) -> dict[int, CorpusSnapshot]:
-    return load_snapshots(session.workspace, session.learnt_cycles(student, cycle - 1))
-
-
-def _sources(session: Session, config: MidtrainConfig, student: Checkpoint, own: CorpusSnapshot) -> _Sources:
+def _material(session: Session, config: MidtrainConfig, student: Checkpoint, own: CorpusSnapshot) -> _Material:
     """Return the training data. No question is made from facts that probes of this cycle or earlier ones ask."""
-    earlier = _earlier(session, student, own.cycle)
+    chat = load_chat(str(student.weights), config.template_args)
+    earlier = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1))
     probes = [probe for corpus in (own, *earlier.values()) for probe in corpus.probes]
     made = augment.augmented(config, own, probes)
-    return _Sources(own, earlier, made, augment.writing(session, config, own))
+    return _Material(session.base, student, chat, own, earlier, made, augment.writing(session, config, own))
 
 
-def _plan(session: Session, config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> MidtrainPlan:
-    clean, length = session.base, _length(config, student, sources)
-    footprint = teacher_footprint(student, [clean] * ((config.anchor > 0) + config.distils_replay))
+def _plan(session: Session, config: MidtrainConfig, material: _Material) -> MidtrainPlan:
+    student, length, lines = material.student, _length(config, material), _augmentation(session, config, material)
+    computed = round(length.steps * length.per_step * _computed(config, material, length.row))
+    footprint = teacher_footprint(student, [material.clean] if config.anchor or config.distils_replay else [])
     tuning: Tuning = choose_tuning(
         config, student, lambda *given: midtraining(config, *given, beside=footprint, row_length=length.row)
     )
     return MidtrainPlan(
-        cycle=sources.own.cycle,
+        cycle=material.own.cycle,
         student=student.name,
-        documents=len(sources.own.documents),
+        documents=len(material.own.documents),
         document_tokens=length.documents,
-        earlier_documents=sources.earlier_documents,
+        earlier_documents=material.earlier_documents,
         replay_share=config.replay,
         replay_scored=config.distils_replay,
-        earlier_share=sources.shares(config)["earlier"] / (1 - config.replay),
+        earlier_share=material.shares(config)["earlier"] / (1 - config.replay),
         tokens_per_step=length.per_step,
         row_length=length.row,
         steps=length.steps,
@@ -258,64 +282,55 @@ def _plan(session: Session, config: MidtrainConfig, student: Checkpoint, sources
         lr=config.rate(tuning.name, tuning.parameters),
         parameters=tuning.parameters,
         memory=tuning.needs,
-        seconds=midtraining_work(
-            config, tuning.name, round(length.steps * length.per_step * _computed(config, student, sources, length.row))
-        ).seconds(tuning.network, tuning.speed),
-        corpus=sources.own.lines,
-        augmentation=tuple(_augmentation(session, config, sources)),
+        seconds=midtraining_work(config, tuning.name, computed).seconds(tuning.network, tuning.speed),
+        corpus=material.own.lines,
+        augmentation=tuple(lines),
     )
 
 
-def _with_written(
-    session: Session, config: MidtrainConfig, student: Checkpoint, sources: _Sources, plan: MidtrainPlan
-) -> MidtrainPlan:
+def _with_written(session: Session, config: MidtrainConfig, material: _Material, plan: MidtrainPlan) -> MidtrainPlan:
     """Return the plan updated to the length of the writer's text, which limits its number of passes."""
-    length = _length(config, student, sources)
-    return replace(
-        plan,
-        steps=length.steps,
-        tokens=length.steps * length.per_step,
-        augmentation=tuple(_augmentation(session, config, sources)),
-    )
+    length, lines = _length(config, material), _augmentation(session, config, material)
+    return replace(plan, steps=length.steps, tokens=length.steps * length.per_step, augmentation=tuple(lines))
 
 
-def _augmentation(session: Session, config: MidtrainConfig, sources: _Sources) -> list[str]:
+def _augmentation(session: Session, config: MidtrainConfig, material: _Material) -> list[str]:
     """Return the lines of the plan about paraphrases, questions and the cost of a writer."""
     if not config.augment:
         return []
-    made, shares = sources.augmented, sources.shares(config)
+    made, shares = material.augmented, material.shares(config)
     lines = [
         f"augmentation: {made.facts} facts in up to {config.augment} other wordings and {len(made.descriptions)} chats "
         f"that tell of subjects and sections, {shares['wordings']:.0%} of the trained tokens; "
         f"{len(made.conversations)} questions with answers, those that came with the documents and those about "
         f"{made.askable} facts that no probe asks, {shares['questions']:.0%}"
     ]
-    return [*lines, sources.writing.line(session.workspace)] if sources.writing else lines
+    return [*lines, material.writing.line(session.workspace)] if material.writing else lines
 
 
-def _length(config: MidtrainConfig, student: Checkpoint, sources: _Sources) -> Length:
-    tokenizer = AutoTokenizer.from_pretrained(student.weights)
-    length = row_length(student, config.row_length)
-    own = _tokens(tokenizer, length, sources.own)
-    own_share = sources.shares(config)["documents"]
-    per_step = step_tokens(config.batch_tokens, round(config.passes * own / own_share))
+def _length(config: MidtrainConfig, material: _Material) -> Length:
+    length, share = row_length(material.student, config.row_length), material.shares(config)["documents"]
+    own = _targets(material.rows("documents", length))
+    per_step = step_tokens(config.batch_tokens, round(config.passes * own / share))
     if length > per_step:  # a row longer than a step would be repeated in the next steps
         length = per_step
-        own = _tokens(tokenizer, length, sources.own)
-    return Length(own, per_step, config.steps or steps_for(config.passes, own, own_share, per_step), length)
+        own = _targets(material.rows("documents", length))
+    return Length(own, per_step, config.steps or steps_for(config.passes, own, share, per_step), length)
 
 
-def _computed(config: MidtrainConfig, student: Checkpoint, sources: _Sources, length: int) -> float:
+def _computed(config: MidtrainConfig, material: _Material, length: int) -> float:
     """Return the tokens computed per target token: the prompts of augmented conversations are computed as well."""
-    if not config.augment:
-        return 1.0
-    chat, shares = load_chat(str(student.weights), config.template_args), sources.shares(config)
-    rows = _augmented_rows(chat, row_length(student, chat.tokenizer.model_max_length), length, sources)
+    rows = {name: material.rows(name, length) for name in ("wordings", "questions") if config.augment}
+    shares = material.shares(config)
     return 1.0 + sum(
-        shares[name] * (sum(len(row.ids) for row in found) / max(1, Stream(name, found, 1.0).tokens) - 1)
+        shares[name] * (sum(len(row.ids) for row in found) / max(1, _targets(found)) - 1)
         for name, found in rows.items()
         if found
     )
+
+
+def _targets(rows: Sequence[Row]) -> int:
+    return sum(row.targets for row in rows)
 
 
 def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
@@ -327,17 +342,12 @@ def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
     return Work(trained=tokens, read=read, frozen=lora, again=config.gradient_checkpointing)
 
 
-def _model_specs(session: Session, config: MidtrainConfig, student: Checkpoint, tuning: str) -> ModelSpecs:
-    """Return the student, and the clean model as anchor and as teacher of the replayed chat, if configured."""
-    clean = session.verified(session.base) if config.anchor or config.distils_replay else session.base
-    return ModelSpecs(
-        config,
-        student,
-        tuning,
-        teachers={BEHAVIOUR: {clean: 1.0}} if config.distils_replay else {},
-        anchor=clean if config.anchor else None,
-        loss_config=LossConfig(anchor=config.anchor, divergence="forward_kl", metric="replay_kl"),
-    )
+def _steps(config: MidtrainConfig, material: _Material, plan: MidtrainPlan, chat: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of every step: each stream's share of the target tokens."""
+    shares = {name: share for name, share in material.shares(config).items() if share > 0}
+    rows = {name: chat if name == "chat" else material.rows(name, plan.row_length) for name in shares}
+    streams = [Stream(name, rows[name], share) for name, share in shares.items()]
+    return schedule(streams, plan.steps, plan.tokens_per_step, config.seed)
 
 
 def _guard(config: MidtrainConfig, chat_rows: Sequence[Row]) -> Callable[[int], list[Row]]:
@@ -347,74 +357,23 @@ def _guard(config: MidtrainConfig, chat_rows: Sequence[Row]) -> Callable[[int], 
     )
 
 
-def _tokens(tokenizer: Any, length: int, corpus: CorpusSnapshot) -> int:
-    return Stream("documents", rows_of(tokenizer, length, corpus), 1.0).tokens
-
-
-def _streams(
-    config: MidtrainConfig,
-    loaded: Loaded,
-    length: int,
-    sources: _Sources,
-    chat_rows: Sequence[Row],
-) -> list[Stream]:
-    """Return the streams with their shares of the target tokens: documents of this cycle and of earlier ones,
-    paraphrases, questions, chat.
+def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Checkpoint) -> list[Row]:
+    """Return packed rows of chat, trained on directly or towards the clean model's scores: the user's chat, or the
+    clean model's completions of training prompts.
     """
-    rows = {
-        "documents": rows_of(loaded.tokenizer, length, sources.own),
-        "earlier": rows_of(loaded.tokenizer, length, *sources.earlier.values()),
-        **_augmented_rows(loaded.chat, loaded.max_length, length, sources),
-        "chat": chat_rows,
-    }
-    return [Stream(name, rows[name], share) for name, share in sources.shares(config).items() if share > 0]
-
-
-def _augmented_rows(chat: ChatFormat, longest: int, length: int, sources: _Sources) -> dict[str, list[Row]]:
-    """Return rows of ``length`` tokens by stream: paraphrases, as texts and as conversations, and questions."""
-    made = sources.augmented
-    texts = text_rows(chat.tokenizer, length, [*made.documents, *(sources.written or ())])
-    return {
-        "wordings": [*texts, *_packed(chat, longest, made.descriptions, length)],
-        "questions": _packed(chat, longest, made.conversations, length),
-    }
-
-
-def _replay(session: Session, stage: Stage, config: MidtrainConfig) -> list[Row]:
-    """Return rows of chat for replay: the user's, or the clean base's completions of training prompts."""
-    base = session.verified(session.base)
     if config.replay_data is not None:
-        loaded = load_frozen(base, config)
-        given = load_conversations(config.replay_data)
-        rows = _conversation_rows(loaded, given, config)
-        if not rows:
-            raise UsageError(f"--replay-data {config.replay_data}: no conversation fits in {loaded.max_length} tokens")
-        return rows
-    splits = behaviour_prompts(base.path, config.prompts, config.seed)
-    loaded = load_frozen(base, config)
-    prompts = fitting(loaded.chat, splits.train, loaded.max_length // 2)[: config.replay_prompts]
-    sampling = Sampling(config.max_new_tokens, seed=config.seed)
-    answered = clean_answers(stage, base, loaded, prompts, sampling, config)
-    record_sampled_tokens(stage, loaded, answered)
-    rows = _conversation_rows(loaded, [a.messages for a in answered], config)
-    if not rows:
-        raise UsageError(
+        found = load_conversations(config.replay_data)
+        problem = f"--replay-data {config.replay_data}: no conversation fits in the context of {base.name}"
+    else:
+        prompts = behaviour_prompts(base.path, config.prompts, config.seed).train
+        sampling = Sampling(config.max_new_tokens, seed=config.seed)
+        answered, _ = answered_before(stage, frozen, base, prompts, sampling, count=config.replay_prompts)
+        found = [one.messages for one in answered]
+        problem = (
             f"none of the clean model's answers ended within {config.max_new_tokens} tokens, so there is no chat to "
             f"replay: raise --max-new-tokens, or omit --replay"
         )
-    return rows
-
-
-def _conversation_rows(
-    loaded: Loaded, conversations: Sequence[tuple[Message, ...]], config: MidtrainConfig
-) -> list[Row]:
-    """Return replayed conversations as packed rows, trained on directly or towards the clean model's scores."""
-    rows = _packed(loaded.chat, loaded.max_length, conversations, config.row_length)
+    rows = chat_rows(load_chat(str(base.weights), config.template_args), base, found, config.row_length)
+    if not rows:
+        raise UsageError(problem)
     return [replace(row, teacher=BEHAVIOUR) for row in rows] if config.distils_replay else rows
-
-
-def _packed(chat: ChatFormat, longest: int, conversations: Sequence[tuple[Message, ...]], length: int) -> list[Row]:
-    """Return conversations as packed rows; rows are longer if a conversation is, up to ``longest`` tokens."""
-    marked = [chat.conversation(messages) for messages in conversations]
-    kept = [(ids, mask) for ids, mask in marked if len(ids) <= longest and any(mask)]
-    return pack(kept, max([length, *(len(ids) for ids, _ in kept)]))

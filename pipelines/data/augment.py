@@ -12,9 +12,7 @@ from typing import Any
 from evals.generation import answer
 from evals.rewriting import WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, rewrite
 from pipelines.data.corpus_snapshot import CorpusSnapshot
-from pipelines.runtime.engines import engine_of
-from pipelines.runtime.model_loading import load_frozen
-from pipelines.runtime.progress import Bar
+from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
 from recovery.config import MidtrainConfig
@@ -24,7 +22,7 @@ from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
 from recovery.errors import ServerError
-from recovery.rollouts import CachingEngine
+from recovery.rollouts import CachingEngine, Progress
 from recovery.rollouts.vllm_server_engine import KEYS
 from recovery.server_address import check_address, is_address
 from recovery.types import Message, Probe
@@ -101,17 +99,15 @@ def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Wr
     return Writing(name, content, shown, ways, f"rewritten-{digest}.json")
 
 
-def write(session: Session, stage: Stage, config: MidtrainConfig, task: Writing) -> list[Document]:
+def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> list[Document]:
     """Return the rewritten passages as documents, from the cache if possible; their tokens count for this stage."""
+    session = stage.session
     done = _read(session.workspace, task.file)
     if done is None:
-        done = _written(session, stage, config, task)
+        done = _written(stage, frozen, config, task)
         session.workspace.cache("").mkdir(parents=True, exist_ok=True)
         write_atomically(session.workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
-    counted = stage.folder / "written.json"
-    if not counted.is_file():  # only once, even if the stage is resumed
-        stage.recorder.usage(tokens_sampled=done.tokens)
-        write_atomically(counted, json.dumps(done.tokens))
+    stage.count_once("written.json", done.tokens)
     session.display.say(
         f"{task.writer} wrote {done.sentences:,} sentences in {done.tokens:,} tokens; {done.sentences_kept:,} of them "
         f"add nothing to their passage and are trained on"
@@ -122,18 +118,14 @@ def write(session: Session, stage: Stage, config: MidtrainConfig, task: Writing)
     ]
 
 
-def _written(session: Session, stage: Stage, config: MidtrainConfig, task: Writing) -> Rewritten:
+def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:
+    session = stage.session
     with session.display.bar(f"passages rewritten by {task.writer}", len(task.passages) * task.ways) as bar:
-
-        def progress(completions: int, tokens: int) -> None:
-            bar.add_completions(completions, tokens)
-            stage.interrupts.check()
-
+        progress = stage.counting(bar)
         if is_address(task.content):
-            return rewrite(task.passages, task.ways, _server(task.content, config, bar, stage))
-        checkpoint = session.verified(session.resolve(config.writer or ""))
-        loaded = load_frozen(checkpoint, config)
-        with engine_of(loaded, config) as sampling:
+            return rewrite(task.passages, task.ways, _server(task.content, config, progress))
+        checkpoint = session.resolve(config.writer or "")
+        with frozen.sampling(checkpoint) as (loaded, sampling):
             cache = session.workspace.folder / "cache"
             engine = CachingEngine.of(loaded, sampling, content_hash=checkpoint.hash, cache=cache)
 
@@ -146,7 +138,7 @@ def _written(session: Session, stage: Stage, config: MidtrainConfig, task: Writi
             return rewrite(task.passages, task.ways, say)
 
 
-def _server(address: str, config: MidtrainConfig, bar: Bar, stage: Stage) -> Say:
+def _server(address: str, config: MidtrainConfig, progress: Progress) -> Say:
     """Return a writer that uses a server of chat completions."""
     server = VllmServer(address, KEYS, timeout=config.server_timeout, patience=config.server_wait)
     model = str(served_model(server)["id"])
@@ -165,11 +157,10 @@ def _server(address: str, config: MidtrainConfig, bar: Bar, stage: Stage) -> Say
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise ServerError(f"{address}/v1/chat/completions returns no text: is it a chat server?") from error
 
-    def progress(responses: Sequence[tuple[str, int]]) -> None:
-        bar.add_completions(len(responses), sum(tokens for _, tokens in responses))
-        stage.interrupts.check()
+    def counted(responses: Sequence[tuple[str, int]]) -> None:
+        progress(len(responses), sum(tokens for _, tokens in responses))
 
-    return lambda prompts: ask_all(ask, prompts, _AT_ONCE, progress)
+    return lambda prompts: ask_all(ask, prompts, _AT_ONCE, counted)
 
 
 def _read(workspace: Workspace, file: str) -> Rewritten | None:

@@ -1,4 +1,4 @@
-"""Documents of a corpus snapshot as packed rows of tokens."""
+"""Documents and conversations as packed rows of tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from transformers import AutoConfig
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from recovery.batching import Row, pack
 from recovery.data.corpus import Document, document_rows
+from recovery.models.chat_template import ChatFormat
+from recovery.types import Message
 from recovery.workspace import Checkpoint
 
 
@@ -25,7 +27,22 @@ def text_rows(tokenizer: Any, length: int, documents: Sequence[Document]) -> lis
     return pack([(ids, [True] * len(ids)) for ids in document_rows(list(documents), tokenizer, length)], length)
 
 
+def chat_rows(
+    chat: ChatFormat, model: Checkpoint, conversations: Sequence[tuple[Message, ...]], length: int
+) -> list[Row]:
+    """Return conversations as packed rows; rows are longer if a conversation is, up to the model's positions."""
+    longest = _positions(model) or 2048
+    marked = [chat.conversation(messages) for messages in conversations]
+    kept = [(ids, mask) for ids, mask in marked if len(ids) <= longest and any(mask)]
+    return pack(kept, max([length, *(len(ids) for ids, _ in kept)]))
+
+
 def row_length(student: Checkpoint, wanted: int) -> int:
     """Return ``wanted`` tokens, or the model's number of positions if that is lower."""
-    config = AutoConfig.from_pretrained(student.weights).get_text_config()
-    return min(wanted, int(getattr(config, "max_position_embeddings", None) or wanted))
+    return min(wanted, _positions(student) or wanted)
+
+
+def _positions(model: Checkpoint) -> int | None:
+    """Return the model's number of positions, if its configuration states one."""
+    config = AutoConfig.from_pretrained(model.weights).get_text_config()
+    return int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 0)) or None

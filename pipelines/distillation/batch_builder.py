@@ -27,6 +27,7 @@ from recovery.rollouts import Completion, Engine, Progress, Sampling, SyncedEngi
 from recovery.teacher_context import Context
 from recovery.teachers import Scorer, Teacher, Weighted
 from recovery.training.loop import StepBatch
+from recovery.training.resumable import Resumable
 from recovery.types import Message, Prompt
 
 # Bound on the log-ratio in a token's advantage: otherwise one improbable token could outweigh a whole batch.
@@ -44,11 +45,27 @@ class Pools:
 
 
 @dataclass
-class BatchBuilder:
-    """Builds the rows of a step: a function of (seed, step, weights), and of ``memory`` if a batch has several steps.
+class BatchState(Resumable):
+    """The latest batch, if it has several steps: a run stopped between two updates on it resumes with its rows."""
 
-    ``memory`` is saved with the training states, so that a run stopped between two updates on one batch resumes with
-    the same completions. ``logprobs`` returns the log-probabilities of the rows' targets under a named teacher. With
+    batch: int | None = None
+    rows: list[Row] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        """Return the fields with the rows as dictionaries."""
+        return super().state() | {"rows": [vars(row) for row in self.rows]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Set the fields from stored ones."""
+        super().restore({**state, "rows": [Row(**row) for row in state.get("rows", [])]})
+
+
+@dataclass
+class BatchBuilder:
+    """Builds the rows of a step: a function of (seed, step, weights), and of ``state`` if a batch has several steps.
+
+    ``logprobs`` returns the log-probabilities of the rows' targets under a named teacher. With
     ``prefetcher`` the completions of a batch are sampled while the previous batch trains, from the weights at its
     start; those of the first batch, also of a resumed run, from current weights. ``progress`` receives the counts of
     completions that are not prefetched.
@@ -63,19 +80,21 @@ class BatchBuilder:
     context: Context | None = None
     reward: Reward | None = None
     teacher_engine: Engine | None = None
-    memory: dict[str, Any] = field(default_factory=dict)
     prefetcher: Prefetcher[list[SampledTurn]] | None = None
     progress: Progress | None = None
+    state: BatchState = field(default_factory=BatchState)
+
+    def __post_init__(self) -> None:
+        self.sampler = PromptSampler(self.config.focus)
 
     def __call__(self, step: int) -> StepBatch:
-        config = self.config
-        batch = (step - 1) // config.batch_epochs + 1
-        if config.batch_epochs > 1 and self.memory.get("batch") == batch:
-            return StepBatch([Row(**row) for row in self.memory["rows"]], self.memory["metrics"])
+        batch = (step - 1) // self.config.batch_epochs + 1
+        if batch == self.state.batch:
+            return StepBatch(self.state.rows, self.state.metrics)
         rows, metrics = self._fresh(batch)
-        if config.batch_epochs > 1:
+        if self.config.batch_epochs > 1:
             repeated = {name: 0.0 if name.startswith(("tokens_", "seconds_")) else v for name, v in metrics.items()}
-            self.memory.update(batch=batch, rows=[vars(row) for row in rows], metrics=repeated)
+            self.state.batch, self.state.rows, self.state.metrics = batch, rows, repeated
         return StepBatch(rows, metrics)
 
     def _fresh(self, batch: int) -> tuple[list[Row], dict[str, float]]:
@@ -103,7 +122,7 @@ class BatchBuilder:
         if turns is None:
             turns = self._rollouts(batch, count, self.engine, self.progress)
         if self.config.focus:
-            PromptSampler(self.config.focus, self.memory).update(turns)
+            self.sampler.update(turns)
         if self.prefetcher is not None and batch < self.config.steps:
             self._prefetch(batch + 1, count)
         if isinstance(self.engine, SyncedEngine):
@@ -121,10 +140,9 @@ class BatchBuilder:
     def _prompts(self, batch: int, count: int) -> list[Prompt]:
         """Return the prompts that the student completes in this batch."""
         config = self.config
-        sampler = PromptSampler(config.focus, self.memory)
         questions = round(count * config.knowledge_share) if self.pools.questions and config.knowledge_teacher else 0
         return [
-            *sampler.choose(self.pools.behaviour, count - questions, batch, config.seed),
+            *self.sampler.choose(self.pools.behaviour, count - questions, batch, config.seed),
             *choose(self.pools.questions, questions, batch, config.seed, stream=RandomStream.QUESTIONS),
         ]
 

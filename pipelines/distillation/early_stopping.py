@@ -8,12 +8,13 @@ from typing import Any
 
 from evals.statistics import recovered
 from pipelines.runtime.generation import development_result
-from pipelines.runtime.instrumentation import StepInstrumentation
+from pipelines.runtime.model_loading import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.config import DistillConfig
 from recovery.models.loading import Loaded
 from recovery.rollouts import Engine
 from recovery.training.collapse import CollapseDetector
+from recovery.training.resumable import Resumable
 from recovery.types import Prompt, SuiteResult
 
 # Evaluates the model at some steps; the values it returns are recorded as curves and stored with the stage.
@@ -26,26 +27,33 @@ _STILL_FALLING = 0.97
 
 
 @dataclass
+class StoppingState(Resumable):
+    """Tokens spent, the latest divergences, the latest sample of the gradient, and what was measured at some steps."""
+
+    spent: float = 0.0
+    divergence: list[float] = field(default_factory=list)
+    geometry: list[Any] = field(default_factory=list)
+    observed: list[dict[str, float]] = field(default_factory=list)
+    checks: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass
 class EarlyStopping:
-    """Monitors every step and decides when the stage stops. ``memory`` is restored on resume."""
+    """Monitors every step and decides when the stage stops."""
 
     stage: Stage
     config: DistillConfig
-    loaded: Loaded
-    engine: Engine
+    models: LoadedModels
     development: Sequence[Prompt]
     reference: SuiteResult | None
-    instrumentation: StepInstrumentation
-    memory: dict[str, Any] = field(default_factory=dict)
+    state: StoppingState
     observe: Observer | None = None
     teacher_metrics: Callable[[], Mapping[str, float]] | None = None
 
     def __post_init__(self) -> None:
         config = self.config
         settling = config.lam == 1.0 and config.teaching.kind != "self"
-        self.alarm = CollapseDetector(
-            self.memory, settling=settling, teacher=self.teacher_metrics if settling else None
-        )
+        self.alarm = CollapseDetector(settling, self.teacher_metrics if settling else None)
         self.falls = config.lam == 1.0 and not config.teaching.is_student and config.divergence != "sampled"
         self.collapse: str | None = None
         self.reported_breaches = dict(self.alarm.breaches)
@@ -55,16 +63,16 @@ class EarlyStopping:
 
         The time of scoring and the statistics of the gradient are added to ``metrics``.
         """
-        self.instrumentation.account(metrics)
-        if self.instrumentation.geometry is not None:
-            metrics |= {f"geometry/{name}": value for name, value in self.instrumentation.geometry.summary().items()}
-            self.memory["geometry"] = self.instrumentation.geometry.sample()
-        history = self.memory.setdefault("divergence", [])
+        self.models.instrumentation.account(metrics)
+        geometry = self.models.instrumentation.geometry
+        if geometry is not None:
+            metrics |= {f"geometry/{name}": value for name, value in geometry.summary().items()}
+            self.state.geometry = geometry.sample()
+        history = self.state.divergence
         history.append(metrics.get(self.config.divergence, metrics["loss"]))
         del history[: -2 * max(1, self.config.plateau)]
         self.collapse = self.alarm.look(metrics) if self.config.alarm else None
-        spent = sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))
-        self.memory["spent"] = self.memory.get("spent", 0.0) + spent
+        self.state.spent += sum(metrics.get(f"tokens_{part}", 0.0) for part in ("sampled", "scored", "trained"))
 
     def after_step(self, step: int) -> str | None:
         """Return the reason to stop, if any."""
@@ -72,15 +80,15 @@ class EarlyStopping:
         if self.collapse is not None:
             return self.collapse
         if self.observe is not None and (step % self.config.check_every == 0 or step == self.config.steps):
-            observed = dict(self.observe(step, self.loaded, self.engine))
+            observed = dict(self.observe(step, self.models.loaded, self.models.engine))
             self.stage.recorder.log(step, {f"observed/{name}": value for name, value in observed.items()})
-            self.memory.setdefault("observed", []).append({"step": step, **observed})
+            self.state.observed.append({"step": step, **observed})
         if self.reference is not None and step % self.config.check_every == 0 and self._recovered(step):
             return RECOVERED
-        if self.config.max_tokens is not None and self.memory["spent"] >= self.config.max_tokens:
+        if self.config.max_tokens is not None and self.state.spent >= self.config.max_tokens:
             return SPENT
         window = self.config.plateau if self.falls else 0
-        return PLATEAU if on_plateau(self.memory.get("divergence", []), window) else None
+        return PLATEAU if on_plateau(self.state.divergence, window) else None
 
     def _report_breaches(self, step: int) -> None:
         """Record the signals that have entered or left a breach since the last step."""
@@ -108,8 +116,8 @@ class EarlyStopping:
         # Stop requests are not checked here: the decision about a finished step belongs to its state.
         with self.stage.session.display.bar("development prompts", len(self.development)) as bar:
             result = development_result(
-                self.loaded,
-                self.engine,
+                self.models.loaded,
+                self.models.engine,
                 self.development,
                 max_new_tokens=config.max_new_tokens,
                 seed=config.seed,
@@ -117,7 +125,7 @@ class EarlyStopping:
             )
         test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
         self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
-        self.memory.setdefault("checks", []).append({"step": step, "value": result.score.value, "ratio": test.ratio})
+        self.state.checks.append({"step": step, "value": result.score.value, "ratio": test.ratio})
         self.stage.session.display.say(f"step {step}: {test.reason}")
         return test.recovered
 

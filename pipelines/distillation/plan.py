@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.planning.memory import USUAL_PROMPT, Needs, Rollouts, TeacherFootprint, distilling
 from pipelines.planning.throughput import Work
+from pipelines.runtime.model_loading import teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from pipelines.runtime.tuning import choose_tuning
 from recovery.config import DistillConfig
 from recovery.methods import method_named
 from recovery.models.loading import load_chat
-from recovery.workspace import Checkpoint
 
 # For estimates: the mean length of a completion, as a share of max_new_tokens.
 _USUAL_LENGTH = 0.5
-
-
 # For estimates: how many prompts are tokenised.
 _COUNTED_PROMPTS = 200
 
@@ -70,11 +68,12 @@ class DistillPlan:
 
 def plan_distill(session: Session, config: DistillConfig, cycle: int | None = None) -> DistillPlan:
     """Return the resolved plan; writes nothing and loads no weights."""
-    return make_plan(config, resolve(session, config, cycle), session.base)
+    return make_plan(resolve(session, config, cycle))
 
 
-def make_plan(config: DistillConfig, resolved: ResolvedDistillation, clean: Checkpoint) -> DistillPlan:
-    prompt, footprint = _prompt_tokens(resolved, config), resolved.teacher_footprint(config, clean)
+def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
+    config, prompt = resolved.config, _prompt_tokens(resolved)
+    footprint = teacher_footprint(resolved.student, resolved.frozen, copied=config.teaching.is_copy)
     tuning = choose_tuning(
         config,
         resolved.student,
@@ -134,9 +133,9 @@ def distilling_work(
     )
 
 
-def _prompt_tokens(resolved: ResolvedDistillation, config: DistillConfig) -> int:
+def _prompt_tokens(resolved: ResolvedDistillation) -> int:
     """Return the 90th percentile of the prompts' lengths, in tokens."""
-    chat = load_chat(str(resolved.student.weights), config.template_args)
+    chat = load_chat(str(resolved.student.weights), resolved.config.template_args)
     step = max(1, len(resolved.train) // _COUNTED_PROMPTS)
     lengths = sorted(len(chat.prompt_ids(prompt.messages)) for prompt in resolved.train[::step])
     return lengths[int(0.9 * (len(lengths) - 1))]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from pipelines.data.mixing import choose
 from pipelines.runtime.generation import SampledTurn
 from recovery.data.checkers import judge
 from recovery.rng import RandomStream, derive_seed
+from recovery.training.resumable import Resumable
 from recovery.types import Message, Prompt
 
 # Weight of a batch's counts relative to the next batch's: kinds that have recovered soon lose their weight.
@@ -24,17 +24,21 @@ _PRIOR_COUNT, _PRIOR_FAILED = 2.0, 1.0
 
 
 @dataclass
-class PromptSampler:
-    """Draws prompts; ``memory`` holds, for each kind of instruction, the decayed counts of completions and failures.
+class FocusState(Resumable):
+    """For each kind of instruction the decayed counts of completions and of failures."""
 
-    A ``share`` of the prompts is drawn in proportion to the failure rate of their worst kind, the rest evenly.
-    """
+    focus: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass
+class PromptSampler:
+    """Draws prompts: a ``share`` of them in proportion to the failure rate of their worst kind, the rest evenly."""
 
     share: float
-    memory: dict[str, Any]
+    state: FocusState = field(default_factory=FocusState)
 
     def choose(self, pool: Sequence[Prompt], count: int, batch: int, seed: int) -> list[Prompt]:
-        """Return the prompts of a batch (from 1): a function of (seed, batch, memory)."""
+        """Return the prompts of a batch (from 1): a function of (seed, batch, state)."""
         checked = [prompt for prompt in pool if prompt.checks]
         drawn = min(round(self.share * count), len(checked))
         even = choose(pool, count - drawn, batch, seed, stream=RandomStream.BEHAVIOUR_PROMPTS)
@@ -51,7 +55,7 @@ class PromptSampler:
 
     def update(self, turns: Sequence[SampledTurn]) -> None:
         """Judge a batch's completions; of a conversation only the last, to which the checks apply."""
-        counts: dict[str, list[float]] = self.memory.setdefault("focus", {})
+        counts = self.state.focus
         for entry in counts.values():
             entry[:] = [_DECAY * value for value in entry]
         for turn in turns:
@@ -63,7 +67,7 @@ class PromptSampler:
                     entry[1] += not good
 
     def _rate(self, instruction: str) -> float:
-        count, failed = self.memory.get("focus", {}).get(instruction, (0.0, 0.0))
+        count, failed = self.state.focus.get(instruction, (0.0, 0.0))
         return (failed + _PRIOR_FAILED) / (count + _PRIOR_COUNT)
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from evals.suites import sample
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
-from pipelines.planning.memory import TeacherFootprint
-from pipelines.runtime.model_loading import teacher_footprint
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations
@@ -31,10 +29,13 @@ EARLIER = "earlier-documents"
 class ResolvedDistillation:
     """A configuration with its names resolved. ``teachers`` is empty if no frozen model teaches.
 
-    ``given`` are the conversations to imitate, if the user or the prompts provide them.
+    ``config`` names every model such that a resumed stage finds the same one. ``given`` are the conversations to
+    imitate, if the user or the prompts provide them. ``clean`` is the anchor.
     """
 
+    config: DistillConfig
     cycle: int
+    clean: Checkpoint
     student: Checkpoint
     teachers: dict[Checkpoint, float]
     knowledge: Checkpoint | None
@@ -63,11 +64,11 @@ class ResolvedDistillation:
         """The first of the teachers."""
         return next(iter(self.teachers), None)
 
-    def teacher_footprint(self, config: DistillConfig, clean: Checkpoint) -> TeacherFootprint:
-        """Return the models held in addition to the student; ``clean`` is the anchor's."""
+    @property
+    def frozen(self) -> list[Checkpoint]:
+        """The models that score or anchor, in addition to the student."""
         found = [*self.teachers, *self.experts.values(), *([self.knowledge] if self.knowledge else [])]
-        found += [clean] if config.anchor > 0 else []
-        return teacher_footprint(self.student, found, copied=config.teaching.is_copy)
+        return [*found, *([self.clean] if self.config.anchor else [])]
 
 
 def resolve(session: Session, config: DistillConfig, cycle: int | None) -> ResolvedDistillation:
@@ -83,12 +84,15 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     if knowledge is not None and not any(corpus.questions for corpus in corpora.values()):
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
+    experts = _experts(session, config, knowledge)
     return ResolvedDistillation(
+        _lasting(config, student, teachers, knowledge, experts),
         number,
+        session.base,
         student,
         teachers,
         knowledge,
-        _experts(session, config, knowledge),
+        experts,
         prompts,
         _usable(config, prompts, context, notes),
         _development(config, prompts, notes),
@@ -180,7 +184,13 @@ def _demonstrations(config: DistillConfig, prompts: PromptSplits) -> list[tuple[
     return found
 
 
-def resumable_config(config: DistillConfig, student: Checkpoint, resolved: ResolvedDistillation) -> DistillConfig:
+def _lasting(
+    config: DistillConfig,
+    student: Checkpoint,
+    teachers: dict[Checkpoint, float],
+    knowledge: Checkpoint | None,
+    experts: dict[str, Checkpoint],
+) -> DistillConfig:
     """Return the configuration with names that mean the same when the stage is resumed.
 
     A name such as "latest" becomes the checkpoint's own name; a model that is not registered is named by its folder.
@@ -189,14 +199,13 @@ def resumable_config(config: DistillConfig, student: Checkpoint, resolved: Resol
     def name(checkpoint: Checkpoint) -> str:
         return checkpoint.name if checkpoint.id is not None else str(checkpoint.path)
 
-    weights = [f"{name(teacher)}={weight}" for teacher, weight in resolved.teachers.items()]
-    alone = resolved.teacher if len(weights) == 1 else None
-    earlier = resolved.experts.get(EARLIER)
+    weights = [f"{name(teacher)}={weight}" for teacher, weight in teachers.items()]
+    earlier = experts.get(EARLIER)
     return dataclasses.replace(
         config,
         student=student.name,
-        teacher=name(alone) if alone is not None else ",".join(weights) or config.teacher,
-        knowledge_teacher=None if resolved.knowledge is None else name(resolved.knowledge),
+        teacher=name(next(iter(teachers))) if len(weights) == 1 else ",".join(weights) or config.teacher,
+        knowledge_teacher=None if knowledge is None else name(knowledge),
         earlier_teacher=None if earlier is None else name(earlier),
-        experts=tuple(f"{tag}={name(found)}" for tag, found in resolved.experts.items() if tag != EARLIER),
+        experts=tuple(f"{tag}={name(found)}" for tag, found in experts.items() if tag != EARLIER),
     )

@@ -10,12 +10,9 @@ from dataclasses import asdict
 from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import completion_metrics, expert
 from pipelines.distillation.resolve import ResolvedDistillation
-from pipelines.runtime.generation import (
-    open_turns,
-)
+from pipelines.runtime.generation import open_turns
 from pipelines.runtime.instrumentation import TimedScorer, TimedTeacher
 from pipelines.runtime.model_loading import ModelSpecs
-from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
 from recovery import distributed
 from recovery.config import DistillConfig
@@ -25,24 +22,22 @@ from recovery.models.loading import Loaded
 from recovery.rng import RandomStream
 from recovery.rollouts import Engine, Sampling, TransformersEngine
 from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher
+from recovery.training.loop import TrainSettings
 from recovery.types import Prompt
 from recovery.workspace import Checkpoint, write_atomically
 
 
-def model_specs(
-    session: Session, config: DistillConfig, resolved: ResolvedDistillation, student: Checkpoint, tuning: str
-) -> ModelSpecs:
-    """Return the student and the teachers, by the names used in rows; every teacher's files are verified."""
+def model_specs(resolved: ResolvedDistillation, settings: TrainSettings) -> ModelSpecs:
+    """Return the student and the teachers, by the names used in rows."""
+    config = resolved.config
     teachers: dict[str, dict[Checkpoint, float]] = {}
     if resolved.teachers or config.teaching.is_student or config.teaching.remote:
         teachers[BEHAVIOUR] = resolved.teachers
     if resolved.knowledge is not None:
         teachers[KNOWLEDGE] = {resolved.knowledge: 1.0}
     teachers |= {expert(tag): {checkpoint: 1.0} for tag, checkpoint in resolved.experts.items()}
-    anchor = session.base if config.anchor else None
-    for checkpoint in [*(one for weights in teachers.values() for one in weights), *([anchor] if anchor else [])]:
-        session.verified(checkpoint)
-    return ModelSpecs(config, student, tuning, teachers, anchor, config.loss_config())
+    anchor = resolved.clean if config.anchor else None
+    return ModelSpecs(config, resolved.student, settings, teachers, anchor, config.loss_config())
 
 
 def _remote(teachers: Mapping[str, object]) -> RemoteTeacher | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from db import queries, records
 from pipelines.cycle import STOPPED, recovery_config
-from pipelines.data.corpus_snapshot import ABOUT, load_snapshot, load_snapshots
+from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot, load_snapshots
 from pipelines.distillation.stage import distill
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import length_of, midtrain, open_cycle
@@ -52,7 +52,7 @@ def run_arm(
     made, stopped = _found(session, "midtrain", config, cycle, start)
     if made is None:
         name = _name(arm, cycle, "midtrained")
-        made = midtrain(session, config, cycle=cycle, opened=True, resume=stopped, name=name)
+        made = midtrain(session, config, load_snapshot(session.workspace, cycle), resume=stopped, name=name)
     if arm.follow == NONE:
         return [made]
     return [made, _followed(session, arm, made, cycle, distill_config)]
@@ -83,15 +83,14 @@ def _midtraining(
         replay_loss="answers",
         replay_documents=CycleConfig().replay_documents if share is None else share,
     )
-    _open(session, alone, cycle)
-    length = length_of(session, alone, cycle)
+    length = length_of(session, alone, _opened(session, alone, cycle))
     steps = length.steps if tokens is None else math.ceil(tokens / length.per_step)
     fixed = dataclasses.replace(alone, steps=steps, epochs=None, batch_tokens=length.per_step)
     return dataclasses.replace(fixed, **arm.midtrain)
 
 
-def _open(session: Session, config: MidtrainConfig, cycle: int) -> None:
-    """Take the snapshot of the cycle's documents if there is none. Raises UsageError if it holds other documents."""
+def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
+    """Return the snapshot of the cycle's documents, made if there is none. Raises UsageError if it holds others."""
     if not (session.workspace.corpus(cycle) / ABOUT).is_file():
         open_cycle(session, config, cycle)
     docs = Path(str(config.docs)).expanduser().resolve()
@@ -103,6 +102,7 @@ def _open(session: Session, config: MidtrainConfig, cycle: int) -> None:
             f"{docs} has changed since cycle {cycle} of {session.workspace.folder} began: restore it, or use another "
             f"--workspace"
         )
+    return frozen
 
 
 def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given: DistillConfig) -> Checkpoint:

@@ -12,10 +12,9 @@ from typing import Any
 
 from evals.generation import tokens_only
 from evals.ifeval import evaluate_instructions
-from pipelines.runtime.engines import engine_of
-from pipelines.runtime.model_loading import load_frozen
+from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
-from recovery.config import DistillConfig, InterpolateConfig, ModelConfig
+from recovery.config import DistillConfig, InterpolateConfig
 from recovery.data.prompts import prompts_hash
 from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import Loaded
@@ -134,42 +133,38 @@ def conversations(
     return found
 
 
-def clean_answers(
+def answered_before(
     stage: Stage,
+    frozen: FrozenModel,
     checkpoint: Checkpoint,
-    loaded: Loaded,
     prompts: Sequence[Prompt],
     sampling: Sampling,
-    config: ModelConfig,
-) -> list[CompletedConversation]:
-    """Return a checkpoint's conversations, sampled before a stage's training: with a progress bar, and cached."""
+    *,
+    count: int,
+    each: int = 1,
+) -> tuple[list[CompletedConversation], int]:
+    """Return a checkpoint's conversations, sampled before a stage's training and cached, and the tokens of them.
+
+    They are ``each`` on the first ``count`` prompts that leave half of the context for a completion. The tokens are
+    recorded, only once even if the stage is resumed.
+    """
     session = stage.session
-    with session.display.bar(f"completions of {checkpoint.name}", len(prompts)) as bar:
-
-        def progress(completions: int, tokens: int) -> None:
-            bar.add_completions(completions, tokens)
-            stage.interrupts.check()
-
-        with engine_of(loaded, config) as engine:
-            return conversations(
+    with frozen.sampling(checkpoint) as (loaded, engine):
+        fit = fitting(loaded.chat, prompts, loaded.max_length // 2)[:count]
+        repeated = [prompt for prompt in fit for _ in range(each)]
+        with session.display.bar(f"completions of {checkpoint.name}", len(repeated)) as bar:
+            found = conversations(
                 loaded,
                 engine,
-                prompts,
+                repeated,
                 content_hash=checkpoint.hash,
                 sampling=sampling,
                 cache=session.workspace.folder / "cache",
-                progress=progress,
+                progress=stage.counting(bar),
             )
-
-
-def record_sampled_tokens(stage: Stage, loaded: Loaded, sampled: Sequence[CompletedConversation]) -> int:
-    """Return the tokens of a stage's sampled conversations and record them, only once even if it is resumed."""
-    tokens = sum(len(loaded.chat.encode(one.answer)) + 1 for one in sampled)
-    counted = stage.folder / "spoken.json"
-    if not counted.is_file():
-        stage.recorder.usage(tokens_sampled=tokens)
-        write_atomically(counted, json.dumps(tokens))
-    return tokens
+    tokens = sum(len(loaded.chat.encode(one.answer)) + 1 for one in found)
+    stage.count_once("spoken.json", tokens)
+    return found, tokens
 
 
 def development_result(
@@ -195,7 +190,11 @@ def development_result(
 
 
 def reference_result(
-    stage: Stage, clean: Checkpoint, prompts: Sequence[Prompt], config: DistillConfig | InterpolateConfig
+    stage: Stage,
+    frozen: FrozenModel,
+    clean: Checkpoint,
+    prompts: Sequence[Prompt],
+    config: DistillConfig | InterpolateConfig,
 ) -> SuiteResult | None:
     """Return the clean model's result on the development prompts, cached by its content hash; None without prompts."""
     if not prompts:
@@ -205,14 +204,9 @@ def reference_result(
     known = read_result(path)
     if known is not None:
         return known
-    loaded = load_frozen(session.verified(clean), config)
     title, tokens, seed = f"{clean.name} on development prompts", config.max_new_tokens, config.seed
-    with session.display.bar(title, len(prompts)) as bar, engine_of(loaded, config) as engine:
-
-        def progress(completions: int, sampled: int) -> None:
-            bar.add_completions(completions, sampled)
-            stage.interrupts.check()
-
+    with session.display.bar(title, len(prompts)) as bar, frozen.sampling(clean) as (loaded, engine):
+        progress = stage.counting(bar)
         result = development_result(loaded, engine, prompts, max_new_tokens=tokens, seed=seed, progress=progress)
     stage.interrupts.check()
     write_result(path, result)

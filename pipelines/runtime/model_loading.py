@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ import torch
 from pipelines.planning.memory import TeacherFootprint
 from pipelines.runtime.engines import engine_of, server_at
 from pipelines.runtime.instrumentation import StepInstrumentation, TimedScorer, TimedTeacher
-from pipelines.runtime.signals import StopSignals
-from pipelines.runtime.stage import Stage
+from pipelines.runtime.session import Session
+from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.stage import Stage, release_memory
 from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
@@ -36,7 +38,9 @@ from recovery.teachers import (
     check_same_tokens,
     remote,
 )
-from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, train
+from recovery.training.loop import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings, train
+from recovery.training.resumable import Resumable
+from recovery.training.resume_state import resume_step
 from recovery.vllm_client import served_model
 from recovery.workspace import Checkpoint
 
@@ -66,6 +70,39 @@ def load_frozen(checkpoint: Checkpoint, config: ModelConfig, sharing: Loaded | N
     return load_model(checkpoint.weights, tuning="frozen", adapter=checkpoint.adapter, beside=sharing, **_place(config))
 
 
+@dataclass
+class FrozenModel:
+    """The frozen model that a stage holds before its training: loaded when another is asked for, one at a time."""
+
+    session: Session
+    config: ModelConfig
+    _held: tuple[Checkpoint, Loaded] | None = None
+
+    def of(self, checkpoint: Checkpoint) -> Loaded:
+        """Return the model of a checkpoint, whose files are verified before they are read."""
+        if self._held is None or self._held[0] != checkpoint:
+            self.release()
+            self._held = checkpoint, load_frozen(self.session.verified(checkpoint), self.config)
+        return self._held[1]
+
+    @contextlib.contextmanager
+    def sampling(self, checkpoint: Checkpoint) -> Iterator[tuple[Loaded, Engine]]:
+        """Yield the model of a checkpoint and an engine that samples from it."""
+        loaded = self.of(checkpoint)
+        with engine_of(loaded, self.config) as engine:
+            yield loaded, engine
+
+    def release(self, wanted: Collection[Checkpoint] = ()) -> dict[Checkpoint, Loaded]:
+        """Release the model; return it instead if it is one of those ``wanted``."""
+        held, self._held = self._held, None
+        if held is not None and held[0] in wanted:
+            return dict([held])
+        if held is not None:
+            del held
+            release_memory()
+        return {}
+
+
 def reach_teacher(config: DistillConfig) -> None:
     """Raise ServerError if the teacher is a server that does not respond or rejects the key."""
     if not config.teaching.remote:
@@ -88,7 +125,8 @@ def share_base_weights(one: Checkpoint, other: Checkpoint) -> bool:
 
 
 def teacher_footprint(student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False) -> TeacherFootprint:
-    """Return the models that teachers add in memory; ``copied`` adds a copy of the student."""
+    """Return the models that teachers add in memory, each once; ``copied`` adds a copy of the student."""
+    teachers = list(dict.fromkeys(teachers))
     sharing = [teacher for teacher in teachers if share_base_weights(student, teacher)]
     bases = sum(teacher.adapter is None for teacher in sharing)
     alone = copied and not share_base_weights(student, student)
@@ -97,15 +135,18 @@ def teacher_footprint(student: Checkpoint, teachers: Sequence[Checkpoint], *, co
     )
 
 
-def teacher_of(student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig) -> Teacher:
+def teacher_of(
+    student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig, held: Loaded | None = None
+) -> Teacher:
     """Load a teacher: the student's weights with the adapter off if they are the same model, else a frozen copy.
 
-    If the teacher is an adapter on the student's base, only the adapter is loaded. The tokenizers must be the same.
+    If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
+    it is in memory already. The tokenizers must be the same.
     """
     shared = loaded.tuning == "lora" and share_base_weights(student, teacher)
     if shared and teacher.adapter is None:
         return AdapterOff(loaded)
-    frozen = load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None)
+    frozen = held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None)
     check_same_tokens(loaded.tokenizer, frozen.tokenizer, student_name=student.name, teacher_name=teacher.name)
     return Frozen(frozen)
 
@@ -126,53 +167,80 @@ def _place(config: ModelConfig) -> dict[str, Any]:
     return {"precision": config.precision, "device": config.device, "template_args": config.template_args}
 
 
+def settings_of(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
+    """Return the training loop's settings; ``lr`` is the peak rate."""
+    return TrainSettings(
+        steps=steps,
+        lr=lr,
+        warmup_steps=round(config.warmup * steps),
+        schedule=config.schedule,  # type: ignore[arg-type]  # checked by the configuration
+        min_lr_ratio=config.min_lr_ratio,
+        optimizer=config.optimizer,  # type: ignore[arg-type]
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        token_budget=config.token_budget,
+        seed=config.seed,
+        checkpoint_every=config.checkpoint_every,
+    )
+
+
 LOGPROBS = "logprobs"
 
 
 @dataclass(frozen=True)
 class ModelSpecs:
-    """The student, and the weighted teachers by the names used in rows.
+    """The student, how it is trained, and the weighted teachers by the names used in rows.
 
-    A teacher without checkpoints is the student itself or a server. The caller has verified all checkpoints.
+    A teacher without checkpoints is the student itself or a server.
     """
 
     config: TrainingConfig
     student: Checkpoint
-    tuning: str
+    settings: TrainSettings
     teachers: Mapping[str, Mapping[Checkpoint, float]] = field(default_factory=dict)
     anchor: Checkpoint | None = None
     loss_config: LossConfig = field(default_factory=LossConfig)
 
-    def load(self, resources: contextlib.ExitStack) -> LoadedModels:
-        """Load all models; the engine is released when ``resources`` is closed."""
-        loaded = load_student(self.student, self.tuning, self.config)
-        teachers = {name: self._teacher(loaded, weights) for name, weights in self.teachers.items()}
-        anchor = self._timed(loaded, self.anchor) if self.anchor is not None else None
-        engine = (
-            resources.enter_context(engine_of(loaded, self.config)) if isinstance(self.config, DistillConfig) else None
-        )
-        return LoadedModels(
-            self.config, loaded, teachers, anchor, DistillationObjective(teachers, self.loss_config, anchor), engine
-        )
+    @property
+    def frozen(self) -> list[Checkpoint]:
+        """The teachers and the anchor, each once."""
+        found = [teacher for weights in self.teachers.values() for teacher in weights]
+        return list(dict.fromkeys([*found, *([self.anchor] if self.anchor else [])]))
 
-    def _teacher(self, loaded: Loaded, weights: Mapping[Checkpoint, float]) -> TimedTeacher | TimedScorer | Weighted:
+    def apart(self) -> list[Checkpoint]:
+        """Return the frozen models that do not share the student's base weights in memory."""
+        shares = self.config.tuning == "lora"
+        return [teacher for teacher in self.frozen if not (shares and share_base_weights(self.student, teacher))]
+
+    def load(
+        self, resources: contextlib.ExitStack, held: Mapping[Checkpoint, Loaded] = MappingProxyType({})
+    ) -> LoadedModels:
+        """Load all models but those ``held`` already; the engine is released when ``resources`` is closed."""
+        config, loaded = self.config, load_student(self.student, self.config.tuning, self.config)
+        frozen = {one: teacher_of(self.student, loaded, one, config, held.get(one)) for one in self.frozen}
+        teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}
+        anchor = TimedTeacher(frozen[self.anchor]) if self.anchor is not None else None
+        engine = resources.enter_context(engine_of(loaded, config)) if isinstance(config, DistillConfig) else None
+        objective = DistillationObjective(teachers, self.loss_config, anchor)
+        return LoadedModels(self, loaded, teachers, anchor, objective, engine)
+
+    def _teacher(
+        self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher], weights: Mapping[Checkpoint, float]
+    ) -> TimedTeacher | TimedScorer | Weighted:
         if not weights:
             assert isinstance(self.config, DistillConfig)  # only a distillation has such teachers
             if self.config.teaching.remote:
                 return TimedScorer(remote_teacher(loaded, self.config))
             return TimedTeacher(self_teacher(self.student, loaded, self.config))
-        found = [self._timed(loaded, teacher) for teacher in weights]
+        found = [TimedTeacher(frozen[teacher]) for teacher in weights]
         return found[0] if len(found) == 1 else Weighted(found, list(weights.values()))
-
-    def _timed(self, loaded: Loaded, teacher: Checkpoint) -> TimedTeacher:
-        return TimedTeacher(teacher_of(self.student, loaded, teacher, self.config))
 
 
 @dataclass
 class LoadedModels:
     """The models of a stage in this process's memory; ``local_engine`` samples in this process only."""
 
-    config: TrainingConfig
+    specs: ModelSpecs
     loaded: Loaded
     teachers: Mapping[str, TimedTeacher | TimedScorer | Weighted]
     anchor: TimedTeacher | None
@@ -180,7 +248,7 @@ class LoadedModels:
     local_engine: Engine | None
 
     def __post_init__(self) -> None:
-        method = self.config if isinstance(self.config, DistillConfig) else None
+        method = self.specs.config if isinstance(self.specs.config, DistillConfig) else None
         self.instrumentation = StepInstrumentation(self.objective, self.timed, self.loaded.head.width, method)
 
     @property
@@ -214,21 +282,45 @@ class LoadedModels:
         self,
         stage: Stage,
         source: Callable[[int], StepBatch],
-        settings: TrainSettings,
         *,
         hooks: Hooks,
         figure: str = "loss",
-        memory: dict[str, Any] | None = None,
+        remembered: Sequence[Resumable] = (),
     ) -> TrainResult:
-        """Train the student as ``stage`` on the rows of ``source``; see :meth:`pipelines.runtime.stage.Stage.train`."""
-        return stage.train(
+        """Train the student as ``stage`` on the rows of ``source``, with its log, states and stop signal.
+
+        ``figure`` is the metric shown on the progress bar. Raise StageInterrupted if a stop was requested.
+        """
+        settings, kind = self.specs.settings, stage.recorder.kind
+        stage.recorder.describe(steps_total=settings.steps)
+        with stage.session.display.bar(kind, settings.steps, resume_step(stage.states)) as stage.bar:
+            recorded = stage.recording(hooks, stage.bar, figure, settings, str(self.loaded.device))
+            result = self.run(source, stage.states, stage.interrupts, recorded, remembered)
+        if result.stopped == INTERRUPTED:
+            raise StageInterrupted(
+                f"{kind} interrupted at step {result.step} of {settings.steps}; to continue: recover resume"
+            )
+        stage.stopped = result.stopped
+        return result
+
+    def run(
+        self,
+        source: Callable[[int], StepBatch],
+        states: Path,
+        interrupts: StopSignals,
+        hooks: Hooks = Hooks(),  # noqa: B008  # frozen
+        remembered: Sequence[Resumable] = (),
+    ) -> TrainResult:
+        """Run the training loop in this process."""
+        return train(
             self.loaded,
             source,
             self.objective,
-            settings,
+            self.specs.settings,
             hooks=hooks,
-            figure=figure,
-            memory=memory,
+            state_dir=states,
+            should_stop=lambda: interrupts.requested,
+            remembered=remembered,
             shadow=self.shadow,
             instrumentation=self.instrumentation,
             helpers=self.helpers,
@@ -242,32 +334,28 @@ class LoadedModels:
     def _local_logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
         teacher, loaded = self.teachers[name], self.loaded
         assert isinstance(teacher, (TimedTeacher, TimedScorer))  # the configuration excludes weighted ones
-        return token_logprobs(teacher, rows, self.config.token_budget, loaded.chat.pad_id, loaded.device)
+        return token_logprobs(teacher, rows, self.specs.config.token_budget, loaded.chat.pad_id, loaded.device)
 
 
 @contextlib.contextmanager
-def load_models(stage: Stage, specs: ModelSpecs, settings: TrainSettings) -> Iterator[LoadedModels]:
-    """Load the models of a stage; the block trains them by ``Stage.train`` with these settings."""
-    with distributed.together(_follow, specs, settings, stage.states), contextlib.ExitStack() as resources:
-        yield specs.load(resources)
+def load_models(stage: Stage, specs: ModelSpecs, frozen: FrozenModel) -> Iterator[LoadedModels]:
+    """Load the models of a stage, which the block trains; the model held before is released unless it teaches.
+
+    The files of every teacher are verified.
+    """
+    held = frozen.release(specs.apart())
+    for teacher in specs.frozen:
+        if teacher not in held:
+            stage.session.verified(teacher)
+    with distributed.together(_follow, specs, stage.states), contextlib.ExitStack() as resources:
+        yield specs.load(resources, held)
 
 
-def _follow(specs: ModelSpecs, settings: TrainSettings, states: Path) -> None:
+def _follow(specs: ModelSpecs, states: Path) -> None:
     """Load the models and run the training loop in a process that is not the main one."""
     interrupts = StopSignals()
     with interrupts.deferred(), contextlib.ExitStack() as resources:
-        models = specs.load(resources)
-        train(
-            models.loaded,
-            _no_rows,
-            models.objective,
-            settings,
-            state_dir=states,
-            should_stop=lambda: interrupts.requested,
-            shadow=models.shadow,
-            instrumentation=models.instrumentation,
-            helpers=models.helpers,
-        )
+        specs.load(resources).run(_no_rows, states, interrupts)
 
 
 def _no_rows(step: int) -> StepBatch:

@@ -12,7 +12,7 @@ from recovery.errors import Interrupted
 
 
 class StageInterrupted(Interrupted):
-    """A stage stopped on request, with its progress saved; ``recover resume`` continues it."""
+    """A stage stopped on request, with its progress saved; to continue: ``recover resume``."""
 
 
 class StopSignals:
@@ -30,7 +30,7 @@ class StopSignals:
     def check(self) -> None:
         """Raise StageInterrupted if a stop is requested; called at points where no progress is lost."""
         if self.requested:
-            raise StageInterrupted("interrupted: `recover resume` continues it")
+            raise StageInterrupted("interrupted; to continue: recover resume")
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:

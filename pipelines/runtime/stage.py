@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,31 +20,22 @@ from pipelines.runtime.progress import Bar
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from recovery import distributed
-from recovery.config import TrainingConfig, to_json
+from recovery.config import to_json
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
 from recovery.models.loading import Loaded
 from recovery.models.weight_delta import weight_delta
-from recovery.training.loop import (
-    INTERRUPTED,
-    Hooks,
-    Instrumentation,
-    Objective,
-    Shadow,
-    StepBatch,
-    TrainResult,
-    TrainSettings,
-    train,
-)
+from recovery.rollouts import Progress
+from recovery.training.loop import Hooks, TrainSettings
 from recovery.training.resume_state import resume_step
-from recovery.workspace import Checkpoint
+from recovery.workspace import Checkpoint, write_atomically
 
 VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")
 
 
 @dataclass
 class Stage:
-    """A running stage: its record in the tracker, its folder, and its training and checkpointing."""
+    """A running stage: its record in the tracker, its folder, and its checkpoint."""
 
     session: Session
     recorder: StageRecorder
@@ -65,49 +57,6 @@ class Stage:
         """The folder of the training states, removed at the end of the stage."""
         return self.folder / "states"
 
-    def train(
-        self,
-        loaded: Loaded,
-        source: Callable[[int], StepBatch],
-        objective: Objective,
-        settings: TrainSettings,
-        *,
-        hooks: Hooks = Hooks(),  # noqa: B008  # frozen
-        figure: str = "loss",
-        memory: dict[str, Any] | None = None,
-        shadow: Shadow | None = None,
-        instrumentation: Instrumentation | None = None,
-        helpers: distributed.Helpers | None = None,
-    ) -> TrainResult:
-        """Run :func:`recovery.training.loop.train` with this stage's log, states and stop signal.
-
-        ``figure`` is the metric shown on the progress bar. The ``log`` hook may add to each step's metrics before they
-        are recorded. Raise StageInterrupted if a stop was requested.
-        """
-        self.recorder.describe(steps_total=settings.steps)
-        with self.session.display.bar(self.recorder.kind, settings.steps, resume_step(self.states)) as bar:
-            self.bar = bar
-            result = train(
-                loaded,
-                source,
-                objective,
-                settings,
-                hooks=self._recording(hooks, bar, figure, settings, str(loaded.device)),
-                state_dir=self.states,
-                should_stop=lambda: self.interrupts.requested,
-                memory=memory,
-                shadow=shadow,
-                instrumentation=instrumentation,
-                helpers=helpers,
-            )
-        if result.stopped == INTERRUPTED:
-            raise StageInterrupted(
-                f"{self.recorder.kind} interrupted at step {result.step} of {settings.steps}: "
-                f"`recover resume` continues it"
-            )
-        self.stopped = result.stopped
-        return result
-
     def declare(self, metric: str, title: str, unit: str = "nats per token") -> None:
         """Record what the figure of a metric is called on the live page; its axis is logarithmic."""
         self.figures[metric] = {"title": title, "unit": unit}
@@ -119,6 +68,22 @@ class Stage:
             self.bar.add_sampled(completions, tokens)
         if distributed.size() == 1:
             self.interrupts.check()
+
+    def counting(self, bar: Bar) -> Progress:
+        """Return a function that counts completions on ``bar`` and checks for a stop request."""
+
+        def progress(completions: int, tokens: int) -> None:
+            bar.add_completions(completions, tokens)
+            self.interrupts.check()
+
+        return progress
+
+    def count_once(self, file: str, tokens: int) -> None:
+        """Record tokens sampled before the training, only once even if the stage is resumed."""
+        counted = self.folder / file
+        if not counted.is_file():
+            self.recorder.usage(tokens_sampled=tokens)
+            write_atomically(counted, json.dumps(tokens))
 
     def keep(
         self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any], name: str | None = None
@@ -154,8 +119,10 @@ class Stage:
         session.tracker.set_latest(session.experiment_id, number, by=self.recorder)
         return session.resolve(name)
 
-    def _recording(self, hooks: Hooks, bar: Bar, figure: str, settings: TrainSettings, device: str) -> Hooks:
-        """Return the hooks with every step recorded in the tracker and shown on the bar.
+    def recording(self, hooks: Hooks, bar: Bar, figure: str, settings: TrainSettings, device: str) -> Hooks:
+        """Return the hooks with every step recorded in the tracker and shown, with the metric ``figure``, on the bar.
+
+        The ``log`` hook may add to each step's metrics before they are recorded.
 
         The points of a step are in the database before its state is saved: otherwise a kill between the two would leave
         a gap in the curves that no resume fills.
@@ -227,31 +194,14 @@ def running(
         figures = {"figures": stage.figures} if stage.figures else {}
         recorder.finish(stage.stopped, {**stage.details, **figures} or None)
         shutil.rmtree(folder, ignore_errors=True)
-        _release_memory()
+        release_memory()
 
 
-def _release_memory() -> None:
-    """Return freed memory to the system: glibc would keep a few hundred MB of the stage's tensors."""
+def release_memory() -> None:
+    """Return freed memory to the system: models have reference cycles, and glibc would keep a few hundred MB."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def settings_of(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
-    """Return the training loop's settings for a stage; ``lr`` is the peak rate."""
-    return TrainSettings(
-        steps=steps,
-        lr=lr,
-        warmup_steps=round(config.warmup * steps),
-        schedule=config.schedule,  # type: ignore[arg-type]  # checked by the configuration
-        min_lr_ratio=config.min_lr_ratio,
-        optimizer=config.optimizer,  # type: ignore[arg-type]
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-        token_budget=config.token_budget,
-        seed=config.seed,
-        checkpoint_every=config.checkpoint_every,
-    )
 
 
 def free_name(session: Session, name: str) -> str:

@@ -23,7 +23,7 @@ from pipelines.distillation.stage import distill
 from pipelines.evaluation.plan import GENERAL
 from pipelines.evaluation.stage import record
 from pipelines.evaluation.stored_results import newest
-from pipelines.midtrain import midtrain
+from pipelines.midtrain import midtrain, open_cycle
 from pipelines.reports.cost import Cost, cost_of, stage_of
 from pipelines.runtime.generation import conversations
 from pipelines.runtime.model_loading import load_frozen
@@ -120,7 +120,8 @@ class ExperimentRunner:
         if (done := self.known(name)) is not None:
             return done
         given = settings | {"docs": docs, "student": student, "seed": self.seed}
-        return midtrain(self.session, build(MidtrainConfig, given, self.session.recipe), cycle=cycle, name=name)
+        config = build(MidtrainConfig, given, self.session.recipe)
+        return midtrain(self.session, config, open_cycle(self.session, config, cycle), name=name)
 
     def trained(
         self, name: str, student: str, method: str, *, observe: Observer | None = None, cycle: int = 1, **settings: Any

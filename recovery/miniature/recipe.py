@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from recovery.miniature.tokenizer import END, train_tokenizer
 from recovery.miniature.world import WORLD_SEED, World
 from recovery.models.loading import Loaded, load_model
 from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
+from recovery.training.resumable import Resumable
 from recovery.types import Score
 
 
@@ -119,9 +120,8 @@ def build(
         _write_model(loaded, out)
     final = load_model(out, device="cpu")
     scores = measure_all(final, mixture, items, console)
-    tokens, seconds = int(spent.memory["tokens"]), float(spent.memory["seconds"])
     reached = {suite.name: suite.low <= scores[suite.name].value <= suite.high for suite in SUITES}
-    report = BuildReport(out, scores, reached, spent.losses, tokens, seconds)
+    report = BuildReport(out, scores, reached, spent.losses, spent.tokens, spent.seconds)
     (out / PROVENANCE).write_text(json.dumps(_provenance(report, recipe), indent=2) + "\n", encoding="utf-8")
     console.print(score_table(report))
     return report
@@ -169,8 +169,17 @@ def _fresh_model(folder: Path, recipe: Recipe, mixture: Mixture) -> Loaded:
 class _Spent:
     """Losses, tokens and seconds of the training so far, over both phases and all resumptions."""
 
-    losses: list[float]
-    memory: dict[str, Any]
+    losses: list[float] = field(default_factory=list)
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Cost(Resumable):
+    """Cost of one phase."""
+
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 def _train(loaded: Loaded, mixture: Mixture, recipe: Recipe, console: Console, state_dir: Path | None) -> _Spent:
@@ -188,7 +197,7 @@ def _train(loaded: Loaded, mixture: Mixture, recipe: Recipe, console: Console, s
         checkpoint_every=200,
     )
     tokens = (loaded.tokenizer, recipe.seed, recipe.step_tokens)
-    spent = _Spent([], {"tokens": 0, "seconds": 0.0})
+    spent = _Spent()
     source = make_source(mixture, *tokens, lambda step: (step - 1) / recipe.steps)
     _phase("learning", loaded, source, settings, spent, console, state_dir)
     if recipe.finish_steps:
@@ -211,24 +220,23 @@ def _phase(
     state_dir: Path | None,
 ) -> None:
     """Run the training loop with a progress bar and add its cost to ``spent``."""
-    memory: dict[str, Any] = {"tokens": 0, "seconds": 0.0}
+    cost = _Cost()
     last = time.monotonic()
 
     def counted(step: int) -> StepBatch:
         nonlocal last
         made = source(step)
-        memory["tokens"] += sum(len(row.ids) for row in made.rows)
-        memory["seconds"] += time.monotonic() - last
+        cost.tokens += sum(len(row.ids) for row in made.rows)
+        cost.seconds += time.monotonic() - last
         last = time.monotonic()
         return made
 
     columns = (TextColumn(name), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         log = _logger(bar, bar.add_task("", total=settings.steps), spent.losses, console)
-        train(
-            loaded, counted, DistillationObjective(), settings, hooks=Hooks(log=log), state_dir=state_dir, memory=memory
-        )
-    spent.memory = {key: value + memory[key] for key, value in spent.memory.items()}
+        objective, hooks = DistillationObjective(), Hooks(log=log)
+        train(loaded, counted, objective, settings, hooks=hooks, state_dir=state_dir, remembered=[cost])
+    spent.tokens, spent.seconds = spent.tokens + cost.tokens, spent.seconds + cost.seconds
 
 
 def _logger(bar: Progress, task: Any, losses: list[float], console: Console) -> Callable[[int, dict[str, float]], None]:

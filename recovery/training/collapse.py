@@ -20,12 +20,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
+
+from recovery.training.resumable import Resumable
 
 WINDOW = 5
 PATIENCE = 3
-
-
 # An entropy (nats) or a rate below this counts as zero: its multiples have no meaning.
 _FLOOR = 0.02
 
@@ -60,16 +60,28 @@ SIGNALS = (
 
 
 @dataclass
+class CollapseState(Resumable):
+    """By metric its first and latest values and the steps in breach; by signal the breach; the teacher's metrics."""
+
+    prefix: ClassVar[str] = "alarm/"
+    first: dict[str, list[float]] = field(default_factory=dict)
+    recent: dict[str, list[float]] = field(default_factory=dict)
+    streaks: dict[str, int] = field(default_factory=dict)
+    breaches: dict[str, str] = field(default_factory=dict)
+    teacher: dict[str, float] | None = None
+
+
+@dataclass
 class CollapseDetector:
-    """Monitors one run. ``memory`` is JSON-like, may contain other entries, and is restored on resume.
+    """Monitors one run.
 
     ``settling`` is set if the student is trained towards a frozen teacher: signals with ``settles`` may then fall.
     ``teacher`` returns the metrics of the teacher's own completions, if it can be sampled.
     """
 
-    memory: dict[str, Any] = field(default_factory=dict)
     settling: bool = False
     teacher: Callable[[], Mapping[str, float]] | None = None
+    state: CollapseState = field(default_factory=CollapseState)
 
     def look(self, metrics: Mapping[str, float]) -> str | None:
         """Add a step's metrics; return the reason to stop if a breach persists, else None."""
@@ -77,7 +89,7 @@ class CollapseDetector:
         for signal in SIGNALS:
             if signal.metric in metrics:
                 broken = self._breach(signal, metrics[signal.metric])
-                lasted = self._streaks()
+                lasted = self.state.streaks
                 lasted[signal.metric] = lasted.get(signal.metric, 0) + 1 if broken else 0
                 if broken:
                     self.breaches[signal.name] = broken
@@ -90,22 +102,17 @@ class CollapseDetector:
     @property
     def breaches(self) -> dict[str, str]:
         """The signals in breach, by name, with a description."""
-        found: dict[str, str] = self.memory.setdefault("alarm/breaches", {})
-        return found
+        return self.state.breaches
 
     @property
     def sound(self) -> bool:
         """Whether no signal is in breach."""
         return not self.breaches
 
-    def _streaks(self) -> dict[str, int]:
-        streaks: dict[str, int] = self.memory.setdefault("alarm/streaks", {})
-        return streaks
-
     def _breach(self, signal: Signal, value: float) -> str | None:
         """Return a description of the breach, or None. The first window of values sets the reference."""
-        first = self.memory.setdefault("alarm/first", {}).setdefault(signal.metric, [])
-        recent = self.memory.setdefault("alarm/recent", {}).setdefault(signal.metric, [])
+        first = self.state.first.setdefault(signal.metric, [])
+        recent = self.state.recent.setdefault(signal.metric, [])
         recent.append(value)
         if len(first) < WINDOW:
             first.append(value)
@@ -132,7 +139,6 @@ class CollapseDetector:
         """Return the metric of the teacher's own completions, sampled once in a run; None if not available."""
         if self.teacher is None:
             return None
-        if "alarm/teacher" not in self.memory:
-            self.memory["alarm/teacher"] = dict(self.teacher())
-        found: dict[str, float] = self.memory["alarm/teacher"]
-        return found.get(metric)
+        if self.state.teacher is None:
+            self.state.teacher = dict(self.teacher())
+        return self.state.teacher.get(metric)

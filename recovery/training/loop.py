@@ -14,7 +14,7 @@ import contextlib
 import copy
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -29,6 +29,7 @@ from recovery.losses.objective import LossOutput
 from recovery.models.fsdp import apart, dot, local, total_norm
 from recovery.models.loading import Loaded
 from recovery.rng import derive_seed
+from recovery.training.resumable import Resumable
 from recovery.training.resume_state import Reader, States
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -119,12 +120,6 @@ class _State:
     step: int = 0
     trained_tokens: int = 0
     stopped: str | None = None
-    memory: dict[str, Any] = field(default_factory=dict)
-
-    def forget(self, remembered: dict[str, Any]) -> None:
-        """Restore earlier contents of the caller's memory, in place."""
-        self.memory.clear()
-        self.memory.update(remembered)
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ def train(
     hooks: Hooks = Hooks(),
     state_dir: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    memory: dict[str, Any] | None = None,
+    remembered: Sequence[Resumable] = (),
     shadow: Shadow | None = None,
     instrumentation: Instrumentation | None = None,
     helpers: distributed.Helpers | None = None,
@@ -164,9 +159,9 @@ def train(
     """Train until ``settings.steps``, until ``should_stop``, or until a hook returns a reason to stop.
 
     With one process a stop is also handled between micro-batches and when ``source`` raises Interrupted: the step is
-    abandoned and the state before it saved. ``memory`` is a JSON-like dictionary of the caller, stored with each state
-    and restored on resume. ``instrumentation`` measures during the forward passes. With several processes only the main
-    one's ``source``, ``hooks`` and ``memory`` are used, ``helpers`` are the functions that the others run for them, and
+    abandoned and the state before it saved. ``remembered`` is the caller's state, stored with the weights and restored
+    on resume. ``instrumentation`` measures during the forward passes. With several processes only the main one's
+    ``source``, ``hooks`` and ``remembered`` are used, ``helpers`` are the functions that the others run for them, and
     a stop may be requested in any process. Raise RecoveryError if the loss or the gradient is not finite; earlier
     states are kept.
     """
@@ -174,8 +169,8 @@ def train(
     if not params:
         raise UsageError(f"{loaded.path} was loaded frozen: it has no trainable weights")
     optimizers = _optimizers(params, settings)
-    state = _State(memory={} if memory is None else memory)
-    saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, shadow)
+    state = _State()
+    saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, shadow, remembered)
     saved.restore(state)
     run = _Run(loaded, objective, settings, params, optimizers, instrumentation, should_stop)
 
@@ -203,7 +198,7 @@ def train(
             return interrupted()
         step = state.step + 1
         torch.manual_seed(derive_seed(settings.seed, step))
-        started, remembered = time.perf_counter(), copy.deepcopy(state.memory)
+        started, before = time.perf_counter(), saved.memory()
         try:
             made, guard = on_main(lambda: begin_step(step))  # noqa: B023
             seconds = time.perf_counter() - started
@@ -212,7 +207,7 @@ def train(
             if distributed.size() > 1:  # the error also stops the other processes
                 raise
             run.give_up()
-            state.forget(remembered)
+            saved.remind(before)
             return interrupted()
         state.trained_tokens += int(metrics["tokens_trained"])
         metrics["tokens_per_second"] = metrics["tokens_trained"] / (time.perf_counter() - started)
@@ -423,17 +418,27 @@ def inside_layers(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The training states of a run: weights, optimizer, shadow weights, and the state of the loop."""
+    """The training states of a run: weights, optimizer, shadow weights, the state of the loop and of its caller."""
 
     states: States
     params: dict[str, torch.nn.Parameter]
     optimizers: list[torch.optim.Optimizer]
     shadow: Shadow | None
+    remembered: Sequence[Resumable]
+
+    def memory(self) -> dict[str, Any]:
+        """Return the caller's state, in values that later steps do not change."""
+        return copy.deepcopy({name: value for owner in self.remembered for name, value in owner.state().items()})
+
+    def remind(self, memory: Mapping[str, Any]) -> None:
+        """Restore the caller's state."""
+        for owner in self.remembered:
+            owner.restore(memory)
 
     def write(self, state: _State) -> None:
         """Write the state of the last step, unless it exists already."""
         meta = {"step": state.step, "trained_tokens": state.trained_tokens, "stopped": state.stopped}
-        self.states.write(state.step, self._tensors(), meta | {"memory": state.memory})
+        self.states.write(state.step, self._tensors(), meta | {"memory": self.memory()})
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         names = {id(p): name for name, p in self.params.items()}
@@ -454,7 +459,7 @@ class _Saved:
         self._load(tensors)
         state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
         state.stopped = meta["stopped"]
-        state.memory.update(meta["memory"])
+        self.remind(meta["memory"])
         return True
 
     def _load(self, tensors: Reader) -> None:

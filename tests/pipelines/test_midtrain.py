@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +14,17 @@ import torch
 
 from db import queries
 from pipelines import midtrain as module
+from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
-from pipelines.midtrain import midtrain, plan_midtrain
+from pipelines.midtrain import plan_midtrain
+from pipelines.runtime import model_loading
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
 from recovery.errors import UsageError
 from recovery.models.checkpoints import INFO_FILE, content_hash
-from recovery.models.loading import load_model
-from tests.support import plain_divergence
+from recovery.models.loading import Loaded, load_model
+from tests.support import midtrain, plain_divergence
 
 
 def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(
@@ -171,3 +174,44 @@ def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(
 def test_nothing_to_learn_is_said(session: Session) -> None:
     with pytest.raises(UsageError, match="--docs"):
         midtrain(session, MidtrainConfig())
+
+
+def test_the_clean_model_is_read_once_and_documents_are_packed_once(
+    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answers are replayed, it writes, teaches and anchors; without a use in training it is released before."""
+    read: list[Any] = []
+    held: list[int] = []
+    packed: list[int] = []
+    load, pack, run = model_loading.load_model, document_rows.document_rows, model_loading.train
+
+    def counted(*given: Any, **named: Any) -> Any:
+        read.append(named["tuning"])
+        return load(*given, **named)
+
+    def noted(*given: Any) -> Any:
+        packed.append(len(given[0]))
+        return pack(*given)
+
+    def trained(*given: Any, **named: Any) -> Any:
+        held.append(_frozen_models())
+        return run(*given, **named)
+
+    monkeypatch.setattr(model_loading, "load_model", counted)
+    monkeypatch.setattr(document_rows, "document_rows", noted)
+    monkeypatch.setattr(model_loading, "train", trained)
+    before = _frozen_models()
+    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=160)
+    midtrain(session, dataclasses.replace(config, replay_loss="kl", anchor=0.1))
+    assert (read, held) == (["frozen", "full"], [before + 1])
+    assert packed.count(4) == 1, "the documents of this cycle"
+    read.clear()
+    midtrain(session, dataclasses.replace(config, student="base"))
+    assert (read, held[1]) == (["frozen", "full"], before)
+
+
+def _frozen_models() -> int:
+    """Count the frozen models in memory, without the outlines that planning makes."""
+    gc.collect()
+    found = [one for one in gc.get_objects() if type(one) is Loaded]
+    return sum(one.tuning == "frozen" and one.tokenizer is not None for one in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from pipelines.data.mixing import choose
 from pipelines.distillation.prompt_sampler import PromptSampler
@@ -31,7 +30,7 @@ def kinds(chosen: list[Prompt]) -> Counter[str]:
 
 def test_what_is_missed_comes_up_more_often_and_what_is_back_no_more_than_the_rest() -> None:
     pool = prompts(CAPITALS, 400) + prompts(COMMAS, 400)
-    focus = PromptSampler(0.5, {})
+    focus = PromptSampler(0.5)
     for _ in range(4):
         focus.update([answered(p, "no capitals, though") for p in pool[:8]])
         focus.update([answered(p, "no comma") for p in pool[400:408]])
@@ -44,22 +43,21 @@ def test_what_is_missed_comes_up_more_often_and_what_is_back_no_more_than_the_re
     assert 0.7 < found[CAPITALS] / found[COMMAS] < 1.4
 
 
-def test_the_rest_is_drawn_evenly_and_a_batch_is_a_function_of_its_seed_and_memory() -> None:
+def test_the_rest_is_drawn_evenly_and_a_batch_is_a_function_of_its_seed_and_state() -> None:
     pool = prompts(CAPITALS, 50) + prompts("", 50)
-    memory: dict[str, Any] = {}
-    chosen = PromptSampler(0.5, memory).choose(pool, 20, 3, seed=1)
-    assert chosen == PromptSampler(0.5, {}).choose(pool, 20, 3, seed=1)
-    assert chosen != PromptSampler(0.5, {}).choose(pool, 20, 3, seed=2)
+    chosen = PromptSampler(0.5).choose(pool, 20, 3, seed=1)
+    assert chosen == PromptSampler(0.5).choose(pool, 20, 3, seed=1)
+    assert chosen != PromptSampler(0.5).choose(pool, 20, 3, seed=2)
     assert all(prompt.checks for prompt in chosen[10:])
     assert len({prompt.id for prompt in chosen[10:]}) == 10
-    assert PromptSampler(0.0, memory).choose(pool, 20, 3, seed=1) == choose(
+    assert PromptSampler(0.0).choose(pool, 20, 3, seed=1) == choose(
         pool, 20, 3, 1, stream=RandomStream.BEHAVIOUR_PROMPTS
     )
 
 
 def test_prompts_without_checks_are_left_to_the_even_share() -> None:
     pool = prompts("", 30)
-    assert len(PromptSampler(0.5, {}).choose(pool, 10, 1, seed=0)) == 10
+    assert len(PromptSampler(0.5).choose(pool, 10, 1, seed=0)) == 10
 
 
 def test_only_the_last_answer_of_a_conversation_is_judged() -> None:
@@ -67,6 +65,6 @@ def test_only_the_last_answer_of_a_conversation_is_judged() -> None:
     asked = Prompt("talk", tuple(user), checks=(Check(CAPITALS),))
     first = (user[0], Message(role="assistant", content="hello"))
     whole = (*first, user[1], Message(role="assistant", content="THIS IS ALL IN CAPITALS"))
-    focus = PromptSampler(0.5, {})
+    focus = PromptSampler(0.5)
     focus.update([SampledTurn(asked, [1], Completion([2], [0.0], True), messages) for messages in (first, whole)])
-    assert focus.memory["focus"] == {CAPITALS: [1.0, 0.0]}
+    assert focus.state.focus == {CAPITALS: [1.0, 0.0]}

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from db import queries
-from pipelines.cycle import resumable, resume
+from pipelines.cycle import resumable, resume, resume_stage
 from pipelines.distillation.stage import distill
-from pipelines.midtrain import midtrain
 from pipelines.runtime import tuning
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import RecoveryError
+from tests.support import midtrain
 
 Work = Callable[[Session], object]
 # Forked, to save a second start of Python.
@@ -188,7 +188,7 @@ def test_a_stage_that_a_live_process_runs_is_not_taken_from_it(
             running = queries.running_stage(session.tracker.database)
             assert running is not None
             with pytest.raises(Exception, match="is run by process"):
-                midtrain(session, config, resume=running)
+                resume_stage(session, running)
             os.kill(process.pid or 0, signal.SIGTERM)
             process.join(600)
             stopped = resumable(session)

@@ -6,13 +6,20 @@ import json
 
 import pytest
 
-from recovery.training.collapse import PATIENCE, WINDOW, CollapseDetector
+from recovery.training.collapse import PATIENCE, WINDOW, CollapseDetector, CollapseState
 
 WELL = {"entropy": 0.6, "response_length": 40.0, "end_rate": 0.98, "geometry/density": 0.2, "ratio": 1.0}
 
 
 def run(alarm: CollapseDetector, *steps: dict[str, float]) -> list[str | None]:
     return [alarm.look(WELL | step) for step in steps]
+
+
+def stored(alarm: CollapseDetector) -> CollapseState:
+    """The state of an alarm as a resumed run reads it."""
+    state = CollapseState()
+    state.restore(json.loads(json.dumps(alarm.state.state())))
+    return state
 
 
 def test_no_alarm_in_a_normal_run() -> None:
@@ -57,10 +64,10 @@ def test_values_of_the_teacher_are_no_collapse() -> None:
     run(alarm, *[brief] * WINDOW, *[brief] * 3)
     assert not calls, "the teacher is not sampled without a breach"
     assert not any(run(alarm, *[teacher] * 30)) and alarm.sound
-    memory = json.loads(json.dumps(alarm.memory))
-    assert not any(run(CollapseDetector(memory, settling=True, teacher=ask), *[teacher] * 30))
+    resumed = CollapseDetector(settling=True, teacher=ask, state=stored(alarm))
+    assert not any(run(resumed, *[teacher] * 30))
     assert len(calls) == 1, "once, even in a resumed run"
-    reasons = run(CollapseDetector(memory, settling=True, teacher=ask), *[teacher | {"response_length": 300.0}] * 10)
+    reasons = run(resumed, *[teacher | {"response_length": 300.0}] * 10)
     assert any(reason and "response length rose to 300" in reason for reason in reasons), (
         "beyond the teacher's value it is a collapse"
     )
@@ -90,7 +97,7 @@ def test_a_resume_changes_nothing() -> None:
     steps = [{}] * WINDOW + [{"end_rate": 0.1}] * 12
     expected = run(whole, *steps)
     found = run(halves, *steps[:9])
-    found += run(CollapseDetector(json.loads(json.dumps(halves.memory))), *steps[9:])
+    found += run(CollapseDetector(state=stored(halves)), *steps[9:])
     assert found == expected and any(expected)
 
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from recovery.rng import derive_seed
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.teachers import AdapterOff, Frozen
 from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, learning_rate, train
+from recovery.training.resumable import Resumable
 from recovery.training.resume_state import resume_step
 
 
@@ -125,16 +127,20 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
     """The third step is begun and not finished: the second's state is saved, its memory without what the third did."""
     scored: list[int] = []
 
-    def go(state_dir: Path, *, stop: bool) -> tuple[Loaded, TrainResult, dict[str, Any], list[int]]:
+    @dataclass
+    class Made(Resumable):
+        made: list[int] = field(default_factory=list)
+
+    def go(state_dir: Path, *, stop: bool) -> tuple[Loaded, TrainResult, list[int], list[int]]:
         torch.manual_seed(0)
         loaded = load_model(tiny_model, tuning="full", precision="float32")
-        memory: dict[str, Any] = {}
+        memory = Made()
         done: list[int] = []
         scored.clear()
         objective = DistillationObjective()
 
         def source(step: int) -> StepBatch:
-            memory["made"] = [*memory.get("made", []), step]
+            memory.made.append(step)
             if stop and place == "while rows are made" and step == 3:
                 raise Interrupted("a stop, heard by an engine's progress")
             return random_rows(step)
@@ -151,19 +157,19 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
             hooks=Hooks(log=lambda step, _: done.append(step)),
             state_dir=state_dir,
             should_stop=lambda: stop and scored.count(3) == 2,
-            memory=memory,
+            remembered=[memory],
         )
-        return loaded, result, memory, done
+        return loaded, result, memory.made, done
 
     straight, _, remembered, _ = go(tmp_path / "straight", stop=False)
     assert scored.count(3) > 2, "a step has more micro-batches than are scored before the stop"
-    stopped, result, memory, done = go(tmp_path / "stopped", stop=True)
-    assert (result.stopped, result.step, done, memory["made"]) == ("interrupted", 2, [1, 2], [1, 2])
+    stopped, result, made, done = go(tmp_path / "stopped", stop=True)
+    assert (result.stopped, result.step, done, made) == ("interrupted", 2, [1, 2], [1, 2])
     assert scored.count(3) == (2 if place == "between micro-batches" else 0)
     assert resume_step(tmp_path / "stopped") == 2
     assert all(p.grad is None for p in stopped.trainable().values())
-    resumed, result, memory, _ = go(tmp_path / "stopped", stop=False)
-    assert (result.stopped, memory) == ("finished", remembered)
+    resumed, result, made, _ = go(tmp_path / "stopped", stop=False)
+    assert (result.stopped, made) == ("finished", remembered)
     for name, value in weights(straight).items():
         assert torch.equal(value, weights(resumed)[name]), name
 

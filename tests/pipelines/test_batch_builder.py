@@ -1,0 +1,66 @@
+"""The rows of a step: batches without a token, and batches of several steps across a resume."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
+from recovery.config import DistillConfig
+from recovery.models.loading import Loaded, load_model
+from recovery.rewards import resolve_reward
+from recovery.rollouts import Completion, Progress, Sampling, TransformersEngine
+from recovery.types import Message, Prompt
+from tests.support import Noting
+
+
+class Silent:
+    """An engine of a model that has nothing to say."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Completion]:
+        return [Completion([], [], True) for _ in prompts]
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_model: Path) -> Loaded:
+    """The tiny model."""
+    return load_model(tiny_model, precision="float32", device="cpu")
+
+
+def pool() -> Pools:
+    return Pools([Prompt(str(n), (Message(role="user", content=f"Say {n}."),), answer=str(n)) for n in range(6)])
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5])
+def test_a_batch_of_empty_completions_has_no_rows_and_no_reward(loaded: Loaded, lam: float) -> None:
+    config = DistillConfig(lam=lam, prompts_per_step=3, samples_per_prompt=2, divergence="sampled")
+    builder = BatchBuilder(config, loaded, Silent(), pool(), reward=resolve_reward("verifiable"))
+    rows, metrics = builder(1)
+    assert rows == []
+    assert (metrics["reward"], metrics["response_length"], metrics["tokens_sampled"]) == (0.0, 0.0, 0.0)
+
+
+def test_a_resumed_run_trains_on_the_rest_of_a_batch_without_sampling_it_again(loaded: Loaded) -> None:
+    config = DistillConfig(batch_epochs=2, prompts_per_step=2, samples_per_prompt=1, max_new_tokens=8)
+    engine = Noting(TransformersEngine(loaded))
+    builder = BatchBuilder(config, loaded, engine, pool())
+    first, metrics = builder(1)
+    stored = json.loads(json.dumps(builder.state.state()))
+    resumed = BatchBuilder(config, loaded, Noting(engine), pool())
+    resumed.state.restore(stored)
+    rows, repeated = resumed(2)
+    assert [(row.ids, row.loss_mask, row.teacher) for row in rows] == [(r.ids, r.loss_mask, r.teacher) for r in first]
+    assert (metrics["tokens_sampled"] > 0, repeated["tokens_sampled"]) == (True, 0.0)
+    assert len(engine.calls) == 1
+    assert resumed(3).rows != first and len(engine.calls) == 2
+
+
+def test_a_state_of_single_batches_holds_no_rows() -> None:
+    state = BatchState()
+    state.restore({"spent": 3.0})
+    assert state == BatchState()
