@@ -14,7 +14,7 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshot
 from pipelines.data.document_rows import row_length, rows_of, text_rows
 from pipelines.data.mixing import Stream, choose, schedule, step_tokens, steps_for
 from pipelines.planning.memory import Needs, midtraining
-from pipelines.planning.throughput import Work
+from pipelines.planning.work import midtraining_work
 from pipelines.runtime.generation import clean_answers, fitting, record_sampled_tokens
 from pipelines.runtime.model_loading import ModelSpecs, load_frozen, load_models, teacher_footprint
 from pipelines.runtime.progress import duration
@@ -316,15 +316,6 @@ def _computed(config: MidtrainConfig, student: Checkpoint, sources: _Sources, le
         for name, found in rows.items()
         if found
     )
-
-
-def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
-    """Return the work of mid-training on ``tokens``, including prompts; an anchor reads all of them, a teacher of the
-    replayed chat its share. The rows of a projection are not counted.
-    """
-    lora = tuning == "lora"
-    read = tokens * (config.anchor > 0) + round(tokens * config.replay * config.distils_replay)
-    return Work(trained=tokens, read=read, frozen=lora, again=config.gradient_checkpointing)
 
 
 def _model_specs(session: Session, config: MidtrainConfig, student: Checkpoint, tuning: str) -> ModelSpecs:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoConfig
-
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from recovery.batching import Row, pack
 from recovery.data.corpus import Document, document_rows
+from recovery.lazy_import import lazily
 from recovery.workspace import Checkpoint
+
+transformers = lazily("transformers")
 
 
 def rows_of(tokenizer: Any, length: int, *corpora: CorpusSnapshot) -> list[Row]:
@@ -27,5 +28,5 @@ def text_rows(tokenizer: Any, length: int, documents: Sequence[Document]) -> lis
 
 def row_length(student: Checkpoint, wanted: int) -> int:
     """Return ``wanted`` tokens, or the model's number of positions if that is lower."""
-    config = AutoConfig.from_pretrained(student.weights).get_text_config()
+    config = transformers.AutoConfig.from_pretrained(student.weights).get_text_config()
     return min(wanted, int(getattr(config, "max_position_embeddings", None) or wanted))
