@@ -103,19 +103,32 @@ def training_memory(setup: Setup, rows: Rows) -> dict[str, int]:
 def rollout_memory(setup: Setup, answers: int, prompt: int, new: int) -> dict[str, int]:
     """Return the peak of sampling ``answers`` completions at once: in prefill, or at the last of ``new`` tokens."""
     size, item = setup.architecture, setup.itemsize
-    tokens = sum(min(prompt + new, prompt + new if window is None else window - 1) for window in size.windows)
-    cache = answers * tokens * size.cached * item  # preallocated
-    read, mask = answers * prompt, answers * prompt * prompt
-    scores = (WIDE + item) * size.heads * mask if size.capped else item * mask
-    lora = (WIDE + item) * size.inner if setup.tuning == "lora" and setup.lower else 0
-    prefill = read * (3 * item * size.inner + lora + (2 * WIDE + item) * size.width) + scores
-    drawn = answers * size.vocabulary * ((item if item < WIDE else 0) + 3 * WIDE)  # logits, their softmax, a sum
-    repeated = 2 * answers * (prompt + new) * size.heads * size.head_width * item if size.capped else 0
+    lora = setup.lower and not setup.full
+    read = (3 * item + (WIDE + item if lora else 0)) * size.inner + (2 * WIDE + item) * size.width
+    scores = ((WIDE + item) * size.heads if size.capped else item) * prompt
+    drawn = size.vocabulary * (3 * WIDE + (item if item < WIDE else 0))  # logits, their softmax, a temporary copy
+    repeated = 2 * (prompt + new) * size.heads * size.head_width * item if size.capped else 0
+    casts = _casts(setup) if lora else 0
     return _largest(
-        {"activations": prefill, "KV cache": cache},
-        {"logits": drawn, "KV cache": cache},
-        {"activations": repeated, "KV cache": cache},
+        {
+            "activations": answers * prompt * (read + scores),
+            "KV cache": answers * _cached(setup, prompt, prompt + new),
+            "casts": casts,
+        },
+        {
+            "activations": answers * repeated,
+            "logits": answers * drawn,
+            "KV cache": answers * _cached(setup, prompt + new, prompt + new),
+            "casts": casts,
+        },
     )
+
+
+def _cached(setup: Setup, filled: int, room: int) -> int:
+    """Return the bytes of a row's keys and values: room for all tokens, but in a layer with a window what it holds."""
+    size = setup.architecture
+    tokens = sum(room if window is None else min(filled, window - 1) for window in size.windows)
+    return tokens * size.cached * setup.itemsize
 
 
 def _largest(*phases: Parts) -> dict[str, int]:
