@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
-from recovery.models.loading import pick_precision
+from recovery.models.hardware import pick_precision
 from recovery.types import Message
 
 try:

@@ -38,14 +38,14 @@ from benchmarks import _report, _resident
 from pipelines.distillation.plan import plan_distill
 from pipelines.distillation.stage import distill
 from pipelines.midtrain import midtrain, open_cycle, plan_midtrain
+from pipelines.planning.activations import Setup
 from pipelines.planning.memory import parameters_of
-from pipelines.planning.memory_trace import Trial
 from pipelines.planning.throughput import size
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.miniature import materialise, write_corpora
-from recovery.models.loading import pick_precision
+from recovery.models.hardware import pick_precision
 
 GOAL = 0.15
 WEIGHTS = ("model.safetensors", "recovery.toml", "provenance.json")
@@ -278,7 +278,7 @@ def markdown(rows: list[Row]) -> str:
 
 def counted(shape: Shape) -> int:
     """Return the number of parameters of a shape."""
-    return parameters_of(Trial(shape.config().to_json_string(), "full", "float32", gpu=False)).total
+    return parameters_of(Setup(shape.config().to_json_string(), "full", "float32", gpu=False)).total
 
 
 def main() -> int:

@@ -31,7 +31,8 @@ from recovery.data.prompts import behaviour_prompts
 from recovery.losses.objective import DistillationObjective
 from recovery.miniature import materialise
 from recovery.models.gguf_files.conversion import converted, user_cache
-from recovery.models.loading import Loaded, LoraSettings, load_model, pick_precision
+from recovery.models.hardware import pick_precision
+from recovery.models.loading import Loaded, LoraSettings, load_model
 from recovery.rng import derive_seed
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.teachers import AdapterOff, Frozen

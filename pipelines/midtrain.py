@@ -11,7 +11,7 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshot
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, choose, schedule, step_tokens, steps_for
 from pipelines.planning.memory import Needs, midtraining
-from pipelines.planning.throughput import Work
+from pipelines.planning.work import midtraining_work
 from pipelines.runtime.generation import answered_before
 from pipelines.runtime.model_loading import FrozenModel, ModelSpecs, load_models, settings_of, teacher_footprint
 from pipelines.runtime.progress import duration
@@ -331,15 +331,6 @@ def _computed(config: MidtrainConfig, material: _Material, length: int) -> float
 
 def _targets(rows: Sequence[Row]) -> int:
     return sum(row.targets for row in rows)
-
-
-def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
-    """Return the work of mid-training on ``tokens``, including prompts; an anchor reads all of them, a teacher of the
-    replayed chat its share. The rows of a projection are not counted.
-    """
-    lora = tuning == "lora"
-    read = tokens * (config.anchor > 0) + round(tokens * config.replay * config.distils_replay)
-    return Work(trained=tokens, read=read, frozen=lora, again=config.gradient_checkpointing)
 
 
 def _steps(config: MidtrainConfig, material: _Material, plan: MidtrainPlan, chat: Sequence[Row]) -> list[list[Row]]:

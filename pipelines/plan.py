@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -11,12 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from pipelines.data.corpus_snapshot import gather
 from pipelines.data.document_rows import rows_of
-from pipelines.distillation.plan import distilling_work
-from pipelines.midtrain import midtraining_work
+from pipelines.planning.activations import Setup
+from pipelines.planning.architecture import Architecture
 from pipelines.planning.gpus import Card, card_of
 from pipelines.planning.memory import (
     CUDA_CONTEXT,
@@ -32,17 +29,20 @@ from pipelines.planning.memory import (
     parameters_of,
     usable,
 )
-from pipelines.planning.memory_trace import Trial
 from pipelines.planning.throughput import GIB, GPU_UTILISATION, Work, size
+from pipelines.planning.work import distilling_work, midtraining_work
 from pipelines.runtime.progress import duration
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import ModelError, RecoveryError
+from recovery.lazy_import import lazily
 from recovery.miniature.package import WEIGHTS
 from recovery.models.gguf_files import is_gguf
-from recovery.models.gguf_files.conversion import config_of, tokenizer_of
-from recovery.models.loading import load_chat, resolve_base
-from recovery.rollouts.vllm_engine import WEIGHTS_ALLOWED, WORKSPACE
+from recovery.vllm_memory import WEIGHTS_ALLOWED, WORKSPACE
 from recovery.workspace import MINIATURE
+
+# Most of a plan's time would be imports: these are for tokenizers, GGUF files and hub ids.
+transformers, loading = lazily("transformers"), lazily("recovery.models.loading")
+conversion = lazily("recovery.models.gguf_files.conversion")
 
 _ONE_PROCESS = (
     "no vLLM: it samples for one training process; use one process, and a server on another GPU "
@@ -157,7 +157,7 @@ def make_plan(
     knowledge = scored and (flags or {}).get("knowledge_teacher") != "none"
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
     trained = round(tokens * midtrain.passes)
-    counts = parameters_of(Trial(text, "full", "float32", gpu=False))
+    counts = parameters_of(Setup(text, "full", "float32", gpu=False))
     asked = _Asked(model, text, midtrain, distill, trained, knowledge, docs)
     found = tuple(_on(card, asked) for card in cards)
     return Report(model, counts.total, tokens, trained, tuple(_assumptions(asked, cards)), found)
@@ -185,34 +185,33 @@ class _Asked:
 
 
 def model_text(name: str) -> str:
-    """Return the complete config.json (defaults filled in) of a model folder, a file, "miniature" or a hub id.
+    """Return the config.json of a model folder, a file, "miniature" or a hub id.
 
-    For a GGUF file it is the one of its conversion. Raises ModelError if there is none.
+    For a GGUF file it is the one of its conversion. Raises ModelError if there is none that can be planned with.
     """
     path = Path(WEIGHTS if name == MINIATURE and not Path(name).exists() else name).expanduser()
     try:
         if is_gguf(path):
-            config = config_of(path)
-        elif path.is_file():
-            values = json.loads(path.read_text(encoding="utf-8"))
-            config = AutoConfig.for_model(values.pop("model_type"), **values)
-        elif path.is_dir():
-            config = AutoConfig.from_pretrained(resolve_base(path)[0])
+            text: str = conversion.config_of(path).to_json_string(use_diff=False)
+        elif path.exists():
+            own = path if path.is_file() else path / "config.json"
+            file = own if own.is_file() else Path(loading.resolve_base(path)[0]) / "config.json"
+            text = file.read_text(encoding="utf-8")
         else:
-            config = AutoConfig.from_pretrained(name)
+            text = transformers.AutoConfig.from_pretrained(name).to_json_string(use_diff=False)
+        Architecture.of(text)
     except RecoveryError:
         raise
     except KeyError:
         raise ModelError(
             f"{path} is not a model's config.json: it names no model_type that transformers knows"
         ) from None
-    except (OSError, ValueError, TypeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelError(
             f"--model {name}: no configuration was found in a folder, a file or on the hub: {reason}"
         ) from error
-    whole: str = config.to_json_string(use_diff=False)
-    return whole
+    return text
 
 
 def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
@@ -221,9 +220,9 @@ def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
     folder = WEIGHTS if model == MINIATURE else Path(model)
     tokenizer = None
     if is_gguf(folder):
-        tokenizer = tokenizer_of(folder)
+        tokenizer = conversion.tokenizer_of(folder)
     elif folder.is_dir() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        tokenizer = load_chat(str(folder)).tokenizer
+        tokenizer = loading.load_chat(str(folder)).tokenizer
     if tokenizer is not None:
         return sum(len(row.ids) for row in rows_of(tokenizer, config.row_length, corpus))
     return round(sum(len(document.text.encode()) for document in corpus.documents) / BYTES_A_TOKEN)
@@ -321,7 +320,7 @@ def _seconds(
     card: Card, asked: _Asked, midtrain: MidtrainConfig, distill: DistillConfig, way: Way, footprint: TeacherFootprint
 ) -> dict[str, float]:
     """Return the seconds of each part of a cycle; several GPUs share all but the evaluations."""
-    network = network_of(distilling(distill, asked.text, way.tuning, card.gpu, beside=footprint).trial)
+    network = network_of(distilling(distill, asked.text, way.tuning, card.gpu, beside=footprint).setup)
     share = dataclasses.replace(distill, prompts_per_step=max(1, round(distill.prompts_per_step / card.count)))
     asking = EvalConfig()
     items = (asking.limit or 0) * 2  # instruction following, and as many questions about the documents
@@ -392,6 +391,8 @@ def _assumptions(asked: _Asked, cards: Sequence[Card]) -> list[str]:
             f"{WORKSPACE / GIB:g} GiB and {WEIGHTS_ALLOWED - 1:.0%} of the weights for vLLM itself are assumed. The "
             f"rest is counted; benchmarks/results/memory.md compares it with measured runs.",
         ]
+    if not Architecture.of(asked.text).known:
+        lines.append("layers: no formula for this architecture: its activations are taken to be Llama's.")
     return lines
 
 

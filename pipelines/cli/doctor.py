@@ -142,7 +142,7 @@ def look_at_torch(cores: int, memory: int) -> list[Finding]:
     try:
         import torch
 
-        from recovery.models.loading import pick_device, pick_precision
+        from recovery.models.hardware import pick_device, pick_precision
     except (ImportError, OSError) as error:
         return [Finding("torch", "failed", f"cannot be imported: {error}", "pip install torch==2.13.0")]
     device = pick_device("auto")

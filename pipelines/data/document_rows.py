@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoConfig
-
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from recovery.batching import Row, pack
 from recovery.data.corpus import Document, document_rows
+from recovery.lazy_import import lazily
 from recovery.models.chat_template import ChatFormat
 from recovery.types import Message
 from recovery.workspace import Checkpoint
+
+transformers = lazily("transformers")
 
 
 def rows_of(tokenizer: Any, length: int, *corpora: CorpusSnapshot) -> list[Row]:
@@ -44,5 +45,5 @@ def row_length(student: Checkpoint, wanted: int) -> int:
 
 def _positions(model: Checkpoint) -> int | None:
     """Return the model's number of positions, if its configuration states one."""
-    config = AutoConfig.from_pretrained(model.weights).get_text_config()
+    config = transformers.AutoConfig.from_pretrained(model.weights).get_text_config()
     return int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 0)) or None

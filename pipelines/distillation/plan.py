@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
-from pipelines.planning.memory import USUAL_PROMPT, Needs, Rollouts, TeacherFootprint, distilling
-from pipelines.planning.throughput import Work
+from pipelines.planning.memory import Needs, distilling
+from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.model_loading import teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
@@ -16,8 +15,6 @@ from recovery.config import DistillConfig
 from recovery.methods import method_named
 from recovery.models.loading import load_chat
 
-# For estimates: the mean length of a completion, as a share of max_new_tokens.
-_USUAL_LENGTH = 0.5
 # For estimates: how many prompts are tokenised.
 _COUNTED_PROMPTS = 200
 
@@ -101,35 +98,6 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         memory=tuning.needs,
         seconds=work.seconds(tuning.network, tuning.speed),
         notes=resolved.notes,
-    )
-
-
-def answer_tokens(config: DistillConfig) -> int:
-    """Estimate the tokens of all completions of a stage; each batch counts once."""
-    rollouts = config.prompts_per_step * config.samples_per_prompt
-    return round(config.steps / config.batch_epochs * rollouts * config.max_new_tokens * _USUAL_LENGTH)
-
-
-def distilling_work(
-    config: DistillConfig, tuning: str, teachers: TeacherFootprint, *, prompt: int = USUAL_PROMPT, vllm: bool = False
-) -> Work:
-    """Return the work of all steps. Prompts are read with every completion; each batch is decoded for
-    ``max_new_tokens`` steps, since some completion of it reaches that length.
-    """
-    rollouts = config.prompts_per_step * config.samples_per_prompt
-    batches = config.steps / config.batch_epochs
-    passed = round(answer_tokens(config) + batches * rollouts * prompt)
-    sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, round(config.alpha * rollouts), prompt)
-    groups = math.ceil(sampling.most / sampling.at_once)
-    taught = teachers.count > 0 or config.teaching.is_student
-    return Work(
-        trained=passed * config.batch_epochs,
-        read=passed * config.batch_epochs * taught,
-        turns=round(batches * groups * config.max_new_tokens),
-        rows=sampling.at_once,
-        frozen=tuning == "lora",
-        again=config.gradient_checkpointing,
-        vllm=vllm,
     )
 
 

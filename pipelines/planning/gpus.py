@@ -10,7 +10,7 @@ import torch
 
 from pipelines.planning.throughput import GIB, Speed, free_memory, published, this_machine
 from recovery.errors import UsageError
-from recovery.models.loading import pick_precision
+from recovery.models.hardware import pick_precision
 
 # GiB that a card reports (with ECC less than its nominal size), and published peaks: TFLOP/s without sparsity in the
 # precision that `--precision auto` takes there, GB/s of memory. A T4 has no bfloat16 products.

@@ -1,25 +1,23 @@
 """The memory model: a stage's memory, part by part, from a model's configuration alone.
 
-Weights, gradients and optimizer state follow from the parameter counts of the model built without weights; the memory
-of a micro-batch and of a rollout is counted by :mod:`pipelines.planning.memory_trace`. The accuracy against measured
-runs is in benchmarks/results/memory.md.
+Weights, gradients and optimizer state follow from the shapes of the parameters, see
+:mod:`pipelines.planning.architecture`; the memory of a micro-batch and of a rollout from the formulas in
+:mod:`pipelines.planning.activations`. The accuracy against measured runs is in benchmarks/results/memory.md.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 
-from pipelines.planning.memory_trace import Rows, Taken, Trial, rollout_memory, training_memory
+from pipelines.planning.activations import WIDE, Rows, Setup, rollout_memory, training_memory
+from pipelines.planning.architecture import count
 from pipelines.planning.throughput import GIB, Network, size
 from recovery.batching import CPU_TOKENS
 from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
-from recovery.models.loading import Loaded, pick_precision
-from recovery.rollouts.vllm_engine import cache_bytes, device_bytes
-from recovery.training.loop import inside_layers
+from recovery.models.hardware import pick_precision
+from recovery.vllm_memory import cache_bytes, device_bytes
 
 # The share of free memory held in reserve: on a GPU for fragmentation; on a CPU because freed memory is returned late:
 # peaks a third above the live memory were measured.
@@ -80,7 +78,7 @@ class Plan:
     each. ``free`` is the memory of the empty device in bytes, if known: vLLM takes a share of the rest.
     """
 
-    trial: Trial
+    setup: Setup
     rows: Rows
     optimizer: str = "adamw"
     rollouts: Rollouts | None = None
@@ -139,15 +137,6 @@ class Kept:
     adamw: int
     muon: int
 
-    @classmethod
-    def of(cls, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> Kept:
-        """Count bytes: AdamW keeps two moments in the parameter's type, Muon one for matrices inside the layers."""
-        found = list(parameters)
-        trained = [(name, p) for name, p in found if p.requires_grad]
-        gradients = _bytes(p for _, p in trained)
-        matrices = _bytes(p for name, p in trained if p.ndim == 2 and inside_layers(name))
-        return cls(_bytes(p for _, p in found), gradients, 2 * gradients, 2 * gradients - matrices)
-
     def optimizer(self, name: str) -> int:
         """Return the bytes of an optimizer's state."""
         return self.muon if name == "muon" else self.adamw
@@ -168,45 +157,40 @@ class Parameters:
     outside: Kept
 
 
-def parameters_of(trial: Trial) -> Parameters:
-    """Count the parameters of the model built without weights; tied heads are counted once."""
-    return _count(trial.alone)
-
-
-def _frozen_bytes(trial: Trial) -> int:
-    return _bytes(_frozen(trial.config, trial.precision).model.parameters())
-
-
-@functools.lru_cache(maxsize=8)
-def _frozen(config: str, precision: str) -> Loaded:
-    return Trial(config, "frozen", precision, gpu=False).frozen()
-
-
-@functools.lru_cache(maxsize=64)
-def _count(trial: Trial) -> Parameters:
-    loaded = trial.student()
-    named = list(loaded.model.named_parameters())
-    total = sum(p.numel() for _, p in named)
-    embedding = loaded.core.get_input_embeddings().weight
-    tied = embedding is loaded.head.weight_VD or embedding is loaded.core.get_output_embeddings().weight
+def parameters_of(setup: Setup) -> Parameters:
+    """Count the parameters and an adapter's; tied heads are counted once."""
+    size, adapter = setup.architecture, setup.adapter
+    inside, outside = count(size.inside), count(size.outside)
+    total = inside + outside + adapter
     return Parameters(
         total=total,
-        trainable=sum(p.numel() for p in loaded.trainable().values()),
-        multiplied=total if tied else total - embedding.numel(),
-        layers=loaded.core.config.get_text_config().num_hidden_layers,
-        inside=Kept.of((name, p) for name, p in named if inside_layers(name)),
-        outside=Kept.of((name, p) for name, p in named if not inside_layers(name)),
+        trainable=total if setup.full else adapter,
+        multiplied=total if size.tied else total - size.vocabulary * size.width,
+        layers=size.depth,
+        inside=_kept(setup, inside, adapter, count(size.matrices)),
+        outside=_kept(setup, outside),
     )
 
 
-def network_of(trial: Trial) -> Network:
+def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0) -> Kept:
+    """Return the bytes held for so many weights: AdamW keeps two moments of each trained one, Muon one for matrices
+    inside the layers, which all of an adapter's are.
+    """
+    trained = WIDE * (weights if setup.full else adapter)
+    by_muon = WIDE * (matrices if setup.full else adapter)
+    held = (WIDE if setup.full else setup.itemsize) * weights + WIDE * adapter
+    return Kept(held, trained, 2 * trained, 2 * trained - by_muon)
+
+
+def _frozen_bytes(setup: Setup) -> int:
+    size = setup.architecture
+    return setup.itemsize * (count(size.inside) + count(size.outside))
+
+
+def network_of(setup: Setup) -> Network:
     """Return the properties of the model that determine its speed."""
-    counts = parameters_of(trial)
-    return Network(counts.multiplied, counts.layers, _frozen_bytes(trial))
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    counts = parameters_of(setup)
+    return Network(counts.multiplied, counts.layers, _frozen_bytes(setup))
 
 
 def midtraining(
@@ -220,21 +204,21 @@ def midtraining(
 ) -> Plan:
     """Return a mid-training's memory plan. ``model`` is its configuration as JSON, ``tuning`` full or lora."""
     length = row_length or config.row_length
-    trial = _trial(config, model, tuning, gpu, beside)
+    setup = _setup(config, model, tuning, gpu, beside)
     rows = Rows(_rows(config, length, gpu), length, length, packed=True)
-    return Plan(trial, rows, config.optimizer, beside=beside)
+    return Plan(setup, rows, config.optimizer, beside=beside)
 
 
 def distilling(
     config: DistillConfig, model: str, tuning: str, gpu: bool, *, beside: TeacherFootprint, prompt: int = USUAL_PROMPT
 ) -> Plan:
     """Return a distillation's memory plan. ``prompt`` is the usual length of a prompt in tokens."""
-    trial = _trial(config, model, tuning, gpu, beside, itself=config.teaching.kind == "self")
+    setup = _setup(config, model, tuning, gpu, beside, itself=config.teaching.kind == "self")
     length = prompt + config.max_new_tokens
     rows = Rows(_rows(config, length, gpu), length, config.max_new_tokens)
     most = config.prompts_per_step * config.samples_per_prompt
     if config.alpha == 0 or config.served:  # nothing is sampled in this process
-        return Plan(trial, rows, config.optimizer, beside=beside)
+        return Plan(setup, rows, config.optimizer, beside=beside)
     rollouts = Rollouts(
         config.rollout_tokens,
         config.max_new_tokens,
@@ -244,52 +228,53 @@ def distilling(
         sleeps=config.engine_sleep,
         cache=None if config.engine_memory is None else int(config.engine_memory * GIB),
     )
-    return Plan(trial, rows, config.optimizer, rollouts, beside)
+    return Plan(setup, rows, config.optimizer, rollouts, beside)
 
 
 def _rows(config: ModelConfig, length: int, gpu: bool) -> int:
     return max(1, (config.token_budget if gpu else min(config.token_budget, CPU_TOKENS)) // length)
 
 
-def _trial(
+def _setup(
     config: TrainingConfig, model: str, tuning: str, gpu: bool, beside: TeacherFootprint, *, itself: bool = False
-) -> Trial:
+) -> Setup:
     if config.precision == "auto":  # a GPU that is not here is assumed to support bfloat16
         precision = "bfloat16" if gpu else str(pick_precision("auto", torch.device("cpu"))).removeprefix("torch.")
     else:
         precision = config.precision
     apart = beside.apart(tuning)
     own = itself or beside.count > apart
-    return Trial(model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own)
+    return Setup(model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own)
 
 
 def memory_of(plan: Plan) -> Memory:
-    """Return the memory of a stage's process by part. Raises ModelError if the model cannot be built or run."""
-    trial, rollouts = plan.trial, plan.rollouts
-    counts, frozen = parameters_of(trial), _frozen_bytes(trial)
+    """Return the memory of a stage's process by part. Raises ModelError if the model has no sizes to count with."""
+    setup, rollouts = plan.setup, plan.rollouts
+    counts, frozen = parameters_of(setup), _frozen_bytes(setup)
     inside, outside = counts.inside, counts.outside
     held = {
         "weights": outside.weights + inside.weights // plan.shards,
         "optimizer": outside.optimizer(plan.optimizer) + inside.optimizer(plan.optimizer) // plan.shards,
         "teachers": _teachers(plan, counts, frozen),
     }
-    if trial.gpu:
+    if setup.gpu:
         held["CUDA"] = CUDA_CONTEXT
     training = {"gradients": outside.gradients + inside.gradients // plan.shards}
-    training |= _parts(training_memory(trial, plan.rows))
+    training |= training_memory(setup, plan.rows)
     if plan.shards > 1:  # the current layer and the prefetched next one
         training["gathered"] = 2 * inside.weights // counts.layers
     sampling: dict[str, int] = {}
     if rollouts is not None and rollouts.vllm:
-        before = sum(
-            bytes_ for name, bytes_ in held.items() if name != "optimizer"
-        )  # it is allocated in the first step
+        # The optimizer's state is allocated in the first step, after vLLM has started.
+        before = sum(bytes_ for name, bytes_ in held.items() if name != "optimizer")
         free = None if plan.free is None else max(0, plan.free - before)
-        cache = rollouts.cache or cache_bytes(_frozen(trial.config, trial.precision), rollouts.budget, free)
+        size = setup.architecture
+        each = size.depth * size.cached * setup.itemsize
+        cache = rollouts.cache or cache_bytes(each, rollouts.budget, size.context, free)
         (sampling if rollouts.sleeps else held)["vLLM"] = device_bytes(frozen, cache)
     elif rollouts is not None:
-        sampling = _parts(rollout_memory(trial, rollouts.at_once, rollouts.prompt, rollouts.new_tokens))
-        copied = trial.tuning == "full" and trial.precision != "float32"
+        sampling = rollout_memory(setup, rollouts.at_once, rollouts.prompt, rollouts.new_tokens)
+        copied = setup.full and setup.precision != "float32"
         if plan.shards > 1:
             sampling["sampling copy"] = frozen
         elif copied:
@@ -301,17 +286,7 @@ def _teachers(plan: Plan, counts: Parameters, frozen: int) -> int:
     """Return the bytes of the teachers' weights; a LoRA student's base is shared, unless it is sharded."""
     beside = plan.beside
     whole = counts.inside.weights + counts.outside.weights  # in the student's precision, with its adapter, if any
-    if plan.trial.tuning != "lora":
+    if plan.setup.tuning != "lora":
         return (beside.count - beside.copies) * frozen + beside.copies * whole
     adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else whole
     return (beside.adapters + beside.copies) * adapter + beside.others * whole
-
-
-def _parts(taken: Taken) -> dict[str, int]:
-    named = {
-        "activations": taken.activations,
-        "logits": taken.logits,
-        "casts": taken.passing,
-        "KV cache": taken.cache,
-    }
-    return {name: round(size) for name, size in named.items() if size}

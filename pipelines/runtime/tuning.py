@@ -12,7 +12,7 @@ from pipelines.planning.throughput import Network, Speed, free_memory, parameter
 from recovery import distributed
 from recovery.config import TrainingConfig
 from recovery.errors import UsageError
-from recovery.models.loading import pick_device, pick_precision
+from recovery.models.hardware import pick_device, pick_precision
 from recovery.workspace import Checkpoint
 
 
@@ -43,7 +43,7 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
         planned = replace(plan(model, name, gpu), shards=shards)
         needs = Needs(memory_of(planned), free_memory(device), gpu)
         speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
-        return Tuning(name, reason, needs, parameters(student.weights), network_of(planned.trial), speed)
+        return Tuning(name, reason, needs, parameters(student.weights), network_of(planned.setup), speed)
 
     if student.tuning == "lora":
         if config.tuning == "full":

@@ -232,7 +232,7 @@ class _Totals:
         vocabulary = student.weight_VD.shape[0]
         device = student.hidden_ND.device
         chunk = min(plan.chunk, tokens)
-        self.block = _block_rows(chunk, vocabulary, plan.wide, device)
+        self.block = block_rows(chunk, vocabulary, plan.wide, device)
         narrow = functools.partial(torch.empty, dtype=plan.dtype, device=device)
         wide = functools.partial(torch.zeros, dtype=plan.wide, device=device)
         self.student_NV = narrow(chunk, vocabulary)
@@ -433,7 +433,7 @@ def chunk_size(vocabulary: int, dtype: torch.dtype) -> int:
     return max(1, _CHUNK_BYTES // (vocabulary * dtype.itemsize * smallest)) * smallest
 
 
-def _block_rows(chunk: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:
+def block_rows(chunk: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:
     """Return the rows per block: what fits in the cache on a CPU; the whole chunk elsewhere, to save kernel
     launches.
     """

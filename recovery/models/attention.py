@@ -16,11 +16,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from recovery.models.hardware import formed_whole
+
 NAME = "sdpa_or_plain"
-# Longest row for which a CPU forms the full scores if it computes gradients: at 200 tokens both take the same time.
-PLAIN_LENGTH = 256
-# Up to this many scores (rows x heads x queries x keys): 64 MB in float32.
-PLAIN_SCORES = 1 << 24
 
 
 def attention(
@@ -50,11 +48,6 @@ def attention(
         attention_mask = causal.tril(key.shape[2] - query.shape[2])
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return implementation(query, key, value, attention_mask, scale), None
-
-
-def formed_whole(rows: int, heads: int, queries: int, keys: int) -> bool:
-    """Return whether a CPU that computes gradients forms the full scores of this size."""
-    return queries <= PLAIN_LENGTH and rows * heads * queries * keys <= PLAIN_SCORES
 
 
 def _implementation(query: torch.Tensor, key: torch.Tensor) -> Callable[..., torch.Tensor] | None:

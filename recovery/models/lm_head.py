@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils.other import AuxiliaryTrainingWrapper, ModulesToSaveWrapper
 from torch import Tensor, nn
 
 from recovery.errors import ModelError
+from recovery.lazy_import import lazily
+
+# The losses, and a plan by them, need heads but no adapters; peft imports all of transformers.
+tuners, wrappers = lazily("peft.tuners.tuners_utils"), lazily("peft.utils.other")
 
 # Configuration entries of transformers models that change the logits after the matrix product.
 _MULTIPLIERS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
@@ -143,9 +145,9 @@ def _output_layer(base: Any) -> nn.Linear:
     """Return the linear output layer. Raise ModelError if it is more than a weight and a bias."""
     name = type(base).__name__
     layer = base.get_output_embeddings()
-    if isinstance(layer, ModulesToSaveWrapper):
+    if isinstance(layer, wrappers.ModulesToSaveWrapper):
         layer = _saved_module(layer, name)
-    if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
+    if isinstance(layer, tuners.BaseTunerLayer | wrappers.AuxiliaryTrainingWrapper):
         raise ModelError(
             f"the output head of {name} carries an adapter ({type(layer).__name__}): remove it from "
             "target_modules, or train it whole by naming it in modules_to_save"
@@ -157,7 +159,7 @@ def _output_layer(base: Any) -> nn.Linear:
     return layer
 
 
-def _saved_module(wrapper: ModulesToSaveWrapper, name: str) -> nn.Module:
+def _saved_module(wrapper: Any, name: str) -> nn.Module:
     """Return the active copy of a fully trained head: the adapter's, or the original with adapters off."""
     active = wrapper.active_adapters
     if wrapper.disable_adapters or not active:

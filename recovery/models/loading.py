@@ -29,6 +29,7 @@ from recovery.models.chat_template import ChatFormat
 from recovery.models.compilation import compile_layers
 from recovery.models.gguf_files import is_gguf
 from recovery.models.gguf_files.conversion import Showing, converted, user_cache
+from recovery.models.hardware import pick_device, pick_precision
 from recovery.models.lm_head import Head
 
 Tuning = Literal["frozen", "full", "lora"]
@@ -340,26 +341,6 @@ def resolve_base(
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no model: expected config.json and *.safetensors in it")
     return str(folder), None
-
-
-def pick_device(device: str) -> torch.device:
-    """Return the device; "auto" is the GPU if there is one, of several processes each its own."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return distributed.local_device(device)
-
-
-def pick_precision(precision: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of matrix products; "auto" is bfloat16 if the hardware supports it natively, else float32."""
-    if precision == "auto":
-        if device.type == "cuda":
-            native = torch.cuda.is_bf16_supported(including_emulation=False)  # a T4 emulates it, slower than float32
-        else:
-            native = torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if native else torch.float32
-    if precision not in ("float32", "bfloat16"):
-        raise UsageError(f"--precision {precision!r} is not known: use auto, float32 or bfloat16")
-    return torch.float32 if precision == "float32" else torch.bfloat16
 
 
 def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:

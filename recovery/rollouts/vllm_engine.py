@@ -25,13 +25,10 @@ from recovery.models.loading import Loaded, resolve_base
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.vllm_process import Running, Wanted, engine_for, stop
 from recovery.rollouts.weight_sync import seeds
+from recovery.vllm_memory import SPARE, cache_bytes, device_bytes
 
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # the ranks that vLLM supports
 _AT_ONCE = 1024  # prompts between two progress reports
-_FREE_SHARE = 0.4
-WEIGHTS_ALLOWED = 1.2  # times the weights, for temporary copies while they are loaded
-WORKSPACE = 2 << 30  # bytes for activations
-_SPARE = 256  # tokens of partially used blocks
 _NOT_SHAPE = {"_name_or_path", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 _LIVE = 1  # id of the adapter in training
 
@@ -51,9 +48,9 @@ class VllmSampler:
     ) -> None:
         self.loaded, self.sleep = loaded, sleep
         each = _bytes_per_token(loaded)
-        self.memory = memory or cache_bytes(loaded, tokens, free)
-        self._window = min(loaded.max_length, self.memory // each - _SPARE)
-        if self._window < min(loaded.max_length, _SPARE):
+        self.memory = memory or cache_bytes(each, tokens, loaded.max_length, free)
+        self._window = min(loaded.max_length, self.memory // each - SPARE)
+        if self._window < min(loaded.max_length, SPARE):
             raise UsageError(
                 f"{self.memory >> 20} MiB of KV cache hold {self.memory // each} tokens, too few for a completion: "
                 f"raise --engine-memory, or use --engine transformers"
@@ -230,19 +227,6 @@ def _adapted(loaded: Loaded) -> tuple[str, ...]:
     """Return the last names of the adapted layers: with full paths vLLM would skip fused layers."""
     names = (name.partition(".lora_")[0] for name, _ in loaded.model.named_parameters() if ".lora_" in name)
     return tuple(sorted({name.rpartition(".")[2] for name in names}))
-
-
-def cache_bytes(loaded: Loaded, tokens: int, free: int | None = None) -> int:
-    """Return the size of vLLM's KV cache in bytes: for ``tokens`` tokens, but at least for the model's longest input;
-    at most 40% of the ``free`` bytes, if known.
-    """
-    wanted = (max(tokens, loaded.max_length) + _SPARE) * _bytes_per_token(loaded)
-    return wanted if free is None else min(wanted, int(_FREE_SHARE * free))
-
-
-def device_bytes(weights: int, cache: int) -> int:
-    """Return the free device memory that vLLM needs to start, with so many bytes of weights and of KV cache."""
-    return cache + round(WEIGHTS_ALLOWED * weights) + WORKSPACE
 
 
 def _bytes_per_token(loaded: Loaded) -> int:

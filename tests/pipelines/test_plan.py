@@ -13,7 +13,7 @@ import torch
 from pipelines.cli.main import run
 from pipelines.plan import CardPlan, Choice, Report, make_plan
 from recovery.config import DistillConfig, MidtrainConfig, build
-from recovery.models.loading import pick_precision
+from recovery.models.hardware import pick_precision
 
 ROOT = Path(__file__).resolve().parents[2]
 QWEN = ROOT / "docs" / "qwen3-8b.json"

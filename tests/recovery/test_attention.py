@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from recovery.models import attention
-from recovery.models.attention import PLAIN_LENGTH, _fused, _implementation, _plain
+from recovery.models.attention import _fused, _implementation, _plain
+from recovery.models.hardware import PLAIN_LENGTH
 
 
 def reference(

@@ -1,0 +1,270 @@
+"""The memory of a micro-batch and of a rollout, by formulas: what autograd keeps, and the peaks above it.
+
+The formulas follow Llama's layer: norms, attention with grouped heads, a gated MLP; and what Qwen 3 and Gemma change
+about it. They were compared with every operation's storages in a real step, see docs/planning.md. All sizes are bytes;
+in comments, N counts tokens of the micro-batch and n those that are targets.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from pipelines.planning.architecture import Architecture
+from recovery.losses.fused import block_rows, chunk_size
+from recovery.models.hardware import formed_whole
+
+WIDE = 4  # float32: trained weights, norms, softmaxes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A micro-batch: ``count`` rows of ``length`` tokens, of which ``targets`` per row are trained on.
+
+    ``packed`` rows hold several documents, separated by an attention mask.
+    """
+
+    count: int
+    length: int
+    targets: int
+    packed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the batch."""
+        return self.count * self.length
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model (its configuration as JSON), how it is trained, and its teachers.
+
+    ``teachers`` is the number of frozen copies loaded with the student; ``own_teacher``: the student's own weights are
+    a teacher too, with its adapter off if it has one. Without either, the rows' own tokens are the targets.
+    """
+
+    config: str
+    tuning: str
+    precision: str
+    gpu: bool
+    gradient_checkpointing: bool = False
+    lora_rank: int = 32
+    teachers: int = 0
+    own_teacher: bool = False
+
+    @property
+    def architecture(self) -> Architecture:
+        """The sizes of the model."""
+        return Architecture.of(self.config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the matrix products."""
+        found: torch.dtype = getattr(torch, self.precision)
+        return found
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of the matrix products."""
+        return self.dtype.itemsize
+
+    @property
+    def full(self) -> bool:
+        """Whether the weights are trained."""
+        return self.tuning == "full"
+
+    @property
+    def lower(self) -> bool:
+        """Whether autocast casts the operands of products."""
+        return self.itemsize < WIDE and self.tuning != "frozen"
+
+    @property
+    def stream(self) -> int:
+        """Bytes of an element of the residual stream: trained weights make it float32."""
+        return WIDE if self.full else self.itemsize
+
+    @property
+    def adapter(self) -> int:
+        """Parameters of the adapter: LoRA's two matrices beside each matrix of the layers."""
+        return self.lora_rank * sum(map(sum, self.architecture.matrices)) if self.tuning == "lora" else 0
+
+
+Parts = dict[str, float]
+
+
+def training_memory(setup: Setup, rows: Rows) -> dict[str, int]:
+    """Return the peak of one micro-batch by part, in addition to weights, optimizer and gradients."""
+    phases = _forward(setup, rows), _loss(setup, rows), _backward(setup, rows), _embedding(setup, rows)
+    return _largest(*phases)
+
+
+def rollout_memory(setup: Setup, answers: int, prompt: int, new: int) -> dict[str, int]:
+    """Return the peak of sampling ``answers`` completions at once: in prefill, or at the last of ``new`` tokens."""
+    size, item = setup.architecture, setup.itemsize
+    lora = setup.lower and not setup.full
+    read = (3 * item + (WIDE + item if lora else 0)) * size.inner + (2 * WIDE + item) * size.width
+    scores = ((WIDE + item) * size.heads if size.capped else item) * prompt
+    drawn = size.vocabulary * (3 * WIDE + (item if item < WIDE else 0))  # logits, their softmax, a temporary copy
+    repeated = 2 * (prompt + new) * size.heads * size.head_width * item if size.capped else 0
+    casts = _casts(setup) if lora else 0
+    return _largest(
+        {
+            "activations": answers * prompt * (read + scores),
+            "KV cache": answers * _cached(setup, prompt, prompt + new),
+            "casts": casts,
+        },
+        {
+            "activations": answers * repeated,
+            "logits": answers * drawn,
+            "KV cache": answers * _cached(setup, prompt + new, prompt + new),
+            "casts": casts,
+        },
+    )
+
+
+def _cached(setup: Setup, filled: int, room: int) -> int:
+    """Return the bytes of a row's keys and values: room for all tokens, but in a layer with a window what it holds."""
+    size = setup.architecture
+    tokens = sum(room if window is None else min(filled, window - 1) for window in size.windows)
+    return tokens * size.cached * setup.itemsize
+
+
+def _largest(*phases: Parts) -> dict[str, int]:
+    parts = max(phases, key=lambda parts: sum(parts.values()))
+    return {name: round(size) for name, size in parts.items() if size}
+
+
+# --- what one layer keeps for the backward pass --------------------------------------------------------------------
+
+
+def _norm(setup: Setup, width: int, item: int) -> int:
+    """Return a norm's bytes per token: its input in float32, a factor; normalised again, if its weight is trained."""
+    again = WIDE if setup.architecture.sandwiched else item
+    return WIDE * width + WIDE + (again * width if setup.full else 0)
+
+
+def _attention(setup: Setup, rows: Rows, window: int | None) -> int:
+    """Return attention's bytes per row: queries, keys, values, result, and the scores if they are formed whole."""
+    size, item, length = setup.architecture, setup.itemsize, rows.length
+    queries, keys = item * size.heads * size.head_width, item * size.groups * size.head_width
+    scores = length * length * size.heads
+    copied = item if setup.lower else 0
+    if size.capped:  # plain products on repeated keys and values; the cap's tanh, the softmax and its copy
+        return 4 * queries * length + scores * (item + WIDE + copied)
+    if not setup.gpu and formed_whole(rows.count, size.heads, length, length):
+        return 2 * (queries + keys) * length + scores * (WIDE + copied)
+    masked = rows.packed or (window is not None and window < length)
+    if setup.gpu and masked:
+        keys = queries  # repeated for the kernel that takes a mask
+    per_token = 2 * (queries + keys) + WIDE * size.heads
+    if setup.lower and not setup.full:
+        per_token += queries  # the result once more, as the adapter's input
+    shared = item * length * length
+    # A mask as numbers, for each layer anew: of every row, or on a CPU a causal one for all.
+    mask = shared if masked else 0 if setup.gpu else shared // rows.count
+    return per_token * length + mask
+
+
+@functools.lru_cache(maxsize=1024)
+def _kept(setup: Setup, rows: Rows) -> int:
+    """Return the bytes that all layers keep, without gradient checkpointing."""
+    size, item = setup.architecture, setup.itemsize
+    casts = setup.lower
+    per_token = 2 * _norm(setup, size.width, setup.stream)
+    per_token += 2 * _norm(setup, size.width, WIDE) if size.sandwiched else 0
+    per_token += (size.heads + size.groups) * _norm(setup, size.head_width, item) if size.normed_heads else 0
+    # Inputs of the products: with autocast each has its own cast; else queries, keys and values share theirs.
+    per_token += (5 if casts else 2) * item * size.width
+    per_token += 4 * item * size.inner
+    per_token += 7 * item * setup.lora_rank if setup.tuning == "lora" else 0
+    scores = sum(size.windows.count(window) * _attention(setup, rows, window) for window in set(size.windows))
+    return size.depth * per_token * rows.tokens + scores * rows.count
+
+
+def _casts(setup: Setup) -> int:
+    """Return the bytes of autocast's copies of the trained weights of all layers."""
+    trained = sum(a * b for a, b in setup.architecture.matrices) if setup.full else setup.adapter
+    return setup.itemsize * trained if setup.lower else 0
+
+
+def _head(setup: Setup) -> int:
+    """Return the number of weights of the head."""
+    return setup.architecture.vocabulary * setup.architecture.width
+
+
+# --- the phases of a step ------------------------------------------------------------------------------------------
+
+
+def _inputs(setup: Setup, rows: Rows) -> int:
+    """Return what the forward pass leaves: all that the layers keep, or their inputs only."""
+    size = setup.architecture
+    checkpoints = size.depth * setup.stream * size.width * rows.tokens
+    return checkpoints if setup.gradient_checkpointing else _kept(setup, rows)
+
+
+def _taught(setup: Setup) -> bool:
+    return setup.own_teacher or setup.teachers > 0
+
+
+def _head_casts(setup: Setup) -> int:
+    """Return the bytes of the trained head in the products' precision, the student's and its own teacher's."""
+    return (1 + setup.own_teacher) * _head(setup) * setup.itemsize if setup.full and setup.lower else 0
+
+
+def _forward(setup: Setup, rows: Rows) -> Parts:
+    """The end of the student's forward pass, in the last layer; autocast has a copy of every layer's weights."""
+    size, item, targets = setup.architecture, setup.itemsize, rows.count * rows.targets
+    temporary = rows.tokens * (3 * item * size.inner + 2 * setup.stream * size.width)
+    hidden = targets * item * size.width if _taught(setup) else 0
+    checkpointed = temporary if setup.gradient_checkpointing else item * size.inner * rows.tokens
+    return {
+        "activations": _inputs(setup, rows) + checkpointed + hidden,
+        "casts": _casts(setup) + _head_casts(setup),
+    }
+
+
+def _loss(setup: Setup, rows: Rows) -> Parts:
+    """The fused loss: hidden states and their gradient, two buffers of logits and their blocks in float32, and the
+    head's gradient.
+    """
+    size, item, targets = setup.architecture, setup.itemsize, rows.count * rows.targets
+    sides = 1 + _taught(setup)
+    chunk = min(targets, chunk_size(size.vocabulary, setup.dtype))
+    device = torch.device("cuda" if setup.gpu else "cpu")
+    block = block_rows(chunk, size.vocabulary, torch.float32, device)
+    blocks = 2 + (sides if item < WIDE else 0)  # the loss's own, a temporary one, and widened logits
+    normed = rows.tokens * (_norm(setup, size.width, setup.stream) + item * size.width)
+    head = 0
+    if setup.full:
+        head = _head_casts(setup) + _head(setup) * (WIDE + (item if setup.lower else 0))
+    return {
+        "activations": _inputs(setup, rows) + normed + (sides + 1) * targets * item * size.width,
+        "logits": size.vocabulary * (sides * chunk * item + blocks * block * WIDE),
+        "casts": head + (0 if setup.gradient_checkpointing else _casts(setup)),
+    }
+
+
+def _backward(setup: Setup, rows: Rows) -> Parts:
+    """The start of the backward pass, in the last layer's MLP: gradients of its product and of the stream."""
+    size, item = setup.architecture, setup.itemsize
+    again = _kept(setup, rows) / size.depth if setup.gradient_checkpointing else 0
+    inner = 2 * item + (WIDE + item if setup.lower and not setup.full else 0)  # an adapter's input, cast twice
+    temporary = rows.tokens * (inner * size.inner + 2 * setup.stream * size.width)
+    casts = _casts(setup) / (size.depth if setup.gradient_checkpointing else 1)
+    pending = 0
+    if setup.full:  # the gradient of a tied head, or a cast one, is added at the end; that of a matrix is temporary
+        pending = _head(setup) * item if size.tied or setup.lower else 0
+        pending += WIDE * size.inner * size.width
+    return {"activations": _inputs(setup, rows) + again + temporary, "casts": casts + pending}
+
+
+def _embedding(setup: Setup, rows: Rows) -> Parts:
+    """The end of the backward pass: the gradients of embedding and head in full, before they are added."""
+    size = setup.architecture
+    stream = 2 * setup.stream * size.width * rows.tokens
+    if not setup.full:
+        return {"activations": stream}
+    head = (WIDE if size.tied else 0) + (setup.itemsize if setup.lower else 0)
+    return {"activations": stream, "casts": _head(setup) * (WIDE + head)}

@@ -1,0 +1,50 @@
+"""The work of a stage: tokens to train on, to read and to sample, from which its duration is estimated."""
+
+from __future__ import annotations
+
+import math
+
+from pipelines.planning.memory import USUAL_PROMPT, Rollouts, TeacherFootprint
+from pipelines.planning.throughput import Work
+from recovery.config import DistillConfig, MidtrainConfig
+
+# The mean length of a completion, as a share of max_new_tokens.
+_USUAL_LENGTH = 0.5
+
+
+def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
+    """Return the work of mid-training on ``tokens``, including prompts; an anchor reads all of them, a teacher of the
+    replayed chat its share. The rows of a projection are not counted.
+    """
+    lora = tuning == "lora"
+    read = tokens * (config.anchor > 0) + round(tokens * config.replay * config.distils_replay)
+    return Work(trained=tokens, read=read, frozen=lora, again=config.gradient_checkpointing)
+
+
+def answer_tokens(config: DistillConfig) -> int:
+    """Estimate the tokens of all completions of a stage; each batch counts once."""
+    rollouts = config.prompts_per_step * config.samples_per_prompt
+    return round(config.steps / config.batch_epochs * rollouts * config.max_new_tokens * _USUAL_LENGTH)
+
+
+def distilling_work(
+    config: DistillConfig, tuning: str, teachers: TeacherFootprint, *, prompt: int = USUAL_PROMPT, vllm: bool = False
+) -> Work:
+    """Return the work of all steps. Prompts are read with every completion; each batch is decoded for
+    ``max_new_tokens`` steps, since some completion of it reaches that length.
+    """
+    rollouts = config.prompts_per_step * config.samples_per_prompt
+    batches = config.steps / config.batch_epochs
+    passed = round(answer_tokens(config) + batches * rollouts * prompt)
+    sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, round(config.alpha * rollouts), prompt)
+    groups = math.ceil(sampling.most / sampling.at_once)
+    taught = teachers.count > 0 or config.teaching.is_student
+    return Work(
+        trained=passed * config.batch_epochs,
+        read=passed * config.batch_epochs * taught,
+        turns=round(batches * groups * config.max_new_tokens),
+        rows=sampling.at_once,
+        frozen=tuning == "lora",
+        again=config.gradient_checkpointing,
+        vllm=vllm,
+    )

@@ -1,0 +1,38 @@
+"""Choices that follow from the device: the device itself, the precision of products, how attention is computed."""
+
+from __future__ import annotations
+
+import torch
+
+from recovery import distributed
+from recovery.errors import UsageError
+
+# Longest row for which a CPU forms the full scores if it computes gradients: at 200 tokens both take the same time.
+PLAIN_LENGTH = 256
+# Up to this many scores (rows x heads x queries x keys): 64 MB in float32.
+PLAIN_SCORES = 1 << 24
+
+
+def pick_device(device: str) -> torch.device:
+    """Return the device; "auto" is the GPU if there is one, of several processes each its own."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return distributed.local_device(device)
+
+
+def pick_precision(precision: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of matrix products; "auto" is bfloat16 if the hardware supports it natively, else float32."""
+    if precision == "auto":
+        if device.type == "cuda":
+            native = torch.cuda.is_bf16_supported(including_emulation=False)  # a T4 emulates it, slower than float32
+        else:
+            native = torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    if precision not in ("float32", "bfloat16"):
+        raise UsageError(f"--precision {precision!r} is not known: use auto, float32 or bfloat16")
+    return torch.float32 if precision == "float32" else torch.bfloat16
+
+
+def formed_whole(rows: int, heads: int, queries: int, keys: int) -> bool:
+    """Return whether a CPU that computes gradients forms the full attention scores of this size."""
+    return queries <= PLAIN_LENGTH and rows * heads * queries * keys <= PLAIN_SCORES
