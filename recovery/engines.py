@@ -1,12 +1,14 @@
 """Rollout engines by the name that --engine takes. Does not import torch.
 
-An engine is a module with a function ``sampler(loaded, config, free)``, which returns a
-:class:`recovery.rollouts.weight_sync.Sampler`; ``free`` are the free bytes of the model's device. A server's name is
-its address; the part before "+" says what kind of server it is, as in sglang+http://127.0.0.1:30000, and is omitted for
-vLLM.
+An engine is a module with a function ``sampler(loaded, settings)``, which returns a
+:class:`recovery.rollouts.weight_sync.Sampler`. A server's name is its address; the part before "+" says what kind of
+server it is, as in sglang+http://127.0.0.1:30000, and is omitted for vLLM.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
 
 from recovery.errors import UsageError
 from recovery.server_address import check_address
@@ -22,6 +24,26 @@ SERVERS = {
     "sglang": "recovery.rollouts.sglang_server_engine",
 }
 _DEFAULT = "vllm"
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine other than transformers needs to know.
+
+    ``tokens`` are held at once while sampling; ``free`` and ``memory`` are bytes: free on the model's device, and for
+    the cache of keys and values (None: chosen from ``free``). ``sleep`` releases memory between calls. A server reads
+    weights from ``folder`` (None: a temporary one); one request may take ``timeout`` seconds, and it may be unreachable
+    for ``wait`` seconds.
+    """
+
+    name: str
+    tokens: int
+    free: int
+    memory: int | None = None
+    sleep: bool = False
+    folder: Path | None = None
+    timeout: float = 600.0
+    wait: float = 600.0
 
 
 def is_server(engine: str) -> bool:

@@ -10,7 +10,7 @@ from pipelines.planning.throughput import free_memory
 from pipelines.runtime.session import Session
 from recovery import distributed
 from recovery.config import ModelConfig
-from recovery.engines import TRANSFORMERS, module_of
+from recovery.engines import TRANSFORMERS, EngineSettings, module_of
 from recovery.errors import UsageError
 from recovery.models.checkpoints import content_hash
 from recovery.models.loading import Loaded
@@ -40,8 +40,18 @@ def engine_of(
 
 
 def _sampler(loaded: Loaded, config: ModelConfig) -> Sampler:
-    module = importlib.import_module(module_of(config.engine))
-    return module.sampler(loaded, config, free_memory(str(loaded.device)))
+    settings = EngineSettings(
+        config.engine,
+        tokens=config.rollout_tokens,
+        free=free_memory(str(loaded.device)),
+        memory=None if config.engine_memory is None else int(config.engine_memory * (1 << 30)),
+        sleep=config.engine_sleep,
+        folder=config.engine_folder,
+        timeout=config.server_timeout,
+        wait=config.server_wait,
+    )
+    made: Sampler = importlib.import_module(module_of(config.engine)).sampler(loaded, settings)
+    return made
 
 
 @contextlib.contextmanager

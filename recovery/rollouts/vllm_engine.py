@@ -19,7 +19,7 @@ import torch
 from peft import PeftModel
 from safetensors import safe_open
 
-from recovery.config import ModelConfig
+from recovery.engines import EngineSettings
 from recovery.errors import EngineError, UsageError
 from recovery.models.loading import Loaded, resolve_base
 from recovery.rollouts.engine import Completion, Progress, Sampling
@@ -205,10 +205,9 @@ class VllmSampler:
             llm.sleep(level=1)
 
 
-def sampler(loaded: Loaded, config: ModelConfig, free: int) -> VllmSampler:
-    """Return the sampler that the configuration describes."""
-    memory = None if config.engine_memory is None else int(config.engine_memory * (1 << 30))
-    return VllmSampler(loaded, tokens=config.rollout_tokens, free=free, memory=memory, sleep=config.engine_sleep)
+def sampler(loaded: Loaded, settings: EngineSettings) -> VllmSampler:
+    """Return the sampler that the settings describe."""
+    return VllmSampler(loaded, tokens=settings.tokens, free=settings.free, memory=settings.memory, sleep=settings.sleep)
 
 
 def _completion(output: Any, ends: frozenset[int]) -> Completion:

@@ -15,8 +15,7 @@ from typing import Any
 
 from peft import PeftModel
 
-from recovery.config import ModelConfig
-from recovery.engines import server_address
+from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
 from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling
@@ -193,10 +192,10 @@ class VllmServerSampler:
         self._token = token
 
 
-def sampler(loaded: Loaded, config: ModelConfig, _free: int) -> VllmServerSampler:
-    """Return the sampler on the server that the configuration names."""
-    server = VllmServer(server_address(config.engine), KEYS, timeout=config.server_timeout, patience=config.server_wait)
-    return VllmServerSampler(loaded, server, folder=config.engine_folder)
+def sampler(loaded: Loaded, settings: EngineSettings) -> VllmServerSampler:
+    """Return the sampler on the server that the settings name."""
+    server = VllmServer(server_address(settings.name), KEYS, timeout=settings.timeout, patience=settings.wait)
+    return VllmServerSampler(loaded, server, folder=settings.folder)
 
 
 def parse_completion(answer: Any, ends: Iterable[int]) -> Completion:
