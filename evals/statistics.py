@@ -7,6 +7,7 @@ items, clustered if items share a group, and paired if two models were evaluated
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -522,3 +523,8 @@ def _cluster_sums(values: Floats, groups: Sequence[str] | None) -> tuple[Floats,
     _, member = np.unique(np.asarray(keys, dtype=object).astype(str), return_inverse=True)
     sums, sizes = np.bincount(member, weights=values), np.bincount(member)
     return sums.astype(np.float64), sizes.astype(np.float64)
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean and the standard deviation over seeds."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

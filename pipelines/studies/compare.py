@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evals.statistics import spread
 from pipelines.reports.cost import Cost
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED, ExperimentRunner
-from pipelines.studies.study import spread
 from recovery.config import DistillConfig, build
 from recovery.methods import METHODS, method_named
 from recovery.workspace import Workspace

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from db import Tracker
+from evals.statistics import spread
 from pipelines.planning.machine import machine
 from pipelines.reports.document import table_lines
 from pipelines.runtime.progress import Display, duration
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import ExperimentRunner
-from pipelines.studies.study import CONFIDENCE, Outcome, Study, spread
+from pipelines.studies.study import CONFIDENCE, Outcome, Study
 from recovery.errors import UsageError
 from recovery.workspace import MINIATURE, Workspace, write_atomically
 

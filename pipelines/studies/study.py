@@ -117,8 +117,3 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
         return -math.inf, math.inf
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return mean - half, mean + half
-
-
-def spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the standard deviation over seeds."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
