@@ -38,3 +38,12 @@ def test_a_lazy_module_is_imported_at_its_first_use(monkeypatch: pytest.MonkeyPa
     module = lazily("colorsys")
     assert "colorsys" not in sys.modules
     assert module.rgb_to_hls(0, 0, 0) == (0.0, 0.0, 0.0)
+
+
+def test_a_plan_imports_no_library_that_builds_models() -> None:
+    code = (
+        "import sys; from pipelines.plan import make_plan; make_plan('docs/qwen3-8b.json', '24,cpu');"
+        "print([name for name in ('transformers', 'peft', 'sklearn', 'sqlalchemy') if name in sys.modules])"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert finished.stdout == "[]\n"

@@ -29,8 +29,8 @@ _ENTRIES = {
 _MORE = {
     "llama": set[str](),
     "mistral": {"sliding_window"},
-    "qwen2": {"layer_types", "sliding_window"},
-    "qwen3": {"head_dim", "layer_types", "sliding_window", "attention_bias"},
+    "qwen2": {"use_sliding_window"},
+    "qwen3": {"use_sliding_window", "head_dim", "attention_bias"},
     "gemma2": {"head_dim", "layer_types", "sliding_window", "attention_bias", "attn_logit_softcapping"},
     "gemma3_text": {"head_dim", "layer_types", "sliding_window", "attention_bias"},
 }
@@ -41,7 +41,7 @@ class Architecture:
     """The sizes of a model.
 
     ``windows`` is the attention window of each layer, None for all tokens. ``inside`` are the shapes of the parameters
-    of all layers, ``outside`` those of the others; a tied head is not among them. ``known`` is False for a family that
+    of all layers, ``outside`` those of the others; a tied head is counted once. ``known`` is False for a family that
     has no formula: its parameters are exact, its activations are taken to be Llama's.
     """
 
@@ -109,7 +109,8 @@ def _read(text: str) -> Architecture:
 def _configuration(values: dict[str, Any]) -> Any:
     """Return the entries of a config.json, with transformers' defaults if it leaves out any that matters."""
     family = values["model_type"]
-    if family in _MORE and _ENTRIES | _MORE[family] <= values.keys():
+    windows = not values.get("use_sliding_window") or values.get("layer_types")
+    if family in _MORE and _ENTRIES | _MORE[family] <= values.keys() and windows:
         return SimpleNamespace(**values)
     return transformers.AutoConfig.for_model(family, **{key: values[key] for key in values if key != "model_type"})
 
@@ -129,7 +130,7 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
     if not kinds:  # Mistral: one window for all layers
-        return (window if config.model_type in ("mistral",) else None,) * config.num_hidden_layers
+        return (window if config.model_type == "mistral" else None,) * config.num_hidden_layers
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
