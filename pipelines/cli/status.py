@@ -90,7 +90,7 @@ def _stage_line(stage: Any) -> str:
     if stage.status == "running":
         return f"running: {where}"
     if stage.status == "interrupted":
-        return f"interrupted: {where}; `recover resume` continues it"
+        return f"interrupted: {where}; to continue: recover resume"
     if stage.status == "failed":
         return f"failed: {where}: {stage.error}; `recover resume` retries it"
     return f"last: {where}, {stage.stopped}, {stage.wall_seconds:.0f} s"

@@ -21,7 +21,7 @@ from pipelines.runtime import model_loading
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
-from recovery.errors import UsageError
+from recovery.errors import CheckpointError, UsageError
 from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loading import Loaded, load_model
 from tests.support import midtrain, plain_divergence
@@ -169,6 +169,13 @@ def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(
     assert stage.status == "failed"
     assert "raise --max-new-tokens" in stage.error
     assert midtrain(session, midtrain_config).name == "cycle-1/midtrained"
+
+
+def test_an_unknown_student_is_refused_before_a_cycle_begins(session: Session, midtrain_config: MidtrainConfig) -> None:
+    with pytest.raises(CheckpointError, match="nobody"):
+        midtrain(session, dataclasses.replace(midtrain_config, student="nobody"))
+    assert not session.cycles()
+    assert not session.workspace.corpus(1).exists()
 
 
 def test_nothing_to_learn_is_said(session: Session) -> None:
