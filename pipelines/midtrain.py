@@ -228,8 +228,8 @@ def midtrain(
 def open_cycle(session: Session, config: MidtrainConfig, number: int | None = None) -> CorpusSnapshot:
     """Save the snapshot of a cycle's documents, probes and questions, and record the cycle in the tracker.
 
-    ``number`` is the cycle's, by default the next one. Raise RecoveryError, before anything is saved, if there is no such
-    student or the documents cannot be read.
+    ``number`` is the cycle's, by default the next one. Raise RecoveryError, before anything is saved, if
+    there is no such student or the documents cannot be read.
     """
     session.resolve(config.student)
     own = _gather(config, number or session.next_cycle())
