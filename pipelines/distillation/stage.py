@@ -28,7 +28,7 @@ from pipelines.distillation.token_logging import TokenLogger
 from pipelines.runtime.generation import SampledTurn, reference_result
 from pipelines.runtime.model_loading import FrozenModel, load_models, reach_teacher, settings_of
 from pipelines.runtime.session import Session
-from pipelines.runtime.stage import running
+from pipelines.runtime.stage import Stage, running
 from recovery.config import DistillConfig
 from recovery.training.loop import Hooks
 from recovery.workspace import Checkpoint
@@ -60,9 +60,6 @@ def distill(
         running(session, "distill", config, cycle=resolved.cycle, student=student, resume=resume) as stage,
         contextlib.ExitStack() as resources,
     ):
-        loss_config = config.loss_config()
-        if loss_config.loss_title:
-            stage.declare(loss_config.loss_metric, loss_config.loss_title)
         reach_teacher(config)
         frozen = FrozenModel(session, config)
         reference = reference_result(stage, frozen, resolved.teacher or resolved.clean, resolved.development, config)
@@ -101,7 +98,7 @@ def distill(
                 stage,
                 builder,
                 hooks=_hooks(stopping, views),
-                figure="reverse_kl" if config.divergence == "sampled" else loss_config.loss_metric,
+                figure=_figure(stage, config),
                 remembered=(builder.state, builder.sampler.state, stopping.state, stopping.alarm.state),
             )
         extra = {
@@ -117,6 +114,14 @@ def distill(
         if result.stopped.startswith("collapse"):
             session.display.say(f"stopped: {result.stopped}; the weights of step {result.step} are kept")
         return stage.keep(models.loaded, "recovered", student, extra, name=name)
+
+
+def _figure(stage: Stage, config: DistillConfig) -> str:
+    """Return the metric on the progress bar, after declaring what a divergence is called on the live page."""
+    loss = config.loss_config()
+    if loss.loss_title:
+        stage.declare(loss.loss_metric, loss.loss_title)
+    return "reverse_kl" if config.divergence == "sampled" else loss.loss_metric
 
 
 def _hooks(stopping: EarlyStopping, token_logger: TokenLogger) -> Hooks:

@@ -199,7 +199,7 @@ def test_a_stop_asked_of_one_process_stops_both_and_one_process_goes_on(
     running[1].send_signal(signal.SIGTERM)
     (status, _, errors), (other, *_) = ended(running)
     assert (status, other) == (130, 0), errors
-    assert "interrupted at step" in errors and "`recover resume` continues" in errors
+    assert "interrupted at step" in errors and "to continue: recover resume" in errors
     (stage,) = stages(tmp_path / "stopped")
     assert stage.status == "interrupted" and 2 <= stage.steps_done < STEPS
     newest = states / f"step-{stage.steps_done:06d}"
