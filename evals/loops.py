@@ -1,9 +1,10 @@
 """Suite "no_loops": the share of responses that do not fall into a loop, scored on every response.
 
 A model that was trained too long, or on too narrow a set of states, repeats itself: a fault that instruction checkers
-do not detect. A response loops if a stretch of it occurs at least four times in direct succession, over at least 24
-words. The detail "repeated_4grams" is a graded form: the mean share of a response's 4-grams that occurred in it before
-(seq-rep-4 of Welleck et al. 2019, arXiv 1908.04319); lower is better.
+do not detect. A response loops if a stretch of at most 200 words occurs at least four times in direct succession, over
+at least 24 words, or if one character does 200 times. Marks without a space between them are one word, so that the
+lines of a table or under a heading are no loops. The detail "repeated_4grams" is a graded form: the mean share of a
+response's 4-grams that occurred in it before (seq-rep-4 of Welleck et al. 2019, arXiv 1908.04319); lower is better.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from evals.statistics import score_of
 from evals.suite import PREFIX
 from recovery.types import Item, Prompt, SuiteResult
 
-TIMES, LEAST = 4, 24
+TIMES, LEAST, LONGEST = 4, 24, 200
 _GRAM = 4
-_WORD = re.compile(r"\w+|[^\w\s]")
+_WORD = re.compile(r"\w+|[^\w\s]+")
+_ONE_CHARACTER = re.compile(r"(\S)\1{199}")
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,10 @@ class NoLoops:
 
 def loop_in(response: str) -> int:
     """Return the length in words of the shortest stretch that is repeated in a loop; 0 if there is none."""
+    if _ONE_CHARACTER.search(response):
+        return 1
     words = _WORD.findall(response)
-    for period in range(1, len(words) // TIMES + 1):
+    for period in range(1, min(len(words) // TIMES, LONGEST) + 1):
         needed = max(TIMES * period, LEAST) - period
         run = 0
         for at in range(period, len(words)):

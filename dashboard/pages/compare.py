@@ -79,7 +79,7 @@ def _show(source: Source, request: gr.Request) -> list[Any]:
         metrics = sorted({name for one in form.chosen for name in queries.metric_names(database, one.stage.id)})
         metric = next((name for name in (form.metric, *METRICS, *metrics) if name in metrics), "")
         drawn = _drawn(database, form, names, metric)
-        title, figure = _figure(metric, drawn, names)
+        title, figure = _figure(metric, drawn, names, _panels(form))
         none = f"None of the {len(form.chosen)} chosen stages has logged a metric yet."
         missing = "" if drawn else markup.notice("No curves", none)
         return [
@@ -174,10 +174,11 @@ def _heading(form: Form) -> str:
 
 def _choice(database: Database, form: Form, metrics: Sequence[str], metric: str = "") -> str:
     """Return the form: experiment, curve, search and stages."""
+    panels = _panels(form)
     groups = dict.fromkeys(_SEED.sub("", name) for name in queries.experiment_names(database))
     fields = (
         markup.select("experiment", "Experiment", {name: name for name in [form.group, *groups]}, form.group)
-        + (markup.select("metric", "Curve", {m: _curve_name(m)[0] for m in metrics}, metric) if metrics else "")
+        + (markup.select("metric", "Curve", {m: _curve_name(m, panels)[0] for m in metrics}, metric) if metrics else "")
         + f'<label>Stages named<input type="search" name="search" value="{esc(form.search)}" maxlength="100"></label>'
     )
     return (
@@ -211,23 +212,28 @@ def _box(one: Named, checked: bool) -> str:
     )
 
 
-def _curve_name(metric: str) -> tuple[str, str]:
+def _panels(form: Form) -> list[live.Panel]:
+    """Return the live page's panels, and those that the chosen stages declare."""
+    return [*(panel for one in form.chosen for panel in live.declared_panels(one.stage)), *live.PANELS]
+
+
+def _curve_name(metric: str, panels: Sequence[live.Panel]) -> tuple[str, str]:
     """Return a curve's title and unit, as on the live page."""
-    for panel in live.PANELS:
+    for panel in panels:
         if metric in panel.names:
             own = live.LABELS.get(metric, "") if len(panel.names) > 1 else ""
             return (f"{panel.title}, {own}" if own else panel.title), panel.unit
     return metric.replace("_", " "), ""
 
 
-def _figure(metric: str, drawn: Sequence[Curve], names: Sequence[str]) -> tuple[str, Any]:
+def _figure(metric: str, drawn: Sequence[Curve], names: Sequence[str], panels: Sequence[live.Panel]) -> tuple[str, Any]:
     if not drawn:
         return "", None
-    title, unit = _curve_name(metric)
+    title, unit = _curve_name(metric, panels)
     missing = len(names) - len(drawn)
     note = f"{len(drawn)} of {len(names)} stages have this curve. " if missing else ""
     note += "Bands: range of averaged neighbouring steps."
-    log = any(metric in panel.names and panel.log for panel in live.PANELS)
+    log = any(metric in panel.names and panel.log for panel in panels)
     keys = curve_keys(drawn) + markup.saves("compared")
     return markup.card_title(title, note, keys), stage_charts.curves(drawn, unit=unit, log=log)
 

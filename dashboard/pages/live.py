@@ -165,7 +165,7 @@ def _show(source: Source, database: Database, experiment: Experiment, stage: Sta
     before = seen if same and seen is not None else Seen(stage_id=stage.id, attempts=stage.attempts)
     fresh = queries.series(database, stage.id, since=before.steps, max_points=POINTS_KEPT // 2)
     now = _merged(before, fresh)
-    panels = _panels(now.series, _declared(stage))
+    panels = _panels(now.series, declared_panels(stage))
     now.shown = tuple(panel.title for panel in panels)
     now.key = f"{stage.id}/{stage.status}"
     rebuilt = now.shown != before.shown
@@ -233,7 +233,7 @@ def _growth(place: str, panel: Panel, fresh: Mapping[str, list[Point]]) -> dict[
     return {place: curves} if curves else {}
 
 
-def _declared(stage: Stage) -> list[Panel]:
+def declared_panels(stage: Stage) -> list[Panel]:
     """Return the panels that the stage declares: the loss on its teacher's rows, under the title of its divergence.
 
     A stage of an earlier version declares none: its divergence is in its settings.

@@ -54,8 +54,8 @@ def _text(database: Database, experiment: Experiment, kind: str) -> str:
             f"What happens in experiment {experiment.name} appears here.",
             ["recover cycle --docs ./my-documents"],
         )
-    count = f"{len(found):,} {'entry' if len(found) == 1 else 'entries'}"
-    title = count if len(found) <= SHOWN else f"The newest {SHOWN} of {count}"
+    count = f"{len(newest):,} {'entry' if len(newest) == 1 else 'entries'}"
+    title = count if len(newest) < SHOWN else f"The newest {count}"  # each kind is read up to that number
     columns = ("When", "What", "Cycle", "Status", "Note")
     table = markup.table(columns, map(_cells, newest), caption="Newest first; times in UTC")
     return (

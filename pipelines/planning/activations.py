@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipelines.planning.architecture import Architecture
+from pipelines.planning.architecture import Architecture, built_adapter
 from recovery.losses.fused import block_rows, chunk_size
 from recovery.models.hardware import formed_whole
 
@@ -88,7 +88,11 @@ class Setup:
     @property
     def adapter(self) -> int:
         """Parameters of the adapter: LoRA's two matrices beside each matrix of the layers."""
-        return self.lora_rank * sum(map(sum, self.architecture.matrices)) if self.tuning == "lora" else 0
+        if self.tuning != "lora":
+            return 0
+        if not self.architecture.known:
+            return built_adapter(self.config, self.lora_rank)
+        return self.lora_rank * sum(map(sum, self.architecture.matrices))
 
 
 Parts = dict[str, float]

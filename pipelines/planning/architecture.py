@@ -143,6 +143,13 @@ def _built(config: Any) -> tuple[tuple[Shape, ...], tuple[Shape, ...], bool]:
     return inside, outside, made.core.get_input_embeddings().weight is made.core.get_output_embeddings().weight
 
 
+@functools.lru_cache(maxsize=16)
+def built_adapter(text: str, rank: int) -> int:
+    """Return the parameters of a LoRA adapter on any model, built without weights: peft also adapts stacked experts."""
+    made = loading.outline(_configuration(json.loads(text)), tuning="lora", lora=loading.LoraSettings(rank))
+    return sum(p.numel() for p in made.model.parameters() if p.requires_grad)
+
+
 def count(shapes: Iterable[Shape]) -> int:
     """Return the number of parameters."""
     return sum(math.prod(shape) for shape in shapes)

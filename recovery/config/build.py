@@ -23,6 +23,7 @@ from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 from recovery.errors import UsageError
+from recovery.losses.config import MIXTURES
 from recovery.methods import method_named
 from recovery.settings import flag_of, types_of
 
@@ -145,7 +146,11 @@ def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple
     """Return the recipes with the preset of the selected method inserted before a model's recommendations."""
     sources = [flags, *(recipe.settings("distill") for recipe in recipes)]
     name = next((str(values["method"]) for values in sources if values.get("method")), "opd")
-    preset = Recipe(f"the method {name}", {"distill": method_named(name).settings})
+    settings = dict(method_named(name).settings)
+    divergence = next((values["divergence"] for values in sources if values.get("divergence")), None)
+    if divergence is not None and divergence not in MIXTURES:
+        settings.pop("beta", None)  # of the preset's own divergence
+    preset = Recipe(f"the method {name}", {"distill": settings})
     return (*(r for r in recipes if not r.recommended), preset, *(r for r in recipes if r.recommended))
 
 

@@ -106,15 +106,18 @@ class SglangServerSampler:
         folder, version = self._transfer.path, uuid.uuid4().hex
         try:
             info = self.server.get("/get_model_info")
-            body = {"model_path": str(folder), "weight_version": version}
-            self.server.post("/update_weights_from_disk", body, retried=False)
+            if not isinstance(info, dict) or info.get("is_generation") is False:
+                raise EngineError(f"{self.name} does not serve a model that generates text")
+            try:
+                body = {"model_path": str(folder), "weight_version": version}
+                self.server.post("/update_weights_from_disk", body, retried=False)
+            except ServerError as error:
+                if isinstance(error, NotOffered):
+                    raise
+                raise EngineError(f"the server cannot load the weights: {error} (can it read {folder}?)") from error
             self.server.post("/flush_cache", {}, retried=False)
         except NotOffered as error:
             raise EngineError(f"{self.server.address} is not an SGLang server, or an old one: {error}") from error
-        except ServerError as error:
-            raise EngineError(f"the weights cannot be loaded by the server: {error} (can it read {folder}?)") from error
-        if not isinstance(info, dict) or info.get("is_generation") is False:
-            raise EngineError(f"{self.name} does not serve a model that generates text")
         self._version = version
 
 

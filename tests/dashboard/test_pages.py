@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import QueryParams
 
-from dashboard.pages import live, overview
+from dashboard.pages import compare, live, overview
 from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
 from db import Tracker, queries
@@ -257,13 +257,24 @@ def test_unknown_metrics_have_panels_of_their_own(running: Any) -> None:
     assert [panel.title for panel in panels] == ["drift rbf"]
 
 
+def test_a_declared_figure_has_its_title_on_the_compare_page(running: Any) -> None:
+    stage = queries.running_stage(running.tracker.database)
+    assert stage is not None
+    declared = {"figures": {"skew": {"title": "Skewed", "unit": "nats"}}}
+    panels = live.declared_panels(dataclasses.replace(stage, details=declared))
+    assert compare._curve_name("skew", panels) == ("Skewed", "nats")
+    assert compare._curve_name("skew", live.PANELS) == ("skew", "")
+
+
 def test_a_stage_declares_the_figure_of_its_divergence(running: Any) -> None:
     stage = queries.running_stage(running.tracker.database)
     assert stage is not None
     points = {name: [Point(1, 1.0, 1.0, 1.0, 0.0)] for name in ("skew", "jsd", "reverse_kl", "loss")}
 
     def titles(**changed: Any) -> list[str]:
-        return [panel.title for panel in live._panels(points, live._declared(dataclasses.replace(stage, **changed)))]
+        return [
+            panel.title for panel in live._panels(points, live.declared_panels(dataclasses.replace(stage, **changed)))
+        ]
 
     declared = {"figures": {"skew": {"title": "Skewed", "unit": "nats"}, "reverse_kl": {"title": "R", "unit": ""}}}
     assert titles(details=declared) == ["Skewed", "Reverse KL to the teacher", "Loss", "jsd"]

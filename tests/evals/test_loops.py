@@ -33,6 +33,9 @@ def prompts(count: int) -> list[Prompt]:
         (PLAIN + " and so on" * 8 + ".", 3),
         ("and so on " * 8 + PLAIN, 3),
         ((PLAIN + "\n") * 3, 0),
+        ("| a | b | c | d |\n" + "|----------" * 4 + "|\n| 1 | 2 | 3 | 4 |", 0),
+        ("Results\n" + "=" * 60 + "\n# " + "-" * 60 + "\n" + PLAIN, 0),
+        ("wait" + "!" * 200, 1),
         ((PLAIN + "\n") * 4, 23),
         (
             "- one\n- two\n- three\n- four\n- five\n- six\n- seven\n- eight\n- nine\n- ten\n- eleven\n- twelve\n- more",

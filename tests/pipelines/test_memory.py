@@ -13,7 +13,7 @@ import torch
 from peft import get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from transformers import AutoConfig, AutoModelForCausalLM, Olmo2Config
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, Olmo2Config
 
 from pipelines.plan import model_text
 from pipelines.planning.activations import Rows, Setup, rollout_memory, training_memory
@@ -165,6 +165,17 @@ def test_an_unknown_family_has_exact_parameters_and_the_layers_of_llama() -> Non
     assert not size.known
     assert parameters_of(setup).total == sum(p.numel() for p in model.parameters())
     assert training_memory(setup, Rows(2, 64, 64))["activations"] > 0
+
+
+def test_an_adapter_on_stacked_experts_is_counted_as_peft_makes_it() -> None:
+    config = MixtralConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_local_experts=4
+    )
+    config.num_attention_heads = config.num_key_value_heads = 4
+    setup = Setup(config.to_json_string(use_diff=False), "lora", "float32", gpu=False, lora_rank=RANK)
+    with torch.device("meta"):
+        model = get_peft_model(AutoModelForCausalLM.from_config(config), LoraSettings(RANK, 2 * RANK).config())
+    assert parameters_of(setup).trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def test_entries_that_a_file_leaves_out_are_those_of_transformers(tiny_family: Path) -> None:

@@ -43,6 +43,12 @@ def test_given_steps_replace_recommended_epochs_and_vice_versa() -> None:
     assert build(MidtrainConfig, {"epochs": 2.0}, models) == MidtrainConfig(epochs=2.0)
 
 
+def test_a_presets_mixture_goes_with_its_divergence() -> None:
+    assert build(DistillConfig, {"method": "distillm"}).beta == 0.1
+    assert build(DistillConfig, {"method": "distillm", "divergence": "jsd"}).beta == 0.1
+    assert build(DistillConfig, {"method": "distillm", "divergence": "forward_kl"}).beta == 0.5
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

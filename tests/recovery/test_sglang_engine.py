@@ -119,7 +119,7 @@ def test_errors_are_one_line(
     adapter = load_model(tiny_model, tuning="lora", precision="float32")
     refused("gets full weights only: add --tuning full", serve()[1], adapter)
     stub, name = serve(key="secret")
-    refused("set RECOVER_ENGINE_KEY or SGLANG_API_KEY", name)
+    refused("set RECOVER_ENGINE_KEY or SGLANG_API_KEY", name, kind=ServerError)
     monkeypatch.setenv("SGLANG_API_KEY", "secret")
     with engine_of(loaded, config(name)) as engine:
         assert len(engine.generate(PROMPTS, GREEDY)) == len(PROMPTS)
