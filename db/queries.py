@@ -321,11 +321,11 @@ def asked(prompt: str) -> str:
     return prompt.split("\n\nassistant: ")[0]
 
 
-def decisions(database: Database, cycle_id: int) -> list[records.Decision]:
-    """Return every decision about a cycle, newest first."""
-    query = select(Decision.__table__).where(Decision.cycle_id == cycle_id).order_by(Decision.id.desc())
+def decisions(database: Database, *cycle_ids: int, limit: int | None = None) -> list[records.Decision]:
+    """Return the decisions about cycles, newest first; at most ``limit``."""
+    query = select(Decision.__table__).where(Decision.cycle_id.in_(cycle_ids)).order_by(Decision.id.desc())
     with database.reading() as connection:
-        return [row_readers.record(records.Decision, row) for row in connection.execute(query)]
+        return [row_readers.record(records.Decision, row) for row in connection.execute(query.limit(limit))]
 
 
 def events(

@@ -18,7 +18,8 @@ def check_address(address: str, flag: str) -> str:
     """
     if any(mark in address for mark in "@?#"):  # the address is not shown, since it may contain a secret
         raise UsageError(
-            f"{flag}: an address must not contain a key or user: set the key in the environment (VLLM_API_KEY)"
+            f"{flag}: an address must not contain a key or user: set the key in the environment "
+            "(RECOVER_TEACHER_KEY for a teacher, RECOVER_ENGINE_KEY for an engine or a writer)"
         )
     parts = urlsplit(address)
     try:

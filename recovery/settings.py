@@ -6,6 +6,7 @@ The check on creation, the flag of the command line and the tables of docs/comma
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass
 from typing import Any
@@ -36,9 +37,11 @@ class Setting:
     flag: str | None = None
 
     def allows(self, value: Any) -> bool:
-        """Whether a value is in range and one of the choices. NaN is in no range."""
+        """Whether a value is in range and one of the choices. NaN and infinity never are."""
         if self.choices:
             return value in self.choices
+        if isinstance(value, float) and not math.isfinite(value):
+            return False
         return (
             (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
@@ -50,6 +53,8 @@ class Setting:
         """Return what is wrong with a value that is not allowed, to follow the name of the flag."""
         if self.choices:
             return f"{value!r} is not known: use {', '.join(self.choices[:-1])} or {self.choices[-1]}"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"is {value}, but must be a finite number"
         if self.minimum is not None and self.maximum is not None:
             return f"is {value}, but must be between {_bound(self.minimum)} and {_bound(self.maximum)}"
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum, "below": self.below}
@@ -97,11 +102,20 @@ def check_settings(config: Any) -> None:
     Raises:
         UsageError: names the flag of the first value that is not allowed.
     """
-    for name, declared in settings_of(type(config)).items():
-        value = getattr(config, name)
-        for item in value if isinstance(value, tuple) else (value,):
-            if item is not None and not declared.allows(item):
-                raise UsageError(f"{flag_of(type(config), name)} {declared.refusal(item)}")
+    for name in settings_of(type(config)):
+        check_value(type(config), name, getattr(config, name))
+
+
+def check_value(kind: type[Any], name: str, value: Any) -> None:
+    """Check one value against the declaration of a field.
+
+    Raises:
+        UsageError: names the flag.
+    """
+    declared = settings_of(kind)[name]
+    for item in value if isinstance(value, tuple) else (value,):
+        if item is not None and not declared.allows(item):
+            raise UsageError(f"{flag_of(kind, name)} {declared.refusal(item)}")
 
 
 def _bound(value: float) -> str:

@@ -1,22 +1,24 @@
 """A server that speaks SGLang's native HTTP API with a real model behind it, for tests.
 
-It answers as documented at docs.sglang.io (native API, sampling parameters): /health, /get_model_info, /generate,
-/update_weights_from_disk and /flush_cache. Log-probabilities are the model's, weights are loaded from the folder that
-is named, and a prefix cache of whole prompts holds results of old weights until it is flushed.
+It answers as documented at docs.sglang.io (native API, sampling parameters): /health, /get_model_info,
+/get_server_info, /generate, /update_weights_from_disk and /flush_cache. Log-probabilities are the model's, weights are
+loaded from the folder that is named, and a prefix cache of whole prompts holds results of old weights until it is
+flushed.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+from tests.http_json import address_of, serve_json, stop
 
 _DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 128,
@@ -43,6 +45,7 @@ class SglangStub:
     stale: bool = False
     abort: bool = False
     old: bool = False
+    context_length: int | None = None  # None: that of the model, as in SGLang
     updates: list[str] = field(default_factory=list)
     flushed: int = 0
     weight_version: str = "default"
@@ -59,37 +62,13 @@ class SglangStub:
 
     def start(self) -> str:
         """Serve; returns the address."""
-        stub = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self._respond(*stub.answer(self.path, None, self.headers.get("Authorization")))
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._respond(*stub.answer(self.path, body, self.headers.get("Authorization")))
-
-            def _respond(self, status: int, body: Any) -> None:
-                payload = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(payload)))
-                self.end_headers()
-                self.wfile.write(payload)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._server = serve_json(lambda *request: self.answer(*request))
+        return address_of(self._server)
 
     def stop(self) -> None:
         """Stop serving."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            stop(self._server)
 
     def answer(self, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
         """Return status and body of a response."""
@@ -102,6 +81,8 @@ class SglangStub:
             if path == "/get_model_info":
                 about = {"model_path": str(self.model_path), "is_generation": True, "tokenizer_path": ""}
                 return 200, about | {"preferred_sampling_params": None, "weight_version": self.weight_version}
+            if path == "/get_server_info":
+                return 200, {"context_length": self.context_length, "max_total_num_tokens": 4096}
             if path == "/update_weights_from_disk" and body is not None:
                 return self._update(body)
             if path == "/flush_cache":

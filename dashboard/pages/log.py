@@ -10,7 +10,7 @@ import gradio as gr
 
 from dashboard import markup
 from dashboard.access import Access
-from dashboard.formatting import ago, duration
+from dashboard.formatting import DASH, ago, duration
 from dashboard.markup import STAGE_WORDS, esc
 from dashboard.pages import common
 from dashboard.tracker_source import Source
@@ -36,10 +36,10 @@ class Entry:
 
 def build(page: gr.Blocks, source: Source, _access: Access) -> None:
     """Build the page."""
-    common.text_page(page, NAME, source, told_by(source))
+    common.text_page(page, NAME, source, renderer(source))
 
 
-def told_by(source: Source) -> common.Render:
+def renderer(source: Source) -> common.Render:
     """Return the function that renders the page."""
     return lambda experiment, asked: _text(source.database(), experiment, asked.get("kind", ""))
 
@@ -48,30 +48,23 @@ def _text(database: Database, experiment: Experiment, kind: str) -> str:
     kind = kind if kind in KINDS else ""
     found = [entry for name, read in KINDS.items() if kind in ("", name) for entry in read(database, experiment)]
     newest = sorted(found, key=lambda entry: entry.at, reverse=True)[:SHOWN]
+    tabs = markup.tabs("Kind of entry", [_tab(experiment, name, name == kind) for name in ("", *KINDS)])
     if not newest:
-        return _tabs(experiment, kind) + markup.notice(
+        return tabs + markup.notice(
             "Nothing has happened yet" if not kind else f"No {kind} yet",
             f"What happens in experiment {experiment.name} appears here.",
             ["recover cycle --docs ./my-documents"],
         )
-    count = f"{len(newest):,} {'entry' if len(newest) == 1 else 'entries'}"
-    title = count if len(newest) < SHOWN else f"The newest {count}"  # each kind is read up to that number
+    entries = common.numbered(len(newest), "entry", "entries")
+    title = entries if len(newest) < SHOWN else f"The newest {entries}"  # each kind is read up to that number
     columns = ("When", "What", "Cycle", "Status", "Note")
     table = markup.table(columns, map(_cells, newest), caption="Newest first; times in UTC")
-    return (
-        f'<div class="hero"><p class="eyebrow">{esc(f"Experiment {experiment.name}")}</p><h1>{esc(title)}</h1></div>'
-        + _tabs(experiment, kind)
-        + f'<div class="card">{table}</div>'
-    )
+    return markup.hero(esc(f"Experiment {experiment.name}"), esc(title)) + tabs + f'<div class="card">{table}</div>'
 
 
-def _tabs(experiment: Experiment, kind: str) -> str:
-    links = []
-    for name in ("", *KINDS):
-        query = f"?experiment={common.quoted(experiment.name)}" + (f"&kind={name}" if name else "")
-        here = ' aria-current="true"' if name == kind else ""
-        links.append(f'<a href="log{esc(query)}"{here}>{name.capitalize() or "All"}</a>')
-    return f'<nav class="tabs" aria-label="Kind of entry">{"".join(links)}</nav>'
+def _tab(experiment: Experiment, kind: str, here: bool) -> tuple[str, str, bool]:
+    query = f"?experiment={common.quoted(experiment.name)}" + (f"&kind={kind}" if kind else "")
+    return f"log{query}", kind.capitalize() or "All", here
 
 
 def _cells(entry: Entry) -> list[str]:
@@ -80,7 +73,7 @@ def _cells(entry: Entry) -> list[str]:
     return [
         f'<time title="{esc(ago(entry.at))}">{when}</time>',
         entry.what,
-        "–" if entry.cycle is None else str(entry.cycle),
+        DASH if entry.cycle is None else str(entry.cycle),
         status,
         esc(entry.words),
     ]
@@ -89,8 +82,8 @@ def _cells(entry: Entry) -> list[str]:
 def _stages(database: Database, experiment: Experiment) -> Iterator[Entry]:
     """Yield the start of every stage, and its end."""
     for stage in queries.stages(database, experiment.id, limit=SHOWN):
-        address = f"live?experiment={common.quoted(experiment.name)}&stage={stage.id}"
-        name = f'<a href="{esc(address)}">{esc(STAGE_WORDS.get(stage.kind, stage.kind))}</a>'
+        address, kind = common.live_address(experiment.name, stage), STAGE_WORDS.get(stage.kind, stage.kind)
+        name = f'<a href="{esc(address)}">{esc(kind)}</a>'
         again = f"attempt {stage.attempts}" if stage.attempts > 1 else ""
         yield Entry(stage.started_at, f"{name} started", stage.cycle, "", again)
         if stage.finished_at is not None:
@@ -112,9 +105,9 @@ def _checkpoints(database: Database, experiment: Experiment) -> Iterator[Entry]:
 
 
 def _decisions(database: Database, experiment: Experiment) -> Iterator[Entry]:
-    for cycle in queries.cycles(database, experiment.id)[-SHOWN:]:
-        for one in queries.decisions(database, cycle.id):
-            yield Entry(one.created_at, f"Decision by {esc(one.who)}", cycle.number, one.decision, one.why)
+    numbers = {cycle.id: cycle.number for cycle in queries.cycles(database, experiment.id)}
+    for one in queries.decisions(database, *numbers, limit=SHOWN):
+        yield Entry(one.created_at, f"Decision by {esc(one.who)}", numbers[one.cycle_id], one.decision, one.why)
 
 
 def _notes(database: Database, experiment: Experiment) -> Iterator[Entry]:

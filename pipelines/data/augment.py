@@ -22,11 +22,11 @@ from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
 from recovery.errors import ServerError
+from recovery.inference_server import InferenceServer, ask_all, served_model
 from recovery.rollouts import CachingEngine, Progress
 from recovery.rollouts.vllm_server_engine import KEYS
 from recovery.server_address import check_address, is_address
 from recovery.types import Message, Probe
-from recovery.vllm_client import VllmServer, ask_all, served_model
 from recovery.workspace import Workspace, write_atomically
 
 _AT_ONCE = 16  # requests to a writing server
@@ -140,7 +140,7 @@ def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Wr
 
 def _server(address: str, config: MidtrainConfig, progress: Progress) -> Say:
     """Return a writer that uses a server of chat completions."""
-    server = VllmServer(address, KEYS, timeout=config.server_timeout, patience=config.server_wait)
+    server = InferenceServer(address, KEYS, timeout=config.server_timeout, patience=config.server_wait)
     model = str(served_model(server)["id"])
 
     def ask(prompt: str, given_up: Any) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from recovery import distributed
 from recovery.config import ModelConfig
 from recovery.engines import TRANSFORMERS, EngineSettings, module_of
 from recovery.errors import UsageError
+from recovery.inference_server import InferenceServer
 from recovery.models.checkpoints import content_hash
 from recovery.models.loading import Loaded
 from recovery.rollouts import (
@@ -21,7 +22,6 @@ from recovery.rollouts import (
     TransformersEngine,
 )
 from recovery.server_address import check_address
-from recovery.vllm_client import VllmServer
 from recovery.workspace import Checkpoint
 
 
@@ -66,6 +66,6 @@ def cached_engine(
         yield CachingEngine.of(loaded, engine, content_hash=checkpoint.hash + base, cache=cache)
 
 
-def server_at(address: str, keys: tuple[str, ...], config: ModelConfig) -> VllmServer:
+def server_at(address: str, keys: tuple[str, ...], config: ModelConfig) -> InferenceServer:
     address = check_address(address, "the server")
-    return VllmServer(address, keys, timeout=config.server_timeout, patience=config.server_wait)
+    return InferenceServer(address, keys, timeout=config.server_timeout, patience=config.server_wait)

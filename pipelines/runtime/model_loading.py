@@ -21,6 +21,7 @@ from recovery import distributed
 from recovery.batching import Row
 from recovery.config import DistillConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
+from recovery.inference_server import served_model
 from recovery.losses.config import LossConfig
 from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
@@ -41,7 +42,6 @@ from recovery.teachers import (
 from recovery.training.loop import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings, train
 from recovery.training.resumable import Resumable
 from recovery.training.resume_state import resume_step
-from recovery.vllm_client import served_model
 from recovery.workspace import Checkpoint
 
 

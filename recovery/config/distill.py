@@ -10,7 +10,7 @@ from typing import ClassVar
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import TrainingConfig
 from recovery.errors import UsageError
-from recovery.losses.config import TEACHER_DIVERGENCES, LossConfig
+from recovery.losses.config import LossConfig
 from recovery.server_address import check_address
 from recovery.settings import flag_of, same_as, setting
 from recovery.teacher_context import KINDS
@@ -75,43 +75,17 @@ class DistillConfig(TrainingConfig):
         minimum=0,
         maximum=1,
     )
-    lam: float = setting(
-        LossConfig.lam,
-        "Weight of the teacher; the rest is the weight of --reward.",
-        minimum=0,
-        maximum=1,
-        flag="--lambda",
-    )
-    divergence: str = setting(
-        LossConfig.divergence,
-        "Divergence of student and teacher, over the whole vocabulary; sampled: from the sampled tokens' "
-        "log-probabilities alone; top_k: over the teacher's most likely tokens and one bucket for the rest.",
-        choices=TEACHER_DIVERGENCES,
-    )
-    beta: float = setting(
-        LossConfig.beta, "Mixture of the divergences to a mixture, such as jsd.", minimum=0, maximum=1
-    )
-    anchor: float = setting(LossConfig.anchor, "Weight of the KL to base.", minimum=0)
-    clip: float | None = setting(
-        LossConfig.clip, "Importance ratios are clipped to 1 ± this; 0: off.", minimum=0, below=1
-    )
-    drop: float | None = setting(
-        LossConfig.drop,
-        "Tokens whose importance ratio is above this, or below its inverse, are left out; 0: off.",
-        minimum=0,
-    )
-    entry_clip: float | None = setting(
-        LossConfig.entry_clip,
-        "Upper bound of each vocabulary entry's term in the divergence (OPSD's per-token clip); 0: off.",
-        minimum=0,
-    )
-    floor: float | None = setting(LossConfig.floor, "Lower bound of log-probabilities; 0: off.", maximum=0)
-    top_k: int = setting(LossConfig.top_k, "Number of the teacher's tokens, for --divergence top_k.", minimum=0)
-    ratio_cap: float = setting(
-        LossConfig.ratio_cap,
-        "Upper bound of the importance ratios that correct for another engine or older weights; 0: off.",
-        minimum=0,
-    )
+    lam: float = same_as(LossConfig, "lam")
+    divergence: str = same_as(LossConfig, "divergence")
+    beta: float = same_as(LossConfig, "beta")
+    anchor: float = same_as(LossConfig, "anchor")
+    # 0 switches off what a preset sets: it is None to the loss, which checks the range again.
+    clip: float | None = same_as(LossConfig, "clip", minimum=0, above=None)
+    drop: float | None = same_as(LossConfig, "drop", minimum=0, above=None)
+    entry_clip: float | None = same_as(LossConfig, "entry_clip", minimum=0, above=None)
+    floor: float | None = same_as(LossConfig, "floor", maximum=0, below=None)
+    top_k: int = same_as(LossConfig, "top_k")
+    ratio_cap: float = same_as(LossConfig, "ratio_cap")
     overlap: bool = setting(False, "Sample the next completions while this batch trains; needs a server as --engine.")
     batch_epochs: int = setting(1, "Updates per batch of completions.", minimum=1)
     positions: str = setting("all", "Positions of a completion that are scored.", choices=("all", "one"))

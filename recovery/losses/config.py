@@ -1,16 +1,18 @@
 """Configuration of the loss: plain numbers, validated on creation. Does not import torch.
 
+The declarations hold for the command line as well: :class:`recovery.config.distill.DistillConfig` repeats them by name.
+
 A method is a setting of these (and of the source of its states); see :mod:`recovery.losses.objective` for their
 effect and :mod:`recovery.losses.divergences` for the formulas.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from recovery.errors import UsageError
 from recovery.losses.divergences import DIVERGENCES
+from recovery.settings import check_settings, check_value, setting
 
 # Divergences to the teacher. "sampled" is the policy gradient on the sampled token, "top_k" the divergence over the
 # teacher's most likely tokens and one bucket for the rest, for teachers on a server.
@@ -22,42 +24,53 @@ UNBOUNDED = tuple(name for name, divergence in DIVERGENCES.items() if not diverg
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights and divergence of the loss, and the limits on one step.
+    """Weights and divergence of the loss, and the limits on one step; None is off.
 
-    Attributes:
-        lam: weight of the teacher; 1 - lam is that of the reward.
-        divergence: divergence to the teacher, one of :data:`TEACHER_DIVERGENCES`.
-        beta: the mixture of the divergences that have one, such as "jsd": 0 is the forward KL and 1 the reverse KL.
-        anchor: weight of KL(student | base) on the same states; 0 is off.
-        clip: epsilon of the importance ratio's clip, 1 - epsilon to 1 + epsilon (PPO, arXiv 1707.06347).
-        drop: tokens whose ratio is above this, or below its inverse, are ignored.
-        entry_clip: maximum contribution of one vocabulary entry to a token's divergence, nats (OPSD uses 0.05).
-        floor: lower bound of log-probabilities: the teacher's in the reverse KL, the student's in the forward KL.
-        top_k: number of entries that the teacher returns, for "top_k".
-        ratio_cap: maximum of a token's weight, the product of the importance ratios of the tokens before it, if a
-            completion was sampled by another engine or by older weights (truncated importance sampling); 0 is off.
-        temperature: divides the logits of both sides; also the sampling temperature of the ratio.
-        metric: name of the loss on the teacher's rows among the metrics; left out, it follows from the divergence.
+    ``clip`` follows PPO (arXiv 1707.06347), ``entry_clip`` OPSD (0.05 there), ``ratio_cap`` truncated importance
+    sampling. ``floor`` bounds the teacher's log-probabilities in the reverse KL and the student's in the forward KL.
+    ``temperature`` divides the logits of both sides; it is also the sampling temperature of the importance ratio.
+    ``metric`` names the loss on the teacher's rows among the metrics; without it the name follows from the divergence.
 
     Raises:
         UsageError: a number is out of range, or a setting would have no effect in combination with the others.
     """
 
-    lam: float = 1.0
-    divergence: str = "reverse_kl"
-    beta: float = 0.5
-    anchor: float = 0.0
-    clip: float | None = None
-    drop: float | None = None
-    entry_clip: float | None = None
-    floor: float | None = None
-    top_k: int = 0
-    ratio_cap: float = 2.0
-    temperature: float = 1.0
+    lam: float = setting(
+        1.0,
+        "Weight of the teacher; the rest is the weight of --reward.",
+        minimum=0,
+        maximum=1,
+        flag="--lambda",
+    )
+    divergence: str = setting(
+        "reverse_kl",
+        "Divergence of student and teacher, over the whole vocabulary; sampled: from the sampled tokens' "
+        "log-probabilities alone; top_k: over the teacher's most likely tokens and one bucket for the rest.",
+        choices=TEACHER_DIVERGENCES,
+    )
+    beta: float = setting(0.5, "Mixture of the divergences to a mixture, such as jsd.", minimum=0, maximum=1)
+    anchor: float = setting(0.0, "Weight of the KL to base.", minimum=0)
+    clip: float | None = setting(None, "Importance ratios are clipped to 1 ± this; 0: off.", above=0, below=1)
+    drop: float | None = setting(
+        None, "Tokens whose importance ratio is above this, or below its inverse, are left out; 0: off.", above=1
+    )
+    entry_clip: float | None = setting(
+        None,
+        "Upper bound of each vocabulary entry's term in the divergence (OPSD's per-token clip), nats; 0: off.",
+        above=0,
+    )
+    floor: float | None = setting(None, "Lower bound of log-probabilities, such as -10; 0: off.", below=0)
+    top_k: int = setting(0, "Number of the teacher's tokens, for --divergence top_k.", minimum=0)
+    ratio_cap: float = setting(
+        2.0,
+        "Upper bound of the importance ratios that correct for another engine or older weights; 0: off.",
+        minimum=0,
+    )
+    temperature: float = setting(1.0, "Temperature of both sides.", above=0)
     metric: str | None = None
 
     def __post_init__(self) -> None:
-        self._check_ranges()
+        check_settings(self)
         self._check_teacher()
         self._check_policy()
 
@@ -77,19 +90,6 @@ class LossConfig:
             return "KL over the teacher's likeliest tokens"
         whole = DIVERGENCES.get(self.loss_metric)
         return "" if whole is None else whole.title
-
-    def _check_ranges(self) -> None:
-        """Check each value alone. Every comparison is written so that a NaN fails it."""
-        if self.divergence not in TEACHER_DIVERGENCES:
-            known = ", ".join(TEACHER_DIVERGENCES)
-            raise UsageError(f"--divergence {self.divergence!r} is not known: choose one of {known}")
-        _refuse(not 0.0 <= self.lam <= 1.0, f"--lambda {self.lam} must lie between 0 (reward) and 1 (teacher)")
-        _refuse(not 0.0 <= self.beta <= 1.0, f"--beta {self.beta} must lie between 0 and 1")
-        _refuse(not 0.0 <= self.anchor < math.inf, f"--anchor {self.anchor} must be 0 or above")
-        _refuse(not 0.0 < self.temperature < math.inf, f"--temperature {self.temperature} must be above 0")
-        _refuse(self.top_k < 0, f"--top-k {self.top_k} must be 0 (off) or above")
-        _refuse(not 0.0 <= self.ratio_cap < math.inf, f"--ratio-cap {self.ratio_cap} must be 0 (off) or above")
-        check_limits(self.clip, self.drop, self.entry_clip, self.floor)
 
     def _check_teacher(self) -> None:
         """Check the options of the teacher's divergence against that divergence."""
@@ -127,23 +127,14 @@ class LossConfig:
             )
 
 
-def check_limits(
-    clip: float | None = None, drop: float | None = None, entry_clip: float | None = None, floor: float | None = None
-) -> None:
-    """Check that limits are in range; None is off.
+def check_limits(**limits: float | None) -> None:
+    """Check limits of a step as :class:`LossConfig` declares them; None is off.
 
     Raises:
         UsageError: names the flag.
     """
-    _refuse(clip is not None and not 0.0 < clip < 1.0, f"--clip {clip} must lie between 0 and 1, exclusive")
-    _refuse(drop is not None and not 1.0 < drop < math.inf, f"--drop {drop} must be above 1, the ratio without drift")
-    _refuse(
-        entry_clip is not None and not 0.0 < entry_clip < math.inf, f"--entry-clip {entry_clip} must be above 0 (nats)"
-    )
-    _refuse(
-        floor is not None and not -math.inf < floor < 0.0,
-        f"--floor {floor} must be below 0: it is a log-probability, as in -10",
-    )
+    for name, limit in limits.items():
+        check_value(LossConfig, name, limit)
 
 
 def _refuse(wrong: bool, reason: str) -> None:

@@ -7,6 +7,7 @@ another client replaced, is noticed. Log-probabilities are those at the sampling
 
 from __future__ import annotations
 
+import functools
 import threading
 import uuid
 from collections.abc import Iterable, Sequence
@@ -17,11 +18,11 @@ from peft import PeftModel
 
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
+from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all
 from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds
-from recovery.vllm_client import CONNECTIONS, NotOffered, VllmServer, ask_all
 
 KEYS = ("RECOVER_ENGINE_KEY", "SGLANG_API_KEY")
 _ATTEMPTS = 3  # transfers for one batch, before another client is assumed to replace the weights
@@ -34,10 +35,12 @@ class SglangServerSampler:
     server does not respond, EngineError if it cannot load the weights, or if the model has an adapter.
     """
 
-    def __init__(self, loaded: Loaded, server: VllmServer, *, folder: Path | None = None) -> None:
+    def __init__(self, loaded: Loaded, server: InferenceServer, *, folder: Path | None = None) -> None:
         self.loaded, self.server = loaded, server
         self._transfer = TransferFolder(folder)
         self._version = ""  # of the weights transferred last
+        if isinstance(loaded.model, PeftModel):
+            raise EngineError(f"{self.name} gets full weights only: for an adapter use vLLM, or train --tuning full")
 
     @property
     def name(self) -> str:
@@ -47,12 +50,20 @@ class SglangServerSampler:
     @property
     def window(self) -> int:
         """Maximum length of a prompt with its completion, in tokens."""
-        return self.loaded.max_length
+        return min(self.loaded.max_length, self._served_length)
+
+    @functools.cached_property
+    def _served_length(self) -> int:
+        """Maximum length that the server was started with; the model's, if it does not say."""
+        try:
+            served = self.server.get("/get_server_info")
+        except NotOffered:
+            served = None
+        limits = [served.get(name) for name in ("context_length", "max_total_num_tokens")] if served else []
+        return min((int(limit) for limit in limits if limit), default=self.loaded.max_length)
 
     def sync(self) -> None:
         """Save the weights in the transfer folder and let the server load them."""
-        if isinstance(self.loaded.model, PeftModel):
-            raise EngineError(f"{self.name} gets full weights only: add --tuning full, or use vLLM for an adapter")
         self._transfer.save(self.loaded)
         self._push()
 
@@ -123,7 +134,7 @@ class SglangServerSampler:
 
 def sampler(loaded: Loaded, settings: EngineSettings) -> SglangServerSampler:
     """Return the sampler on the server that the settings name."""
-    server = VllmServer(server_address(settings.name), KEYS, timeout=settings.timeout, patience=settings.wait)
+    server = InferenceServer(server_address(settings.name), KEYS, timeout=settings.timeout, patience=settings.wait)
     return SglangServerSampler(loaded, server, folder=settings.folder)
 
 

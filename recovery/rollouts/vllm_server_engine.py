@@ -17,11 +17,11 @@ from peft import PeftModel
 
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
+from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, served_model
 from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds
-from recovery.vllm_client import CONNECTIONS, NotOffered, VllmServer, ask_all, served_model
 
 KEYS = ("RECOVER_ENGINE_KEY", "VLLM_API_KEY")
 _WEIGHT_OPTIONS = (
@@ -37,7 +37,7 @@ class VllmServerSampler:
     ServerError if it does not respond, EngineError if it cannot load the weights.
     """
 
-    def __init__(self, loaded: Loaded, server: VllmServer, *, folder: Path | None = None) -> None:
+    def __init__(self, loaded: Loaded, server: InferenceServer, *, folder: Path | None = None) -> None:
         self.loaded, self.server = loaded, server
         self._transfer = TransferFolder(folder)
         self._base: dict[str, Any] = {}
@@ -194,7 +194,7 @@ class VllmServerSampler:
 
 def sampler(loaded: Loaded, settings: EngineSettings) -> VllmServerSampler:
     """Return the sampler on the server that the settings name."""
-    server = VllmServer(server_address(settings.name), KEYS, timeout=settings.timeout, patience=settings.wait)
+    server = InferenceServer(server_address(settings.name), KEYS, timeout=settings.timeout, patience=settings.wait)
     return VllmServerSampler(loaded, server, folder=settings.folder)
 
 

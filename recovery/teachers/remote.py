@@ -15,8 +15,8 @@ import torch
 
 from recovery.batching import Batch
 from recovery.errors import ServerError, UsageError
+from recovery.inference_server import InferenceServer, NotOffered, ask_all, served_model
 from recovery.models.chat_template import ChatFormat
-from recovery.vllm_client import NotOffered, VllmServer, ask_all, served_model
 
 KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
 _PROMPTS, _REQUESTS = 16, 8  # prompts per request, and concurrent requests
@@ -55,7 +55,7 @@ class RemoteTeacher:
     student's.
     """
 
-    def __init__(self, server: VllmServer, tokenizer: Any, chat: ChatFormat, vocabulary: int, count: int) -> None:
+    def __init__(self, server: InferenceServer, tokenizer: Any, chat: ChatFormat, vocabulary: int, count: int) -> None:
         self.server = server
         self.model = ""
         self.window = 0

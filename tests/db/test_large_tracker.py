@@ -68,7 +68,7 @@ def test_every_page_has_something_to_show(large: Path) -> None:
         "geometry": geometry._show(source, request),
         "compare": compare._show(source, request),
         "studies": studies._show(source, request),
-        "log": common.text_outputs(log.NAME, source, log.told_by(source), request),
+        "log": common.text_outputs(log.NAME, source, log.renderer(source), request),
     }
     for page, outputs in shown.items():
         words = "".join(output for output in outputs if isinstance(output, str))

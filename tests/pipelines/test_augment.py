@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from recovery.batching import Row
 from recovery.config import MidtrainConfig
 from recovery.errors import RecoveryError, UsageError
 from recovery.types import Probe
+from tests.http_json import address_of, serve_json, stop
 from tests.support import midtrain
 
 
@@ -141,33 +140,17 @@ def test_a_writer_may_be_a_chat_server(
 def chat_server(say: Callable[[str], tuple[str, int]]) -> Iterator[str]:
     """A real HTTP server of chat completions on this machine; ``say`` returns its reply to a prompt."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send({"data": [{"id": "writer"}]})
+    def answer(_path: str, body: Any, _key: str | None) -> tuple[int, Any]:
+        if body is None:
+            return 200, {"data": [{"id": "writer"}]}
+        text, tokens = say(body["messages"][-1]["content"])
+        return 200, {"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": tokens}}
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            text, tokens = say(body["messages"][-1]["content"])
-            self._send({"choices": [{"message": {"content": text}}], "usage": {"completion_tokens": tokens}})
-
-        def _send(self, value: Any) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None:
-            """Log nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    server = serve_json(answer)
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield address_of(server)
     finally:
-        server.shutdown()
-        server.server_close()
+        stop(server)
 
 
 @pytest.mark.parametrize(

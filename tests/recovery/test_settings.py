@@ -60,7 +60,7 @@ def test_a_value_outside_its_range_is_refused_in_one_line_by_flag(kind: type) ->
     [
         (MidtrainConfig, {"replay": 1.0}, "--replay is 1.0, but must be between 0 and 0.95"),
         (MidtrainConfig, {"lr": 0.0}, "--lr is 0.0, but must be above 0"),
-        (MidtrainConfig, {"lr": float("nan")}, "--lr is nan, but must be above 0"),
+        (MidtrainConfig, {"lr": float("nan")}, "--lr is nan, but must be a finite number"),
         (MidtrainConfig, {"replay_loss": "mse"}, "--replay-loss 'mse' is not known: use answers or kl"),
         (DistillConfig, {"steps": 0}, "--steps is 0, but must be at least 1"),
         (DistillConfig, {"lam": 1.5}, "--lambda is 1.5, but must be between 0 and 1"),

@@ -11,7 +11,7 @@ import torch
 
 from pipelines.runtime.engines import engine_of
 from recovery.config import ModelConfig
-from recovery.errors import EngineError, RecoveryError, ServerError
+from recovery.errors import EngineError, RecoveryError, ServerError, UsageError
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import Sampling, SyncedEngine, TransformersEngine
 from recovery.rollouts.sglang_server_engine import parse_completion
@@ -88,6 +88,18 @@ def test_draws_follow_the_seed_and_end_at_end_tokens(
         assert all(one.finished == (one.ids[-1] in ends) and not set(one.ids[:-1]) & set(ends) for one in first)
 
 
+def test_the_context_length_of_the_server_is_the_limit(
+    serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded
+) -> None:
+    _, name = serve(context_length=12)
+    with engine_of(loaded, config(name)) as engine:
+        found = engine.generate([PROMPTS[0], PROMPTS[1]], Sampling(40, temperature=0.0))
+        cut = [(len(prompt), len(one.ids)) for prompt, one in zip(PROMPTS, found, strict=False) if not one.finished]
+        assert cut and all(before + after == 12 for before, after in cut)
+        with pytest.raises(UsageError, match="12"):
+            engine.generate([[5] * 12], GREEDY)
+
+
 def test_a_server_that_restarts_gets_the_weights_again(
     serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded
 ) -> None:
@@ -117,7 +129,8 @@ def test_errors_are_one_line(
     refused("the server aborted a request: Abort in waiting queue", serve(abort=True)[1], kind=ServerError)
     refused("use SGLang 0.5.3 or later", serve(old=True)[1], kind=ServerError)
     adapter = load_model(tiny_model, tuning="lora", precision="float32")
-    refused("gets full weights only: add --tuning full", serve()[1], adapter)
+    with pytest.raises(EngineError, match="gets full weights only: for an adapter use vLLM"):
+        engine_of(adapter, config(serve()[1])).__enter__()
     stub, name = serve(key="secret")
     refused("set RECOVER_ENGINE_KEY or SGLANG_API_KEY", name, kind=ServerError)
     monkeypatch.setenv("SGLANG_API_KEY", "secret")

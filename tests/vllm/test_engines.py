@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from recovery.errors import EngineError, UsageError
+from recovery.inference_server import InferenceServer
 from recovery.models.loading import Loaded, LoraSettings, load_model
 from recovery.rollouts import Sampling, SyncedEngine, TransformersEngine, VllmSampler, VllmServerSampler, vllm_process
 from recovery.rollouts.vllm_server_engine import KEYS
-from recovery.vllm_client import VllmServer
 from tests.support import continuation_logprobs
 
 pytestmark = pytest.mark.vllm
@@ -186,7 +186,7 @@ def test_a_cache_too_small_for_an_answer_is_refused(tied: Path) -> None:
 @pytest.mark.parametrize("tuning", ["lora", "full", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_a_server_follows_the_weights_too(engine_server: Any, tied: Path, tuning: str) -> None:
     loaded = load(tied, tuning)
-    engine = SyncedEngine(loaded, VllmServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
+    engine = SyncedEngine(loaded, VllmServerSampler(loaded, InferenceServer(engine_server.address, KEYS)), bound=0.01)
     try:
         for round_ in range(3 if tuning != "frozen" else 1):
             assert agrees(engine, loaded, seed=round_) < 1e-3
@@ -205,7 +205,7 @@ def test_a_server_that_was_restarted_unseen_is_given_the_weights_again(
     engine_server: Any, tied: Path, tuning: str
 ) -> None:
     loaded = load(tied, tuning)
-    engine = SyncedEngine(loaded, VllmServerSampler(loaded, VllmServer(engine_server.address, KEYS)), bound=0.01)
+    engine = SyncedEngine(loaded, VllmServerSampler(loaded, InferenceServer(engine_server.address, KEYS)), bound=0.01)
     try:
         move(loaded, 1)
         before = engine.generate(PROMPTS, Sampling(12, temperature=0))
@@ -229,16 +229,18 @@ def test_a_server_without_the_means_is_told_what_it_lacks(
 
     for tuning, lacks in (("lora", "--enable-lora"), ("full", "VLLM_SERVER_DEV_MODE=1")):
         loaded = load(tied, tuning)
-        engine = SyncedEngine(loaded, VllmServerSampler(loaded, VllmServer(teacher_server.address, KEYS)), bound=0.01)
+        engine = SyncedEngine(
+            loaded, VllmServerSampler(loaded, InferenceServer(teacher_server.address, KEYS)), bound=0.01
+        )
         with pytest.raises(EngineError, match=lacks):
             engine.generate(PROMPTS, Sampling(4))
         engine.close()
     frozen = load(tied, "frozen")
-    engine = SyncedEngine(frozen, VllmServerSampler(frozen, VllmServer(teacher_server.address, KEYS)), bound=0.01)
+    engine = SyncedEngine(frozen, VllmServerSampler(frozen, InferenceServer(teacher_server.address, KEYS)), bound=0.01)
     assert agrees(engine, frozen, seed=1) < 1e-3, "what it serves needs no handing over"
     engine.close()
     other = load(make_tiny("qwen3", tmp_path / "other", seed=5, **SHAPE), "frozen")
-    engine = SyncedEngine(other, VllmServerSampler(other, VllmServer(teacher_server.address, KEYS)), bound=0.1)
+    engine = SyncedEngine(other, VllmServerSampler(other, InferenceServer(teacher_server.address, KEYS)), bound=0.1)
     with pytest.raises(EngineError, match=r"takes no weights \(VLLM_SERVER.*does not sample from the weights"):
         engine.generate(PROMPTS, Sampling(8))
     engine.close()

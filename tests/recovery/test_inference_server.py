@@ -1,23 +1,23 @@
-"""The HTTP client of vLLM servers: retries, error messages, and keys that are never shown."""
+"""The HTTP client of inference servers: retries, error messages, and keys that are never shown."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from recovery.errors import ServerError, UsageError
+from recovery.inference_server import InferenceServer, NotOffered, ask_all, served_model
 from recovery.rollouts import Completion
 from recovery.rollouts.vllm_server_engine import parse_completion
 from recovery.server_address import check_address, is_address
 from recovery.teachers.remote import entries, parse_positions
-from recovery.vllm_client import NotOffered, VllmServer, ask_all, served_model
+from tests.http_json import address_of, serve_json, stop
 
 
 @dataclass
@@ -30,29 +30,12 @@ class Script:
     asked: threading.Event = field(default_factory=threading.Event)
 
     def serve(self, port: int = 0) -> ThreadingHTTPServer:
-        script = self
+        def answer(_path: str, _body: Any, key: str | None) -> tuple[int, Any]:
+            self.keys.append(key)
+            self.asked.wait(self.slow)
+            return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                self.do_GET()
-
-            def do_GET(self) -> None:
-                script.keys.append(self.headers.get("Authorization"))
-                script.asked.wait(script.slow)
-                status, body = script.answers.pop(0) if len(script.answers) > 1 else script.answers[0]
-                payload = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(payload)))
-                self.end_headers()
-                self.wfile.write(payload)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return server
+        return serve_json(answer, port)
 
 
 @pytest.fixture
@@ -62,16 +45,15 @@ def running() -> Iterator[Callable[[Script, int], str]]:
 
     def run(script: Script, port: int = 0) -> str:
         servers.append(script.serve(port))
-        return f"http://127.0.0.1:{servers[-1].server_address[1]}"
+        return address_of(servers[-1])
 
     yield run
     for server in servers:
-        server.shutdown()
-        server.server_close()
+        stop(server)
 
 
-def client(address: str, **settings: Any) -> VllmServer:
-    return VllmServer(address, ("RECOVER_TEACHER_KEY", "VLLM_API_KEY"), **settings)
+def client(address: str, **settings: Any) -> InferenceServer:
+    return InferenceServer(address, ("RECOVER_TEACHER_KEY", "VLLM_API_KEY"), **settings)
 
 
 def test_an_overloaded_server_is_asked_again(running: Callable[..., str]) -> None:

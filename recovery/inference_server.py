@@ -1,4 +1,4 @@
-"""HTTP client of a vLLM server, with retries and one-line errors.
+"""HTTP client of an inference server (vLLM, SGLang), with retries and one-line errors.
 
 The key is read from the environment at each request and is never stored, printed or logged.
 """
@@ -35,7 +35,7 @@ class NotOffered(ServerError):  # noqa: N818  (the name states the cause)
 
 
 @dataclass
-class VllmServer:
+class InferenceServer:
     """One server at ``address``.
 
     ``keys`` are environment variables; the first that is set holds the key. ``timeout`` is how long one request may
@@ -175,7 +175,7 @@ def ask_all(
     return [found[index] for index in range(len(items))]
 
 
-def served_model(server: VllmServer) -> dict[str, Any]:
+def served_model(server: InferenceServer) -> dict[str, Any]:
     """Return the server's description of its model ("id", "root", "max_model_len"), ignoring adapters.
 
     Raise ServerError if it serves none.
