@@ -42,7 +42,7 @@ from typing import Any
 import torch
 
 from benchmarks import _peer, _report
-from evals.ifeval import evaluate_instructions
+from evals.instruction_following import evaluate_instructions
 from evals.suites import sample
 from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import BatchBuilder, Pools
@@ -50,7 +50,7 @@ from pipelines.runtime.engines import engine_of
 from pipelines.runtime.model_loading import settings_of
 from recovery.config import DistillConfig, build, model_recipe
 from recovery.data.prompts import behaviour_prompts
-from recovery.losses.objective import BEHAVIOUR, DistillationObjective
+from recovery.losses.objective import MAIN_TEACHER, DistillationObjective
 from recovery.miniature import materialise, write_corpora
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
@@ -139,7 +139,7 @@ def run_ours(setting: Setting, run: Run) -> End:
     }  # fmt: skip
     config = build(DistillConfig, shared | LEVERS, model_recipe(Path(setting.base)))
     student = load_model(setting.student, tuning="full")
-    objective = DistillationObjective({BEHAVIOUR: Frozen(load_model(setting.base))}, config.loss_config())
+    objective = DistillationObjective({MAIN_TEACHER: Frozen(load_model(setting.base))}, config.loss_config())
     sampled: list[float] = []
     with engine_of(student, config) as engine:
         train(

@@ -1,6 +1,6 @@
 """Write docs/architecture.md's picture, file map and links to lines from the source itself: `make docs`.
 
-The picture shows the packages and their folders on floors: each stands above everything that it imports. With --check
+The picture shows the packages and their folders in layers: each is above everything that it imports. With --check
 nothing is written and the exit status says whether page and picture are up to date.
 """
 
@@ -45,26 +45,26 @@ def imported(path: Path, known: Iterable[str]) -> set[str]:
     return found & set(known)
 
 
-def room(path: Path, depth: int) -> str:
+def unit(path: Path, depth: int) -> str:
     """The file or folder that stands for a module at a depth: "pipelines", "pipelines/runtime"."""
     parts = path.relative_to(ROOT).parts
     return "/".join(parts[:depth])
 
 
-def floors(depth: int, within: str | None = None) -> list[list[str]]:
-    """Rooms by floor, the ground first; a room stands above all that it imports. Raises SystemExit on a circle."""
+def layers(depth: int, within: str | None = None) -> list[list[str]]:
+    """Files and folders by layer, the lowest first; each is above all it imports. Raises SystemExit on a circle."""
     known = modules()
-    arrows: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for path in known.values():
-        here = room(path, depth)
+        here = unit(path, depth)
         if path.name == "__init__.py" and path.parent == ROOT / (within or ""):
             continue
         if (within and not here.startswith(f"{within}/")) or path == ROOT / ENTRY_POINT:
             continue
-        targets = {room(known[name], depth) for name in imported(path, known)} - {here}
-        arrows.setdefault(here, set()).update(targets)
+        targets = {unit(known[name], depth) for name in imported(path, known)} - {here}
+        imports.setdefault(here, set()).update(targets)
     level: dict[str, int] = {}
-    left = dict(arrows)
+    left = dict(imports)
     while left:
         ready = [name for name, targets in left.items() if not (targets & left.keys())]
         if not ready:
@@ -73,7 +73,7 @@ def floors(depth: int, within: str | None = None) -> list[list[str]]:
             level[name] = 1 + max((level.get(target, 0) for target in left[name]), default=0)
         for name in ready:
             del left[name]
-    return [sorted(name for name, at in level.items() if at == floor) for floor in range(1, max(level.values()) + 1)]
+    return [sorted(name for name, at in level.items() if at == layer) for layer in range(1, max(level.values()) + 1)]
 
 
 def first_line(path: Path) -> str:
@@ -87,8 +87,8 @@ def file_map() -> str:
     lines = []
     for package in PACKAGES:
         lines += [f"### {package}/", "", first_line(ROOT / package / "__init__.py") + ".", ""]
-        lines += ["| floor | where | what |", "|---|---|---|"]
-        levels = floors(2, package)
+        lines += ["| layer | where | what |", "|---|---|---|"]
+        levels = layers(2, package)
         if package == "recovery":
             levels[-1].append(ENTRY_POINT)
         for number in range(len(levels), 0, -1):
@@ -109,12 +109,12 @@ def _cell(name: str) -> str:
 
 
 def picture() -> str:
-    """The packages on their floors as SVG, each with the floors inside it."""
+    """The packages in layers as SVG, each with the layers inside it."""
     bands: list[str] = []
     top = 10
-    for names in reversed(floors(1)):
+    for names in reversed(layers(1)):
         width = (_WIDTH - _GAP * (len(names) - 1)) / len(names)
-        inner = {name: [level for level in reversed(floors(2, name)) if level] for name in names}
+        inner = {name: [level for level in reversed(layers(2, name)) if level] for name in names}
         height = _TITLE + max(len(levels) for levels in inner.values()) * _ROW + 14
         for number, name in enumerate(names):
             bands += _band(name, inner[name], number * (width + _GAP), top, width, height)
@@ -156,8 +156,8 @@ def _band(name: str, levels: list[list[str]], left: float, top: float, width: fl
 
 def _short(name: str, width: float, folder: bool) -> str:
     label = name.rpartition("/")[2].removesuffix(".py") + ("/" if folder else "")
-    room_for = max(3, int(width / 7))
-    return label if len(label) <= room_for else label[: room_for - 1] + "…"
+    fits = max(3, int(width / 7))
+    return label if len(label) <= fits else label[: fits - 1] + "…"
 
 
 def with_lines(page: str) -> str:

@@ -34,7 +34,6 @@ from recovery.types import Score
 
 Outcome = Literal["pass", "fail", "undecided"]
 
-NAMES = "ifeval, domain, domain(K), stored, stored(K), general, retention(TASK), behaviour(SUITE), refusal"
 REFERENCES = ("base", "midtrained", "previous", "first")
 STUDENT = "student"
 MOST_FACTOR = 10.0
@@ -48,6 +47,10 @@ _SUITES = {
 }
 _BY_CORPUS = ("domain", "stored")
 _WITH_ARGUMENT = {"retention": "a task, as in retention(mmlu)", "behaviour": "a suite, as in behaviour(refusal)"}
+NAMES = ", ".join(
+    [name + extra for name in _SUITES for extra in (("", "(K)") if name in _BY_CORPUS else ("",))]
+    + ["retention(TASK)", "behaviour(SUITE)"]
+)
 _TIE = 1e-9
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.grading import judge_responses
-from evals.ifeval import read_ifeval
+from evals.instruction_following import read_ifeval
 from evals.statistics import score_of
 from recovery.data.corpus.json_lines import read_records
 from recovery.data.nltk_data import prepare

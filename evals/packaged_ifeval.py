@@ -11,7 +11,7 @@ import lm_eval.tasks
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from evals.grading import graded
-from evals.ifeval import prompt_of, read_ifeval
+from evals.instruction_following import prompt_of, read_ifeval
 from evals.lm_eval_adapter import EngineLM, run_lm_eval
 from evals.lm_eval_tasks import load_tasks, on_local_data
 from recovery.data.checkers import check_prompts, checkers, fixed_draws

@@ -9,7 +9,7 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from evals import ifeval, knowledge
+from evals import instruction_following, knowledge
 from evals.behaviour import SUITES, Behaviour
 from evals.generation import SuiteProgress, counted
 from recovery.data.nltk_data import prepare
@@ -32,8 +32,8 @@ def evaluate(
     engine: Engine,
     *,
     instruction: Sequence[Prompt] = (),
-    offered: Sequence[Prompt] = (),
-    behaviour: Mapping[str, Sequence[Prompt]] | None = None,
+    extra_prompts: Sequence[Prompt] = (),
+    user_suites: Mapping[str, Sequence[Prompt]] | None = None,
     probes_by_corpus: Mapping[int, Sequence[Probe]] | None = None,
     held_out: Mapping[int, Sequence[str]] | None = None,
     general: Sequence[Probe] = (),
@@ -46,7 +46,7 @@ def evaluate(
     """Evaluate the model in memory; ``engine`` must sample from the weights in ``loaded``.
 
     Suites: "instruction_following"; "behaviour/NAME" for each of :data:`evals.behaviour.SUITES` with enough prompts,
-    including further ones from ``offered`` (:func:`behaviours`), and for each user-defined suite in ``behaviour``; for
+    including further ones from ``extra_prompts`` (:func:`behaviours`), and for each of ``user_suites``; for
     every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_stored/k" (choices) and
     "bits_per_byte/k" (held-out texts); "general". The highest corpus is the current one; its two knowledge scores are
     repeated without the number and without items. A suite without items is skipped. ``limit`` bounds the items of each
@@ -60,10 +60,10 @@ def evaluate(
     if instruction:
         prompts = sample(instruction, limit)
         results.append(ask(prompts, "instruction_following"))
-        results += _behaviours(ask, results[0], behaviours(prompts, offered, limit))
-    for name, own in (behaviour or {}).items():
+        results += _behaviours(ask, results[0], behaviours(prompts, extra_prompts, limit))
+    for name, of_suite in (user_suites or {}).items():
         kind = Behaviour(name)
-        results.append(kind.result(ask(sample(own, limit), kind.suite).items))
+        results.append(kind.result(ask(sample(of_suite, limit), kind.suite).items))
     for corpus, of_corpus in sorted(probes.items()):
         results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limit, progress)
     for corpus, documents in sorted(texts.items()):
@@ -99,21 +99,23 @@ def sample_probes(probes: Sequence[Probe], limit: int | None) -> list[Probe]:
     return [probe for probe in probes if id(probe) in ids]
 
 
-def behaviours(asked: Sequence[Prompt], offered: Sequence[Prompt], limit: int | None) -> dict[str, list[Prompt]]:
-    """Return the prompts of each behaviour suite by name: matching prompts of ``asked`` and, if few, of ``offered``.
+def behaviours(
+    prompts: Sequence[Prompt], extra_prompts: Sequence[Prompt], limit: int | None
+) -> dict[str, list[Prompt]]:
+    """Return the prompts of each behaviour suite by name: matching ``prompts`` and, if few, of ``extra_prompts``.
 
-    A suite that takes ``further`` prompts is filled up from ``offered`` to a tenth of ``limit``, at most 100 prompts.
-    Every suite is skipped with fewer than 20.
+    A suite that takes ``further`` prompts is filled up from ``extra_prompts`` to a tenth of ``limit``, at most 100
+    prompts. Every suite is skipped with fewer than 20.
     """
     most = FILLED if limit is None else min(FILLED, -(-limit // 10))
-    known = {prompt.id for prompt in asked}
+    known = {prompt.id for prompt in prompts}
     found = {}
     for suite in SUITES:
-        own = [prompt for prompt in asked if suite.holds(prompt)]
-        more = {prompt.id: prompt for prompt in offered if prompt.id not in known and suite.holds(prompt)}
-        prompts = own + sample(list(more.values()), max(0, most - len(own)) if suite.further else 0)
-        if len(prompts) >= min(FEWEST, most):
-            found[suite.name] = prompts
+        matching = [prompt for prompt in prompts if suite.holds(prompt)]
+        more = {prompt.id: prompt for prompt in extra_prompts if prompt.id not in known and suite.holds(prompt)}
+        matching += sample(list(more.values()), max(0, most - len(matching)) if suite.further else 0)
+        if len(matching) >= min(FEWEST, most):
+            found[suite.name] = matching
     return found
 
 
@@ -163,7 +165,7 @@ def _ask(
     seed: int,
     progress: SuiteProgress | None,
 ) -> SuiteResult:
-    return ifeval.evaluate_instructions(
+    return instruction_following.evaluate_instructions(
         loaded.chat,
         engine,
         prompts,

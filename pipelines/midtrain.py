@@ -25,7 +25,7 @@ from recovery.data.corpus import Document
 from recovery.data.prompts import behaviour_prompts, load_conversations
 from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
-from recovery.losses.objective import BEHAVIOUR
+from recovery.losses.objective import MAIN_TEACHER
 from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import load_chat
 from recovery.rng import RandomStream
@@ -209,7 +209,7 @@ def midtrain(
             config,
             student,
             settings_of(config, plan.steps, plan.lr),
-            teachers={BEHAVIOUR: {material.clean: 1.0}} if config.distils_replay else {},
+            teachers={MAIN_TEACHER: {material.clean: 1.0}} if config.distils_replay else {},
             anchor=material.clean if config.anchor else None,
             loss_config=LossConfig(anchor=config.anchor, divergence="forward_kl", metric="replay_kl"),
         )
@@ -369,4 +369,4 @@ def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Che
     rows = chat_rows(load_chat(str(base.weights), config.template_args), base, found, config.row_length)
     if not rows:
         raise UsageError(problem)
-    return [replace(row, teacher=BEHAVIOUR) for row in rows] if config.distils_replay else rows
+    return [replace(row, teacher=MAIN_TEACHER) for row in rows] if config.distils_replay else rows

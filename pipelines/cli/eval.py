@@ -63,14 +63,14 @@ def command(
     with stage_options.at_work(workspace, "recover eval", model=model, alone=False) as session:
         config = build(EvalConfig, common.given(context), own, session.recipe)
         checkpoint = session.resolve(config.checkpoint)
-        asked = gather(session, config, checkpoint)
-        plan = plan_evaluate(session, config, asked=asked)
+        inputs = gather(session, config, checkpoint)
+        plan = plan_evaluate(session, config, inputs=inputs)
         if dry_run:
             common.emit(plan, as_json, plan.text)
             return
         for effect in plan.effects[:1]:
             common.note(effect)
-        results = evaluate(session, config, asked=asked)
+        results = evaluate(session, config, inputs=inputs)
         if not measured(session, session.base):
             common.note("the clean model is not evaluated yet, so there is nothing to compare with: recover eval base")
         found = kept(session, checkpoint, results)

@@ -19,7 +19,7 @@ from pipelines.distillation.prompt_sampler import PromptSampler
 from pipelines.runtime.generation import SampledTurn, open_turns, sample_turns
 from recovery.batching import Row
 from recovery.config import DistillConfig
-from recovery.losses.objective import BEHAVIOUR, KNOWLEDGE, LABEL, REWARD
+from recovery.losses.objective import KNOWLEDGE, LABEL, MAIN_TEACHER, REWARD
 from recovery.models.loading import Loaded
 from recovery.rewards import Reward, group_advantages, judged
 from recovery.rng import RandomStream, derive_seed
@@ -202,11 +202,11 @@ class BatchBuilder:
                 return expert(tag)
         if turn.prompt.kind == "knowledge" and KNOWLEDGE in self.teachers:
             return KNOWLEDGE
-        return REWARD if self.config.lam == 0.0 else BEHAVIOUR
+        return REWARD if self.config.lam == 0.0 else MAIN_TEACHER
 
     def _teacher_context(self, turn: SampledTurn) -> list[int] | None:
         """Return the ids that the teacher gets in place of the student's context; None if they are the same."""
-        if self.context is None or self._teacher(turn) != BEHAVIOUR:
+        if self.context is None or self._teacher(turn) != MAIN_TEACHER:
             return None
         return self.student.chat.prompt_ids(self.context.messages(turn.prompt, turn.messages[:-1]))
 
@@ -237,6 +237,7 @@ class BatchBuilder:
             total, tokens = total - sum(ratios), tokens + len(ratios)
             reward = 0.0 if rewards is None else (1 - lam) * rewards[index]
             weighted.append(_with_advantage(row, turn.completion, [lam * ratio + reward for ratio in ratios]))
+        # The reverse KL, estimated from the sampled tokens.
         metrics["reverse_kl"] = total / max(1, tokens)
         return weighted
 
@@ -273,7 +274,7 @@ class BatchBuilder:
         for messages in conversations:
             ids, mask = self.student.chat.conversation(messages)
             ids, mask = ids[: self.student.max_length], mask[: self.student.max_length]
-            rows.append(Row(ids, mask, teacher=LABEL if self.config.teaching.kind == "label" else BEHAVIOUR))
+            rows.append(Row(ids, mask, teacher=LABEL if self.config.teaching.kind == "label" else MAIN_TEACHER))
         return [row for row in rows if any(row.loss_mask)]
 
     def _documents(self, batch: int, responses: int) -> list[Row]:

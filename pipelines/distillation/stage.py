@@ -99,7 +99,7 @@ def distill(
                 builder,
                 hooks=_hooks(stopping, views),
                 figure=_figure(stage, config),
-                remembered=(builder.state, builder.sampler.state, stopping.state, stopping.alarm.state),
+                resumables=(builder.state, builder.sampler.state, stopping.state, stopping.alarm.state),
             )
         extra = {
             "cycle": resolved.cycle,

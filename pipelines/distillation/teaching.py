@@ -17,7 +17,7 @@ from pipelines.runtime.stage import Stage
 from recovery import distributed
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
-from recovery.losses.objective import BEHAVIOUR, KNOWLEDGE
+from recovery.losses.objective import KNOWLEDGE, MAIN_TEACHER
 from recovery.models.loading import Loaded
 from recovery.rng import RandomStream
 from recovery.rollouts import Engine, Sampling, TransformersEngine
@@ -32,7 +32,7 @@ def model_specs(resolved: ResolvedDistillation, settings: TrainSettings) -> Mode
     config = resolved.config
     teachers: dict[str, dict[Checkpoint, float]] = {}
     if resolved.teachers or config.teaching.is_student or config.teaching.remote:
-        teachers[BEHAVIOUR] = resolved.teachers
+        teachers[MAIN_TEACHER] = resolved.teachers
     if resolved.knowledge is not None:
         teachers[KNOWLEDGE] = {resolved.knowledge: 1.0}
     teachers |= {expert(tag): {checkpoint: 1.0} for tag, checkpoint in resolved.experts.items()}
@@ -41,7 +41,7 @@ def model_specs(resolved: ResolvedDistillation, settings: TrainSettings) -> Mode
 
 
 def _remote(teachers: Mapping[str, object]) -> RemoteTeacher | None:
-    found = teachers.get(BEHAVIOUR)
+    found = teachers.get(MAIN_TEACHER)
     scorer = found.teacher if isinstance(found, TimedScorer) else None
     return scorer if isinstance(scorer, RemoteTeacher) else None
 

@@ -49,14 +49,14 @@ EVERYTHING = Scope()
 class EvalInputs:
     """All inputs of an evaluation.
 
-    ``offered`` are further prompts for behaviour suites of which ``instruction`` has too few, ``own`` the user's own
-    suites by name; ``ifeval`` and ``tasks`` are lm-eval's, by name; ``texts`` are for bits per byte. ``problems``
+    ``extra_prompts`` are for behaviour suites of which ``instruction`` has too few prompts, ``user_suites`` are the
+    user's own by name; ``ifeval`` and ``tasks`` are lm-eval's, by name; ``texts`` are for bits per byte. ``problems``
     describe the skipped lines of files.
     """
 
     instruction: Sequence[Prompt]
-    offered: Sequence[Prompt]
-    own: dict[str, list[Prompt]]
+    extra_prompts: Sequence[Prompt]
+    user_suites: dict[str, list[Prompt]]
     corpora: dict[int, CorpusSnapshot]
     general: Sequence[Probe]
     ifeval: dict[str, Any]
@@ -107,8 +107,8 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     problems: list[str] = []
     return EvalInputs(
         instruction=[prompt for prompt in test if can_be_judged(prompt)],
-        offered=[*test, *(_skills(base.path) if scope.behaviour and config.prompts is None else ())],
-        own=own_suites(config.behaviour, problems) if scope.behaviour else {},
+        extra_prompts=[*test, *(_skills(base.path) if scope.behaviour and config.prompts is None else ())],
+        user_suites=own_suites(config.behaviour, problems) if scope.behaviour else {},
         corpora=load_snapshots(session.workspace, wanted),
         general=load_probes(general) if scope.general and general.is_file() else (),
         ifeval=load_ifeval(None if ifeval == "hub" else ifeval) if ifeval and scope.behaviour else {},
@@ -119,44 +119,44 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
 
 
 def plan_evaluate(
-    session: Session, config: EvalConfig, scope: Scope = EVERYTHING, *, asked: EvalInputs | None = None
+    session: Session, config: EvalConfig, scope: Scope = EVERYTHING, *, inputs: EvalInputs | None = None
 ) -> EvalPlan:
-    """Return the resolved plan; loads no weights. ``asked`` are the inputs, if already gathered."""
+    """Return the resolved plan; loads no weights. ``inputs`` if already gathered."""
     checkpoint = session.resolve(config.checkpoint)
-    asked = asked or gather(session, config, checkpoint, scope)
-    kept = suites.sample(asked.instruction, config.limit)
-    behaviour = suites.behaviours(kept, asked.offered, config.limit) if kept else {}
+    inputs = inputs or gather(session, config, checkpoint, scope)
+    kept = suites.sample(inputs.instruction, config.limit)
+    behaviour = suites.behaviours(kept, inputs.extra_prompts, config.limit) if kept else {}
     known = {prompt.id for prompt in kept}
     further = {p.id for prompts in behaviour.values() for p in prompts} - known
-    own = {name: suites.sample(prompts, config.limit) for name, prompts in asked.own.items()}
-    counts = {name: len(prompts) for name, prompts in (behaviour | own).items()}
+    user_suites = {name: suites.sample(prompts, config.limit) for name, prompts in inputs.user_suites.items()}
+    counts = {name: len(prompts) for name, prompts in (behaviour | user_suites).items()}
     notes = [f"IFEval's own prompts from {config.ifeval}"] if config.ifeval else []
-    notes += [f"bits per byte on {len(asked.texts)} texts from {config.texts}"] if asked.texts else []
-    notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in asked.tasks.items()]
+    notes += [f"bits per byte on {len(inputs.texts)} texts from {config.texts}"] if inputs.texts else []
+    notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in inputs.tasks.items()]
     return EvalPlan(
         checkpoint.name,
         len(kept),
         counts,
-        len(further) + sum(map(len, own.values())),
-        {k: len(corpus.probes) for k, corpus in asked.corpora.items()},
-        {k: len(corpus.held_out) for k, corpus in asked.corpora.items()},
-        len(suites.sample(asked.general, config.limit)),
+        len(further) + sum(map(len, user_suites.values())),
+        {k: len(corpus.probes) for k, corpus in inputs.corpora.items()},
+        {k: len(corpus.held_out) for k, corpus in inputs.corpora.items()},
+        len(suites.sample(inputs.general, config.limit)),
         config.limit,
-        (*asked.problems, *notes),
-        _effects(session, asked, len(kept), counts, config.limit),
+        (*inputs.problems, *notes),
+        _effects(session, inputs, len(kept), counts, config.limit),
     )
 
 
 def _effects(
-    session: Session, asked: EvalInputs, prompts: int, behaviour: dict[str, int], limit: int | None
+    session: Session, inputs: EvalInputs, prompts: int, behaviour: dict[str, int], limit: int | None
 ) -> tuple[str, ...]:
     """Describe the smallest difference of two checkpoints that each suite can detect, near the clean model's score."""
     counts = {"instruction_following": (prompts, "prompts")}
     counts |= {PREFIX + name: (count, "prompts") for name, count in behaviour.items()}
-    for number, corpus in asked.corpora.items():
+    for number, corpus in inputs.corpora.items():
         questions = [probe for probe in corpus.probes if probe.form == "question"]
         counts[f"domain_knowledge/{number}"] = (_counted(questions, limit), "questions")
-    counts["general"] = (_counted(asked.general, limit), "questions")
+    counts["general"] = (_counted(inputs.general, limit), "questions")
     base = session.base
     scores = queries.scores(session.tracker.database, base.id).to_json() if base.id is not None else {}
 

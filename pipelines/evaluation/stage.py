@@ -49,19 +49,19 @@ def evaluate(
     config: EvalConfig,
     *,
     scope: Scope = EVERYTHING,
-    asked: EvalInputs | None = None,
+    inputs: EvalInputs | None = None,
     cycle: int | None = None,
     resume: records.Stage | None = None,
 ) -> list[SuiteResult]:
-    """Measure a checkpoint and record every suite with its items; ``asked`` are the inputs, if already gathered.
+    """Measure a checkpoint and record every suite with its items; ``inputs`` if already gathered.
 
     Raises UsageError, before anything is generated, if there are no items or an input cannot be read.
     """
     checkpoint = session.resolve(config.checkpoint)
-    asked = asked or gather(session, config, checkpoint, scope)
+    inputs = inputs or gather(session, config, checkpoint, scope)
     checkpoint = session.registered(checkpoint)
     config = replace(config, checkpoint=checkpoint.name)  # "latest" may be another one when this is resumed
-    for problem in asked.problems:
+    for problem in inputs.problems:
         session.display.say(problem)
     number = cycle if cycle is not None else checkpoint.cycle
     with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume) as stage:
@@ -69,8 +69,8 @@ def evaluate(
         bars = _Bars(session, stage, f"evaluate {checkpoint.name}")
         cached = cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops)
         with cached as engine, bars.stack:
-            results = _measure(loaded, engine, config, asked, bars)
-            results += _extra(loaded, engine, config, asked, bars)
+            results = _measure(loaded, engine, config, inputs, bars)
+            results += _extra(loaded, engine, config, inputs, bars)
         if not results:
             raise UsageError(
                 f"there is nothing to evaluate {checkpoint.name} on: give --docs to mid-train on, or --prompts"
@@ -102,16 +102,16 @@ def corpora_measured(session: Session, checkpoint: Checkpoint) -> set[int]:
     return set(scores.domain_knowledge_by_corpus) | set(scores.domain_knowledge_stored_by_corpus)
 
 
-def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, asked: EvalInputs, bars: _Bars) -> list[SuiteResult]:
+def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInputs, bars: _Bars) -> list[SuiteResult]:
     return suites.evaluate(
         loaded,
         engine,
-        instruction=asked.instruction,
-        offered=asked.offered,
-        behaviour=asked.own,
-        probes_by_corpus={k: corpus.probes for k, corpus in asked.corpora.items() if corpus.probes},
-        held_out={k: [d.text for d in corpus.held_out] for k, corpus in asked.corpora.items() if corpus.held_out},
-        general=asked.general,
+        instruction=inputs.instruction,
+        extra_prompts=inputs.extra_prompts,
+        user_suites=inputs.user_suites,
+        probes_by_corpus={k: corpus.probes for k, corpus in inputs.corpora.items() if corpus.probes},
+        held_out={k: [d.text for d in corpus.held_out] for k, corpus in inputs.corpora.items() if corpus.held_out},
+        general=inputs.general,
         max_new_tokens=config.max_new_tokens,
         question_tokens=config.question_tokens,
         seed=config.seed,
@@ -120,30 +120,30 @@ def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, asked: EvalInpu
     )
 
 
-def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, asked: EvalInputs, bars: _Bars) -> list[SuiteResult]:
+def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInputs, bars: _Bars) -> list[SuiteResult]:
     """Evaluate on IFEval's own prompts, the user's texts and lm-eval's tasks, if requested."""
     results = []
-    if asked.ifeval:
-        total = min(len(asked.ifeval["ifeval"].eval_docs), config.limit or sys.maxsize)
+    if inputs.ifeval:
+        total = min(len(inputs.ifeval["ifeval"].eval_docs), config.limit or sys.maxsize)
         progress = counted(bars.show, "ifeval", total)
         results.append(
             evaluate_ifeval(
                 loaded,
                 engine,
-                asked.ifeval,
+                inputs.ifeval,
                 limit=config.limit,
                 max_new_tokens=config.ifeval_tokens,
                 seed=config.seed,
                 progress=progress,
             )
         )
-    if asked.texts:
-        bars.show(UNRELATED, 0, len(asked.texts))
-        results.append(bits_per_byte(loaded, asked.texts, suite=UNRELATED))
+    if inputs.texts:
+        bars.show(UNRELATED, 0, len(inputs.texts))
+        results.append(bits_per_byte(loaded, inputs.texts, suite=UNRELATED))
     lm = EngineLM(loaded, engine, seed=config.seed)
-    for number, (name, task) in enumerate(asked.tasks.items(), start=1):
+    for number, (name, task) in enumerate(inputs.tasks.items(), start=1):
         results += run_tasks(lm, {name: task}, limit=config.limit)
-        bars.show("lm-eval tasks", number, len(asked.tasks))
+        bars.show("lm-eval tasks", number, len(inputs.tasks))
     return results
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evals.generation import tokens_only
-from evals.ifeval import evaluate_instructions
+from evals.instruction_following import evaluate_instructions
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
 from recovery.config import DistillConfig, InterpolateConfig

@@ -267,7 +267,7 @@ class LoadedModels:
         return found
 
     @property
-    def shadow(self) -> MovingAverage | None:
+    def averaged(self) -> MovingAverage | None:
         """The teacher that is a moving average of the student's weights, if any."""
         return next((t.teacher for t in self.timed if isinstance(t.teacher, MovingAverage)), None)
 
@@ -285,7 +285,7 @@ class LoadedModels:
         *,
         hooks: Hooks,
         figure: str = "loss",
-        remembered: Sequence[Resumable] = (),
+        resumables: Sequence[Resumable] = (),
     ) -> TrainResult:
         """Train the student as ``stage`` on the rows of ``source``, with its log, states and stop signal.
 
@@ -295,7 +295,7 @@ class LoadedModels:
         stage.recorder.describe(steps_total=settings.steps)
         with stage.session.display.bar(kind, settings.steps, resume_step(stage.states)) as stage.bar:
             recorded = stage.recording(hooks, stage.bar, figure, settings, str(self.loaded.device))
-            result = self.run(source, stage.states, stage.interrupts, recorded, remembered)
+            result = self.run(source, stage.states, stage.interrupts, recorded, resumables)
         if result.stopped == INTERRUPTED:
             raise StageInterrupted(
                 f"{kind} interrupted at step {result.step} of {settings.steps}; to continue: recover resume"
@@ -309,7 +309,7 @@ class LoadedModels:
         states: Path,
         interrupts: StopSignals,
         hooks: Hooks = Hooks(),  # noqa: B008  # frozen
-        remembered: Sequence[Resumable] = (),
+        resumables: Sequence[Resumable] = (),
     ) -> TrainResult:
         """Run the training loop in this process."""
         return train(
@@ -320,8 +320,8 @@ class LoadedModels:
             hooks=hooks,
             state_dir=states,
             should_stop=lambda: interrupts.requested,
-            remembered=remembered,
-            shadow=self.shadow,
+            resumables=resumables,
+            averaged=self.averaged,
             instrumentation=self.instrumentation,
             helpers=self.helpers,
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from db import queries
 from evals import knowledge
-from evals.ifeval import evaluate_instructions
+from evals.instruction_following import evaluate_instructions
 from evals.probes import load_probes
 from evals.suites import sample, sample_probes
 from pipelines.data.corpus_snapshot import load_snapshots

@@ -40,7 +40,8 @@ class ModelConfig:
     rollout_tokens: int = setting(32768, "Tokens of prompts and completions held at once while sampling.", minimum=16)
     engine: str = setting(
         "transformers",
-        "Sampling engine: transformers, vllm (in this process), or the address of a server (docs/engines.md).",
+        "Sampling engine: transformers, vllm (in this process), or the address of a server: http://... of vLLM, "
+        "sglang+http://... of SGLang (docs/engines.md).",
         metavar="NAME",
     )
     engine_memory: float | None = setting(

@@ -26,7 +26,7 @@ from recovery.errors import UsageError
 from recovery.losses.dense import divergence_, softmaxes_
 from recovery.losses.matmul import linear
 from recovery.losses.sparse import Sparse, cross_entropy, importance_ratio, policy_gradient, top_k
-from recovery.losses.terms import Behaviour, Term, check_per_token, check_terms
+from recovery.losses.terms import BehaviourPolicy, Term, check_per_token, check_terms
 from recovery.models.lm_head import Head
 
 # One buffer of logits: part of the processor's last-level cache for a small vocabulary, but never fewer tokens than
@@ -104,7 +104,7 @@ class _Plan:
     scale: float
     softcap: float | None
     weights_N: Tensor | None
-    behaviour: Behaviour | None
+    behaviour: BehaviourPolicy | None
     dtype: torch.dtype
     wide: torch.dtype
     chunk: int
@@ -140,7 +140,7 @@ def fused_loss(
     *,
     temperature: float = 1.0,
     weights_N: Tensor | None = None,
-    behaviour: Behaviour | None = None,
+    behaviour: BehaviourPolicy | None = None,
     chunk_tokens: int | None = None,
 ) -> FusedOutput:
     """Return the weighted sum of the terms over all tokens, without holding an N x V array.
@@ -326,7 +326,7 @@ def _block(
         logits_NV.copy_(wide_NV)
 
 
-def _weigh(behaviour: Behaviour | None, totals: _Totals, log_p_NV: Tensor, rows: slice) -> None:
+def _weigh(behaviour: BehaviourPolicy | None, totals: _Totals, log_p_NV: Tensor, rows: slice) -> None:
     """Compute the importance ratios of a few tokens; multiply each weight by the ratios of earlier tokens of its
     row.
     """

@@ -28,13 +28,13 @@ from recovery.losses.config import LossConfig
 from recovery.losses.fused import FusedOutput, fused_loss
 from recovery.losses.gradient_stats import Geometry
 from recovery.losses.sparse import top_entries
-from recovery.losses.terms import Behaviour, Term, check_same_vocabulary
+from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded
 from recovery.teachers import Scorer, Teacher, Weighted
 
 # Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response.
-BEHAVIOUR, KNOWLEDGE, LABEL, REWARD = "base", "knowledge", "label", "reward"
+MAIN_TEACHER, KNOWLEDGE, LABEL, REWARD = "base", "knowledge", "label", "reward"
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ class DistillationObjective:
             terms.append(self._policy(batch, 1.0 - lam))
         return terms
 
-    def _behaviour(self, batch: Batch, terms: list[Term]) -> Behaviour | None:
+    def _behaviour(self, batch: Batch, terms: list[Term]) -> BehaviourPolicy | None:
         """Return the sampling distribution of these rows, if they have one and no policy gradient uses it."""
         if batch.old_logprobs_N is None or self.loss_config.ratio_cap == 0.0:
             return None
         if any(term.divergence == "policy_gradient" for term in terms):
             return None
-        return Behaviour(batch.targets_N, batch.old_logprobs_N, batch.rows_N, self.loss_config.ratio_cap)
+        return BehaviourPolicy(batch.targets_N, batch.old_logprobs_N, batch.rows_N, self.loss_config.ratio_cap)
 
     def _policy(self, batch: Batch, weight: float) -> Term:
         """Return the policy gradient on the rows' advantages."""
@@ -186,7 +186,7 @@ class DistillationObjective:
 
 # Metrics of rows that no expert scores, by who scores them; the tracker and the dashboard know them by these names.
 _METRICS = {
-    BEHAVIOUR: {name: name for name in ("entropy", "ratio", "clipped", "dropped")},
+    MAIN_TEACHER: {name: name for name in ("entropy", "ratio", "clipped", "dropped")},
     REWARD: {"loss": "policy_loss"} | {name: name for name in ("entropy", "ratio", "clipped", "dropped")},
     KNOWLEDGE: {"loss": "knowledge_kl", "entropy": "knowledge_entropy"},
     LABEL: {"loss": "label_loss", "entropy": "label_entropy"},
@@ -195,7 +195,7 @@ _METRICS = {
 
 def _metric_names(scored_by: str, loss_config: LossConfig) -> dict[str, str]:
     """Return the names of a batch's metrics; without a name of their own they end in the teacher's: "loss/code"."""
-    known = _METRICS.get(scored_by, {}) | ({"loss": loss_config.loss_metric} if scored_by == BEHAVIOUR else {})
+    known = _METRICS.get(scored_by, {}) | ({"loss": loss_config.loss_metric} if scored_by == MAIN_TEACHER else {})
     figures = ("loss", "entropy", "ratio", "clipped", "dropped")
     return {figure: known.get(figure, f"{figure}/{scored_by}") for figure in figures} | {"anchor": "anchor"}
 

@@ -144,7 +144,7 @@ class Term:
 
 
 @dataclass(frozen=True, eq=False)
-class Behaviour:
+class BehaviourPolicy:
     """The sampling distribution of the tokens, if it differs from the student's: another engine, or older weights.
 
     A divergence between whole distributions sums over the token at its position and needs no ratio for it; only the

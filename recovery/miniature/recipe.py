@@ -235,7 +235,7 @@ def _phase(
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
         log = _logger(bar, bar.add_task("", total=settings.steps), spent.losses, console)
         objective, hooks = DistillationObjective(), Hooks(log=log)
-        train(loaded, counted, objective, settings, hooks=hooks, state_dir=state_dir, remembered=[cost])
+        train(loaded, counted, objective, settings, hooks=hooks, state_dir=state_dir, resumables=[cost])
     spent.tokens, spent.seconds = spent.tokens + cost.tokens, spent.seconds + cost.seconds
 
 

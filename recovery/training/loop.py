@@ -77,8 +77,8 @@ class Objective(Protocol):
     def __call__(self, student: Loaded, batch: Batch) -> LossOutput: ...
 
 
-class Shadow(Protocol):
-    """Weights derived from the trained ones (a moving average): updated after each step, saved with each state."""
+class AveragedWeights(Protocol):
+    """A moving average of the trained weights: updated after each step, saved with each state."""
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -151,17 +151,17 @@ def train(
     hooks: Hooks = Hooks(),
     state_dir: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-    remembered: Sequence[Resumable] = (),
-    shadow: Shadow | None = None,
+    resumables: Sequence[Resumable] = (),
+    averaged: AveragedWeights | None = None,
     instrumentation: Instrumentation | None = None,
     helpers: distributed.Helpers | None = None,
 ) -> TrainResult:
     """Train until ``settings.steps``, until ``should_stop``, or until a hook returns a reason to stop.
 
     With one process a stop is also handled between micro-batches and when ``source`` raises Interrupted: the step is
-    abandoned and the state before it saved. ``remembered`` is the caller's state, stored with the weights and restored
+    abandoned and the state before it saved. ``resumables`` is the caller's state, stored with the weights and restored
     on resume. ``instrumentation`` measures during the forward passes. With several processes only the main one's
-    ``source``, ``hooks`` and ``remembered`` are used, ``helpers`` are the functions that the others run for them, and
+    ``source``, ``hooks`` and ``resumables`` are used, ``helpers`` are the functions that the others run for them, and
     a stop may be requested in any process. Raise RecoveryError if the loss or the gradient is not finite; earlier
     states are kept.
     """
@@ -170,7 +170,7 @@ def train(
         raise UsageError(f"{loaded.path} was loaded frozen: it has no trainable weights")
     optimizers = _optimizers(params, settings)
     state = _State()
-    saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, shadow, remembered)
+    saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, averaged, resumables)
     saved.restore(state)
     run = _Run(loaded, objective, settings, params, optimizers, instrumentation, should_stop)
 
@@ -198,7 +198,7 @@ def train(
             return interrupted()
         step = state.step + 1
         torch.manual_seed(derive_seed(settings.seed, step))
-        started, before = time.perf_counter(), saved.memory()
+        started, before = time.perf_counter(), saved.extra_state()
         try:
             made, guard = on_main(lambda: begin_step(step))  # noqa: B023
             seconds = time.perf_counter() - started
@@ -207,12 +207,12 @@ def train(
             if distributed.size() > 1:  # the error also stops the other processes
                 raise
             run.give_up()
-            saved.remind(before)
+            saved.load_extra_state(before)
             return interrupted()
         state.trained_tokens += int(metrics["tokens_trained"])
         metrics["tokens_per_second"] = metrics["tokens_trained"] / (time.perf_counter() - started)
-        if shadow is not None:
-            shadow.update(params)
+        if averaged is not None:
+            averaged.update(params)
         state.step = step
         state.stopped, good = on_main(lambda: finish_step(step, metrics))  # noqa: B023
         if state.stopped is not None and state.stopped.startswith(COLLAPSE):
@@ -418,27 +418,32 @@ def inside_layers(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Saved:
-    """The training states of a run: weights, optimizer, shadow weights, the state of the loop and of its caller."""
+    """The training states of a run: weights, optimizer, averaged weights, the state of the loop and of its caller."""
 
     states: States
     params: dict[str, torch.nn.Parameter]
     optimizers: list[torch.optim.Optimizer]
-    shadow: Shadow | None
-    remembered: Sequence[Resumable]
+    averaged: AveragedWeights | None
+    resumables: Sequence[Resumable]
 
-    def memory(self) -> dict[str, Any]:
+    def __post_init__(self) -> None:
+        names = [name for owner in self.resumables for name in owner.state()]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two resumables store {', '.join(sorted(twice))}: give one of them a prefix")
+
+    def extra_state(self) -> dict[str, Any]:
         """Return the caller's state, in values that later steps do not change."""
-        return copy.deepcopy({name: value for owner in self.remembered for name, value in owner.state().items()})
+        return copy.deepcopy({name: value for owner in self.resumables for name, value in owner.state().items()})
 
-    def remind(self, memory: Mapping[str, Any]) -> None:
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restore the caller's state."""
-        for owner in self.remembered:
-            owner.restore(memory)
+        for owner in self.resumables:
+            owner.restore(state)
 
     def write(self, state: _State) -> None:
         """Write the state of the last step, unless it exists already."""
         meta = {"step": state.step, "trained_tokens": state.trained_tokens, "stopped": state.stopped}
-        self.states.write(state.step, self._tensors(), meta | {"memory": self.memory()})
+        self.states.write(state.step, self._tensors(), meta | {"memory": self.extra_state()})
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         names = {id(p): name for name, p in self.params.items()}
@@ -446,8 +451,8 @@ class _Saved:
         for optimizer in self.optimizers:
             for p, entries in optimizer.state.items():
                 tensors |= {f"optimizer/{key}/{names[id(p)]}": v.detach() for key, v in entries.items()}
-        if self.shadow is not None:
-            tensors |= {f"shadow/{name}": tensor.detach() for name, tensor in self.shadow.tensors.items()}
+        if self.averaged is not None:
+            tensors |= {f"shadow/{name}": tensor.detach() for name, tensor in self.averaged.tensors.items()}
         return tensors
 
     def restore(self, state: _State) -> bool:
@@ -459,14 +464,14 @@ class _Saved:
         self._load(tensors)
         state.step, state.trained_tokens = meta["step"], meta["trained_tokens"]
         state.stopped = meta["stopped"]
-        self.remind(meta["memory"])
+        self.load_extra_state(meta["memory"])
         return True
 
     def _load(self, tensors: Reader) -> None:
         with torch.no_grad():
             for name, p in self.params.items():
                 local(p).copy_(tensors.get(f"param/{name}", p))
-            for name, weight in self.shadow.tensors.items() if self.shadow is not None else ():
+            for name, weight in self.averaged.tensors.items() if self.averaged is not None else ():
                 weight.copy_(tensors.get(f"shadow/{name}"))
             chosen = {id(p): o for o in self.optimizers for group in o.param_groups for p in group["params"]}
             for key in tensors.names():

@@ -109,8 +109,8 @@ def test_nothing_is_asked_twice_and_the_headline_is_untouched(loaded: Loaded) ->
         loaded,
         engine,
         instruction=prompts,
-        offered=offered,
-        behaviour=own,
+        extra_prompts=offered,
+        user_suites=own,
         max_new_tokens=5,
         progress=lambda *step: steps.append(step),
     )

@@ -11,7 +11,7 @@ import pytest
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
 
-from evals.ifeval import read_ifeval
+from evals.instruction_following import read_ifeval
 from evals.lm_eval_tasks import quiet
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.miniature import materialise

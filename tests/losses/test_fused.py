@@ -17,7 +17,7 @@ from recovery.errors import ModelError, RecoveryError, UsageError
 from recovery.losses import fused, matmul
 from recovery.losses.config import WHOLE_VOCABULARY as WHOLE
 from recovery.losses.fused import FusedOutput, fused_loss
-from recovery.losses.terms import Behaviour, Term
+from recovery.losses.terms import BehaviourPolicy, Term
 from recovery.models.lm_head import Head
 from tests.support import plain_term
 
@@ -545,7 +545,7 @@ def test_tokens_of_another_sampler_are_weighted_by_earlier_ratios(form: str) -> 
     ratio_N = (log_p_N - case.old_N).exp()
     rows_N = torch.arange(tokens) // 4  # rows that chunks of five split
     before_N = torch.stack([ratio_N[4 * (at // 4) : at].prod() for at in range(tokens)])
-    behaviour = Behaviour(case.targets_N, case.old_N, rows_N, cap=2.0)
+    behaviour = BehaviourPolicy(case.targets_N, case.old_N, rows_N, cap=2.0)
     output = case.loss(*terms, behaviour=behaviour, chunk_tokens=5)
     total = (case.weights_N * before_N.clamp(max=2.0) * case.plain(*terms)).sum()
     torch.testing.assert_close(output.loss.detach(), total.detach())
@@ -572,11 +572,11 @@ def test_importance_weights_correct_for_older_weights() -> None:
     logprobs_N = torch.stack([part for word in range(words) for part in (then_W[word], then_W[0])])
     rows_N = torch.arange(2 * words) // 2
 
-    def mean(logprobs_W: torch.Tensor, behaviour: Behaviour | None) -> torch.Tensor:
+    def mean(logprobs_W: torch.Tensor, behaviour: BehaviourPolicy | None) -> torch.Tensor:
         term = Term("reverse_kl", teacher_hidden_NE=hidden_ND, teacher_head=teacher)
         weights_N = logprobs_W.exp().repeat_interleave(2)
         return fused_loss(hidden_ND, head, [term], weights_N=weights_N, behaviour=behaviour).loss
 
     expected = mean(now_W, None)
     assert (mean(then_W, None) - expected).abs() > 0.01
-    torch.testing.assert_close(mean(then_W, Behaviour(targets_N, logprobs_N, rows_N, cap=1e6)), expected)
+    torch.testing.assert_close(mean(then_W, BehaviourPolicy(targets_N, logprobs_N, rows_N, cap=1e6)), expected)

@@ -58,11 +58,15 @@ def divergence_falls(runner: ExperimentRunner, name: str, metric: str = "reverse
 
 
 # The settings of each preset, and the figure that must change: a metric that falls, or a share that rises.
+WITH_A_TEACHER = ("opd", "gkd", "off-policy-kd", "distillm", "opd-sampled", "one-step-opd")
+IMITATING = ("sft", "asft", "rejection-sft", "sequence-kd", "self-distillation", "continuation-opd")
+WITH_A_REWARD = ("grpo", "mixed")
+WITH_A_CONTEXT = ("sdft", "deliberative", "opcd", "document-in-context", "pi-distill", "opsd")
 SHORT: dict[str, Any] = {"steps": 16, "prompts_per_step": 24, "samples_per_prompt": 1, "max_new_tokens": 40, "lr": 1e-3}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["opd", "gkd", "off-policy-kd", "distillm", "opd-sampled", "one-step-opd"])
+@pytest.mark.parametrize("name", WITH_A_TEACHER)
 def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(degraded: ExperimentRunner, name: str) -> None:
     runner = degraded
     settings = SHORT | ({"batch_epochs": 2} if name == "opd-sampled" else {})
@@ -76,9 +80,7 @@ def test_methods_with_a_checkpoint_as_teacher_come_nearer_to_it(degraded: Experi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["sft", "asft", "rejection-sft", "sequence-kd", "self-distillation", "continuation-opd"]
-)
+@pytest.mark.parametrize("name", IMITATING)
 def test_methods_that_imitate_lower_the_loss_of_what_they_imitate(
     degraded: ExperimentRunner, mends: Path, name: str
 ) -> None:
@@ -118,7 +120,9 @@ def test_sft_on_answers_teaches_them(runner: ExperimentRunner, mends: Path) -> N
     assert exact_share(*runner.loaded("expert"), asked) > exact_share(*runner.loaded("base"), asked) + 0.05
 
 
-@pytest.mark.parametrize("name", ["grpo", pytest.param("mixed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [WITH_A_REWARD[0], *(pytest.param(n, marks=pytest.mark.slow) for n in WITH_A_REWARD[1:])]
+)
 def test_methods_with_a_reward_raise_it(runner: ExperimentRunner, name: str, request: pytest.FixtureRequest) -> None:
     """A custom reward by dotted name: short completions, which every model learns in a few steps."""
     if name == "mixed":
@@ -166,7 +170,7 @@ def likelihood(runner: ExperimentRunner, name: str, prompts: list[Prompt]) -> fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["sdft", "deliberative", "opcd", "document-in-context", "pi-distill", "opsd"])
+@pytest.mark.parametrize("name", WITH_A_CONTEXT)
 def test_methods_with_a_context_take_it_in(runner: ExperimentRunner, name: str) -> None:
     """The teacher's completions given the context become more likely without it."""
     prompts = with_context(name)
@@ -182,13 +186,8 @@ def test_methods_with_a_context_take_it_in(runner: ExperimentRunner, name: str) 
     assert likelihood(runner, name, prompts[40:140]) > likelihood(runner, "base", prompts[40:140]) + 0.1
 
 
-def test_every_preset_was_tried_here() -> None:
-    tried = {
-        *("opd", "gkd", "off-policy-kd", "opd-sampled", "one-step-opd", "sft", "asft", "rejection-sft", "sequence-kd"),
-        *("distillm", "self-distillation", "continuation-opd", "grpo", "mixed", "sdft", "deliberative", "opcd"),
-        *("document-in-context", "pi-distill", "opsd"),
-    }
-    assert tried == set(METHODS)
+def test_every_preset_is_trained_by_a_test_above() -> None:
+    assert {*WITH_A_TEACHER, *IMITATING, *WITH_A_REWARD, *WITH_A_CONTEXT} == set(METHODS)
 
 
 def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> None:

@@ -157,7 +157,7 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
             hooks=Hooks(log=lambda step, _: done.append(step)),
             state_dir=state_dir,
             should_stop=lambda: stop and scored.count(3) == 2,
-            remembered=[memory],
+            resumables=[memory],
         )
         return loaded, result, memory.made, done
 

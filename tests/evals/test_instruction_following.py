@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from evals.grading import judge_responses, refuses
-from evals.ifeval import evaluate_instructions, read_ifeval
+from evals.instruction_following import evaluate_instructions, read_ifeval
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded, load_model
