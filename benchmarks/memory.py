@@ -108,12 +108,12 @@ MEASURED = "measured"  # prefix of the line for the parent
 
 @dataclass(frozen=True)
 class Case:
-    """One stage on one model; ``told`` is whether freed memory is returned to the system."""
+    """One stage on one model; ``returned`` is whether freed memory goes back to the system."""
 
     shape: str
     stage: str
     precision: str
-    told: bool = True
+    returned: bool = True
 
     @property
     def emulated(self) -> bool:
@@ -133,7 +133,7 @@ def cases() -> list[Case]:
     return [
         *[Case(shape, stage, own) for shape in SHAPES for stage in STAGES],
         *[Case("untied", stage, other) for stage in some],
-        *[Case("untied", stage, own, told=False) for stage in some],
+        *[Case("untied", stage, own, returned=False) for stage in some],
     ]
 
 
@@ -217,7 +217,7 @@ class Row:
 
 def in_process_of_its_own(folder: Path, *, seed: int, case: Case | None = None, shapes: str = "") -> str:
     """Create the workspaces of some shapes, or measure a case; return the output of the process."""
-    limits = ENVIRONMENT if case is not None and case.told else {}
+    limits = ENVIRONMENT if case is not None and case.returned else {}
     request = {"folder": str(folder), "seed": seed, "shapes": shapes, "case": None if case is None else asdict(case)}
     finished = subprocess.run(
         [sys.executable, "-m", "benchmarks.memory", "--child", json.dumps(request)],
@@ -255,10 +255,10 @@ def markdown(rows: list[Row]) -> str:
         for s in SHAPES.values()
     ]
     parts = [_report.table(("model", "vocabulary", "width", "layers", "ffn", "heads", "parameters"), models), ""]
-    judged = [row for row in rows if row.case.told and not row.case.emulated]
+    judged = [row for row in rows if row.case.returned and not row.case.emulated]
     tables = {
         "Freed memory returned to the system:": judged,
-        "Freed memory cached, as by default:": [row for row in rows if not row.case.told],
+        "Freed memory cached, as by default:": [row for row in rows if not row.case.returned],
         "Freed memory returned, bfloat16 on a processor without it:": [row for row in rows if row.case.emulated],
     }
     for title, chosen in tables.items():

@@ -32,7 +32,7 @@ def example() -> str:
 
 def measured() -> str:
     """Return the benchmark's results as a table."""
-    rows = [row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if row["told"]]
+    rows = [row for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"] if row["returned"]]
     lines = ["| model | stage | precision | predicted | measured | error |", "|---|---|---|---|---|---|"]
     for row in rows:
         error = row["predicted"] / row["measured"] - 1

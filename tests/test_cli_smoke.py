@@ -145,7 +145,7 @@ def test_ctrl_c_leaves_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_given_tells_a_flag_from_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_distinguishes_a_flag_from_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
 
     @click.command()

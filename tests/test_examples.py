@@ -89,7 +89,7 @@ def test_an_answer_stands_in_its_page(docs: Path) -> None:
 
 
 @pytest.mark.parametrize("corpus", sorted(PAGES))
-def test_nothing_that_is_told_in_training_is_asked_for_with_the_words_of_a_test_question(
+def test_nothing_trained_is_asked_for_with_the_words_of_a_test_question(
     docs: Path, tmp_path: Path, corpus: str
 ) -> None:
     for page in PAGES[corpus]:

@@ -81,7 +81,7 @@ def test_a_report_is_two_files_that_need_nothing_else(ask: Ask, home: Path, tmp_
     assert ask("report", 9)[0] == 1
 
 
-def test_prune_only_tells_until_it_is_told_to(ask: Ask, home: Path) -> None:
+def test_prune_only_reports_until_it_is_asked_to_delete(ask: Ask, home: Path) -> None:
     status, result = ask("prune")
     names = [removal["name"] for removal in result["removals"]]
     assert status == 0 and result["freed"] == 0 and result["bytes"] > 0

@@ -10,7 +10,7 @@ from pipelines.cli import doctor
 from pipelines.cli.doctor import Finding, billions, describe, existing_parent
 
 
-def test_a_busy_machine_is_told_to_use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_busy_machine_one_thread_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.os, "getloadavg", lambda: (3.0, 3.0, 3.0))
     busy = doctor.look_at_threads(threads=4, cores=4)
     assert busy.state == "note"

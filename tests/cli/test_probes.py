@@ -106,7 +106,7 @@ def test_a_dry_run_writes_nothing(invoke: Call, topics: Path, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_writer_that_cannot_write_is_told_and_gaps_take_its_place(
+def test_a_writer_that_cannot_write_is_reported_and_gaps_take_its_place(
     invoke: Call, topics: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     command = ["build", "--docs", topics, "--out", "a.jsonl", "--writer", "base", "--model", tiny_model]
@@ -172,7 +172,7 @@ def test_review_shows_what_a_person_has_to_judge(invoke: Call, file: Path, tmp_p
     assert load_probes(file) == [PORT, DOCK, KEYS]
 
 
-def test_probes_are_dropped_and_added_and_both_counts_told(invoke: Call, file: Path, tmp_path: Path) -> None:
+def test_probes_are_dropped_and_added_and_both_counts_reported(invoke: Call, file: Path, tmp_path: Path) -> None:
     added = tmp_path / "more.jsonl"
     added.write_text('{"question": "Where is the lamp?", "answer": "Pier 4"}\n{broken\n', encoding="utf-8")
     result = json.loads(invoke("review", file, "--drop", "port", "--add", added, "--json"))

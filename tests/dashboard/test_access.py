@@ -36,7 +36,7 @@ def test_passwords_are_kept_as_slow_hashes() -> None:
     assert hash_password("correct horse") != kept, "each with its own salt"
 
 
-def test_a_file_of_users_is_private_and_tells_its_faults(tmp_path: Path) -> None:
+def test_a_file_of_users_is_private_and_shows_its_faults(tmp_path: Path) -> None:
     path = tmp_path / "users"
     add_user(path, "ada", "correct horse")
     add_user(path, "bob", "battery staple")

@@ -34,7 +34,7 @@ def database(tmp_path: Path, seeding: ModuleType) -> Path:
     return filled(tmp_path / "tracker.db", seeding)
 
 
-def test_a_token_tells_its_figures_to_keyboard_and_mouse(
+def test_a_token_shows_its_figures_to_keyboard_and_mouse(
     database: Path, serve: Callable[[Path], str], visit: Callable[..., Visit]
 ) -> None:
     address = serve(database)

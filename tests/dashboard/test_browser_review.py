@@ -85,7 +85,7 @@ def test_five_clicks_from_the_overview_to_a_rejected_cycle(
 
 
 @pytest.mark.slow
-def test_a_decision_needs_a_name_and_a_reason_and_what_contradicts_is_told(
+def test_a_decision_needs_a_name_and_a_reason_and_what_contradicts_is_reported(
     reviewed: Path, serve: Callable[..., str], visit: Callable[..., Visit]
 ) -> None:
     one = visit()

@@ -59,7 +59,7 @@ def test_no_torch_in_the_dashboard() -> None:
     assert found.stdout.strip() == "[]"
 
 
-def test_the_overview_tells_the_cycles_then_stays_silent(seeded: Any) -> None:
+def test_the_overview_shows_the_cycles_then_stays_silent(seeded: Any) -> None:
     source = Source(seeded.address)
     outputs = overview._refresh(source, None, Request())
     assert "Cycle 3: learnt 95 points" in outputs[3]
@@ -214,7 +214,7 @@ def test_a_stage_resumed_from_an_earlier_step_is_drawn_anew(running: Any) -> Non
     assert "recover resume" in live._refresh(source, outputs[0], Request())[3]
 
 
-def test_alarms_are_told_while_they_last(running: Any) -> None:
+def test_alarms_are_reported_while_they_last(running: Any) -> None:
     source, tracker, stage = Source(running.address), running.tracker, running.running
     experiment = queries.running_stage(tracker.database).experiment_id
     seen = live._refresh(source, None, Request())[0]
@@ -233,7 +233,7 @@ def test_alarms_are_told_while_they_last(running: Any) -> None:
     assert "elsewhere" not in live._refresh(source, seen, Request())[3]
 
 
-def test_a_stage_that_has_gone_silent_is_told(running: Any) -> None:
+def test_a_stage_that_has_gone_silent_is_reported(running: Any) -> None:
     stage = queries.running_stage(running.tracker.database)
     assert stage is not None
     assert live._alarms(stage, []) == ""

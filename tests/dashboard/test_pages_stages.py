@@ -172,7 +172,7 @@ def test_an_answer_that_was_not_kept_is_said(asking: str, looked_into: int, sour
     assert "No such response" in html and links(html, "tokens")
 
 
-def test_where_there_are_token_scores_is_told_elsewhere(looked_into: int, tracker: Tracker, source: Source) -> None:
+def test_other_places_with_token_scores_are_named(looked_into: int, tracker: Tracker, source: Source) -> None:
     tracker.experiment("newer")
     html = text(show_tokens(source, asked()))
     assert "--token-views" in html and f"tokens?experiment=mine&stage={looked_into}" in links(html, "tokens")
@@ -270,7 +270,7 @@ def test_stages_of_several_experiments_share_axes(tracker: Tracker, seeding: Mod
     assert text(chosen).count(" checked>") == 2
 
 
-def test_only_settings_that_differ_are_told(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+def test_only_settings_that_differ_are_reported(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
     experiment = tracker.experiment("mine")
     for name, temperature in (("one", 1.0), ("two", 0.7)):
         seeding.add_distillation(tracker, experiment, name, temperature=temperature, batch=64)
@@ -289,7 +289,7 @@ def test_cost_and_final_scores_stand_beside(tracker: Tracker, seeding: ModuleTyp
     assert f"{flops:.1e}" in html and "4.0k" in html
 
 
-def test_a_stage_without_the_curve_is_told(seeded: Any) -> None:
+def test_a_stage_without_the_curve_is_reported(seeded: Any) -> None:
     source = Source(seeded.address)
     trained = queries.find_stages(source.database(), kinds=("midtrain", "distill"), limit=2)
     chosen = "&".join(f"stage={stage.id}" for stage in trained)
@@ -327,7 +327,7 @@ def test_all_studies_with_their_verdicts(tracker: Tracker, seeding: ModuleType, 
         assert "How it was run" in text(studies._show(source, asked(address)))
 
 
-def test_a_study_tells_its_statements_figures_and_runs(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
+def test_a_study_shows_its_statements_figures_and_runs(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
     table = seeding.add_study(tracker, verdicts=("holds", "undecided"))
     seeding.add_study(tracker, budget=0.5)
     html = text(studies._show(source, asked("?study=recovery")))

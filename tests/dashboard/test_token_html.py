@@ -47,7 +47,7 @@ def test_a_line_ends_where_a_token_ends_it() -> None:
     assert Reader(token_html.shown(" fox", breaks=True)).words == " fox"
 
 
-def test_a_token_tells_what_both_would_have_said() -> None:
+def test_a_token_shows_what_both_would_have_said() -> None:
     top, theirs = [[["fox", 0.75], ["cat", 0.25]]], [[["cat", 0.9996], ["fox", 0.0004]]]
     html = token_html.details(
         rollout(

@@ -23,7 +23,7 @@ def test_what_was_lost_and_won_is_counted_on_the_items_that_both_answered() -> N
     assert compare("suite", first, {"other": Judged(1)}) is None
 
 
-def test_a_clear_loss_is_told_from_chance() -> None:
+def test_a_clear_loss_is_distinguished_from_chance() -> None:
     first = {f"i{n}": Judged(1.0) for n in range(40)}
     second = {f"i{n}": Judged(float(n >= 10)) for n in range(40)}
     found = compare("suite", first, second)

@@ -113,7 +113,7 @@ def test_an_entry_of_a_reference_heads_its_text() -> None:
     assert all(s.raw in text for s in (first, second, last))
 
 
-def test_words_are_told_apart_by_the_company_they_keep() -> None:
+def test_words_are_distinguished_by_the_company_they_keep() -> None:
     usage = Cooccurrence()
     for word, before, after in (
         ("boat", "the ", " is"),
@@ -169,7 +169,7 @@ def test_a_title_is_matched_with_what_stands_under_it(found: list[Sentence], voc
     assert title_probe(opened[0], opened[:3], 0) is None
 
 
-def test_an_ending_is_told_by_nothing_before_it(found: list[Sentence], vocabulary: Vocabulary) -> None:
+def test_an_ending_is_shown_by_nothing_before_it(found: list[Sentence], vocabulary: Vocabulary) -> None:
     cut = endings(found, vocabulary, 50, 0)
     assert len(cut) >= 20
     for ending in cut:

@@ -139,7 +139,7 @@ def test_a_person_decides_with_a_reason(session: Session) -> None:
 
 
 @pytest.mark.slow
-def test_the_report_tells_it_all(session: Session) -> None:
+def test_the_report_has_every_section(session: Session) -> None:
     title, blocks = cycle_report(session, 2)
     assert title.startswith("Cycle 2: learnt ")
     text = " ".join(str(block) for block in blocks)

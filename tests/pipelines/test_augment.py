@@ -101,7 +101,7 @@ def test_documents_without_facts_keep_their_whole_share(session: Session, midtra
     assert plan.steps == plan_midtrain(session, midtrain_config).steps
 
 
-def test_a_writer_is_counted_kept_and_told_before(
+def test_a_writer_is_counted_kept_and_announced(
     session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
 ) -> None:
     config = dataclasses.replace(midtrain_config, docs=make_corpus("Elm"), augment=1, writer="base", steps=2)

@@ -39,7 +39,7 @@ def test_files_beside_the_documents_take_the_place_of_what_would_be_made(corpus:
     assert any("probes.jsonl" in line for line in frozen.lines)
 
 
-def test_a_probe_that_the_documents_answer_themselves_is_told(corpus: Path) -> None:
+def test_a_probe_that_the_documents_answer_themselves_is_reported(corpus: Path) -> None:
     (corpus / "faq.md").write_text("# FAQ\n\nWho keeps the big ferry of Cork? Anna Berg keeps it on every day.\n")
     lines = [
         {"question": "Who keeps the big ferry of Cork?", "answers": ["Anna Berg"]},

@@ -111,7 +111,7 @@ def test_asking_again_generates_nothing_and_gives_the_same_scores(
     assert sum(generated) == 3 * asked
 
 
-def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_told(
+def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_reported(
     session: Session, eval_config: EvalConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"key": f"k{i}", "prompt": f"Name boat {i}.", "answer": "green"} for i in range(3)]
@@ -145,7 +145,7 @@ def answered(suite: str, *scores: float) -> SuiteResult:
     return SuiteResult(suite, score_of(scores), items)
 
 
-def test_what_is_left_of_the_scores_before_is_told(session: Session, midtrain_config: MidtrainConfig) -> None:
+def test_what_is_left_of_the_scores_before_is_reported(session: Session, midtrain_config: MidtrainConfig) -> None:
     first = midtrain(session, midtrain_config)
     second = midtrain(session, midtrain_config)
     assert [one.name for one in session.ancestors(second)] == [first.name, "base"]

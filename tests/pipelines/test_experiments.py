@@ -88,7 +88,7 @@ def test_the_clean_model_stands_beside_what_its_card_says() -> None:
     assert "model card" not in page([RUN], "two-teachers", "the command")
 
 
-def test_what_is_left_of_earlier_corpora_is_told_for_each_cycle() -> None:
+def test_what_is_left_of_earlier_corpora_is_reported_for_each_cycle() -> None:
     def asked(name: str, cycle: int, kind: str, *facts: float) -> Measured:
         suites = {
             f"domain_knowledge/{number}": {

@@ -276,7 +276,7 @@ def test_a_decoder_without_a_list_of_layers_is_not_compiled() -> None:
         compile_layers(torch.nn.Linear(2, 2), torch.device("cpu"))
 
 
-def test_a_machine_that_cannot_compile_is_told_so_in_one_line(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_machine_that_cannot_compile_gets_one_line(tmp_path: Path, tiny_model: Path) -> None:
     code = (
         "import sys; from recovery.errors import UsageError; from recovery.models.loading import load_model\n"
         "try: load_model(sys.argv[1], tuning='full', device='cpu', compiled=True)\n"

@@ -222,7 +222,7 @@ def test_a_server_that_was_restarted_unseen_is_given_the_weights_again(
 
 
 @pytest.mark.slow
-def test_a_server_without_the_means_is_told_what_it_lacks(
+def test_an_error_names_what_the_server_lacks(
     teacher_server: Any, tied: Path, make_tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
     from tests.vllm.conftest import SHAPE
