@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from evals.probe_review import counts
 from evals.probes import PROBES_FILE, build_probes, probe_side, too_few
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.model_loading import load_frozen
-from pipelines.runtime.progress import Bar, Display
+from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session
 from recovery.config import ModelConfig
 from recovery.data.corpus import Corpus, read_corpus
@@ -165,28 +164,9 @@ def writer_of(session: Session, checkpoint: Checkpoint, config: ModelConfig) -> 
     def ask(corpus: Corpus, count: int) -> list[Probe]:
         loaded = load_frozen(session.verified(checkpoint), config)
         found = question_passages(corpus, count, config.seed)
-        with engine_of(loaded, config) as engine, contextlib.ExitStack() as shown:
-            bars = _Bars(session.display, f"questions by {checkpoint.name}", shown)
+        bars = SuccessiveBars(session.display, f"questions by {checkpoint.name}")
+        with engine_of(loaded, config) as engine, bars:
             writer = Writer(loaded.chat, engine, loaded.max_length, config.seed, bars.show)
             return writer.probes(found, corpus.documents, count)
 
     return ask
-
-
-@dataclass
-class _Bars:
-    """Successive bars for writing questions and for answering them with and without the passage."""
-
-    display: Display
-    title: str
-    stack: contextlib.ExitStack
-    current: tuple[str, int] = ("", 0)
-    bar: Bar | None = field(default=None)
-
-    def show(self, what: str, done: int, total: int, tokens: int) -> None:
-        """The progress callback of evals.probe_generation."""
-        if (what, total) != self.current or self.bar is None:
-            self.stack.close()
-            bar = self.display.bar(f"{self.title}: {what}", total)
-            self.current, self.bar = (what, total), self.stack.enter_context(bar)
-        self.bar.update_tokens(done, tokens)

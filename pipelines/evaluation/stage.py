@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from db import queries, records
 from evals import suites
@@ -16,7 +15,7 @@ from evals.retention import run_tasks
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
-from pipelines.runtime.progress import Bar
+from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import EvalConfig, to_json
@@ -66,11 +65,17 @@ def evaluate(
     number = cycle if cycle is not None else checkpoint.cycle
     with running(session, "evaluate", config, cycle=number, student=checkpoint, resume=resume) as stage:
         loaded = load_frozen(session.verified(checkpoint), config)
-        bars = _Bars(session, stage, f"evaluate {checkpoint.name}")
+        bars = SuccessiveBars(session.display, f"evaluate {checkpoint.name}")
+
+        def show(suite: str, done: int, total: int, tokens: int) -> None:
+            stage.interrupts.check()
+            bars.show(suite, done, total, tokens)
+            stage.recorder.progress(done, total)
+
         cached = cached_engine(session, checkpoint, loaded, config, complete_loops=config.complete_loops)
-        with cached as engine, bars.stack:
-            results = _measure(loaded, engine, config, inputs, bars)
-            results += _extra(loaded, engine, config, inputs, bars)
+        with cached as engine, bars:
+            results = _measure(loaded, engine, config, inputs, show)
+            results += _extra(loaded, engine, config, inputs, show)
         if not results:
             raise UsageError(
                 f"there is nothing to evaluate {checkpoint.name} on: give --docs to mid-train on, or --prompts"
@@ -102,7 +107,9 @@ def corpora_measured(session: Session, checkpoint: Checkpoint) -> set[int]:
     return set(scores.domain_knowledge_by_corpus) | set(scores.domain_knowledge_stored_by_corpus)
 
 
-def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInputs, bars: _Bars) -> list[SuiteResult]:
+def _measure(
+    loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInputs, show: suites.SuiteProgress
+) -> list[SuiteResult]:
     return suites.evaluate(
         loaded,
         engine,
@@ -116,16 +123,18 @@ def _measure(loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInp
         question_tokens=config.question_tokens,
         seed=config.seed,
         limit=config.limit,
-        progress=bars.show,
+        progress=show,
     )
 
 
-def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInputs, bars: _Bars) -> list[SuiteResult]:
+def _extra(
+    loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInputs, show: suites.SuiteProgress
+) -> list[SuiteResult]:
     """Evaluate on IFEval's own prompts, the user's texts and lm-eval's tasks, if requested."""
     results = []
     if inputs.ifeval:
         total = min(len(inputs.ifeval["ifeval"].eval_docs), config.limit or sys.maxsize)
-        progress = counted(bars.show, "ifeval", total)
+        progress = counted(show, "ifeval", total)
         results.append(
             evaluate_ifeval(
                 loaded,
@@ -138,12 +147,12 @@ def _extra(loaded: Loaded, engine: Engine, config: EvalConfig, inputs: EvalInput
             )
         )
     if inputs.texts:
-        bars.show(UNRELATED, 0, len(inputs.texts))
+        show(UNRELATED, 0, len(inputs.texts), 0)
         results.append(bits_per_byte(loaded, inputs.texts, suite=UNRELATED))
     lm = EngineLM(loaded, engine, seed=config.seed)
     for number, (name, task) in enumerate(inputs.tasks.items(), start=1):
         results += run_tasks(lm, {name: task}, limit=config.limit)
-        bars.show("lm-eval tasks", number, len(inputs.tasks))
+        show("lm-eval tasks", number, len(inputs.tasks), 0)
     return results
 
 
@@ -164,25 +173,3 @@ def record(session: Session, stage: Stage, checkpoint: Checkpoint, result: Suite
         items=result.items,
         by=stage.recorder,
     )
-
-
-@dataclass
-class _Bars:
-    """A progress bar for the current suite; its callback also checks for interrupts."""
-
-    session: Session
-    stage: Stage
-    title: str
-    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    suite: str = ""
-    bar: Bar | None = None
-
-    def show(self, suite: str, done: int, total: int, tokens: int = 0) -> None:
-        """The progress callback of evals.suites."""
-        self.stage.interrupts.check()
-        if suite != self.suite or self.bar is None:
-            self.stack.close()
-            bar = self.session.display.bar(f"{self.title}: {suite}", total)
-            self.suite, self.bar = suite, self.stack.enter_context(bar)
-        self.bar.update_tokens(done, tokens)
-        self.stage.recorder.progress(done, total)

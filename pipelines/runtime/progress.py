@@ -107,6 +107,31 @@ class Display:
                 self.progress = None
 
 
+@dataclass
+class SuccessiveBars:
+    """One bar at a time for the parts of a task, named ``title: part``. Used as a context; the end closes the bar."""
+
+    display: Display
+    title: str
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _shown: tuple[str, int] = ("", 0)
+    _bar: Bar | None = None
+
+    def __enter__(self) -> SuccessiveBars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, part: str, done: int, total: int, tokens: int = 0) -> None:
+        """Show how many of a part's items are done, and the tokens generated for them."""
+        if (part, total) != self._shown or self._bar is None:
+            self._stack.close()
+            bar = self.display.bar(f"{self.title}: {part}", total)
+            self._shown, self._bar = (part, total), self._stack.enter_context(bar)
+        self._bar.update_tokens(done, tokens)
+
+
 def duration(seconds: float) -> str:
     """Format a time span: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
