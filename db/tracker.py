@@ -36,6 +36,8 @@ from db.schema import (
 from db.session import insert_new, insert_row, open_database
 from db.stage_recorder import StageRecorder
 
+# Metrics that are also summed in columns of the stage.
+TOKEN_COUNTS = ("tokens_sampled", "tokens_scored", "tokens_trained")
 _SAMPLES_AT_ONCE = 500
 
 
@@ -190,6 +192,8 @@ class Tracker:
     def resume_stage(self, stage_id: int, *, from_step: int, steps_total: int | None = None) -> StageRecorder:
         """Resume a stage from a step; metrics recorded after it are deleted, since they will be recorded again.
 
+        The tokens of these steps are taken from the stage's counts, so that steps repeated after a kill count once.
+
         Raises StageBusyError while a live process runs it, DatabaseError if there is none or it is finished.
         """
         with self.database.writing() as connection:
@@ -209,8 +213,9 @@ class Tracker:
                 _refuse_second(connection, row.cycle_id, now)
             total = row.steps_total if steps_total is None else steps_total
             held = Held(stage_id, wall_before=row.wall_seconds, steps_done=from_step, steps_total=total)
-            _forget_after(connection, stage_id, from_step)
-            values = _who_runs(held, now) | {"attempts": row.attempts + 1, "steps_done": from_step}
+            repeated = _forget_after(connection, stage_id, from_step)
+            values = {name: max(0, getattr(row, name) - count) for name, count in repeated.items()}
+            values |= _who_runs(held, now) | {"attempts": row.attempts + 1, "steps_done": from_step}
             values |= {"steps_total": total, "finished_at": None, "stopped": "", "error": ""}
             connection.execute(update(Stage).where(Stage.id == stage_id).values(values))
         return StageRecorder(self.database, self._writer, held, row.kind)
@@ -392,9 +397,19 @@ def _refuse_second(connection: Connection, cycle_id: int, now: float) -> None:
             )
 
 
-def _forget_after(connection: Connection, stage_id: int, step: int) -> None:
-    """Delete the metrics and token scores of a stage after a step, and update the newest point of each series."""
+def _forget_after(connection: Connection, stage_id: int, step: int) -> dict[str, int]:
+    """Delete the metrics and token scores of a stage after a step, and update the newest point of each series.
+
+    Returns the deleted steps' tokens, by the column that counts them.
+    """
     series = select(MetricSeries.id).where(MetricSeries.stage_id == stage_id)
+    counts = (
+        select(MetricSeries.name, func.sum(MetricPoint.value))
+        .join(MetricPoint, MetricPoint.series_id == MetricSeries.id)
+        .where(MetricSeries.stage_id == stage_id, MetricSeries.name.in_(TOKEN_COUNTS), MetricPoint.step > step)
+        .group_by(MetricSeries.name)
+    )
+    deleted = {name: int(tokens or 0) for name, tokens in connection.execute(counts)}
     connection.execute(delete(MetricPoint).where(MetricPoint.series_id.in_(series), MetricPoint.step > step))
     connection.execute(delete(TokenScores).where(TokenScores.stage_id == stage_id, TokenScores.step > step))
     for series_id in list(connection.scalars(series.where(MetricSeries.last_step > step))):
@@ -409,6 +424,7 @@ def _forget_after(connection: Connection, stage_id: int, step: int) -> None:
         else:
             values = {"last_step": last.step, "last_value": last.value, "last_time": last.time}
             connection.execute(update(MetricSeries).where(MetricSeries.id == series_id).values(values))
+    return deleted
 
 
 def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:

@@ -8,6 +8,7 @@ flushed.
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
@@ -49,7 +50,10 @@ class SglangStub:
     updates: list[str] = field(default_factory=list)
     flushed: int = 0
     weight_version: str = "default"
+    is_generation: bool = True
+    missing: str = ""  # path of an endpoint that an old server lacks
     paths: list[str] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)  # of /generate
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _server: ThreadingHTTPServer | None = None
 
@@ -75,11 +79,13 @@ class SglangStub:
         self.paths.append(path)
         if self.key and authorization != f"Bearer {self.key}":
             return 401, {"error": "Unauthorized"}
+        if path == self.missing:
+            return 404, {"detail": "Not Found"}
         with self._lock:
             if path == "/health":
                 return 200, ""
             if path == "/get_model_info":
-                about = {"model_path": str(self.model_path), "is_generation": True, "tokenizer_path": ""}
+                about = {"model_path": str(self.model_path), "is_generation": self.is_generation, "tokenizer_path": ""}
                 return 200, about | {"preferred_sampling_params": None, "weight_version": self.weight_version}
             if path == "/get_server_info":
                 return 200, {"context_length": self.context_length, "max_total_num_tokens": 4096}
@@ -105,6 +111,7 @@ class SglangStub:
         return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
     def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
+        self.bodies.append(json.loads(json.dumps(body)))
         unknown = set(body["sampling_params"]) - set(_DEFAULTS)
         if unknown:
             return 400, {"error": {"message": f"Unexpected keyword argument {sorted(unknown)[0]!r}"}}

@@ -116,19 +116,22 @@ def test_details_known_later_are_added(tracker: Tracker, experiment: int) -> Non
 def test_resuming_forgets_what_came_after(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "distill", steps_total=20)
     for step in range(1, 11):
-        stage.log(step, {"loss": float(step), **({"late": 1.0} if step > 8 else {})})
+        stage.log(step, {"loss": float(step), "tokens_trained": 100.0, **({"late": 1.0} if step > 8 else {})})
+        stage.usage(tokens_trained=100, tokens_sampled=10)
     stage.interrupt()
     before = read(tracker, stage.id).wall_seconds
     tracker.add_token_scores(stage.id, 9, [{"tokens": ["a"], "values": {"reverse_kl": [0.1]}}])
     again = tracker.resume_stage(stage.id, from_step=6)
     assert queries.series(tracker.database, stage.id, max_points=None)["loss"][-1].step == 6
-    again.log(7, {"loss": 70.0})
+    again.log(7, {"loss": 70.0, "tokens_trained": 100.0})
+    again.usage(tokens_trained=100)
     again.finish()
     assert points(tracker, stage.id, "loss") == [(n, float(n)) for n in range(1, 7)] + [(7, 70.0)]
-    assert queries.metric_names(tracker.database, stage.id) == ["loss"]
+    assert queries.metric_names(tracker.database, stage.id) == ["loss", "tokens_trained"]
     assert queries.token_numbers(tracker.database, stage.id) == []
     found = read(tracker, stage.id)
     assert (found.attempts, found.steps_done, found.status) == (2, 7, "finished")
+    assert (found.tokens_trained, found.tokens_sampled) == (700, 100), "repeated steps count once, other tokens stay"
     assert found.wall_seconds > before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from evals.loops import NoLoops, loop_in, repeated_4grams
 from evals.suites import behaviours, evaluate
 from recovery.models.loading import load_model
 from recovery.rollouts import TransformersEngine
-from recovery.types import Check, Message, Prompt
+from recovery.types import Check, Item, Message, Prompt
 from tests.support import Noting
 
 PLAIN = "The harbour opens at seven. A ticket is good for one crossing, and the ferry leaves from the second pier."
@@ -36,6 +37,10 @@ def prompts(count: int) -> list[Prompt]:
         ("| a | b | c | d |\n" + "|----------" * 4 + "|\n| 1 | 2 | 3 | 4 |", 0),
         ("Results\n" + "=" * 60 + "\n# " + "-" * 60 + "\n" + PLAIN, 0),
         ("wait" + "!" * 200, 1),
+        ("wait" + "!" * 199, 0),
+        ("wait" + " " * 200 + "on", 0),
+        ((" ".join(f"w{n}" for n in range(200)) + " ") * 4, 200),
+        ((" ".join(f"w{n}" for n in range(201)) + " ") * 4, 0),
         ((PLAIN + "\n") * 4, 23),
         (
             "- one\n- two\n- three\n- four\n- five\n- six\n- seven\n- eight\n- nine\n- ten\n- eleven\n- twelve\n- more",
@@ -62,6 +67,24 @@ def test_its_score_is_the_share_of_responses_without_a_loop() -> None:
     assert (result.score.value, result.score.n) == (0.5, 4)
     assert result.details["repeated_4grams"].value == pytest.approx(2 * (36 / 37) / 4)
     assert [item.extra.get("loop_words") for item in result.items] == [None, 1, 1, None]
+    assert {item.extra["rule"] for item in result.items} == {"loops"}
+
+
+def test_counts_are_carried_over_and_groups_are_clusters() -> None:
+    items = [
+        Item(f"p{n}", "Write.", "ha " * 40 if n < 2 else PLAIN, 1.0, group=f"g{n // 2}", extra=extra)
+        for n, extra in enumerate([{"tokens": 40, "finished": False, "tags": ["a"], "other": 1}, {}, {}, {}])
+    ]
+    result = NoLoops().result(items)
+    assert {name: result.items[0].extra[name] for name in ("tokens", "finished", "tags")} == {
+        "tokens": 40,
+        "finished": False,
+        "tags": ["a"],
+    }
+    assert "other" not in result.items[0].extra
+    alone = NoLoops().result([dataclasses.replace(item, group="") for item in items])
+    assert result.score.value == alone.score.value == 0.5
+    assert result.score.stderr > alone.score.stderr, "two clusters, not four independent items"
 
 
 def test_it_scores_what_is_answered_anyway(tiny_model: Path) -> None:

@@ -21,6 +21,7 @@ from evals.statistics import (
     ratio_of,
     recovered,
     score_of,
+    spread,
 )
 from recovery.errors import RecoveryError
 from recovery.types import Item, Score, SuiteResult
@@ -390,3 +391,8 @@ def test_more_items_as_asked_decide_it_four_times_in_five() -> None:
         0.8, abs=0.04
     )
     assert paired_contrast([1] * 10, [1] * 10).more() is None
+
+
+def test_the_spread_is_mean_and_standard_deviation() -> None:
+    assert spread([1.0, 2.0, 6.0]) == (3.0, pytest.approx(7**0.5))
+    assert spread([4.0]) == (4.0, 0.0)

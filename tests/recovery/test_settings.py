@@ -77,6 +77,14 @@ def test_the_message_says_what_is_allowed(kind: type, values: dict[str, Any], me
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize("bound", ["minimum", "above", "maximum", "below"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_never_allowed(bound: str, value: float) -> None:
+    declared = Setting("help", **{bound: 0})  # type: ignore[arg-type]
+    assert not declared.allows(value)
+    assert declared.refusal(value) == f"is {value}, but must be a finite number"
+
+
 def test_a_declaration_can_be_taken_over_and_changed() -> None:
     @dataclasses.dataclass(frozen=True)
     class Own:

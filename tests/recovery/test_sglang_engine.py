@@ -100,16 +100,37 @@ def test_the_context_length_of_the_server_is_the_limit(
             engine.generate([[5] * 12], GREEDY)
 
 
+def test_every_sampling_parameter_is_named(serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded) -> None:
+    """A parameter that is left out would follow the served model's own recommendation."""
+    stub, name = serve()
+    neutral = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    neutral |= {"stop_token_ids": sorted(loaded.chat.end_ids), "no_stop_trim": True}
+    with engine_of(loaded, config(name)) as engine:
+        engine.generate([PROMPTS[0]], Sampling(5, temperature=0.7, top_p=0.9, seed=2**40))
+        drawn = stub.bodies[-1]
+        engine.generate([PROMPTS[0]], Sampling(5, temperature=0.0, top_p=0.9, seed=1))
+        greedy = stub.bodies[-1]
+        engine.generate([[5] * (loaded.max_length - 3)], GREEDY)
+        room = stub.bodies[-1]["sampling_params"]["max_new_tokens"]
+    assert 0 <= drawn["sampling_params"].pop("sampling_seed") < 2**31
+    greedy["sampling_params"].pop("sampling_seed")
+    assert drawn["sampling_params"] == neutral | {"max_new_tokens": 5, "temperature": 0.7, "top_p": 0.9}
+    assert greedy["sampling_params"] == neutral | {"max_new_tokens": 5, "temperature": 0.0, "top_p": 1.0}
+    assert room == 3, "the context ends there"
+
+
 def test_a_server_that_restarts_gets_the_weights_again(
     serve: Callable[..., tuple[SglangStub, str]], loaded: Loaded
 ) -> None:
     stub, name = serve()
     step(loaded)
+    counted: list[int] = []
     with engine_of(loaded, config(name)) as engine:
         expected = engine.generate(PROMPTS, GREEDY)
         stub.restart()
-        assert engine.generate(PROMPTS, GREEDY) == expected
+        assert engine.generate(PROMPTS, GREEDY, lambda done, _tokens: counted.append(done)) == expected
     assert len(stub.updates) == 2
+    assert sum(counted) == len(PROMPTS), "what is sampled again is not counted again"
 
 
 def test_errors_are_one_line(
@@ -146,6 +167,13 @@ def test_errors_are_one_line(
     unversioned = SglangStub._update
     monkeypatch.setattr(stub, "_update", lambda body: unversioned(stub, body | {"weight_version": "another client's"}))
     refused("lost its weights 3 times in one batch", name)
+    assert len(stub.updates) == 1 + 3
+    stub, name = serve()
+    monkeypatch.setattr(stub, "is_generation", False)
+    refused("does not serve a model that generates text", name)
+    stub, name = serve()
+    monkeypatch.setattr(stub, "missing", "/update_weights_from_disk")
+    refused("is not an SGLang server, or an old one", name)
 
 
 @pytest.mark.parametrize("answer", [{}, None, {"meta_info": {"finish_reason": None, "output_token_logprobs": [[1.0]]}}])

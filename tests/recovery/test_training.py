@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -131,16 +131,22 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
     class Made(Resumable):
         made: list[int] = field(default_factory=list)
 
+    @dataclass
+    class Last(Resumable):
+        prefix: ClassVar[str] = "last/"
+        made: int = 0
+
     def go(state_dir: Path, *, stop: bool) -> tuple[Loaded, TrainResult, list[int], list[int]]:
         torch.manual_seed(0)
         loaded = load_model(tiny_model, tuning="full", precision="float32")
-        memory = Made()
+        memory, last = Made(), Last()
         done: list[int] = []
         scored.clear()
         objective = DistillationObjective()
 
         def source(step: int) -> StepBatch:
             memory.made.append(step)
+            last.made = step
             if stop and place == "while rows are made" and step == 3:
                 raise Interrupted("a stop, heard by an engine's progress")
             return random_rows(step)
@@ -157,8 +163,9 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
             hooks=Hooks(log=lambda step, _: done.append(step)),
             state_dir=state_dir,
             should_stop=lambda: stop and scored.count(3) == 2,
-            resumables=[memory],
+            resumables=[memory, last],
         )
+        assert last.made == memory.made[-1], "each owner has its own state again"
         return loaded, result, memory.made, done
 
     straight, _, remembered, _ = go(tmp_path / "straight", stop=False)
@@ -172,6 +179,17 @@ def test_a_stop_within_a_step_gives_that_step_up_and_goes_on_to_the_same_weights
     assert (result.stopped, made) == ("finished", remembered)
     for name, value in weights(straight).items():
         assert torch.equal(value, weights(resumed)[name]), name
+
+
+def test_two_owners_cannot_store_the_same_name(tiny_model: Path) -> None:
+    @dataclass
+    class Count(Resumable):
+        steps: int = 0
+
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    settings = TrainSettings(steps=1, lr=1e-3)
+    with pytest.raises(ValueError, match="two resumables store steps"):
+        train(loaded, random_rows, DistillationObjective(), settings, resumables=[Count(), Count()])
 
 
 def test_a_damaged_state_is_passed_over_for_the_one_before(tiny_model: Path, tmp_path: Path) -> None:
