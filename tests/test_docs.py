@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -126,6 +127,60 @@ def test_the_generated_pages_are_up_to_date(script: str) -> None:
     command = [sys.executable, f"docs/{script}.py", "--check"]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.fixture
+def small_project(tmp_path: Path) -> Path:
+    """A project with the packages that docs/write_architecture.py reads, its own copy, and a page without a table."""
+    for package in ("pipelines", "evals", "dashboard", "recovery", "db"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f'"""Package {package}."""\n')
+        (tmp_path / package / "rows.py").write_text('"""Rows."""\n\nLIMIT = 3\n')
+    (tmp_path / "recovery" / "__main__.py").write_text('"""Entry point."""\n')
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    for name in ("write_architecture.py", "_pages.py"):
+        shutil.copy(ROOT / "docs" / name, tmp_path / "docs")
+    page = "[`LIMIT`](../db/rows.py)\n\n<!-- files -->\n<!-- end of files -->\n"
+    (tmp_path / "docs" / "architecture.md").write_text(page)
+    return tmp_path
+
+
+def write_architecture(project: Path, *flags: str) -> tuple[int, str]:
+    """Run the script in a project; return the exit status and what it prints."""
+    command = [sys.executable, "docs/write_architecture.py", *flags]
+    finished = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=600, check=False)
+    return finished.returncode, finished.stdout + finished.stderr
+
+
+def test_a_stale_page_is_reported_and_left_as_it_is(small_project: Path) -> None:
+    page, picture = small_project / "docs" / "architecture.md", small_project / "docs" / "images" / "architecture.svg"
+    stale = page.read_text()
+    both = "docs/architecture.md{0}\ndocs/images/architecture.svg{0}\n".format(" is out of date: make docs")
+    assert write_architecture(small_project, "--check") == (1, both)
+    assert page.read_text() == stale and not picture.exists()
+    assert write_architecture(small_project)[0] == 0
+    assert (
+        "[`LIMIT`](../db/rows.py#L3)" in page.read_text()
+        and "| 1 | [`rows.py`](../db/rows.py) | Rows |" in page.read_text()
+    )
+    assert write_architecture(small_project, "--check") == (0, "")
+    written = page.read_text()
+    (small_project / "db" / "rows.py").write_text('"""Rows."""\n\n\nLIMIT = 3\n')
+    assert write_architecture(small_project, "--check") == (1, "docs/architecture.md is out of date: make docs\n")
+    assert page.read_text() == written
+
+
+def test_a_circle_of_imports_and_an_undefined_name_are_refused(small_project: Path) -> None:
+    page = small_project / "docs" / "architecture.md"
+    text = page.read_text()
+    page.write_text(text.replace("LIMIT", "MOST"))
+    assert write_architecture(small_project) == (1, "docs/architecture.md: db/rows.py does not define MOST\n")
+    page.write_text(text)
+    (small_project / "db" / "rows.py").write_text('"""Rows."""\n\nfrom db import table\n\nLIMIT = 3\n')
+    (small_project / "db" / "table.py").write_text('"""Table."""\n\n\ndef read():\n    import db.rows\n')
+    circle = "these import each other in a circle: db/rows.py, db/table.py\n"
+    assert write_architecture(small_project) == (1, circle)
+    assert page.read_text() == text
 
 
 def test_make_targets_named_in_the_documents_exist() -> None:

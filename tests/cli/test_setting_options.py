@@ -9,8 +9,17 @@ import click
 import pytest
 
 from pipelines.cli import main
-from pipelines.cli.setting_options import option_of
-from recovery.config import SECTIONS, DistillConfig, EvalConfig, MidtrainConfig
+from pipelines.cli.setting_options import default_of, option_of, options_of, several
+from recovery.config import (
+    SECTIONS,
+    CycleConfig,
+    DistillConfig,
+    EvalConfig,
+    InterpolateConfig,
+    MidtrainConfig,
+    ModelConfig,
+    TrainingConfig,
+)
 from recovery.losses.config import TEACHER_DIVERGENCES
 from recovery.methods import METHODS
 from recovery.settings import Setting, flag_of, settings_of
@@ -53,17 +62,20 @@ def test_flags_have_the_range_the_choices_the_default_and_the_help_of_their_sett
         assert (option.help or "").startswith(declared.help), name
         assert _bounds(option.type) == _bounds(declared), name
         assert tuple(getattr(option.type, "choices", ())) == declared.choices, name
-        default = getattr(kind, name, None)
-        if declared.shown is not None:
-            assert f"[default: {declared.shown}]" in (option.help or ""), name
-        elif isinstance(default, bool):
-            assert f"[default: {'on' if default else 'off'}" in (option.help or ""), name
-        elif isinstance(default, int | float):
-            assert f"[default: {default:g}" in (option.help or "") or f"[default: {default}" in (option.help or ""), (
-                name
-            )
+        assert option.metavar == declared.metavar, name
+        words = declared.shown or _words(getattr(kind, name, None))
+        shown = (option.help or "").removeprefix(declared.help).replace(", or the method's]", "]")
+        assert shown == (f"  [default: {words}]" if words else ""), name
         if name != "seed":  # nothing is passed on unless it is given, so that a recipe or a preset decides
             assert option.get_default(click.Context(click.Command("x"))) in (None, ()), name
+
+
+def _words(default: object) -> str:
+    if default in (None, ()):
+        return ""
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _bounds(of: Any) -> tuple[Any, ...]:
@@ -96,6 +108,78 @@ def test_flags_of_one_name_accept_the_same_values_in_every_command() -> None:
         assert _bounds(option.type) == _bounds(declared[name]), (command, name)
         compared.append(name)
     assert {"precision", "steps", "epochs", "max_tokens", "limit", "seed"} <= set(compared)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        (DistillConfig, "alarm", "on"),
+        (DistillConfig, "overlap", "off"),
+        (DistillConfig, "student", "latest"),
+        (DistillConfig, "steps", "200"),
+        (DistillConfig, "margin", "0.02"),
+        (TrainingConfig, "lora_lr", "0.0001"),
+        (ModelConfig, "device", "auto"),
+        (ModelConfig, "seed", "0"),
+        (EvalConfig, "limit", "1000"),
+        (InterpolateConfig, "alphas", "0.1, 0.2 ... 1"),
+        (MidtrainConfig, "epochs", "3"),
+        (MidtrainConfig, "anchor", "0"),  # a method sets the one of a distillation
+        (DistillConfig, "anchor", "0, or the method's"),
+        (DistillConfig, "divergence", "reverse_kl, or the method's"),
+        (DistillConfig, "data", None),
+        (DistillConfig, "experts", None),
+        (CycleConfig, "gate", None),
+    ],
+)
+def test_the_default_is_shown_in_words(kind: type[Any], name: str, words: str | None) -> None:
+    assert default_of(kind, name) == words
+
+
+def test_no_help_shows_an_empty_default() -> None:
+    for command in COMMANDS.values():
+        for name, option in options(command).items():
+            assert "[default: ()]" not in (option.help or "") and "[default: None]" not in (option.help or ""), name
+    assert (options("train")["experts"].help or "").endswith("may be repeated.")
+
+
+def test_a_file_must_exist_and_a_folder_need_not(tmp_path: Path) -> None:
+    seen: dict[str, object] = {}
+
+    @click.command()
+    @options_of(DistillConfig, "data")
+    @options_of(MidtrainConfig, "docs")
+    @options_of(EvalConfig, "behaviour")
+    def command(**given: object) -> None:
+        seen.update(given)
+
+    def run(*arguments: str | Path) -> None:
+        command.main([str(argument) for argument in arguments], standalone_mode=False)
+
+    file, folder, missing = tmp_path / "lines.jsonl", tmp_path / "folder", tmp_path / "missing"
+    file.touch()
+    folder.mkdir()
+    for flag in ("--data", "--behaviour"):
+        with pytest.raises(click.BadParameter, match=f"File '{missing}' does not exist"):
+            run(flag, missing)
+        with pytest.raises(click.BadParameter, match=f"File '{folder}' is a directory"):
+            run(flag, folder)
+    with pytest.raises(click.BadParameter, match=f"Directory '{file}' is a file"):
+        run("--docs", file)
+    run("--data", file, "--behaviour", file, "--behaviour", file, "--docs", missing)
+    assert seen == {"data": file, "behaviour": (file, file), "docs": missing}
+    run("--docs", folder)
+    assert seen == {"data": None, "behaviour": (), "docs": folder}
+
+
+def test_options_stand_in_the_order_of_the_call() -> None:
+    @click.command()
+    @options_of(DistillConfig, "steps", "alpha", "data")
+    @several(option_of(DistillConfig, "lam"), options_of(DistillConfig, "margin", "clip"))
+    def command(**_: object) -> None:
+        pass
+
+    assert [option.name for option in command.params] == ["steps", "alpha", "data", "lam", "margin", "clip"]
 
 
 def test_the_divergences_are_listed_once() -> None:

@@ -155,6 +155,23 @@ def test_a_rollout_holds_its_keys_and_values(deeper: Path) -> None:
     assert sum(found.values()) == pytest.approx(held.peak, rel=0.15)
 
 
+@pytest.mark.parametrize(("tuning", "precision"), [("frozen", "float32"), ("lora", "bfloat16")])
+def test_a_rollout_of_layers_with_windows_holds_no_more_than_they_do(
+    tmp_path: Path, tuning: str, precision: str
+) -> None:
+    """Five of six layers keep a window of 32 tokens; an adapter in bfloat16 has casts besides."""
+    sizes = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 6, "sliding_window": 32}
+    folder = make_tiny("gemma3", tmp_path / "model", **sizes)
+    loaded = load(folder, tuning, precision)
+    assert list(loaded.core.config.layer_types).count("sliding_attention") == 5
+    engine = TransformersEngine(loaded, 4 * 256)
+    engine.loaded.chat = dataclasses.replace(loaded.chat, end_ids=frozenset({-1}))
+    with Storages(loaded) as held:
+        engine.generate([[5] * 8] * 4, Sampling(248))
+    found = rollout_memory(Setup(model_text(str(folder)), tuning, precision, gpu=False, lora_rank=RANK), 4, 8, 248)
+    assert sum(found.values()) == pytest.approx(held.peak, rel=0.15)
+
+
 def test_an_unknown_family_has_exact_parameters_and_the_layers_of_llama() -> None:
     config = Olmo2Config(vocab_size=512, hidden_size=64, intermediate_size=192, num_hidden_layers=3)
     config.num_attention_heads = config.num_key_value_heads = 4
