@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +31,8 @@ class Row:
 
     ``teacher_ids`` is the teacher's own input, if its context differs: that context, then the same response; targets
     are aligned from the right. ``advantages`` and ``old_logprobs`` (the natural log-probability of each target when it
-    was sampled) hold one entry per target, or none at all.
+    was sampled) hold one entry per target, or none at all. ``prefix_logprobs`` are those of the response's tokens just
+    before the first target: they are not trained on, but their importance ratios belong to the weights of the targets.
     """
 
     ids: Sequence[int]
@@ -40,6 +42,7 @@ class Row:
     teacher_ids: Sequence[int] | None = None
     advantages: Sequence[float] = ()
     old_logprobs: Sequence[float] = ()
+    prefix_logprobs: Sequence[float] = ()
 
     @property
     def width(self) -> int:
@@ -61,6 +64,17 @@ class Row:
         return self.teacher, self.teacher_ids is not None, bool(self.advantages), bool(self.old_logprobs)
 
 
+class Prefix(NamedTuple):
+    """M sampled tokens before the first targets of their rows: ``sources_M`` as in :class:`Batch`, the tokens, the
+    natural log-probabilities they were sampled with, and the row each belongs to.
+    """
+
+    sources_M: torch.Tensor
+    targets_M: torch.Tensor
+    logprobs_M: torch.Tensor
+    rows_M: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows of one teacher, padded to [B, T]; N target tokens in all.
@@ -68,7 +82,8 @@ class Batch:
     ``sources_N`` are flat indices (b·T + t − 1) of the positions whose hidden state predicts a target;
     ``targets_N`` the target tokens; ``rows_N`` the row each belongs to. ``advantages_N`` and ``old_logprobs_N`` are
     those of the rows, or None. ``seen_by_teacher`` holds the same N targets, in the same order, after the context that
-    only the teacher reads; None if both sides read the same input. An ``idle`` batch has no effect on the gradient: it
+    only the teacher reads; None if both sides read the same input. ``prefix`` are the sampled tokens before the
+    targets, if any. An ``idle`` batch has no effect on the gradient: it
     only keeps this process in step with the others.
     """
 
@@ -81,6 +96,7 @@ class Batch:
     advantages_N: torch.Tensor | None = None
     old_logprobs_N: torch.Tensor | None = None
     seen_by_teacher: Batch | None = None
+    prefix: Prefix | None = None
     idle: bool = False
 
     @property
@@ -131,7 +147,28 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         advantages_N=_per_target("advantages", [row.advantages for row in rows], counts, device),
         old_logprobs_N=_per_target("old_logprobs", [row.old_logprobs for row in rows], counts, device),
         seen_by_teacher=_seen_by_teacher(rows, batch, pad_id, device),
+        prefix=_prefix(rows, ids, device),
     )
+
+
+def _prefix(rows: Sequence[Row], ids: torch.Tensor, device: torch.device | str) -> Prefix | None:
+    """Return the sampled tokens before the first target of each row; None if no row has any."""
+    sources, owners, logprobs = [], [], []
+    for b, row in enumerate(rows):
+        count = len(row.prefix_logprobs)
+        if not count:
+            continue
+        first = list(row.loss_mask).index(True)
+        if count >= first:
+            raise UsageError(f"a row has {count} prefix_logprobs and its first target at {first}: no context is left")
+        sources += [b * ids.shape[1] + at - 1 for at in range(first - count, first)]
+        owners += [b] * count
+        logprobs += list(row.prefix_logprobs)
+    if not logprobs:
+        return None
+    sources_M = torch.tensor(sources)
+    made = Prefix(sources_M, ids.reshape(-1)[sources_M + 1], torch.tensor(logprobs), torch.tensor(owners))
+    return Prefix(*(tensor.to(device) for tensor in made))
 
 
 def _per_target(

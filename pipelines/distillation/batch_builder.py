@@ -194,7 +194,9 @@ class BatchBuilder:
         )
         if not config.weighed:
             return row
-        return replace(row, old_logprobs=tuple(_at_targets(row, turn.completion.logprobs)))
+        logprobs = turn.completion.logprobs
+        before = tuple(logprobs[: scored.index(True)])
+        return replace(row, old_logprobs=tuple(_at_targets(row, logprobs)), prefix_logprobs=before)
 
     def _teacher(self, turn: SampledTurn) -> str:
         for tag in turn.prompt.tags:

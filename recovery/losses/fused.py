@@ -340,6 +340,8 @@ def _weigh(behaviour: BehaviourPolicy | None, totals: _Totals, log_p_NV: Tensor,
     begin, end = rows.start, rows.stop
     totals.summed_N[begin + 1 : end + 1] = totals.summed_N[begin] + ratio_N.double().log_().cumsum(0)
     before_N = totals.summed_N[begin:end] - totals.summed_N[behaviour.begins[rows]]
+    if behaviour.before_N is not None:
+        before_N = before_N + behaviour.before_N[rows]
     totals.clipped_N[rows] = before_N > math.log(behaviour.cap)
     totals.weights_N[rows] *= before_N.exp_().clamp_(max=behaviour.cap)
 

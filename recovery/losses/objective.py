@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from recovery.batching import Batch
+from recovery.batching import Batch, Prefix
 from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.fused import FusedOutput, fused_loss
 from recovery.losses.gradient_stats import Geometry
-from recovery.losses.sparse import top_entries
+from recovery.losses.sparse import importance_ratio, top_entries
 from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded
@@ -87,9 +87,10 @@ class DistillationObjective:
         terms = self._terms(head, batch)
         at_anchor = len(terms)
         terms += self._anchor(batch)
-        hidden_ND = batch.gather(student.hidden(batch))
+        hidden_BTD = student.hidden(batch)
+        hidden_ND = batch.gather(hidden_BTD)
         temperature = 1.0 if batch.teacher == LABEL else self.loss_config.temperature
-        behaviour = self._behaviour(batch, terms)
+        behaviour = self._behaviour(batch, terms, hidden_BTD.detach(), head)
         output = fused_loss(hidden_ND, head, terms, temperature=temperature, behaviour=behaviour)
         if self.geometry is not None and not batch.idle:
             self.geometry.add(output.gradient_ND, batch.rows_N)
@@ -109,13 +110,26 @@ class DistillationObjective:
             terms.append(self._policy(batch, 1.0 - lam))
         return terms
 
-    def _behaviour(self, batch: Batch, terms: list[Term]) -> BehaviourPolicy | None:
+    def _behaviour(
+        self, batch: Batch, terms: list[Term], hidden_BTD: torch.Tensor, head: Head
+    ) -> BehaviourPolicy | None:
         """Return the sampling distribution of these rows, if they have one and no policy gradient uses it."""
         if batch.old_logprobs_N is None or self.loss_config.ratio_cap == 0.0:
             return None
         if any(term.divergence == "policy_gradient" for term in terms):
             return None
-        return BehaviourPolicy(batch.targets_N, batch.old_logprobs_N, batch.rows_N, self.loss_config.ratio_cap)
+        before_N = None if batch.prefix is None else self._prefix_ratios(batch.prefix, hidden_BTD, head)[batch.rows_N]
+        cap = self.loss_config.ratio_cap
+        return BehaviourPolicy(batch.targets_N, batch.old_logprobs_N, batch.rows_N, cap, before_N)
+
+    @torch.no_grad()
+    def _prefix_ratios(self, prefix: Prefix, hidden_BTD: torch.Tensor, head: Head) -> torch.Tensor:
+        """Return the sum of log-ratios of each row's tokens before its targets, [B]."""
+        hidden_MD = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])[prefix.sources_M]
+        term = Term("cross_entropy", targets_N=prefix.targets_M)
+        log_p_M = -fused_loss(hidden_MD, head, [term], temperature=self.loss_config.temperature).per_token_N
+        sums_B = log_p_M.new_zeros(hidden_BTD.shape[0], dtype=torch.float64)
+        return sums_B.index_add(0, prefix.rows_M, importance_ratio(log_p_M, prefix.logprobs_M).double().log())
 
     def _policy(self, batch: Batch, weight: float) -> Term:
         """Return the policy gradient on the rows' advantages."""

@@ -151,13 +151,15 @@ class BehaviourPolicy:
     probability of the preceding text differs. Each token is therefore weighted by the product of the ratios
     p(y) / p_old(y) of its row's earlier tokens, at most ``cap`` (truncated importance sampling). ``targets_N`` are the
     tokens, ``logprobs_N`` the natural log-probabilities they were sampled with, ``rows_N`` the row each belongs to:
-    the tokens of a row are contiguous and in order.
+    the tokens of a row are contiguous and in order. ``before_N`` is the sum of the log-ratios of a row's tokens before
+    these, which are not part of the loss.
     """
 
     targets_N: Tensor
     logprobs_N: Tensor
     rows_N: Tensor
     cap: float
+    before_N: Tensor | None = None
 
     @functools.cached_property
     def begins(self) -> Tensor:
@@ -171,7 +173,7 @@ class BehaviourPolicy:
         """Raise UsageError if a tensor does not have one entry for each of ``tokens`` tokens, or the cap is not
         positive.
         """
-        for name in ("targets_N", "logprobs_N", "rows_N"):
+        for name in ("targets_N", "logprobs_N", "rows_N", "before_N"):
             check_per_token(name, getattr(self, name), tokens)
         if not self.cap > 0.0:
             raise UsageError(f"--ratio-cap {self.cap} must be above 0")

@@ -106,6 +106,38 @@ def assert_is(output: LossOutput, expected_N: Tensor, models: Models) -> None:
         torch.testing.assert_close(mine, plain, atol=2e-4 * scale, rtol=1e-3)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_importance_weights_hold_the_ratios_of_sampled_tokens_that_are_not_scored(
+    models: Models, temperature: float
+) -> None:
+    """Skipping the first tokens changes what is scored, not the weight of what follows them."""
+    config = LossConfig(ratio_cap=3.0, temperature=temperature)
+    objective = DistillationObjective({"base": Frozen(models.base)}, config)
+    old = {"old_logprobs": [-6.3, -6.2, -5.8, -6.4]}
+    whole = batch_of(**old)
+    shorter = []
+    for row, skipped in zip(rows(**old), (2, 1), strict=True):
+        mask = list(row.loss_mask)
+        mask[len(CONTEXT) : len(CONTEXT) + skipped] = [False] * skipped
+        kept = tuple(row.old_logprobs[skipped:])
+        shorter.append(
+            replace(row, loss_mask=mask, old_logprobs=kept, prefix_logprobs=tuple(row.old_logprobs[:skipped]))
+        )
+    student = log_p(models.student, temperature=temperature)
+    sampled_N = student.gather(-1, whole.targets_N[:, None])[:, 0].detach()
+    ratio_N = (sampled_N - whole.old_logprobs_N).exp()
+    weight_N = torch.tensor([float(ratio_N[start:at].prod()) for start, at in ((0, 2), (0, 3), (4, 5))]).clamp(max=3.0)
+    kl_N = plain_divergence("reverse_kl", student, log_p(models.base, temperature=temperature))
+    output = objective(models.student, collate(shorter, 0))
+    assert_is(output, kl_N[[2, 3, 5]] * weight_N, models)
+    assert output.tokens == 3
+    assert (weight_N - 1).abs().min() > 0.05, "the ratios are not near 1, or the test would show nothing"
+    without = objective(models.student, collate([replace(row, prefix_logprobs=()) for row in shorter], 0))
+    assert not torch.isclose(without.loss, output.loss, rtol=1e-3)
+    with pytest.raises(UsageError, match="no context is left"):
+        collate([replace(shorter[0], prefix_logprobs=(-1.0,) * 5)], 0)
+
+
 def test_labels_with_and_without_an_anchor(models: Models) -> None:
     batch = batch_of("label")
     label_N = -log_p(models.student).gather(-1, batch.targets_N[:, None])[:, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,16 @@ class Silent:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         return [Completion([], [], True) for _ in prompts]
+
+
+class Keeping(TransformersEngine):
+    """An engine that keeps what it sampled last."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Completion]:
+        self.sampled = super().generate(prompts, sampling, progress)
+        return self.sampled
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +75,20 @@ def test_a_state_of_single_batches_holds_no_rows() -> None:
     state = BatchState()
     state.restore({"spent": 3.0})
     assert state == BatchState()
+
+
+@pytest.mark.parametrize(("settings", "first"), [({"skip_first": 3}, 3), ({"positions": "one"}, None), ({}, 0)])
+def test_sampled_tokens_before_the_scored_ones_keep_their_log_probabilities(
+    loaded: Loaded, settings: dict[str, Any], first: int | None
+) -> None:
+    """Another engine's completions: the weight of a token is the product of the ratios of all tokens before it."""
+    config = DistillConfig(
+        engine="vllm", prompts_per_step=4, samples_per_prompt=1, max_new_tokens=8, alarm=False, **settings
+    )
+    engine = Keeping(loaded)
+    rows, _ = BatchBuilder(config, loaded, engine, pool())(1)
+    for row, completion in zip(rows, engine.sampled, strict=True):
+        at = list(row.loss_mask).index(True) - (len(row.ids) - len(completion.ids))
+        assert first is None or at == first
+        assert row.prefix_logprobs == tuple(completion.logprobs[:at])
+        assert row.old_logprobs == tuple(completion.logprobs[at:][: row.targets])
