@@ -29,8 +29,9 @@ from pipelines.runtime.generation import conversations
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
-from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, to_json
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_prompts, write_prompts
+from recovery.errors import UsageError
 from recovery.miniature import write_corpora
 from recovery.models.loading import Loaded
 from recovery.rollouts import Engine, Sampling, TransformersEngine
@@ -39,6 +40,11 @@ from recovery.workspace import Checkpoint, write_atomically
 
 INSTRUCTIONS, KNOWLEDGE, STORED = "instruction_following", "domain_knowledge", "domain_knowledge_stored"
 RETAINED = "general"
+
+
+def experiment_name(study: str, budget: float, seed: int) -> str:
+    """Return the name in the tracker of a study's runs with a seed."""
+    return f"study/{study}/budget-{budget:g}/seed-{seed}"
 
 
 @dataclass
@@ -140,6 +146,25 @@ class ExperimentRunner:
     def details(self, name: str) -> dict[str, Any]:
         """Return the details of the stage that made a checkpoint, with its observations."""
         return dict(stage_of(self.session, name).details)
+
+    def method_family(self, name: str, study: str | None = None) -> str:
+        """Return how the stage that made a checkpoint trained, by its settings: "sft" (imitates given responses),
+        "opd" (a teacher scores the student's own), "grpo" (a reward does); ``study`` is another study's run.
+        """
+        if study is None:
+            stage = stage_of(self.session, name)
+        else:
+            database = self.session.tracker.database
+            other = queries.experiment(database, experiment_name(study, self.budget, self.seed))
+            made = queries.checkpoint(database, other.id, name) if other else None
+            found = queries.stage(database, made.stage_id) if made and made.stage_id else None
+            if found is None:
+                raise UsageError(f"study {study} has no run {name} with seed {self.seed}: run it again")
+            stage = found
+        settings = {**to_json(DistillConfig()), **stage.config}
+        if stage.kind != "distill" or settings["alpha"] == 0 or settings["teacher"] == "label":
+            return "sft"
+        return "grpo" if settings["lam"] == 0 else "opd"
 
     def cost_of(self, name: str) -> Cost:
         """Return the cost of a run, without the runs it started from."""

@@ -21,27 +21,23 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Point:
-    """One run: its KL to base on the task, drift (MMD), forgetting, and gain."""
+    """One run: its method, KL to base on the task, drift (MMD), forgetting, and gain."""
 
     name: str
+    method: str
     kl: float
     mmd: float
     forgetting: float
     gain: float
-
-    @property
-    def method(self) -> str:
-        """The last method of the run, from its name."""
-        return "opd" if "opd" in self.name else "grpo" if "grpo" in self.name or "rl-" in self.name else "sft"
 
 
 def run(runner: ExperimentRunner) -> Mapping[str, float]:
     """Run one seed: on-policy and off-policy runs on one task at two learning rates; fit them with those of other
     studies.
     """
-    found = _points(_own(runner))
+    found = _points(runner, _own(runner))
     for study, figures in runner.others.items():
-        found += _points(figures, f"{study}: ")
+        found += _points(runner, figures, study)
     kl, mmd, forgetting, gain = (np.array([getattr(p, n) for p in found]) for n in ("kl", "mmd", "forgetting", "gain"))
     methods = np.array([p.method for p in found])
     left = forgetting - _fitted(kl, forgetting)
@@ -78,12 +74,13 @@ def _own(runner: ExperimentRunner) -> dict[str, float]:
     return points(runner, names, task)
 
 
-def _points(figures: Figures, prefix: str = "") -> list[Point]:
-    """Return the runs for which a study has all four measures."""
+def _points(runner: ExperimentRunner, figures: Figures, study: str | None = None) -> list[Point]:
+    """Return the runs for which a study has all four measures; ``study`` is another one."""
     names = [key.removeprefix(KL) for key in figures if key.startswith(KL)]
     return [
         Point(
-            prefix + name,
+            name if study is None else f"{study}: {name}",
+            runner.method_family(name, study),
             figures[KL + name],
             figures[f"hidden_mmd2, {name}"],
             figures[f"forgetting, {name}"],

@@ -16,7 +16,7 @@ from pipelines.planning.machine import machine
 from pipelines.reports.document import table_lines
 from pipelines.runtime.progress import Display, duration
 from pipelines.runtime.session import Session
-from pipelines.studies.experiment import ExperimentRunner
+from pipelines.studies.experiment import ExperimentRunner, experiment_name
 from pipelines.studies.study import CONFIDENCE, Outcome, Study
 from recovery.errors import UsageError
 from recovery.workspace import MINIATURE, Workspace, write_atomically
@@ -86,7 +86,7 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
         Workspace(home, str(workspace.database)),
         model=MINIATURE,
         display=display,
-        experiment=f"study/{study.name}/budget-{budget:g}/seed-{seed}",
+        experiment=experiment_name(study.name, budget, seed),
         purpose=f"recover study {study.name}",
     ) as session:
         runner = ExperimentRunner(session, seed, budget, others=_others(study, workspace.folder, seed, budget))

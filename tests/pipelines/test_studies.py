@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
 from pipelines.studies.runner import FIGURES, as_json, kept_outcome, markdown, run_study
 from pipelines.studies.runner import text as report
 from pipelines.studies.study import Outcome, Part, Study, interval
+from recovery.config import DistillConfig, build, to_json
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
@@ -97,6 +99,42 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
     (tmp_path / "studies" / "sample" / "budget-0.1" / "seed-1" / FIGURES).write_text("{")
     with pytest.raises(UsageError, match="cannot be read"):
         kept_outcome(mine, tmp_path)
+
+
+def test_the_method_of_a_run_is_that_of_its_settings_not_of_its_name(tmp_path: Path) -> None:
+    methods = {
+        "opd-grpo": "grpo",
+        "rl-teacher": "opd",
+        "expert": "sft",
+        "mixed-opd": "opd",
+        "grpo-sft": "rejection-sft",
+    }
+
+    def record(runner: ExperimentRunner) -> Mapping[str, float]:
+        tracker, experiment = runner.session.tracker, runner.session.experiment_id
+        for name, method in methods.items():
+            config = build(
+                DistillConfig, {"method": method, "data": Path(__file__)} if method == "sft" else {"method": method}
+            )
+            stage = tracker.start_stage(experiment, "distill", config=to_json(config))
+            number = tracker.add_checkpoint(experiment, name, "recovered", path=runner.folder / name, by=stage)
+            stage.finish()
+            assert number
+        return {name: float(runner.method_family(name) == "opd") for name in methods}
+
+    found = run_study(study(record, Part("", lambda _: 1.0, 0.0)), Workspace(tmp_path), [0], 0.1, Display())
+    assert found.runs[0] == {"opd-grpo": 0.0, "rl-teacher": 1.0, "expert": 0.0, "mixed-opd": 1.0, "grpo-sft": 0.0}
+    seen: dict[str, str] = {}
+
+    def look(runner: ExperimentRunner) -> Mapping[str, float]:
+        assert set(runner.others) == {"sample"}
+        seen.update({name: runner.method_family(name, "sample") for name in methods})
+        with pytest.raises(UsageError, match="study sample has no run nothing with seed 0"):
+            runner.method_family("nothing", "sample")
+        return {"gain": 1.0}
+
+    run_study(dataclasses.replace(study(look), name="second"), Workspace(tmp_path), [0], 0.1, Display())
+    assert seen == {"opd-grpo": "grpo", "rl-teacher": "opd", "expert": "sft", "mixed-opd": "opd", "grpo-sft": "sft"}
 
 
 def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
