@@ -43,8 +43,7 @@ LONGEST_FUNCTION = 80
 class Import:
     """Target of one import, ``module`` or ``module.name``, and its position.
 
-    ``by_name`` marks a call with the name of a module: it is nested, since it is not run when its own module is loaded,
-    or only to the first use.
+    ``by_name`` marks a call with the module's name as a string; ``lazily`` counts as nested wherever it is called.
     """
 
     module: str
@@ -94,7 +93,8 @@ def _walk(nodes: Iterable[ast.AST], package: str, *, nested: bool, typing_only: 
             yield from _walk(node.orelse, package, nested=nested, typing_only=typing_only)
         else:
             if isinstance(node, ast.Call) and (name := _imported_by(node)):
-                yield Import(importlib.util.resolve_name(name, package), None, node.lineno, True, typing_only, True)
+                lazy = nested or ast.unparse(node.func).endswith("lazily")
+                yield Import(importlib.util.resolve_name(name, package), None, node.lineno, lazy, typing_only, True)
             inside = nested or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from _walk(ast.iter_child_nodes(node), package, nested=inside, typing_only=typing_only)
 
@@ -135,7 +135,7 @@ def function():
         Import("g", None, 9, **top),
         Import("h", None, 11, **top),
         Import("h", None, 12, **nested, by_name=True),
-        Import("i.j", None, 12, **nested, by_name=True),
+        Import("i.j", None, 12, **top, by_name=True),
         Import("here.inner", "m", 15, **nested),
         Import("here.inner.n", None, 16, **nested, by_name=True),
     )

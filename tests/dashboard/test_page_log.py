@@ -69,8 +69,15 @@ def test_every_entry_has_its_cycle_status_and_note_in_the_order_of_time(tracker:
     experiment = tracker.experiment("main")
     cycle = tracker.cycle(experiment, 7)
     base = tracker.add_checkpoint(experiment, "base", "base", path="base")
-    pruned = {"path": "made", "parent_id": base, "cycle_id": cycle, "details": {"pruned": "2026-01-02"}}
-    made = tracker.add_checkpoint(experiment, "cycle-7/recovered", "recovered", **pruned)
+    made = tracker.add_checkpoint(
+        experiment,
+        "cycle-7/recovered",
+        "recovered",
+        path="made",
+        parent_id=base,
+        cycle_id=cycle,
+        details={"pruned": "2026-01-02"},
+    )
     evaluation = tracker.start_stage(experiment, "evaluate")
     evaluation.progress(300, 300)
     evaluation.finish()
