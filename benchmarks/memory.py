@@ -12,6 +12,9 @@ variables limit both caches, so that only the stage's own memory is counted. The
 limits: these are the values on a CPU by default, and the reason why a plan leaves a quarter of a CPU's free memory
 unused.
 
+The weights are stored in the precision they are computed in: from a file of another one, loading maps the file beside
+the converted weights, and the kernel counts its pages, although it takes them back when memory is short.
+
 Matrix products run in the precision that --precision auto selects on this machine. A processor without bfloat16
 products makes float32 copies of bfloat16 operands, which the memory model does not count; on such a processor a third
 table shows their effect.
@@ -27,6 +30,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -148,13 +152,13 @@ def settings(case: Case, docs: Path) -> MidtrainConfig | DistillConfig:
     )
 
 
-def make_model(shape: Shape, folder: Path, seed: int) -> Path:
+def make_model(shape: Shape, folder: Path, seed: int, precision: str) -> Path:
     """Write a model folder with random weights and the miniature's tokenizer and prompts."""
     materialise(folder)
     for name in ("model.safetensors", "recovery.toml", "provenance.json"):
         (folder / name).unlink()
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(shape.config(), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(shape.config(), dtype=torch.float32).to(getattr(torch, precision))
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.save_pretrained(folder)
     return folder
@@ -163,10 +167,15 @@ def make_model(shape: Shape, folder: Path, seed: int) -> Path:
 # --- one stage, in its own process ------------------------------------------------------------------------------
 
 
-def begin(shape: Shape, folder: Path, seed: int) -> None:
+def place(folder: Path, shape: str, precision: str) -> Path:
+    """Return the folder of a shape's model and workspace."""
+    return folder / f"{shape}, {precision}"
+
+
+def begin(shape: Shape, folder: Path, seed: int, precision: str) -> None:
     """Create a workspace with documents, a clean model, and two briefly mid-trained students."""
     docs = write_corpora(folder / "docs", 1, seed, entities=12)[0]
-    model = make_model(shape, folder / "model", seed)
+    model = make_model(shape, folder / "model", seed, precision)
     with Session.open(folder / "workspace", model=str(model), display=Display(quiet=True)) as session:
         for tuning in ("full", "lora"):
             config = MidtrainConfig(
@@ -190,11 +199,11 @@ def run(case: Case, folder: Path) -> int:
 
 def measure(case: Case, folder: Path) -> None:
     """In the child: print the predicted bytes, and the peak above the memory before the stage."""
-    run(case, folder / TINY.name)
+    run(case, place(folder, TINY.name, case.precision))
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # returns freed blocks, which would hide new allocations
     before = _resident.now()
-    predicted = run(case, folder / case.shape)
+    predicted = run(case, place(folder, case.shape, case.precision))
     print(MEASURED, predicted, round((_resident.peak() - before) * 1e6), flush=True)
 
 
@@ -215,8 +224,10 @@ class Row:
         return self.predicted / self.measured - 1
 
 
-def in_process_of_its_own(folder: Path, *, seed: int, case: Case | None = None, shapes: str = "") -> str:
-    """Create the workspaces of some shapes, or measure a case; return the output of the process."""
+def in_process_of_its_own(
+    folder: Path, *, seed: int, case: Case | None = None, shapes: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Create workspaces by shape and precision, or measure a case; return the output of the process."""
     limits = ENVIRONMENT if case is not None and case.returned else {}
     request = {"folder": str(folder), "seed": seed, "shapes": shapes, "case": None if case is None else asdict(case)}
     finished = subprocess.run(
@@ -241,9 +252,10 @@ def measured(case: Case, folder: Path, seed: int) -> Row:
 
 def answer(request: dict[str, Any]) -> None:
     """In the child: carry out the parent's request."""
-    folder, shapes = Path(request["folder"]), request["shapes"]
-    for shape in shapes.split(",") if shapes else ():
-        begin(TINY if shape == TINY.name else SHAPES[shape], folder / shape, request["seed"])
+    folder = Path(request["folder"])
+    for shape, precision in request["shapes"]:
+        chosen = TINY if shape == TINY.name else SHAPES[shape]
+        begin(chosen, place(folder, shape, precision), request["seed"], precision)
     if request["case"] is not None:
         measure(Case(**request["case"]), folder)
 
@@ -300,7 +312,7 @@ def main() -> int:
     chosen = [case for case in cases() if any(part in str(case) for part in options.only.split("|"))]
     rows = {} if not options.only else known()
     with tempfile.TemporaryDirectory() as name:
-        shapes = ",".join(dict.fromkeys([TINY.name, *(case.shape for case in chosen)]))
+        shapes = sorted({(shape, case.precision) for case in chosen for shape in (TINY.name, case.shape)})
         in_process_of_its_own(Path(name), seed=options.seed, shapes=shapes)
         for case in chosen:
             row = rows[case] = measured(case, Path(name), options.seed)
