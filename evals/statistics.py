@@ -319,6 +319,7 @@ def non_inferiority(
     confidence: float = 0.95,
     groups: Sequence[str] | None = None,
     minimum: int = 1000,
+    looks: int | None = None,
 ) -> NonInferiority:
     """Test whether the student recovered the share ``until`` of the base's score (in [0, 1]) on the same items [n].
 
@@ -333,6 +334,12 @@ def non_inferiority(
     Johnson & Kotler, Statistics in Medicine 25 (2006) 1115–1130; the paired, clustered error follows
     arXiv 2411.00640. Tested repeatedly during training, condition 2 alone would reject too often; condition 1
     constrains the estimate itself. The final verdict is the one on test prompts, which are not used for stopping.
+    What this promises is the level at ``margin`` below; a student a little below ``until`` often passes
+    (benchmarks/results/stopping.md has the rates).
+
+    With ``looks``, the number of times a run is tested, the rule is strict instead: the lower bound of mean(d) by
+    :func:`paired_contrast`, at level (1 − confidence) / looks (Bonferroni), is 0 or above. At most a share
+    1 − confidence of runs whose student stays below until·base are then called recovered; it takes many more items.
 
     Raises RecoveryError if there are fewer than ``minimum`` items or the base scores 0 on all of them.
     """
@@ -344,13 +351,18 @@ def non_inferiority(
     if one.sum() <= 0:
         raise RecoveryError("the base model scores 0 on the development prompts: there is nothing to recover")
     contrast = score_of(two - until * one, groups)
-    bound = contrast.value - float(stats.norm.ppf(confidence)) * contrast.stderr
+    level = (1.0 - confidence) / (looks or 1)
+    if looks is None:
+        bound = contrast.value - float(stats.norm.ppf(confidence)) * contrast.stderr
+    else:
+        bound = paired_contrast(two, one, groups, factor=until, alpha=level).low
     ratio = float(two.sum() / one.sum())
     estimate_holds = contrast.value >= -1e-12  # equal up to rounding counts as equal
-    evidence_holds = bound > -margin
+    evidence_holds = bound > -margin if looks is None else bound >= -1e-12
     reason = (
         f"{ratio:.4f} of base (wanted {until:g}) on {len(one)} prompts; "
-        f"lower {confidence:.0%} bound {bound:+.4f} (margin -{margin:g})"
+        + f"lower {1 - level:.4g} bound {bound:+.4f} "
+        + (f"(margin -{margin:g})" if looks is None else f"(must reach 0; one of {looks} tests)")
     )
     return NonInferiority(
         recovered=estimate_holds and evidence_holds,
@@ -370,10 +382,13 @@ def recovered(
     margin: float = 0.02,
     confidence: float = 0.95,
     minimum: int = 1000,
+    looks: int | None = None,
 ) -> NonInferiority:
     """Apply :func:`non_inferiority` to two results of one suite, their items paired by id."""
     one, two, groups = paired_values(base, student)
-    return non_inferiority(one, two, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum)
+    return non_inferiority(
+        one, two, until=until, margin=margin, confidence=confidence, groups=groups, minimum=minimum, looks=looks
+    )
 
 
 def paired_values(first: SuiteResult, second: SuiteResult) -> tuple[list[float], list[float], list[str]]:

@@ -14,7 +14,10 @@ distill_options = several(
     common.recipe,
     stage_options.prompts,
     options_of(DistillConfig, "prompts_per_step", "samples_per_prompt", "focus", "max_new_tokens", "overlap"),
-    options_of(DistillConfig, "ratio_cap", "steps", "lr", "until", "margin", "check_every", "development", "plateau"),
+    options_of(
+        DistillConfig, "ratio_cap", "steps", "lr", "until", "until_rule", "margin", "check_every", "development"
+    ),
+    option_of(DistillConfig, "plateau"),
     option_of(DistillConfig, "token_views"),
     stage_options.tuning_options,
     stage_options.model_options,

@@ -123,7 +123,10 @@ class EarlyStopping:
                 seed=config.seed,
                 progress=bar.add_completions,
             )
-        test = recovered(self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE)
+        looks = config.planned_tests if config.until_rule == "bound" else None
+        test = recovered(
+            self.reference, result, until=config.until, margin=config.margin, minimum=ENOUGH_TO_DECIDE, looks=looks
+        )
         self.stage.recorder.log(step, {"development/instruction_following": result.score.value})
         self.state.checks.append({"step": step, "value": result.score.value, "ratio": test.ratio})
         self.stage.session.display.say(f"step {step}: {test.reason}")

@@ -125,6 +125,12 @@ class DistillConfig(TrainingConfig):
         maximum=1,
     )
     margin: float = setting(0.02, "Margin of that test, in score.", minimum=0, maximum=0.95)
+    until_rule: str = setting(
+        "estimate",
+        "estimate: the share itself, and no worse than --margin below it; bound: the share is shown with 95% "
+        "confidence over all tests of the run, which takes many more --development prompts.",
+        choices=("estimate", "bound"),
+    )
     check_every: int = setting(25, "Steps between these tests.", minimum=1)
     development: int = setting(1000, "Development prompts per test.", minimum=1)
     plateau: int = setting(50, "Stop when the divergence has not fallen over this many steps; 0: never.", minimum=0)
@@ -192,6 +198,11 @@ class DistillConfig(TrainingConfig):
     def rewarded(self) -> bool:
         """Whether completions are scored by the reward."""
         return self.lam < 1.0 or (self.answers == "rejection" and self.alpha < 1.0)
+
+    @property
+    def planned_tests(self) -> int:
+        """How often a run of all steps is tested by ``until``."""
+        return max(1, self.steps // self.check_every)
 
     @property
     def weighed(self) -> bool:

@@ -111,3 +111,8 @@ def test_the_configurations_import_nothing_heavy() -> None:
     code = "import sys, recovery.config; sys.exit(str([m for m in ('torch', 'numpy', 'httpx') if m in sys.modules]))"
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.stderr.strip() == "[]"
+
+
+def test_a_run_is_tested_every_few_steps_and_once_at_least() -> None:
+    assert DistillConfig(steps=200, check_every=25).planned_tests == 8
+    assert DistillConfig(steps=20, check_every=25).planned_tests == 1
