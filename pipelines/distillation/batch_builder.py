@@ -216,9 +216,10 @@ class BatchBuilder:
         """Return the advantage of each completion within its group, before (1 - lambda); None without a reward."""
         if self.reward is None or self.config.lam == 1.0:
             return None
-        values = [judged(self.reward, turn.prompt, turn.messages[-1]["content"]) for turn in turns]
+        # The checks apply to a dialogue's last response: its reward is that of every turn that led to it.
+        values = [judged(self.reward, turn.prompt, turn.outcome) for turn in turns]
         metrics["reward"] = sum(values) / max(1, len(values))
-        # Each turn of a dialogue is a separate group.
+        # The turns of one place in the dialogue are compared with each other.
         groups = [f"{turn.prompt.id}\x1f{len(turn.messages)}" for turn in turns]
         return group_advantages(values, groups)
 

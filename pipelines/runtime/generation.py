@@ -29,12 +29,16 @@ DEVELOPMENT = "development/instruction_following"
 
 @dataclass(frozen=True)
 class SampledTurn:
-    """One sampled turn: the context's ids and the completion; ``messages`` is the conversation up to and with it."""
+    """One sampled turn: the context's ids and the completion; ``messages`` is the conversation up to and with it.
+
+    ``outcome`` is the last response of the whole conversation, to which a prompt's checks apply.
+    """
 
     prompt: Prompt
     context: list[int]
     completion: Completion
     messages: tuple[Message, ...]
+    outcome: str = ""
 
 
 def sample_turns(
@@ -51,7 +55,7 @@ def sample_turns(
     """
     pending = [open_turns(prompt.messages) for prompt in prompts]
     histories: list[list[Message]] = [[] for _ in prompts]
-    sampled: list[SampledTurn] = []
+    sampled: list[tuple[int, SampledTurn]] = []
     turn = 0
     while any(pending):
         now = [i for i, turns in enumerate(pending) if turns]
@@ -66,9 +70,9 @@ def sample_turns(
             progress(last, 0)
         for i, context, completion in zip(now, contexts, completions, strict=True):
             histories[i].append(Message(role="assistant", content=chat.text(completion.ids)))
-            sampled.append(SampledTurn(prompts[i], context, completion, tuple(histories[i])))
+            sampled.append((i, SampledTurn(prompts[i], context, completion, tuple(histories[i]))))
         turn += 1
-    return sampled
+    return [dataclasses.replace(one, outcome=histories[i][-1]["content"]) for i, one in sampled]
 
 
 def open_turns(messages: Sequence[Message]) -> list[list[Message]]:
