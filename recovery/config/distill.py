@@ -23,8 +23,9 @@ class DistillConfig(TrainingConfig):
 
     A ``teacher`` is a checkpoint, several with weights ("NAME=0.5,NAME=0.5"), the address of a vLLM server, which
     returns ``top_k`` log-probabilities per token, "label" (the answer itself), "none", or, with a ``context``, "self",
-    "start" or "ema" (the current student, the initial student, its moving average). If older weights or another engine
-    sampled, each token is weighted by the product of the importance ratios of the tokens before it.
+    "start" or "ema" (the current student, the initial student, its moving average). If another engine sampled, each
+    token is weighted by the product of the importance ratios of the tokens before it. With ``batch_epochs`` above 1 the
+    later updates use states of slightly older weights, which are not reweighted; a policy gradient has its own ratio.
     """
 
     student: str = same_as(MidtrainConfig, "student")
