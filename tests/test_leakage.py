@@ -1,0 +1,42 @@
+"""Tests against training data: what benchmarks/leakage.py counts, and that nothing of the tests is trained on."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.leakage import Trained, facts, requests
+from recovery.data.corpus.text import normalise
+from recovery.data.prompts import behaviour_prompts
+
+
+def test_what_counts_as_near() -> None:
+    trained = Trained(["one two three four five six seven eight nine", "quite another text of some words"])
+    same, long, short, none = (
+        "one two three four five six seven eight nine",
+        "zero one two three four five six seven eight ten",
+        "a b one two three four five c d",
+        "nothing of all this was ever said before",
+    )
+    found = trained.compare([same, long, short, none])
+    assert (found["n"], found["the same requests"], found["8 words in a row"]) == (4, 1, 2)
+    assert [round(trained.nearest(text), 3) for text in (same, long, short, none)] == [1.0, 0.571, 0.111, 0.0]
+    assert (found["near: above 0.5"], found["near: above 0.9"], found["nearest"]) == (2, 1, 1.0)
+
+
+def test_no_question_of_the_examples_test_asks_what_was_trained() -> None:
+    found = facts()
+    assert found["held-out fact"]["n"] >= 200
+    assert found["held-out fact"]["fact is trained"] == found["held-out fact"]["the same wording"] == 0
+    assert found["held-out form"]["fact is trained in this form"] == found["held-out form"]["the same wording"] == 0
+
+
+@pytest.mark.skipif(not os.environ.get("RECOVER_IFEVAL_PROMPTS"), reason="RECOVER_IFEVAL_PROMPTS is not set")
+def test_no_prompt_of_ifeval_is_near_a_training_prompt() -> None:
+    trained = Trained([requests(prompt) for prompt in behaviour_prompts(seed=0).train])
+    lines = Path(os.environ["RECOVER_IFEVAL_PROMPTS"]).read_text(encoding="utf-8").splitlines()
+    found = trained.compare([normalise(json.loads(line)["prompt"]) for line in lines])
+    assert found["the same requests"] == 0 and found["nearest"] < 0.5
