@@ -168,6 +168,8 @@ def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str])
             f"({ENOUGH_TO_DECIDE} are needed), so the stage runs to its plateau or to --steps"
         )
         return ()
+    if len(verifiable) < config.development:
+        notes.append(f"--development {config.development:,}: only {len(verifiable):,} prompts can be verified")
     return tuple(sample(verifiable, config.development))
 
 

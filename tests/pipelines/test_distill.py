@@ -18,6 +18,7 @@ from db import queries
 from pipelines.data.mixing import choose
 from pipelines.distillation.early_stopping import on_plateau
 from pipelines.distillation.plan import plan_distill
+from pipelines.distillation.resolve import _development
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import teacher_metrics
 from pipelines.runtime.instrumentation import TimedTeacher
@@ -228,3 +229,16 @@ def test_a_plateau_ends_the_stage(
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     assert stage.stopped == "plateau"
     assert stage.steps_done < 30
+
+
+def test_development_prompts_that_cannot_be_had_are_reported() -> None:
+    notes: list[str] = []
+    prompts = behaviour_prompts(seed=0)
+    found = _development(DistillConfig(development=5000), prompts, notes)
+    assert len(found) == sum(bool(prompt.checks) for prompt in prompts.development) > 1000
+    assert notes == [f"--development 5,000: only {len(found):,} prompts can be verified"]
+    notes.clear()
+    few = dataclasses.replace(prompts, development=prompts.development[:400])
+    assert _development(DistillConfig(), few, notes) == ()
+    assert "too few to decide --until 0.99 (1000 are needed)" in notes[0]
+    assert _development(DistillConfig(until=0.0), few, []) == ()
