@@ -15,6 +15,9 @@ from db.json_values import json_safe, text
 from db.schema import Stage
 from db.session import Database
 
+# Metrics of a step that are also summed in columns of the stage.
+TOKEN_COUNTS = ("tokens_sampled", "tokens_scored", "tokens_trained")
+
 
 class StageRecorder:
     """Records a stage from its start, or resumption, to its end; created by ``Tracker``.

@@ -34,10 +34,8 @@ from db.schema import (
     Work,
 )
 from db.session import insert_new, insert_row, open_database
-from db.stage_recorder import StageRecorder
+from db.stage_recorder import TOKEN_COUNTS, StageRecorder
 
-# Metrics that are also summed in columns of the stage.
-TOKEN_COUNTS = ("tokens_sampled", "tokens_scored", "tokens_trained")
 _SAMPLES_AT_ONCE = 500
 
 

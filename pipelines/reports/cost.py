@@ -32,10 +32,17 @@ def cost_of(session: Session, name: str) -> Cost:
     return Cost(**tokens, flops=flops(count, **tokens), seconds=stage.wall_seconds)
 
 
-def stage_of(session: Session, name: str) -> records.Stage:
-    """Return the stage that made a checkpoint. Raises UsageError if no stage of the session made it."""
-    made = queries.checkpoint(session.tracker.database, session.experiment_id, name)
-    stage = queries.stage(session.tracker.database, made.stage_id) if made and made.stage_id else None
+def stage_of(session: Session, name: str, experiment: str | None = None) -> records.Stage:
+    """Return the stage that made a checkpoint, of this session or of another experiment in its tracker.
+
+    Raises UsageError if no stage made it.
+    """
+    database = session.tracker.database
+    other = queries.experiment(database, experiment) if experiment is not None else None
+    number = session.experiment_id if experiment is None else other.id if other is not None else None
+    made = queries.checkpoint(database, number, name) if number is not None else None
+    stage = queries.stage(database, made.stage_id) if made and made.stage_id else None
     if stage is None:
-        raise UsageError(f"no stage of this workspace has made {name}: its cost is not known")
+        where = "this workspace" if experiment is None else f"the experiment {experiment}"
+        raise UsageError(f"no stage of {where} has made {name}: neither its cost nor its settings are known")
     return stage

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from db import StageRecorder, records
+from db.stage_recorder import TOKEN_COUNTS
 from pipelines.planning.throughput import GIB, peak_memory
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.session import Session
@@ -133,7 +134,7 @@ class Stage:
             metrics["memory_gib"] = peak / GIB
             hooks.log(step, metrics)
             self.recorder.log(step, metrics)
-            tokens = {name: int(metrics.get(name, 0)) for name in ("tokens_sampled", "tokens_scored", "tokens_trained")}
+            tokens = {name: int(metrics.get(name, 0)) for name in TOKEN_COUNTS}
             self.recorder.usage(**tokens, peak_memory_bytes=peak)
             bar.update(step, f"{figure} {metrics.get(figure, metrics['loss']):.3f}")
 

@@ -31,7 +31,6 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, to_json
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_prompts, write_prompts
-from recovery.errors import UsageError
 from recovery.miniature import write_corpora
 from recovery.models.loading import Loaded
 from recovery.rollouts import Engine, Sampling, TransformersEngine
@@ -151,16 +150,8 @@ class ExperimentRunner:
         """Return how the stage that made a checkpoint trained, by its settings: "sft" (imitates given responses),
         "opd" (a teacher scores the student's own), "grpo" (a reward does); ``study`` is another study's run.
         """
-        if study is None:
-            stage = stage_of(self.session, name)
-        else:
-            database = self.session.tracker.database
-            other = queries.experiment(database, experiment_name(study, self.budget, self.seed))
-            made = queries.checkpoint(database, other.id, name) if other else None
-            found = queries.stage(database, made.stage_id) if made and made.stage_id else None
-            if found is None:
-                raise UsageError(f"study {study} has no run {name} with seed {self.seed}: run it again")
-            stage = found
+        experiment = None if study is None else experiment_name(study, self.budget, self.seed)
+        stage = stage_of(self.session, name, experiment)
         settings = {**to_json(DistillConfig()), **stage.config}
         if stage.kind != "distill" or settings["alpha"] == 0 or settings["teacher"] == "label":
             return "sft"

@@ -155,6 +155,10 @@ class DistillConfig(TrainingConfig):
                 f"--until {self.until} needs --development of at least 1000 prompts for its test (given: "
                 f"{self.development}); --until 0 switches the test off"
             )
+        if self.until_rule == "bound" and self.margin != type(self).margin:
+            raise UsageError(
+                f"--margin {self.margin} has no effect with --until-rule bound, which allows none: omit it"
+            )
         if self.earlier_teacher and not self.knowledge_teacher:
             raise UsageError("--earlier-teacher needs --knowledge-teacher, which scores the newest documents")
         if self.knowledge_teacher and self.prompts_per_step * self.knowledge_share < 0.5:

@@ -129,7 +129,9 @@ def test_the_method_of_a_run_is_that_of_its_settings_not_of_its_name(tmp_path: P
     def look(runner: ExperimentRunner) -> Mapping[str, float]:
         assert set(runner.others) == {"sample"}
         seen.update({name: runner.method_family(name, "sample") for name in methods})
-        with pytest.raises(UsageError, match="study sample has no run nothing with seed 0"):
+        with pytest.raises(
+            UsageError, match="no stage of the experiment study/sample/budget-0.1/seed-0 has made nothing"
+        ):
             runner.method_family("nothing", "sample")
         return {"gain": 1.0}
 
