@@ -86,6 +86,14 @@ _ALL = (
     ),
     Arm("recovery", "recovery with two teachers", _OPD, follow=DISTILL, settings=_TWO),
     Arm(
+        "replay-recovery",
+        "30% replay, then recovery with two teachers",
+        "less to recover: replay as above, then " + _OPD,
+        {"replay": 0.3},
+        DISTILL,
+        _TWO,
+    ),
+    Arm(
         "recovery-chat",
         "the same recovery on ordinary chat prompts alone, without verifiable instructions",
         _OPD,
