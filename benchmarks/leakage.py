@@ -1,16 +1,25 @@
 """How near the prompts and questions of the tests are to those that are trained on.
 
-Run: python -m benchmarks.leakage [--ifeval FILE] [--write]
+Run: python -m benchmarks.leakage [--ifeval FILE] [--corpora FOLDER] [--show N] [--write]
 
 Prompts: the built-in composer's splits (seed 0, as `recover distill` uses them) and, with --ifeval or
 RECOVER_IFEVAL_PROMPTS, IFEval's own prompts, each compared with all training prompts by the users' words in lower case
-without punctuation. "the same requests" are equal texts; "8 words in a row" share such a run with a training prompt;
-"near" is the largest Jaccard similarity of runs of five words. The composer fills templates, so its test prompts share
-phrases with its training prompts: they measure instructions on other topics and in other combinations, not other
-wordings. IFEval's own prompts are the test of those; nothing of theirs is trained on.
+without punctuation. "the same requests" are equal texts (dialogues in which the assistant's turn differs); "8 words in
+a row" share such a run with a training prompt; "near" is the largest Jaccard similarity of runs of five words. The
+composer fills templates, so its test prompts share phrases with its training prompts: they measure instructions on
+other topics and in other combinations, not other wordings. IFEval's own prompts are the test of those; nothing of
+theirs is trained on.
 
-Questions: those of examples/nextjs that are trained on, against those of its tests. A held-out fact is asked in no
-training question; a held-out form asks a trained fact in another way.
+Written questions: those of examples/nextjs that are trained on, against those of its tests. A held-out fact is asked in
+no training question; a held-out form asks a trained fact in another way.
+
+Questions of a cycle: every question probe of a folder against all that is trained on as chat there: the questions of
+the recovery, and the questions and descriptions that `--augment 4` makes by rules. Only chats whose answer holds an
+accepted answer of the probe count as near; nearness is the Jaccard similarity of the questions' words of more than
+three letters. This is written without the guard that keeps probes out of training. The miniature's corpora are always
+compared (34 services, seed 0); --corpora adds a folder of corpora, such as the one that `make real` leaves in its
+workspace. The miniature trains and tests the same facts in other wordings, many of them near: what is "asked" of it is
+whether trained questions are answered when they are put a little differently, not whether held-out facts are.
 """
 
 from __future__ import annotations
@@ -18,21 +27,28 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import _report
+from evals.knowledge import GROUP
+from pipelines.data.corpus_snapshot import CorpusSnapshot, gather
 from pipelines.data.question_splits import GROUPS, load_questions
+from recovery.data.augmentation import augment
 from recovery.data.corpus.text import normalise
 from recovery.data.prompts import behaviour_prompts
-from recovery.types import Prompt
+from recovery.miniature import write_corpora
+from recovery.types import Probe, Prompt
 
 QUESTIONS = Path(__file__).resolve().parent.parent / "examples" / "nextjs" / "questions.jsonl"
 LONG, SHORT = 8, 5
 NEAR = (0.5, 0.7, 0.9)
+WORDINGS = 4  # of `--augment`
 
 
 class Trained:
@@ -95,10 +111,64 @@ def facts() -> dict[str, dict[str, int]]:
     }
 
 
+def of_cycle(own: CorpusSnapshot) -> tuple[dict[str, dict[str, Any]], list[tuple[float, Probe, str]]]:
+    """Return a row of counts for each group of question probes, and each probe with the nearest training question."""
+    made = augment(own.documents, own.probes, wordings=WORDINGS)
+    asked = [(prompt.text, prompt.answer or "") for prompt in own.questions]
+    asked += [(chat[-2]["content"], chat[-1]["content"]) for chat in (*made.conversations, *made.descriptions)]
+    chats = [(normalise(text), _words(text), f" {normalise(answer)} ") for text, answer in asked]
+    nearest: list[tuple[float, Probe, str]] = []
+    groups: defaultdict[str, list[tuple[float, bool]]] = defaultdict(list)
+    for probe in own.probes:
+        if probe.form != "question":
+            continue
+        mine, accepted = _words(probe.question), [f" {normalise(answer)} " for answer in probe.answers]
+        found = [(_jaccard(mine, w), text) for text, w, answer in chats if any(one in answer for one in accepted)]
+        near, text = max(found, default=(0.0, ""))
+        nearest.append((near, probe, text))
+        held = next((tag.removeprefix(GROUP) for tag in probe.tags if tag.startswith(GROUP)), "asked")
+        group = "control" if probe.control else held
+        groups[group].append((near, any(normalise(probe.question) == text for text, _, _ in chats)))
+    rows = {
+        group: {
+            "n": len(values),
+            "the same wording": sum(same for _, same in values),
+            **{f"near: above {bound}": sum(near > bound for near, _ in values) for bound in NEAR},
+            "nearest": round(max(near for near, _ in values), 2),
+        }
+        for group, values in sorted(groups.items())
+    }
+    return rows, sorted(nearest, key=lambda one: -one[0])
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(word for word in re.findall(r"\w+", normalise(text)) if len(word) > 3)
+
+
+def _jaccard(first: frozenset[str], second: frozenset[str]) -> float:
+    return len(first & second) / len(first | second) if first and second else 0.0
+
+
+def cycles(corpora: Path | None, show: int) -> dict[str, dict[str, Any]]:
+    """Return the rows of the miniature's corpora and of every corpus in the folder; print the nearest pairs."""
+    rows: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        folders = [("miniature", path) for path in write_corpora(Path(place), 3)]
+        folders += [(corpora.name, path) for path in sorted(corpora.iterdir()) if path.is_dir()] if corpora else []
+        for number, (name, folder) in enumerate(folders, 1):
+            found, nearest = of_cycle(gather(folder, number, held_out=0.0, seed=0))
+            rows |= {f"{name}/{folder.name}, {group}": row for group, row in found.items()}
+            for near, probe, text in nearest[:show]:
+                print(f"{near:.2f} {folder.name} {probe.question!r} -> {probe.answers[0]!r}; trained: {text!r}")
+    return rows
+
+
 def main() -> int:
     """Compare and print; write with --write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ifeval", type=Path, default=os.environ.get("RECOVER_IFEVAL_PROMPTS"))
+    parser.add_argument("--corpora", type=Path, help="a folder of corpora, each with its probes and questions")
+    parser.add_argument("--show", type=int, default=0, help="print so many of the nearest questions of each corpus")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/leakage.md and .json")
     options = parser.parse_args()
     splits = behaviour_prompts(seed=0)
@@ -109,15 +179,16 @@ def main() -> int:
         rows["IFEval's own"] = trained.compare([normalise(json.loads(line)["prompt"]) for line in lines])
     asked = facts()
     parts = [f"Prompts, against {len(splits.train):,} training prompts:\n", _table(rows), ""]
-    parts += [f"Questions of {QUESTIONS.parent.name}, against its training questions:\n", _table(asked)]
+    parts += [f"Written questions of {QUESTIONS.parent.name}, against its training questions:\n", _table(asked), ""]
+    taught = cycles(options.corpora, options.show)
+    parts += ["Questions of a cycle, against all chats that are trained on:\n", _table(taught)]
     body = "\n".join(parts)
     print(body)
     if options.write:
         note = (__doc__ or "").split("\n\n", 2)[2]
         machine = _report.machine(()) | {"seed": "0"}
-        _report.write(
-            "leakage", "Tests against training data", f"{note}\n{body}", machine, {"prompts": rows, "questions": asked}
-        )
+        data = {"prompts": rows, "questions": asked, "cycles": taught}
+        _report.write("leakage", "Tests against training data", f"{note}\n{body}", machine, data)
     return 0
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.leakage import Trained, facts, requests
+from benchmarks.leakage import Trained, facts, of_cycle, requests
+from pipelines.data.corpus_snapshot import gather
 from recovery.data.corpus.text import normalise
 from recovery.data.prompts import behaviour_prompts
+from recovery.miniature import write_corpora
 
 
 def test_what_counts_as_near() -> None:
@@ -32,6 +34,15 @@ def test_no_question_of_the_examples_test_asks_what_was_trained() -> None:
     assert found["held-out fact"]["n"] >= 200
     assert found["held-out fact"]["fact is trained"] == found["held-out fact"]["the same wording"] == 0
     assert found["held-out form"]["fact is trained in this form"] == found["held-out form"]["the same wording"] == 0
+
+
+def test_the_miniature_asks_what_was_trained_in_other_words_and_its_controls_are_not_trained(tmp_path: Path) -> None:
+    (folder,) = write_corpora(tmp_path, 1, entities=4)
+    rows, nearest = of_cycle(gather(folder, 1, held_out=0.0, seed=0))
+    assert set(rows) == {"asked", "control"}
+    assert rows["asked"]["the same wording"] == rows["control"]["the same wording"] == 0
+    assert rows["asked"]["near: above 0.7"] > 0 and rows["control"]["near: above 0.7"] == 0
+    assert nearest[0][0] == rows["asked"]["nearest"] and not nearest[0][1].control and nearest[0][2]
 
 
 @pytest.mark.skipif(not os.environ.get("RECOVER_IFEVAL_PROMPTS"), reason="RECOVER_IFEVAL_PROMPTS is not set")
