@@ -19,8 +19,8 @@ from db.records import Experiment
 NAME = "Studies"
 PREFIX = "study/"
 LIMIT = 1000
-TONES = {"holds": "good", "does not hold": "bad", "undecided": "warn"}
-SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "?"}
+TONES = {"holds": "good", "does not hold": "bad", "undecided": "warn", "not tested": ""}
+SIGNS = {"holds": "✓", "does not hold": "✗", "undecided": "?", "not tested": "–"}
 Table = Mapping[str, Any]
 """A study's outcome as printed by ``recover study results --json`` and stored in the tracker."""
 
@@ -204,10 +204,31 @@ def _facts(table: Table, found: Sequence[Experiment]) -> str:
 
 def _statements(table: Table) -> str:
     parts = table.get("parts") or []
-    rows = [[verdict(part.get("verdict", "")), esc(part.get("statement", ""))] for part in parts]
-    note = "Fixed before the run. The claim holds if all statements hold, and fails if one does not hold."
-    shown = markup.table(("Verdict", "Statement"), rows, caption="Statements with their verdicts")
+    rows = [
+        [
+            verdict(part.get("verdict", "")),
+            esc(part.get("statement", "")) + _unmet(part.get("given")),
+            esc(part.get("bound", "")) or DASH,
+            _value(part.get("mean")),
+            f"{_value(part['low'])} to {_value(part['high'])}" if "low" in part and "high" in part else DASH,
+        ]
+        for part in parts
+    ]
+    note = (
+        "Fixed before the run. The claim holds if all statements hold, and fails if one does not hold; a statement is "
+        "not tested if its runs could not have decided it."
+    )
+    columns = ("Verdict", "Statement", "Bound", "Mean", "95% interval")
+    shown = markup.table(columns, rows, caption="Statements with their verdicts")
     return markup.card("Statements", note, f'<div class="prose-cells">{shown}</div>', look="statements")
+
+
+def _unmet(given: object) -> str:
+    """Return what a statement would need to be tested, if that is not the case."""
+    if not isinstance(given, Mapping) or given.get("met", True):
+        return ""
+    needs = f"needs {given.get('statement', '')} ({given.get('bound', '')}), is {_value(given.get('mean'))}"
+    return f" <small>{esc(needs)}</small>"
 
 
 def _figures(table: Table) -> str:

@@ -39,10 +39,12 @@ def command(
     `recover study NAME` runs one, `recover study all` all but the longest. Without a NAME it lists the studies;
     `recover study results` shows the finished ones. Each has its criterion fixed in the code, runs on the miniature
     with several seeds (default 0,1,2), and ends in a verdict: holds, does not hold, or undecided at this scale. A
-    study that was stopped resumes at the first missing run.
+    study that was stopped resumes at the first missing run. With `--write-docs`, every figure of every seed is also
+    written as CSV beside the page; `results` adds the studies of that file that have not been run here.
     """
     from pipelines.runtime.progress import Display
     from pipelines.studies import STUDIES, chosen
+    from pipelines.studies.raw_figures import from_csv, to_csv
     from pipelines.studies.runner import as_json as shown
     from pipelines.studies.runner import kept_outcome, markdown, run_study, text
 
@@ -51,12 +53,18 @@ def command(
         common.emit(rows, as_json, lambda: _listed(list(STUDIES.values())))
         return
     if name == RESULTS:
-        kept = (kept_outcome(study, workspace.folder, seeds or None, budget) for study in STUDIES.values())
+        earlier = from_csv(write_docs.with_suffix(".csv")) if write_docs else {}
+        kept = [
+            kept_outcome(study, workspace.folder, seeds or None, budget) or earlier.get(study.name)
+            for study in STUDIES.values()
+        ]
         outcomes = [outcome for outcome in kept if outcome is not None]
     else:
         with stage_options.resumable():
             outcomes = [run_study(s, workspace, seeds or (0, 1, 2), budget or 1.0, Display()) for s in chosen(name)]
-    stage_options.write_page(write_docs, markdown(outcomes, f"recover study {name}"))
+    if write_docs is not None:
+        stage_options.write_page(write_docs, markdown(outcomes, f"recover study {name}"))
+        stage_options.write_page(write_docs.with_suffix(".csv"), to_csv(outcomes))
     report = "\n\n".join(text(outcome) for outcome in outcomes) or "no study has been run here: recover study NAME"
     common.emit([shown(outcome) for outcome in outcomes], as_json, report)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipelines.runtime.generation import CHUNK
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
-from pipelines.studies.study import Part, Study, minus
+from pipelines.studies.study import Part, Study, minus, over
 from pipelines.studies.tasks import exact_share, passages, privileged
 from recovery.miniature import words
 from recovery.miniature.tasks import facts
@@ -149,7 +149,9 @@ CONTEXTS = Study(
         *(Part(f"{name}: taken in without the context, gain over base",
                minus(f"taken in, {name}", f"taken in, {name}, base"), 0.3) for name in NAMES),
         *(Part(f"{name}: retention above that of SFT on the same answers by",
-               minus(f"retention, {name}", f"retention, {name}, sft"), 0.0) for name in NAMES),
+               minus(f"retention, {name}", f"retention, {name}, sft"), 0.0,
+               given=Part("that as much is taken in as by SFT: share",
+                          over(f"taken in, {name}", f"taken in, {name}, sft"), 0.9)) for name in NAMES),
     ),
     run=run,
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
 from pipelines.studies.study import Part, Study, figure
@@ -26,6 +27,8 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
         experts=("mending=mending",),
         knowledge_teacher="documents",
     )
+    alone: dict[str, Any] = {"prompts": runner.folder / "prompts" / mends, "max_new_tokens": 40, "steps": steps}
+    runner.trained("mending alone", "base", "opd", teacher="mending", **alone)
     figures: dict[str, float] = {}
     for suite, expert in ((f"{KNOWLEDGE}/1", "documents"), (mends, "mending"), (INSTRUCTIONS, "base")):
         for name in ("base", "documents", "mending", "merged"):
@@ -33,6 +36,9 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
         figures[f"{suite}, merged over its expert"] = figures[f"{suite}, merged"] / max(
             1e-9, figures[f"{suite}, {expert}"]
         )
+    figures["mending, student of its expert alone, over the expert"] = runner.value("mending alone", mends) / max(
+        1e-9, figures[f"{mends}, mending"]
+    )
     return figures
 
 
@@ -44,7 +50,9 @@ MERGE = Study(
     "model for everything else; 80 steps of OPD from the mid-trained model, each prompt scored by its own teacher",
     parts=(
         Part("knowledge: merged over its expert", figure("domain_knowledge/1, merged over its expert"), 0.95),
-        Part("mending: merged over its expert", figure("mending, merged over its expert"), 0.95),
+        Part("mending: merged over its expert", figure("mending, merged over its expert"), 0.95,
+             given=Part("that a student of this expert alone comes so far in as many steps: over the expert",
+                        figure("mending, student of its expert alone, over the expert"), 0.95)),
         Part("instructions: merged over the clean model",
              figure("instruction_following, merged over its expert"), 0.97),
     ),

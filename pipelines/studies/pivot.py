@@ -7,7 +7,7 @@ from typing import Any
 
 from evals.suites import sample
 from pipelines.studies.experiment import ExperimentRunner
-from pipelines.studies.study import Part, Study, minus, over
+from pipelines.studies.study import Part, Study, gained, minus, over
 from pipelines.studies.tasks import demonstrations, exact_share, mending, reading
 
 STEPS, EVERY = 100, 10
@@ -82,9 +82,12 @@ PIVOT = Study(
         Part("without the clip JSD loses half of its best score by step 100: last over best",
              over("last, jsd", "best, jsd"), 0.5, above=False),
         Part("without the clip the forward KL does", over("last, forward", "best, forward"), 0.5, above=False),
-        Part("with the clip JSD keeps it: last over best", over("last, jsd, clip", "best, jsd, clip"), 0.9),
+        Part("with the clip JSD keeps it: last over best", over("last, jsd, clip", "best, jsd, clip"), 0.9,
+             given=gained("it has learnt something with the clip", "best, jsd, clip", "base")),
         Part("RL is sparser than SFT: density over SFT's", over("density, grpo", "density, sft"), 1.0, above=False),
-        Part("RL is unbiased: bias over its null", over("bias, grpo", "bias_null, grpo"), 2.0, above=False),
+        Part("RL is unbiased: bias over its null", over("bias, grpo", "bias_null, grpo"), 2.0, above=False,
+             given=Part("that the measure finds a bias in SFT: over its null", over("bias, sft", "bias_null, sft"),
+                        2.0)),
         Part("OPSD is more concentrated than OPD: share of the top 1%, difference",
              minus("top_1_percent, opsd", "top_1_percent, opd"), 0.0),
     ),

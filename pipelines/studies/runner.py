@@ -17,7 +17,7 @@ from pipelines.reports.document import table_lines
 from pipelines.runtime.progress import Display, duration
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import ExperimentRunner, experiment_name
-from pipelines.studies.study import CONFIDENCE, Outcome, Study
+from pipelines.studies.study import CONFIDENCE, Figures, Outcome, Part, Study, Word
 from recovery.errors import UsageError
 from recovery.workspace import MINIATURE, Workspace, write_atomically
 
@@ -144,9 +144,23 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "budget": outcome.budget,
         "dates": list(outcome.dates),
         "figures": {name: _figure(outcome, name) for name in names},
-        "parts": [{"statement": part.statement, "verdict": word} for part, word in outcome.parts],
+        "parts": [_part(part, word, list(outcome.runs.values())) for part, word in outcome.parts],
         "verdict": outcome.verdict,
     }
+
+
+def _part(part: Part, word: Word, runs: Sequence[Figures]) -> dict[str, Any]:
+    low, high = part.interval(runs)
+    found: dict[str, Any] = {"statement": part.statement, "bound": part.side, "mean": part.mean(runs), "verdict": word}
+    found |= {"low": low, "high": high} if len(runs) > 1 else {}
+    if part.given is not None:
+        found["given"] = {
+            "statement": part.given.statement,
+            "bound": part.given.side,
+            "mean": part.given.mean(runs),
+            "met": part.given.met(runs),
+        }
+    return found
 
 
 def _figure(outcome: Outcome, name: str) -> dict[str, Any]:
@@ -190,9 +204,10 @@ def markdown(outcomes: Sequence[Outcome], command: str) -> str:
         "",
         f"Written by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
         f"statement holds where the whole {CONFIDENCE:.0%} interval over seeds (Student's t) lies beyond its bound, "
-        "does not hold where none of it does, and is undecided at this scale between. Steps told in a setting are "
-        "those of budget 1. A model of two million parameters in a world of its own contradicts nobody: the verdict "
-        "is about what happens here.",
+        "does not hold where none of it does, and is undecided at this scale between. A statement is not tested where "
+        "its runs could not have decided it, for the reason given ([audit](audit.md)). Steps told in a setting are "
+        "those of budget 1. Every figure of every seed is in the CSV file beside this page. A model of two million "
+        "parameters in a world of its own contradicts nobody: the verdict is about what happens here.",
         "",
         *table_lines(("study", "claim", "verdict", "seeds", "n at most", "budget", "run on"), rows),
     ]
@@ -213,11 +228,20 @@ def _section(outcome: Outcome) -> list[str]:
         f"**Verdict: {outcome.verdict}.**",
         "",
         *table_lines(
-            ("statement, fixed before the run", "bound", "verdict"),
-            [(part.statement, part.side, word) for part, word in outcome.parts],
+            ("statement, fixed before the run", "bound", "mean", "95% interval", "verdict"),
+            [_row(part) for part in as_json(outcome)["parts"]],
         ),
         "",
         *table_lines(
             ("figure", "mean ± spread over seeds"), [(name, cell(figure)) for name, figure in figures.items()]
         ),
     ]
+
+
+def _row(part: dict[str, Any]) -> tuple[str, ...]:
+    """Return a statement as a row of the page; a condition is named if it is not met."""
+    given, limits = part.get("given"), f"{part['low']:.3f} to {part['high']:.3f}" if "low" in part else "one seed"
+    word = part["verdict"]
+    if given is not None and not given["met"]:
+        word += f": needs {given['statement']} ({given['bound']}), is {given['mean']:.3f}"
+    return part["statement"], part["bound"], f"{part['mean']:.3f}", limits, word

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points, retention
-from pipelines.studies.study import Part, Study, figure, minus
+from pipelines.studies.study import Part, Study, figure, gained, minus
 from pipelines.studies.tasks import demonstrations, mending
 
 STEPS = 60
@@ -42,8 +42,10 @@ STATES = Study(
     "under stress (300 steps, 3e-3), GRPO, and OPD in three forms with the stressed model as the teacher; retention "
     "is the mean of instruction following and general knowledge, relative to base",
     parts=(
-        Part("GRPO keeps retention", figure("retention, grpo"), 0.97),
-        Part("mild SFT keeps retention", figure("retention, mild-sft"), 0.95),
+        Part("GRPO keeps retention", figure("retention, grpo"), 0.97,
+             given=gained("GRPO has learnt to mend", "target, grpo", "target, base")),
+        Part("mild SFT keeps retention", figure("retention, mild-sft"), 0.95,
+             given=gained("mild SFT has learnt to mend", "target, mild-sft", "target, base")),
         Part("stress SFT destroys it", figure("retention, stress-sft"), 0.80, above=False),
         Part("OPD from the stressed model keeps more than it: difference in retention",
              minus("retention, opd", "retention, stress-sft"), 0.0),

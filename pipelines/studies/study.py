@@ -1,4 +1,7 @@
-"""Definition of a study: a claim, its criterion, fixed before any run, and its outcome."""
+"""Definition of a study: a claim, its criterion, fixed before any run, and its outcome.
+
+Whether a statement was tested at all (``Part.given``) was added by the audit of docs/audit.md, after the first runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from scipy import stats
 if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
 
-Word = Literal["holds", "does not hold", "undecided"]
+Word = Literal["holds", "does not hold", "undecided", "not tested"]
 Figures = Mapping[str, float]
 Figure = Callable[[Figures], float]
 CONFIDENCE = 0.95
@@ -24,26 +27,42 @@ class Part:
     """One statement of a claim: a figure of each seed and the bound it must be above (or below).
 
     It holds if the whole confidence interval of the mean over seeds is beyond the bound, does not hold if none of it
-    is, and is undecided otherwise.
+    is, and is undecided otherwise. It is not tested if the mean of ``given`` is not beyond its own bound: the runs
+    then could not have shown the statement, or could not have refuted it.
     """
 
     statement: str
     figure: Figure
     bound: float
     above: bool = True
+    given: Part | None = None
 
     @property
     def side(self) -> str:
         """The bound with its sign."""
         return f"{'>' if self.above else '<'} {self.bound:g}"
 
+    def mean(self, runs: Sequence[Figures]) -> float:
+        """Return the mean over seeds."""
+        return statistics.fmean(self.figure(run) for run in runs)
+
+    def interval(self, runs: Sequence[Figures]) -> tuple[float, float]:
+        """Return the confidence interval of the mean over seeds."""
+        return interval([self.figure(run) for run in runs])
+
     def verdict(self, runs: Sequence[Figures]) -> Word:
         """Return the statement's verdict."""
-        low, high = interval([self.figure(run) for run in runs])
+        if self.given is not None and not self.given.met(runs):
+            return "not tested"
+        low, high = self.interval(runs)
         if not self.above:
             low, high = -high, -low
         bound = self.bound if self.above else -self.bound
         return "holds" if low > bound else "does not hold" if high < bound else "undecided"
+
+    def met(self, runs: Sequence[Figures]) -> bool:
+        """Whether the mean over seeds is beyond the bound."""
+        return self.mean(runs) > self.bound if self.above else self.mean(runs) < self.bound
 
 
 @dataclass(frozen=True)
@@ -88,10 +107,13 @@ class Outcome:
 
     @property
     def verdict(self) -> Word:
-        """The claim holds if all of its statements do, and does not hold if one of them does not."""
-        words = [word for _, word in self.parts]
-        if all(word == "holds" for word in words):
-            return "holds"
+        """The claim holds if all of its statements do, does not hold if one of them does not, and is not tested if
+        none of them was.
+        """
+        words = {word for _, word in self.parts}
+        for only in ("holds", "not tested"):
+            if words == {only}:
+                return only
         return "does not hold" if "does not hold" in words else "undecided"
 
 
@@ -103,6 +125,11 @@ def figure(name: str) -> Figure:
 def minus(first: str, second: str) -> Figure:
     """Return a function for the difference of two figures."""
     return lambda figures: figures[first] - figures[second]
+
+
+def gained(what: str, first: str, second: str) -> Part:
+    """Return the condition that a figure is five points above another: that something has been learnt at all."""
+    return Part(f"that {what}", minus(first, second), 0.05)
 
 
 def over(first: str, second: str) -> Figure:

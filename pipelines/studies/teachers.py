@@ -8,7 +8,7 @@ from typing import Any
 from evals.generation import answer
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points, retention
-from pipelines.studies.study import Part, Study, minus
+from pipelines.studies.study import Part, Study, figure, gained, minus
 from pipelines.studies.tasks import demonstrations, editing_prompts, levenshtein
 from recovery.miniature.tasks.editing import CORRUPTIONS
 
@@ -53,6 +53,10 @@ def _left(curve: list[tuple[int, float]]) -> float:
     return values[len(values) // 4] / max(1e-9, values[0])
 
 
+LOST = Part("that the SFT teacher has forgotten something: retention", figure("retention, sft-teacher"), 0.97,
+            above=False)  # fmt: skip
+
+
 TEACHERS = Study(
     name="teachers",
     claim="students of an SFT teacher and of an RL teacher end alike and forget less than the SFT teacher; entropy "
@@ -65,11 +69,15 @@ TEACHERS = Study(
              minus("mended, trained damage, opd-of-sft", "mended, trained damage, base"), 0.0),
         Part("the two students mend alike, trained damage: absolute difference",
              lambda f: abs(f["mended, trained damage, opd-of-sft"] - f["mended, trained damage, opd-of-rl"]),
-             0.05, above=False),
+             0.05, above=False,
+             given=gained("the RL teacher has learnt to mend", "mended, trained damage, rl-teacher",
+                          "mended, trained damage, base")),
         Part("the student of the SFT teacher keeps more than its teacher: difference in retention",
-             minus("retention, opd-of-sft", "retention, sft-teacher"), 0.0),
+             minus("retention, opd-of-sft", "retention, sft-teacher"), 0.0, given=LOST),
         Part("the student of the RL teacher keeps more than the SFT teacher: difference in retention",
-             minus("retention, opd-of-rl", "retention, sft-teacher"), 0.0),
+             minus("retention, opd-of-rl", "retention, sft-teacher"), 0.0,
+             given=gained("the student of the RL teacher has learnt to mend", "mended, trained damage, opd-of-rl",
+                          "mended, trained damage, base")),
         Part("entropy falls faster under OPD than under RL: share left after a quarter, difference",
              minus("entropy after a quarter, rl-teacher", "entropy after a quarter, opd-of-rl"), 0.0),
     ),

@@ -6,17 +6,20 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from db import Tracker, queries
+from pipelines.cli.main import run
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.studies import STUDIES, chosen
 from pipelines.studies.compare import as_json as compared
 from pipelines.studies.compare import compare, text
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
+from pipelines.studies.raw_figures import from_csv, to_csv
 from pipelines.studies.runner import FIGURES, as_json, kept_outcome, markdown, run_study
 from pipelines.studies.runner import text as report
 from pipelines.studies.study import Outcome, Part, Study, interval
@@ -25,12 +28,12 @@ from recovery.errors import UsageError
 from recovery.workspace import Workspace
 
 
-def study(run: object = None, *parts: Part) -> Study:
+def study(body: object = None, *parts: Part) -> Study:
     def nothing(_lab: ExperimentRunner) -> Mapping[str, float]:
         return {"gain": 1.0}
 
     claim = Part("the gain is real", lambda f: f["gain"], 0.0)
-    return Study("sample", "a claim", "a source", "a setting", parts or (claim,), run or nothing)  # type: ignore[arg-type]
+    return Study("sample", "a claim", "a source", "a setting", parts or (claim,), body or nothing)  # type: ignore[arg-type]
 
 
 def outcome(*gains: float, above: bool = True, bound: float = 0.0) -> Outcome:
@@ -58,6 +61,46 @@ def test_one_statement_that_fails_fails_the_claim() -> None:
     found = Outcome(study(None, *parts), {0: {"gain": 1.0}, 1: {"gain": 1.1}, 2: {"gain": 0.9}}, 300, 1.0)
     assert [word for _, word in found.parts] == ["holds", "does not hold"]
     assert found.verdict == "does not hold"
+
+
+def test_a_statement_whose_condition_is_not_met_is_not_tested() -> None:
+    room = Part("that there is room", lambda f: f["gain"], 0.5)
+    met, unmet = (Part("up", lambda f: f["gain"], 0.0, given=replace(room, bound=bound)) for bound in (0.5, 2.0))
+    below = Part("up", lambda f: f["gain"], 0.0, given=replace(room, bound=2.0, above=False))
+    runs = {0: {"gain": 1.0}, 1: {"gain": 1.1}, 2: {"gain": 0.9}}
+    words = [Outcome(study(None, *parts), runs, 300, 1.0) for parts in ((met,), (unmet,), (below,), (met, unmet))]
+    assert [found.verdict for found in words] == ["holds", "not tested", "holds", "undecided"]
+    assert Outcome(study(None, replace(met, bound=2.0), unmet), runs, 300, 1.0).verdict == "does not hold"
+    page = markdown([words[1]], "recover study sample")
+    assert "| up | > 0 | 1.000 | 0.752 to 1.248 | not tested: needs that there is room (> 2), is 1.000 |" in page
+    (part,) = as_json(words[1])["parts"]
+    assert part["given"] == {"statement": "that there is room", "bound": "> 2", "mean": 1.0, "met": False}
+
+
+def test_the_raw_figures_write_the_same_page_again(tmp_path: Path) -> None:
+    mine = STUDIES["efficiency"]
+    names = ("base", "best, opd", "best, grpo", "times as many for GRPO")
+    runs = {seed: {name: 0.1 * (seed + 1) / 3 + number for number, name in enumerate(names)} for seed in range(3)}
+    found = Outcome(mine, runs, 300, 1.25, 0.5, ("2026-01-01", "2026-01-02"))
+    path = tmp_path / "studies.csv"
+    assert from_csv(path) == {}
+    path.write_text(to_csv([found]))
+    assert from_csv(path) == {"efficiency": found}
+    path.write_text(to_csv([found]) + "efficiency,1\n")
+    with pytest.raises(UsageError, match=r"studies\.csv cannot be read"):
+        from_csv(path)
+    path.write_text(to_csv([replace(found, study=replace(mine, name="one that was removed"))]))
+    assert from_csv(path) == {}
+
+
+def test_results_add_the_studies_of_the_page_that_were_not_run_here(tmp_path: Path) -> None:
+    found = Outcome(STUDIES["efficiency"], {0: dict.fromkeys(("base", "best, opd", "best, grpo"), 0.5)}, 300, 1.0)
+    found.runs[0]["times as many for GRPO"] = 2.0  # type: ignore[index]
+    page = tmp_path / "page.md"
+    page.with_suffix(".csv").write_text(to_csv([found]))
+    assert run(["study", "results", "--workspace", str(tmp_path / "empty"), "--write-docs", str(page)]) == 0
+    assert "## efficiency" in page.read_text() and "one seed" in page.read_text()
+    assert from_csv(page.with_suffix(".csv")) == {"efficiency": found}
 
 
 def test_the_interval_is_students() -> None:

@@ -1,0 +1,47 @@
+"""Every figure of every seed as CSV beside the page of the studies, from which the page can be written again."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipelines.studies import STUDIES
+from pipelines.studies.study import Outcome
+from recovery.errors import UsageError
+
+_COLUMNS = ("study", "budget", "items", "minutes a seed", "dates", "seed", "figure", "value")
+
+
+def to_csv(outcomes: Sequence[Outcome]) -> str:
+    """Return every figure of every seed as lines of CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for o in outcomes:
+        about = (o.study.name, f"{o.budget:g}", o.items, f"{o.minutes:.2f}", " ".join(o.dates))
+        writer.writerows(
+            (*about, seed, name, repr(value)) for seed, run in o.runs.items() for name, value in run.items()
+        )
+    return text.getvalue()
+
+
+def from_csv(path: Path) -> dict[str, Outcome]:
+    """Return the outcomes of a file written by :func:`to_csv`, of the studies that still exist; none if there is no
+    file. Raises UsageError if it cannot be read.
+    """
+    if not path.is_file():
+        return {}
+    rows: dict[tuple[str, ...], dict[int, dict[str, float]]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for *about, seed, name, value in list(csv.reader(file))[1:]:
+                rows.setdefault(tuple(about), {}).setdefault(int(seed), {})[name] = float(value)
+        return {
+            name: Outcome(STUDIES[name], runs, int(items), float(minutes), float(budget), tuple(dates.split()))
+            for (name, budget, items, minutes, dates), runs in rows.items()
+            if name in STUDIES
+        }
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be read ({error}): restore it or delete it") from error
