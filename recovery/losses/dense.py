@@ -90,6 +90,9 @@ def divergence(
 ) -> tuple[Tensor, Tensor]:
     """Return value (nats, shape N) and gradient with respect to ``student_NV`` (shape NV); inputs are not modified.
 
+    Both are computed and returned in float32, or in float64 for float64 logits of the student: a mixture in bfloat16
+    would be wrong by as much as its value.
+
     Args:
         name: one of :data:`LOSSES`.
         student_NV: the student's logits or log-probabilities.
@@ -111,8 +114,9 @@ def divergence(
     if other is None:
         needed = "targets_N" if resolved == "cross_entropy" else "teacher_NV"
         raise UsageError(f"divergence {name!r} needs {needed}")
+    wide = torch.float64 if student_NV.dtype == torch.float64 else torch.float32
     with torch.no_grad():
-        gradient_NV = student_NV / temperature
+        gradient_NV = student_NV.to(wide) / temperature
         log_p_NV, p_NV, _ = softmaxes_(gradient_NV, torch.empty_like(gradient_NV))
         if resolved == "cross_entropy":
             found = cross_entropy(p_NV, log_p_NV, other)
@@ -120,5 +124,5 @@ def divergence(
             found.write_to_(gradient_NV, p_NV)
         else:
             options = Options(beta, entry_clip, floor)
-            value_N = divergence_(resolved, p_NV, log_p_NV, other / temperature, options)
+            value_N = divergence_(resolved, p_NV, log_p_NV, other.to(wide) / temperature, options)
         return value_N, gradient_NV.div_(temperature)
