@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from dashboard import markup
+from dashboard import interval_plot, markup
 from dashboard.access import Access
 from dashboard.formatting import DASH
 from dashboard.markup import esc
@@ -210,15 +210,17 @@ def _statements(table: Table) -> str:
             esc(part.get("statement", "")) + _unmet(part.get("given")),
             esc(part.get("bound", "")) or DASH,
             _value(part.get("mean")),
-            f"{_value(part['low'])} to {_value(part['high'])}" if "low" in part and "high" in part else DASH,
+            f"{_value(part['low'])} to {_value(part['high'])}" if "low" in part else DASH,
+            interval_plot.plot(part) or DASH,
         ]
         for part in parts
     ]
     note = (
         "Fixed before the run. The claim holds if all statements hold, and fails if one does not hold; a statement is "
-        "not tested if its runs could not have decided it."
+        "not tested if its runs could not have decided it. In the drawing the bound is in the middle, and the side on "
+        "which the statement holds is shaded."
     )
-    columns = ("Verdict", "Statement", "Bound", "Mean", "95% interval")
+    columns = ("Verdict", "Statement", "Bound", "Mean", "95% interval", "")
     shown = markup.table(columns, rows, caption="Statements with their verdicts")
     return markup.card("Statements", note, f'<div class="prose-cells">{shown}</div>', look="statements")
 
@@ -227,7 +229,7 @@ def _unmet(given: object) -> str:
     """Return what a statement would need to be tested, if that is not the case."""
     if not isinstance(given, Mapping) or given.get("met", True):
         return ""
-    needs = f"needs {given.get('statement', '')} ({given.get('bound', '')}), is {_value(given.get('mean'))}"
+    needs = f"requires {given.get('statement', '')} ({given.get('bound', '')}), is {_value(given.get('mean'))}"
     return f" <small>{esc(needs)}</small>"
 
 

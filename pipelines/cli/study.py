@@ -40,13 +40,15 @@ def command(
     `recover study results` shows the finished ones. Each has its criterion fixed in the code, runs on the miniature
     with several seeds (default 0,1,2), and ends in a verdict: holds, does not hold, or undecided at this scale. A
     study that was stopped resumes at the first missing run. With `--write-docs`, every figure of every seed is also
-    written as CSV beside the page; `results` adds the studies of that file that have not been run here.
+    written as CSV beside the page, with a picture of each study in images/; `results` adds the studies of that file
+    that have not been run here.
     """
     from pipelines.runtime.progress import Display
     from pipelines.studies import STUDIES, chosen
-    from pipelines.studies.raw_figures import from_csv, to_csv
-    from pipelines.studies.runner import as_json as shown
-    from pipelines.studies.runner import kept_outcome, markdown, run_study, text
+    from pipelines.studies.raw_figures import from_csv
+    from pipelines.studies.results import as_json as shown
+    from pipelines.studies.results import text
+    from pipelines.studies.runner import kept_outcome, run_study
 
     if name is None:
         rows = [{"study": s.name, "claim": s.claim, "minutes": s.minutes, "heavy": s.heavy} for s in STUDIES.values()]
@@ -63,10 +65,22 @@ def command(
         with stage_options.resumable():
             outcomes = [run_study(s, workspace, seeds or (0, 1, 2), budget or 1.0, Display()) for s in chosen(name)]
     if write_docs is not None:
-        stage_options.write_page(write_docs, markdown(outcomes, f"recover study {name}"))
-        stage_options.write_page(write_docs.with_suffix(".csv"), to_csv(outcomes))
+        _write(outcomes, f"recover study {name}", write_docs)
     report = "\n\n".join(text(outcome) for outcome in outcomes) or "no study has been run here: recover study NAME"
     common.emit([shown(outcome) for outcome in outcomes], as_json, report)
+
+
+def _write(outcomes: list[Any], command: str, page: Path) -> None:
+    """Write the page, its raw figures, and a picture of each study."""
+    from dashboard.interval_plot import picture
+    from pipelines.studies.raw_figures import to_csv
+    from pipelines.studies.results import as_json, markdown
+
+    stage_options.write_page(page, markdown(outcomes, command, pictures=f"images/{page.stem}"))
+    stage_options.write_page(page.with_suffix(".csv"), to_csv(outcomes))
+    for outcome in outcomes:
+        path = page.parent / "images" / page.stem / f"{outcome.study.name}.svg"
+        stage_options.write_page(path, picture(as_json(outcome)["parts"]))
 
 
 def _listed(studies: list[Any]) -> str:

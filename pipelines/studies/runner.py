@@ -1,4 +1,4 @@
-"""Runs studies seed by seed, stores their figures, and writes their page. A finished seed is not run again."""
+"""Runs studies seed by seed and stores their figures. A finished seed is not run again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from db import Tracker
-from evals.statistics import spread
-from pipelines.planning.machine import machine
-from pipelines.reports.document import table_lines
 from pipelines.runtime.progress import Display, duration
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import ExperimentRunner, experiment_name
-from pipelines.studies.study import CONFIDENCE, Figures, Outcome, Part, Study, Word
+from pipelines.studies.results import as_json
+from pipelines.studies.study import Outcome, Study
 from recovery.errors import UsageError
 from recovery.workspace import MINIATURE, Workspace, write_atomically
 
@@ -98,7 +95,7 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
 
 
 def _publish(outcome: Outcome, workspace: Workspace) -> None:
-    """Write the table and the verdict into the tracker, for the dashboard."""
+    """Write the figures and the verdict into the tracker, for the dashboard."""
     with Tracker(workspace.database) as tracker:
         number = tracker.experiment(f"study/{outcome.study.name}/budget-{outcome.budget:g}")
         tracker.describe_experiment(number, as_json(outcome))
@@ -124,124 +121,3 @@ def _budgets(study: Study, folder: Path) -> list[float]:
 def _seeds(study: Study, folder: Path, budget: float) -> list[int]:
     found = (folder / "studies" / study.name).glob(f"budget-{budget:g}/seed-*/{FIGURES}")
     return sorted(int(path.parent.name.removeprefix("seed-")) for path in found)
-
-
-# --- reports -------------------------------------------------------------------------------------------------
-
-
-def as_json(outcome: Outcome) -> dict[str, Any]:
-    """Return a study as ``recover study results --json`` prints it."""
-    study = outcome.study
-    names = list(dict.fromkeys(name for run in outcome.runs.values() for name in run))
-    return {
-        "study": study.name,
-        "claim": study.claim,
-        "source": study.source,
-        "setting": study.setting,
-        "criterion": study.criterion,
-        "seeds": list(outcome.runs),
-        "n": outcome.items,
-        "budget": outcome.budget,
-        "dates": list(outcome.dates),
-        "figures": {name: _figure(outcome, name) for name in names},
-        "parts": [_part(part, word, list(outcome.runs.values())) for part, word in outcome.parts],
-        "verdict": outcome.verdict,
-    }
-
-
-def _part(part: Part, word: Word, runs: Sequence[Figures]) -> dict[str, Any]:
-    low, high = part.interval(runs)
-    found: dict[str, Any] = {"statement": part.statement, "bound": part.side, "mean": part.mean(runs), "verdict": word}
-    found |= {"low": low, "high": high} if len(runs) > 1 else {}
-    if part.given is not None:
-        found["given"] = {
-            "statement": part.given.statement,
-            "bound": part.given.side,
-            "mean": part.given.mean(runs),
-            "met": part.given.met(runs),
-        }
-    return found
-
-
-def _figure(outcome: Outcome, name: str) -> dict[str, Any]:
-    by_seed = {seed: run[name] for seed, run in outcome.runs.items() if name in run}
-    mean, deviation = spread(list(by_seed.values()))
-    return {"mean": mean, "spread": deviation, "by_seed": by_seed}
-
-
-def text(outcome: Outcome) -> str:
-    """Return a study's table and verdict as text."""
-    lines = [f"{outcome.study.name}: {outcome.study.claim}", f"  source: {outcome.study.source}"]
-    figures = as_json(outcome)["figures"]
-    width = max(len(name) for name in figures)
-    lines += [f"  {name:<{width}}  {cell(found)}" for name, found in figures.items()]
-    lines += [f"  {word:<14} {part.statement}" for part, word in outcome.parts]
-    lines.append(
-        f"  verdict: {outcome.verdict} ({len(outcome.runs)} seeds, n at most {outcome.items} a suite, "
-        f"budget {outcome.budget:g})"
-    )
-    return "\n".join(lines)
-
-
-def cell(figure: dict[str, Any]) -> str:
-    """Format the mean ± standard deviation over seeds."""
-    if abs(figure["mean"]) >= 1e5:
-        return f"{figure['mean']:.3g} ± {figure['spread']:.2g}"
-    return f"{figure['mean']:.3f} ± {figure['spread']:.3f}"
-
-
-def markdown(outcomes: Sequence[Outcome], command: str) -> str:
-    """Return all studies as a page of the documentation."""
-    rows = [
-        (
-            *(f"[{o.study.name}](#{o.study.name})", o.study.claim, f"**{o.verdict}**"),
-            *(", ".join(map(str, o.runs)), str(o.items), f"{o.budget:g}", ", ".join(o.dates)),
-        )
-        for o in outcomes
-    ]
-    lines = [
-        "# The studies: published claims, run on the miniature",
-        "",
-        f"Written by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
-        f"statement holds where the whole {CONFIDENCE:.0%} interval over seeds (Student's t) lies beyond its bound, "
-        "does not hold where none of it does, and is undecided at this scale between. A statement is not tested where "
-        "its runs could not have decided it, for the reason given ([audit](audit.md)). Steps told in a setting are "
-        "those of budget 1. Every figure of every seed is in the CSV file beside this page. A model of two million "
-        "parameters in a world of its own contradicts nobody: the verdict is about what happens here.",
-        "",
-        *table_lines(("study", "claim", "verdict", "seeds", "n at most", "budget", "run on"), rows),
-    ]
-    for outcome in outcomes:
-        lines += ["", *_section(outcome)]
-    return "\n".join([*lines, "", machine(), ""])
-
-
-def _section(outcome: Outcome) -> list[str]:
-    study, figures = outcome.study, as_json(outcome)["figures"]
-    return [
-        f"## {study.name}",
-        "",
-        f"**Claim.** {study.claim} ({study.source})",
-        "",
-        f"**Setting.** {study.setting}",
-        "",
-        f"**Verdict: {outcome.verdict}.**",
-        "",
-        *table_lines(
-            ("statement, fixed before the run", "bound", "mean", "95% interval", "verdict"),
-            [_row(part) for part in as_json(outcome)["parts"]],
-        ),
-        "",
-        *table_lines(
-            ("figure", "mean ± spread over seeds"), [(name, cell(figure)) for name, figure in figures.items()]
-        ),
-    ]
-
-
-def _row(part: dict[str, Any]) -> tuple[str, ...]:
-    """Return a statement as a row of the page; a condition is named if it is not met."""
-    given, limits = part.get("given"), f"{part['low']:.3f} to {part['high']:.3f}" if "low" in part else "one seed"
-    word = part["verdict"]
-    if given is not None and not given["met"]:
-        word += f": needs {given['statement']} ({given['bound']}), is {given['mean']:.3f}"
-    return part["statement"], part["bound"], f"{part['mean']:.3f}", limits, word

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dashboard.interval_plot import picture, plot
 from db import Tracker, queries
 from pipelines.cli.main import run
 from pipelines.runtime.progress import Display
@@ -20,8 +22,9 @@ from pipelines.studies.compare import as_json as compared
 from pipelines.studies.compare import compare, text
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
 from pipelines.studies.raw_figures import from_csv, to_csv
-from pipelines.studies.runner import FIGURES, as_json, kept_outcome, markdown, run_study
-from pipelines.studies.runner import text as report
+from pipelines.studies.results import as_json, markdown, matrices
+from pipelines.studies.results import text as report
+from pipelines.studies.runner import FIGURES, kept_outcome, run_study
 from pipelines.studies.study import Outcome, Part, Study, interval
 from recovery.config import DistillConfig, build, to_json
 from recovery.errors import UsageError
@@ -72,7 +75,7 @@ def test_a_statement_whose_condition_is_not_met_is_not_tested() -> None:
     assert [found.verdict for found in words] == ["holds", "not tested", "holds", "undecided"]
     assert Outcome(study(None, replace(met, bound=2.0), unmet), runs, 300, 1.0).verdict == "does not hold"
     page = markdown([words[1]], "recover study sample")
-    assert "| up | > 0 | 1.000 | 0.752 to 1.248 | not tested: needs that there is room (> 2), is 1.000 |" in page
+    assert "| up | > 0 | 1.000 | 0.752 to 1.248 | not tested: requires that there is room (> 2), is 1.000 |" in page
     (part,) = as_json(words[1])["parts"]
     assert part["given"] == {"statement": "that there is room", "bound": "> 2", "mean": 1.0, "met": False}
 
@@ -101,6 +104,43 @@ def test_results_add_the_studies_of_the_page_that_were_not_run_here(tmp_path: Pa
     assert run(["study", "results", "--workspace", str(tmp_path / "empty"), "--write-docs", str(page)]) == 0
     assert "## efficiency" in page.read_text() and "one seed" in page.read_text()
     assert from_csv(page.with_suffix(".csv")) == {"efficiency": found}
+    assert (
+        tmp_path / "images" / "page" / "efficiency.svg"
+    ).is_file() and "images/page/efficiency.svg" in page.read_text()
+
+
+def test_figures_of_the_same_runs_stand_side_by_side() -> None:
+    names = (
+        "base",
+        "score, opd",
+        "score, sft, long",
+        "drift, opd",
+        "drift, sft, long",
+        "drift, grpo",
+        "lost, a",
+        "lost, b",
+    )
+    figures = {name: {"mean": float(number), "spread": 0.5} for number, name in enumerate(names)}
+    listed, runs, kinds = matrices(figures)
+    assert listed == (("figure", "value"), [("base", "0.000 ± 0.500")])
+    assert runs[0] == ("", "score", "drift")
+    assert runs[1][0] == ("opd", "1.000 ± 0.500", "3.000 ± 0.500")
+    assert runs[1][2] == ("grpo", "–", "5.000 ± 0.500")
+    assert kinds[0] == ("", "lost") and [row[0] for row in kinds[1]] == ["a", "b"]
+
+
+def test_a_picture_places_each_interval_beside_its_bound(tmp_path: Path) -> None:
+    words = {"statement": "a < b & c", "bound": "> 0.5", "mean": 0.6, "low": 0.55, "high": 0.65, "verdict": "holds"}
+    below = words | {"bound": "< 0.5", "verdict": "does not hold"}
+    drawn = picture([words, below, {name: words[name] for name in ("statement", "bound", "mean", "verdict")}])
+    root = ElementTree.fromstring(drawn)
+    space = "{http://www.w3.org/2000/svg}"
+    shaded = [float(one.get("x", 0)) for one in root.findall(f".//{space}g/{space}rect")]
+    circles = [float(one.get("cx", 0)) for one in root.findall(f".//{space}circle")]
+    assert shaded == [100, 0, 100] and len(circles) == 2, "without an interval there is only the bound"
+    assert all(100 < x < 200 for x in circles)
+    assert "a < b & c" in [one.text for one in root.findall(f"{space}text")]
+    assert plot({"mean": 1.0, "bound": "> 0"}) == "" and 'aria-label="0.600, 95% interval 0.550' in plot(words)
 
 
 def test_the_interval_is_students() -> None:
@@ -136,7 +176,9 @@ def test_seeds_that_are_done_are_kept_and_the_rest_is_run(tmp_path: Path) -> Non
         "with 95% confidence over seeds: the gain is real (> 0)"
     )
     page = markdown([found], "recover study sample")
-    assert "| gain | 1.010 ± 0.010 |" in page and "**Verdict: holds.**" in page
+    assert "| gain   | 1.010 ± 0.010 |" in page or (
+        "| gain | 1.010 ± 0.010 |" in page and "**Verdict: holds.**" in page
+    )
     assert "verdict: holds (3 seeds" in report(found)
     assert kept_outcome(mine, tmp_path, [0], 0.2) is None, "budgets are not mixed"
     (tmp_path / "studies" / "sample" / "budget-0.1" / "seed-1" / FIGURES).write_text("{")
