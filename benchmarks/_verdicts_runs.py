@@ -59,12 +59,16 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def outcomes(found: Array) -> Iterator[Outcome]:
-    """Return the product's outcome for figures [runs, seeds, statements] that must be above 0."""
+ITEMS = {name: int(name.split()[2]) for name in NOISES if name.startswith("share of")}
+
+
+def outcomes(found: Array, items: int = 1_000_000) -> Iterator[Outcome]:
+    """Return the product's outcome for figures [runs, seeds, statements] of so many items that must be above 0."""
     parts = tuple(Part(f"{at}", figure(f"{at}"), 0.0) for at in range(found.shape[2]))
     study = Study("", "", "", "", parts, lambda runner: {})
     for run in found.round(9).tolist():
-        yield Outcome(study, {seed: {f"{at}": v for at, v in enumerate(one)} for seed, one in enumerate(run)}, 0, 0.0)
+        runs = {seed: {f"{at}": v for at, v in enumerate(one)} for seed, one in enumerate(run)}
+        yield Outcome(study, runs, items, 0.0)
 
 
 def statements(runs: int, seed: int) -> Table:
@@ -73,7 +77,7 @@ def statements(runs: int, seed: int) -> Table:
     for name, noise in NOISES.items():
         for seeds in (3, 5, 10) if name in list(NOISES)[:3] else (3,):
             found = noise(draw, (runs, seeds, 1))
-            words = np.array([one.verdict for one in outcomes(found)])
+            words = np.array([one.verdict for one in outcomes(found, ITEMS.get(name, 1_000_000))])
             alike = np.ptp(found[:, :, 0], axis=1) < 1e-9
             spreads = [spread(one) for one in found[:, :, 0].tolist()]
             rates = (
@@ -87,8 +91,8 @@ def statements(runs: int, seed: int) -> Table:
     note = (
         f"A statement whose figure is truly at its bound, over seeds: a {CONFIDENCE:.0%} interval by Student's t, so "
         f"that each side is to be wrong in {ONE_SIDE:.1%} of studies. The interval takes the seeds' figures as normal; "
-        "where all are alike it has no width, and the verdict is about their common value. The spread printed beside "
-        "a mean is the standard deviation over seeds, not an interval."
+        "where all are alike, as shares of few items often are, the spread counts as one item. The spread printed "
+        "beside a mean is the standard deviation over seeds, not an interval."
     )
     return Table("Studies: one statement at its bound", note, ("noise of a seed", "seeds"), rows)
 
@@ -114,8 +118,8 @@ def claims(runs: int, seed: int) -> Table:
                 rows.append(((f"{count}", name), rates))
     note = (
         "Three seeds, normal noise, independent statements. A claim holds if all of its statements do, which needs no "
-        "correction; it does not hold if one of them does not, which is not corrected for their number. No level is "
-        f"promised for a claim; the mark is set at {ONE_SIDE:.1%}, as for one statement."
+        "correction; it does not hold if one of them does not at a level shared by all. The promise is that of one "
+        f"statement, {ONE_SIDE:.1%}."
     )
     return Table("Studies: claims of several statements", note, ("statements", "of which"), rows)
 

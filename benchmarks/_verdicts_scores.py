@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,7 +24,7 @@ from benchmarks._verdicts_model import (
 from evals.acceptance_rules import Measurement
 from evals.comparison import Judged, by_type, compare
 from evals.retention import forgetting, retention
-from evals.statistics import holm, mcnemar, minimum_detectable_effect, paired_bootstrap, score_of
+from evals.statistics import holm, mcnemar, minimum_detectable_effect, paired_difference, score_of
 
 SURE_OF = float(stats.norm.isf(ALPHA / 2))
 
@@ -66,36 +65,23 @@ FEW = (
 
 def differences(runs: int, seed: int, cases: Sequence[tuple[int, int, int]] = FEW) -> Table:
     """Intervals and p-values of a difference where few items have different verdicts."""
-    draw, rows, resamples = np.random.default_rng(seed), [], 10_000
-
-    @functools.cache
-    def bootstrap(n: int, lost: int, won: int) -> tuple[float, float]:
-        """Return the interval of the percentile bootstrap, which depends on these numbers alone."""
-        drawn = draw.multinomial(n, [lost / n, won / n, 1 - (lost + won) / n], size=resamples)
-        low, high = np.quantile((drawn[:, 1] - drawn[:, 0]) / n, (ALPHA / 2, 1 - ALPHA / 2))
-        return float(low), float(high)
-
+    draw, rows = np.random.default_rng(seed), []
     for n, lost, won in cases:
         true = (won - lost) / n
         counts = draw.multinomial(n, [0.9 - lost / n, won / n, lost / n, 0.1 - won / n], size=runs)
-        found = [bootstrap(n, int(one[2]), int(one[1])) for one in counts]
-        for one, (low, high) in list(zip(counts, found, strict=True))[:1]:
-            said = compare("", *_judged(np.repeat(np.arange(4), one)))
-            assert said is not None and max(abs(said.low - low), abs(said.high - high)) < 1.5 / n
-        missed = np.mean([not low - 1e-9 <= true <= high + 1e-9 for low, high in found])
         p_values = mcnemar_p(counts)
         _, z = score_tests(counts, 1.0, true)
+        said = compare("", *_judged(np.repeat(np.arange(4), counts[0])))
+        assert said is not None and (said.low <= true <= said.high) == (abs(z[0]) <= SURE_OF)
         rates = (
             Rate("p at most 0.05", float((p_values <= ALPHA).mean()), runs, most=None if true else ALPHA),
-            Rate("bootstrap interval misses", float(missed), runs, most=ALPHA),
-            Rate("gate's interval would miss", float((np.abs(z) > SURE_OF).mean()), runs, most=ALPHA),
+            Rate("interval misses", float((np.abs(z) > SURE_OF).mean()), runs, most=ALPHA),
         )
         rows.append(((f"{n:,}", f"{lost}", f"{won}", f"{100 * true:+.1f}"), rates))
     note = (
         "`lost` and `won` are the expected numbers of items that only base, or only the student, gets right. The exact "
-        "McNemar test, the percentile bootstrap that is printed beside it, and for comparison the interval by which "
-        "the gate and the retention of tasks are judged. Without a true difference a p-value of at most 0.05 is an "
-        "error, with one it is the power."
+        "McNemar test, and the interval of the score test beside it. Without a true difference a p-value of at most "
+        "0.05 is an error, with one it is the power."
     )
     return Table("Comparison of two checkpoints", note, ("items", "lost", "won", "difference"), rows)
 
@@ -147,17 +133,18 @@ def in_clusters(runs: int, seed: int) -> Table:
         said = compare("", *_judged(items[0], groups))
         assert said is not None and said.p_value is not None and abs(said.p_value - p_values[0]) < 1e-6
         away = np.array([0.0, 1.0, -1.0, 0.0])[items[:fewer]]
-        spans = [paired_bootstrap(np.zeros(len(one)), one, groups, resamples=1000) for one in (away + 1) / 2]
-        missed = np.mean([not span.low <= 0.5 <= span.high for span in spans])
+        sides = [((one < 0).astype(float), (one > 0).astype(float)) for one in away]
+        spans = [paired_difference(*pair, groups) for pair in sides]
+        missed = np.mean([not span.low <= 0.0 <= span.high for span in spans])
         rates = (
             Rate("p at most 0.05", float((p_values <= ALPHA).mean()), runs, most=ALPHA),
             Rate("McNemar's would be", float((mcnemar_p(counted(items)) <= ALPHA).mean()), runs),
-            Rate("bootstrap interval misses", float(missed), fewer, most=ALPHA),
+            Rate("interval misses", float(missed), fewer, most=ALPHA),
         )
         rows.append(((name, f"{sizes.sum():,}"), rates))
     note = (
         "No true difference, base at 0.9, verdicts different on 16% of the items; half of the items have the verdicts "
-        "of their group. The clustered score test, and the bootstrap of whole groups (with 1,000 resamples)."
+        "of their group. The clustered score test, and its interval."
     )
     return Table("Comparison of items that belong together", note, ("groups", "items"), rows)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evals.statistics import holm, is_headline, mcnemar, paired_bootstrap, paired_contrast, score_of
+from evals.statistics import holm, is_headline, mcnemar, paired_contrast, paired_difference, score_of
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Comparison:
     """second − first on the ``n`` common items.
 
     ``lost`` counts the items that only the first got right, ``won`` those that only the second did (None for graded
-    scores). ``low`` and ``high`` are a 95% paired bootstrap interval, clustered if items have groups. ``p_value`` is
-    from the exact McNemar test for verdicts, from the clustered score test if verdicts share groups, and None for
-    graded scores. ``p_adjusted`` is corrected by Holm's method if several comparisons were tested.
+    scores). ``low`` and ``high`` are the 95% interval of the paired score test, clustered if items have groups.
+    ``p_value`` is from the exact McNemar test for verdicts, from the clustered score test if verdicts share groups, and
+    None for graded scores. ``p_adjusted`` is corrected by Holm's method if several comparisons were tested.
     """
 
     name: str
@@ -66,7 +66,7 @@ def compare(name: str, first: Mapping[str, Judged], second: Mapping[str, Judged]
 def by_type(first: Mapping[str, Judged], second: Mapping[str, Judged]) -> list[Comparison]:
     """Compare by instruction type, largest loss first; p-values corrected over all types (Holm)."""
     types: dict[str, tuple[list[float], list[float]]] = {}
-    for key in (key for key in first if key in second):  # in order, since the bootstrap's draws depend on it
+    for key in (key for key in first if key in second):
         one, two = first[key].verdicts or {}, second[key].verdicts or {}
         for verdict in one.keys() & two.keys():
             pair = types.setdefault(verdict.split(" (")[0], ([], []))  # a repeated instruction is numbered
@@ -84,7 +84,7 @@ def corrected(found: Sequence[Comparison]) -> list[Comparison]:
 
 
 def _compared(name: str, one: Sequence[float], two: Sequence[float], groups: Sequence[str] | None = None) -> Comparison:
-    difference = paired_bootstrap(one, two, groups)
+    difference = paired_difference(one, two, groups)
     before, after = score_of(one).value, score_of(two).value
     numbers = (before, after, difference.value, difference.low, difference.high, difference.n)
     if not set(one) | set(two) <= {0.0, 1.0}:

@@ -270,44 +270,28 @@ def mcnemar(first: ArrayLike, second: ArrayLike) -> McNemar:
     """Run the exact McNemar test on paired verdicts [n] (0 or 1): a binomial test on the discordant pairs."""
     one, two = _pair(first, second)
     if not np.isin(np.concatenate([one, two]), (0.0, 1.0)).all():
-        raise RecoveryError("McNemar's test takes verdicts of 0 and 1: use the paired bootstrap for graded scores")
+        raise RecoveryError("McNemar's test takes verdicts of 0 and 1: use paired_difference for graded scores")
     only_first, only_second = int(((one == 1) & (two == 0)).sum()), int(((one == 0) & (two == 1)).sum())
     discordant = only_first + only_second
     p_value = stats.binomtest(min(only_first, only_second), discordant, 0.5).pvalue if discordant else 1.0
     return McNemar(only_first, only_second, float(p_value))
 
 
-def paired_bootstrap(
-    first: ArrayLike,
-    second: ArrayLike,
-    groups: Sequence[str] | None = None,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
+def paired_difference(
+    first: ArrayLike, second: ArrayLike, groups: Sequence[str] | None = None, *, confidence: float = 0.95
 ) -> Difference:
-    """Return the percentile bootstrap of mean(second − first) over items [n].
+    """Return mean(second − first) over items [n] with its two-sided interval, clustered by ``groups``.
 
-    If ``groups`` are given, whole clusters are resampled instead of items.
+    For scores in [0, 1] the interval is that of :func:`paired_contrast`; for others it is Student's t. A bootstrap
+    has no width where no item differs, and would miss a true difference of one item in 100 in 39% of samples.
     """
     one, two = _pair(first, second)
-    difference = two - one
-    score = score_of(difference, groups)
-    sums, sizes = _cluster_sums(difference, groups)
-    if np.ptp(difference) == 0.0 or len(sums) < 2:
-        return Difference(score.value, score.stderr, score.value, score.value, score.n)
-    interval = stats.bootstrap(
-        (sums, sizes),
-        lambda sums, sizes, axis=-1: sums.sum(axis=axis) / sizes.sum(axis=axis),
-        paired=True,
-        vectorized=True,
-        confidence_level=confidence,
-        n_resamples=resamples,
-        batch=max(1, 2_000_000 // len(sums)),
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Difference(score.value, score.stderr, float(interval.low), float(interval.high), score.n)
+    score, alpha = score_of(two - one, groups), (1 - confidence) / 2
+    if min(one.min(), two.min()) >= 0 and max(one.max(), two.max()) <= 1:
+        found = paired_contrast(two, one, groups, alpha=alpha)
+        return Difference(score.value, score.stderr, found.low, found.high, score.n)
+    half = _quantile(1 - alpha, max(1, len(_cluster_sums(two - one, groups)[0]) - 1)) * score.stderr
+    return Difference(score.value, score.stderr, score.value - half, score.value + half, score.n)
 
 
 def non_inferiority(

@@ -270,7 +270,10 @@ def _tests(row: CycleRow) -> str:
             shown += f"<h3>{title}</h3>" + markup.table(columns, cells, caption=f"{title}, paired")
     if not shown:
         return ""
-    note = "On the items common to both: exact McNemar test, paired bootstrap, p-values Holm-corrected per table."
+    note = (
+        "On the items common to both: exact McNemar test, interval of the paired score test, p-values Holm-corrected "
+        "per table."
+    )
     return markup.card("Paired tests", note, shown, anchor="tests")
 
 

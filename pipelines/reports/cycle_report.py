@@ -111,7 +111,7 @@ def _corpora(found: Any) -> Mapping[str, Any]:
 def _tests(name: str, end: str, found: Mapping[str, Any]) -> Iterator[Block]:
     yield Heading(2, f"{end} against {name.replace('midtrained', 'its mid-trained model')}")
     yield Paragraph(
-        "Both on the same items: difference in points with a 95% paired bootstrap interval, items lost and "
+        "Both on the same items: difference in points with the 95% interval of a paired score test, items lost and "
         "won, exact McNemar p-values, corrected by Holm's method over each table."
     )
     yield Table(_TESTED, tuple(map(_tested, found["suites"])))

@@ -9,7 +9,7 @@ from typing import Any
 from evals.statistics import spread
 from pipelines.planning.machine import machine
 from pipelines.reports.document import table_lines
-from pipelines.studies.study import CONFIDENCE, Figures, Outcome, Part, Word
+from pipelines.studies.study import CONFIDENCE, Outcome, Part, Word
 
 _COLUMNS = 6  # of a table of figures
 
@@ -29,13 +29,14 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "budget": outcome.budget,
         "dates": list(outcome.dates),
         "figures": {name: _figure(outcome, name) for name in names},
-        "parts": [_part(part, word, list(outcome.runs.values())) for part, word in outcome.parts],
+        "parts": [_part(part, word, outcome) for part, word in outcome.parts],
         "verdict": outcome.verdict,
     }
 
 
-def _part(part: Part, word: Word, runs: Sequence[Figures]) -> dict[str, Any]:
-    low, high = part.interval(runs)
+def _part(part: Part, word: Word, outcome: Outcome) -> dict[str, Any]:
+    runs = list(outcome.runs.values())
+    low, high = part.interval(runs, outcome.items)
     found: dict[str, Any] = {"statement": part.statement, "bound": part.side, "mean": part.mean(runs), "verdict": word}
     found |= {"low": low, "high": high} if len(runs) > 1 else {}
     if part.given is not None:
@@ -89,10 +90,11 @@ def markdown(outcomes: Sequence[Outcome], command: str, *, pictures: str | None 
         "",
         f"Written by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
         f"statement holds where the whole {CONFIDENCE:.0%} interval over seeds (Student's t) lies beyond its bound, "
-        "does not hold where none of it does, and is undecided at this scale between. A statement is not tested where "
-        "its runs could not have decided it, for the reason given ([audit](audit.md)). Steps told in a setting are "
-        "those of budget 1. Every figure of every seed is in the CSV file beside this page. A model of two million "
-        "parameters in a world of its own contradicts nobody: the verdict is about what happens here.",
+        "does not hold where none of it does, and is undecided at this scale between. A claim holds if all of its "
+        "statements do; it does not hold if one fails at a level shared by all that were tested. A statement is not "
+        "tested where its runs could not have decided it, for the reason given ([audit](audit.md)). Steps told in a "
+        "setting are those of budget 1. Every figure of every seed is in the CSV file beside this page. A model of two "
+        "million parameters in a world of its own contradicts nobody: the verdict is about what happens here.",
         "",
         *table_lines(("study", "claim", "verdict", "seeds", "n at most", "budget", "run on"), rows),
     ]

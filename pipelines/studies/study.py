@@ -27,8 +27,9 @@ class Part:
     """One statement of a claim: a figure of each seed and the bound it must be above (or below).
 
     It holds if the whole confidence interval of the mean over seeds is beyond the bound, does not hold if none of it
-    is, and is undecided otherwise. It is not tested if the mean of ``given`` is not beyond its own bound: the runs
-    then could not have shown the statement, or could not have refuted it.
+    is, and is undecided otherwise. The spread over seeds counts as at least one item of the largest suite. It is not
+    tested if the mean of ``given`` is not beyond its own bound: the runs then could not have shown the statement, or
+    could not have refuted it.
     """
 
     statement: str
@@ -46,15 +47,15 @@ class Part:
         """Return the mean over seeds."""
         return statistics.fmean(self.figure(run) for run in runs)
 
-    def interval(self, runs: Sequence[Figures]) -> tuple[float, float]:
-        """Return the confidence interval of the mean over seeds."""
-        return interval([self.figure(run) for run in runs])
+    def interval(self, runs: Sequence[Figures], items: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Return the confidence interval of the mean over seeds, whose suites have ``items`` items at most."""
+        return interval([self.figure(run) for run in runs], confidence, least=1 / items)
 
-    def verdict(self, runs: Sequence[Figures]) -> Word:
+    def verdict(self, runs: Sequence[Figures], items: int, confidence: float = CONFIDENCE) -> Word:
         """Return the statement's verdict."""
         if self.given is not None and not self.given.met(runs):
             return "not tested"
-        low, high = self.interval(runs)
+        low, high = self.interval(runs, items, confidence)
         if not self.above:
             low, high = -high, -low
         bound = self.bound if self.above else -self.bound
@@ -103,18 +104,22 @@ class Outcome:
     @property
     def parts(self) -> list[tuple[Part, Word]]:
         """Each statement with its verdict."""
-        return [(part, part.verdict(list(self.runs.values()))) for part in self.study.parts]
+        return [(part, part.verdict(list(self.runs.values()), self.items)) for part in self.study.parts]
 
     @property
     def verdict(self) -> Word:
-        """The claim holds if all of its statements do, does not hold if one of them does not, and is not tested if
-        none of them was.
+        """The claim holds if all of its statements do, does not hold if one of them does not at a level shared by all
+        that were tested (Bonferroni), and is not tested if none was.
         """
-        words = {word for _, word in self.parts}
-        for only in ("holds", "not tested"):
-            if words == {only}:
-                return only
-        return "does not hold" if "does not hold" in words else "undecided"
+        words = [word for _, word in self.parts]
+        if set(words) == {"holds"}:
+            return "holds"
+        tested = len(words) - words.count("not tested")
+        if not tested:
+            return "not tested"
+        shared, runs = 1 - (1 - CONFIDENCE) / tested, list(self.runs.values())
+        failed = any(part.verdict(runs, self.items, shared) == "does not hold" for part in self.study.parts)
+        return "does not hold" if failed else "undecided"
 
 
 def figure(name: str) -> Figure:
@@ -137,10 +142,15 @@ def over(first: str, second: str) -> Figure:
     return lambda figures: figures[first] / max(1e-9, figures[second])
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return Student's t interval of the mean over seeds; infinite for a single seed."""
+def interval(values: Sequence[float], confidence: float = CONFIDENCE, *, least: float = 0.0) -> tuple[float, float]:
+    """Return Student's t interval of the mean over seeds; infinite for a single seed.
+
+    The standard deviation counts as at least ``least``: scores of few items are often equal over a few seeds, which
+    does not mean that the next seed's would be.
+    """
     mean = statistics.fmean(values)
     if len(values) < 2:
         return -math.inf, math.inf
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    deviation = max(statistics.stdev(values), least)
+    half = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
     return mean - half, mean + half

@@ -15,8 +15,8 @@ from evals.statistics import (
     mcnemar,
     minimum_detectable_effect,
     non_inferiority,
-    paired_bootstrap,
     paired_contrast,
+    paired_difference,
     paired_values,
     ratio_of,
     recovered,
@@ -89,36 +89,44 @@ def test_mcnemar_counts_only_what_differs() -> None:
     # two-sided exact: 2 * P(X <= 2), X ~ Binomial(12, 1/2) = 2 * (1 + 12 + 66) / 4096
     assert result.p_value == pytest.approx(2 * 79 / 4096)
     assert mcnemar([1, 0], [1, 0]).p_value == 1.0
-    with pytest.raises(RecoveryError, match="bootstrap"):
+    with pytest.raises(RecoveryError, match="paired_difference"):
         mcnemar([0.5], [1])
     with pytest.raises(RecoveryError, match="same items"):
         mcnemar([1, 0], [1])
 
 
-def test_bootstrap_agrees_with_the_normal_interval() -> None:
+def test_an_interval_of_many_items_agrees_with_the_normal_one() -> None:
     draw = np.random.default_rng(2)
     first = draw.binomial(1, 0.7, 600)
     second = np.where(draw.random(600) < 0.2, 1 - first, first)
-    result = paired_bootstrap(first, second, seed=3)
+    result = paired_difference(first, second)
     half = stats.norm.ppf(0.975) * stats.sem(second - first)
     assert result.value == pytest.approx((second - first).mean())
     assert result.low == pytest.approx(result.value - half, abs=0.004)
     assert result.high == pytest.approx(result.value + half, abs=0.004)
-    assert result == paired_bootstrap(first, second, seed=3)
 
 
-def test_bootstrap_of_whole_clusters_is_wider_where_clusters_agree() -> None:
+def test_an_interval_of_whole_clusters_is_wider_where_clusters_agree() -> None:
     draw = np.random.default_rng(4)
-    shift = np.repeat(draw.normal(0.1, 0.3, 30), 10)
+    graded = np.repeat(draw.normal(0.1, 0.3, 30), 10)
     zeros, groups = np.zeros(300), [str(i // 10) for i in range(300)]
-    plain, clustered = paired_bootstrap(zeros, shift), paired_bootstrap(zeros, shift, groups)
-    assert clustered.high - clustered.low > 2 * (plain.high - plain.low)
-    assert clustered.value == pytest.approx(plain.value)
+    for shift in (graded, (graded > 0).astype(float)):
+        plain, clustered = paired_difference(zeros, shift), paired_difference(zeros, shift, groups)
+        assert clustered.high - clustered.low > 2 * (plain.high - plain.low)
+        assert clustered.value == pytest.approx(plain.value)
 
 
-def test_bootstrap_of_identical_models_has_no_width() -> None:
-    result = paired_bootstrap([1, 0, 1], [1, 0, 1])
-    assert (result.value, result.low, result.high) == (0.0, 0.0, 0.0)
+def test_graded_scores_outside_0_and_1_have_students_interval() -> None:
+    first, second = [0.0, 2.0, 5.0, 1.0], [1.0, 2.0, 7.0, 1.5]
+    result = paired_difference(first, second)
+    expected = stats.t.interval(0.95, 3, 0.875, stats.sem([1.0, 0.0, 2.0, 0.5]))
+    assert (result.low, result.high) == pytest.approx(expected)
+
+
+def test_an_interval_has_a_width_where_no_item_differs() -> None:
+    result = paired_difference([1, 0, 1] * 100, [1, 0, 1] * 100)
+    assert result.value == 0.0
+    assert result.low == pytest.approx(-result.high) and 0.01 < result.high < 0.02
 
 
 def verdicts(draw: np.random.Generator, base: float, student: float, n: int) -> tuple[np.ndarray, np.ndarray]:
