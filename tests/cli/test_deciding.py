@@ -72,9 +72,9 @@ def test_a_gate_and_its_evidence_are_files_of_a_pipeline(ask: Ask, tmp_path: Pat
     assert status == 0 and written["bytes"] == bundle.stat().st_size
     assert run(["report", "--verify", str(bundle)]) == 0
     for wrong, words in {
-        ("gate", "--junit", summary / "x.xml"): "cannot be written (Not a directory)",
+        ("gate", "--junit", summary / "x.xml"): "x.xml cannot be written (File exists)",
         ("gate", "--markdown", tmp_path / "no" / "x.md"): "cannot be written (No such file",
-        ("report", "--bundle", summary / "x.zip"): "cannot be written (Not a directory)",
+        ("report", "--bundle", summary / "x.zip"): "x.zip cannot be written (File exists)",
         ("report", 1, "--verify", bundle): "--verify and CYCLE exclude each other",
         ("report", "--bundle", bundle, "--no-figures"): "--bundle and --figures exclude each other",
         ("report", "--responses"): "--responses is for --bundle",

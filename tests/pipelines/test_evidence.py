@@ -186,7 +186,7 @@ def test_every_changed_byte_and_every_cut_is_refused(bundle: bytes, tmp_path: Pa
     [
         (lambda c: c["evaluations/1.jsonl"][3].update(score=0.5), "the score of 'instruction_following' of 'base'"),
         (lambda c: c["evaluations/1.jsonl"].append(c["evaluations/1.jsonl"][0]), "two items share the id"),
-        (lambda c: c["judgement.json"]["decision"]["verdicts"][0].update(verdict="fail"), "'fail' in the bundle, 'pass'"),
+        (lambda c: c["judgement.json"]["decision"]["verdicts"][0].update(verdict="fail"), "'fail' in the bundle"),
         (lambda c: c["judgement.json"]["decision"].update(alpha=0.01), "the verdict on 'ifeval >= 0.9*base', alpha"),
         (lambda c: c["judgement.json"]["decision"].update(decision="reject"), "the decision, decision: 'reject' in"),
         (lambda c: c["judgement.json"]["decision"]["verdicts"].pop(), "the decision"),
