@@ -246,8 +246,11 @@ def test_a_judgement_is_needed_and_its_items_must_still_be_those_that_were_judge
 
 def test_an_undecided_judgement_is_evidence_too(judged: Session) -> None:
     """After the test above: the items changed, and the gate judges them anew."""
-    decision = judge_cycle(judged, list(map(parse_rule, RULES + UNDECIDED)), 1)
+    for checkpoint in (one.id for one in judged.registry.all() if one.id is not None):
+        judged.tracker.add_evaluation(checkpoint, "general", value=0.9, stderr=0.03, n=100)  # a score without items
+    decision = judge_cycle(judged, list(map(parse_rule, (*RULES, "general >= 0.5*base", *UNDECIDED))), 1)
     lines = list(checks(evidence_bundle(judged, 1)))
+    assert lines[2] == "figures: 9 scores computed from 540 items; 2 stored without items"
     assert decision.decision == "undecided" and lines[-2] == f"rule: {UNDECIDED[0]}: undecided"
 
 
