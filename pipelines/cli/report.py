@@ -89,10 +89,9 @@ def _exclude(given: dict[str, object], name: str, others: tuple[str, ...]) -> No
 
 def _verify(path: Path, as_json: bool) -> None:
     from pipelines.reports.bundle import verify
-    from pipelines.reports.document import printable
 
     lines = []
-    for line in map(printable, verify(path)):
+    for line in verify(path):
         lines.append(line)
         if not as_json:
             click.echo(f"ok  {line}")

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 from db import queries
 from db.json_values import json_safe
 from evals.acceptance_rules import Decision, Measurement, evidence_of, judge_all, measurement, parse_rule
+from pipelines.reports.document import printable
 from recovery import __version__
 from recovery.errors import RecoveryError, UsageError, first_line
 from recovery.types import Score
@@ -101,9 +102,9 @@ def verify(path: Path) -> Iterator[str]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise UsageError(f"larger than {MOST_BYTES:,} bytes, the most that a bundle may have")
-        yield from checks(path.read_bytes())
+        yield from map(printable, checks(path.read_bytes()))
     except (RecoveryError, OSError) as error:
-        raise UsageError(f"{path}: {first_line(error)}") from error
+        raise UsageError(f"{path}: {printable(first_line(error))}") from error
 
 
 def checks(data: bytes) -> Iterator[str]:

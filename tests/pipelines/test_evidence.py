@@ -194,6 +194,7 @@ def test_every_changed_byte_and_every_cut_is_refused(bundle: bytes, tmp_path: Pa
         (lambda c: c["judgement.json"].update(evaluations=[]), "of another form (AttributeError"),
         (lambda c: c.pop("evaluations/1.jsonl"), "'evaluations/1.jsonl'"),
         (lambda c: c.update({"evaluations.json": 7}), "of another form"),
+        (lambda c: c["evaluations.json"]["1"]["score"].update({"\x1b[31m": 1}), "unexpected keyword argument"),
     ],
 )  # fmt: skip
 def test_changed_contents_with_new_hashes_do_not_give_the_stored_verdicts(
