@@ -272,6 +272,13 @@ def evaluations(database: Database, checkpoint_id: int, *, limit: int = 500) -> 
         return [row_readers.record(records.Evaluation, row) for row in rows]
 
 
+def find_evaluations(database: Database, ids: Iterable[int]) -> list[records.Evaluation]:
+    """Return evaluations by their ids, oldest first; missing ones are left out."""
+    query = select(Evaluation.__table__).where(Evaluation.id.in_(list(ids))).order_by(Evaluation.id)
+    with database.reading() as connection:
+        return [row_readers.record(records.Evaluation, row) for row in connection.execute(query)]
+
+
 def samples(
     database: Database,
     evaluation_id: int,

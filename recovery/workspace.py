@@ -189,12 +189,17 @@ def model_key(model: str) -> str:
     return str(path.resolve()) if (path.is_dir() or is_gguf(path)) and model != MINIATURE else model
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writing = path.with_name(f".writing-{os.getpid()}-{path.name}")  # two processes may create a workspace at once
-    with writing.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    writing.replace(path)
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file atomically, a text in UTF-8. Raise UsageError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writing = path.with_name(f".writing-{os.getpid()}-{path.name}")  # two processes may create a workspace at once
+        with writing.open("wb") as stream:
+            stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        writing.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror}): check the folder, its rights and the disk"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,7 +11,7 @@ from pipelines.cli import common, stage_options
 from pipelines.cli.setting_options import option_of
 from recovery.config import CycleConfig
 from recovery.errors import UsageError
-from recovery.workspace import Workspace
+from recovery.workspace import Workspace, write_atomically
 
 # Exit statuses for scripts; 1 and 2 are errors.
 STATUS = {"accept": 0, "reject": 3, "undecided": 4}
@@ -29,6 +30,18 @@ STATUS = {"accept": 0, "reject": 3, "undecided": 4}
 )
 @option_of(CycleConfig, "gate_alpha", "--alpha", default=CycleConfig.gate_alpha, help="Error probability of a verdict.")
 @click.option("--enter", is_flag=True, help="Record the outcome as the gate's decision.")
+@click.option(
+    "--junit",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write JUnit XML with a test case per rule: a rule that fails is a failure, an undecided one an error.",
+)
+@click.option(
+    "--markdown",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Append a summary in Markdown to a file, e.g. to $GITHUB_STEP_SUMMARY.",
+)
 @common.as_json
 @click.pass_context
 def command(
@@ -38,6 +51,8 @@ def command(
     rules: tuple[str, ...],
     alpha: float,
     enter: bool,
+    junit: Path | None,
+    markdown: Path | None,
     as_json: bool,
 ) -> None:
     """Judge a cycle by rules: accept, reject or undecided.
@@ -46,9 +61,10 @@ def command(
 
     A rule has the form NAME >= TARGET. Names: ifeval, domain, domain(K), stored, stored(K), general, retention(TASK),
     behaviour(SUITE), refusal. Targets: 0.85, 0.98*base, midtrained, previous, first, and points added to one of
-    them. The exit status is 0 for accept, 3 for reject, 4 for undecided.
+    them. The exit status is 0 if all rules pass (accept), 3 if one fails (reject), 4 if undecided; 1 and 2 are errors.
     """
     from pipelines.evaluation import acceptance
+    from pipelines.reports.gate_report import to_junit, to_summary
     from pipelines.runtime.registry import existing
 
     existing(workspace)
@@ -57,6 +73,11 @@ def command(
         if not number:
             raise UsageError("there is no cycle to judge yet: run `recover cycle --docs FOLDER`")
         decision = acceptance.judge_cycle(session, acceptance.rules_of(rules, session), number, alpha=alpha)
+        # before the decision, so that nothing is decided if a file cannot be written
+        if junit is not None:
+            write_atomically(junit, to_junit(decision, number))
+        if markdown is not None:
+            _append(markdown, to_summary(decision, number))
         decided = acceptance.enter(session, number, decision) if enter else None
         common.emit(
             decision.to_json() | {"cycle": number, "entered": decided},
@@ -64,6 +85,15 @@ def command(
             lambda: _text(decision, number, decided),
         )
     context.exit(STATUS[decision.decision])
+
+
+def _append(path: Path, text: str) -> None:
+    """Append to a file: a pipeline's summary may hold other parts."""
+    try:
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise UsageError(f"--markdown: {path} cannot be written ({error.strerror})") from error
 
 
 def _text(decision: Any, number: int, decided: Any) -> str:

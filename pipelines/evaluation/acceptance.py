@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
 from db.schema import LEFT
-from evals.acceptance_rules import Decision, Evidence, Measurement, Need, Rule, judge_all, needs, parse_rule, together
+from evals.acceptance_rules import Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
 from evals.behaviour import SUITES
 from evals.comparison import by_type, compare, corrected, judged
 from evals.knowledge_matrix import KnowledgeMatrix
@@ -25,6 +25,9 @@ LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
 _FIRST = ("instruction_following", "ifeval")
 _NO_SHARES = ("bits_per_byte", "drift")  # not between 0 and 1, or not scored per item
+
+# checkpoint of a rule -> suite of a rule -> evaluations by name; several for a group of tasks
+Found = dict[str, dict[str, dict[str, records.Evaluation]]]
 
 
 def rules_of(texts: Sequence[str], session: Session) -> list[Rule]:
@@ -56,28 +59,55 @@ def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, las
 def judge_cycle(
     session: Session, rules: Sequence[Rule], number: int, *, alpha: float = 0.05, looks: int = 1
 ) -> Decision:
-    """Judge a cycle by its recorded evaluations, and record the judgement as an event. Enters no decision."""
-    decision = judge_all(rules, gather(session, rules, number), alpha=alpha, looks=looks)
+    """Judge a cycle by its recorded evaluations, and record the judgement as an event with the ids of those it used.
+    Enters no decision.
+    """
+    database, found = session.tracker.database, gather(session, rules, number)
+    measured = {
+        checkpoint: {
+            suite: {name: items_of(database, row) for name, row in parts.items()} for suite, parts in suites.items()
+        }
+        for checkpoint, suites in found.items()
+    }
+    decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
     session.tracker.event(
         session.experiment_id,
         f"cycle {number}: {decision.reason}",
         kind=GATE,
         cycle_id=session.cycle_id(number),
-        data=decision.to_json(),
+        data=decision.to_json() | {"evaluations": _used(rules, decision, found, number)},
     )
     return decision
 
 
-def gather(session: Session, rules: Sequence[Rule], number: int) -> Evidence:
-    """Read the measurements that the rules need from the tracker; missing ones are left out."""
+def last_judgement(session: Session, cycle_id: int) -> records.Event | None:
+    """Return the newest judgement of a cycle: a decision as JSON, and the ids of the evaluations it used."""
+    events = queries.events(session.tracker.database, session.experiment_id, kind=GATE, limit=1000)
+    return next((event for event in events if event.cycle_id == cycle_id), None)
+
+
+def gather(session: Session, rules: Sequence[Rule], number: int) -> Found:
+    """Find the evaluations that the rules are about in the tracker; missing ones are left out."""
     rows = _rows(session)
-    measured: dict[str, dict[str, Measurement]] = {}
+    found: Found = {}
     for need in (need for rule in rules for need in needs(rule, number)):
         checkpoint = _checkpoint(rows, need, number)
         if checkpoint is not None:
-            found = _measurements(session.tracker.database, checkpoint.id, need.suites)
-            measured.setdefault(need.checkpoint, {}).update(found)
-    return Evidence(measured, number)
+            known = newest(session.tracker.database, checkpoint.id)
+            found.setdefault(need.checkpoint, {}).update(_of_suites(known, need.suites))
+    return found
+
+
+def _used(rules: Sequence[Rule], decision: Decision, found: Found, number: int) -> dict[str, dict[str, list[int]]]:
+    """Return the ids of the evaluations that the verdicts rest on, by checkpoint and suite."""
+    used: dict[str, dict[str, list[int]]] = {}
+    for rule, verdict in zip(rules, decision.verdicts, strict=True):
+        for need in needs(rule, number):
+            parts = found.get(need.checkpoint, {})
+            for suite in need.suites if verdict.missing else (verdict.suite,):
+                if suite in parts:
+                    used.setdefault(need.checkpoint, {})[suite] = [row.id for row in parts[suite].values()]
+    return used
 
 
 def references(session: Session, rules: Sequence[Rule], number: int) -> list[str]:
@@ -173,16 +203,17 @@ def _checkpoint(rows: Sequence[records.CycleRow], need: Need, number: int) -> re
     return measured.checkpoint if measured is not None else None
 
 
-def _measurements(database: Database, checkpoint: int, suites: Sequence[str]) -> dict[str, Measurement]:
-    """Return the newest results of some suites; a group of tasks (mmlu) combines all suites with its prefix."""
-    known = newest(database, checkpoint)
-    found: dict[str, Measurement] = {}
-    for suite in suites:
-        if suite in known:
-            found[suite] = items_of(database, known[suite])
-        elif parts := {name: row for name, row in known.items() if name.startswith(f"{suite}_")}:
-            found[suite] = together({name: items_of(database, row) for name, row in parts.items()})
-    return {suite: one for suite, one in found.items() if one.headline is not None}
+def _of_suites(
+    known: Mapping[str, records.Evaluation], suites: Sequence[str]
+) -> dict[str, dict[str, records.Evaluation]]:
+    """Return the evaluations of some suites; for a group of tasks (mmlu), those of all suites with its prefix."""
+    found = {
+        suite: {suite: known[suite]}
+        if suite in known
+        else {name: row for name, row in known.items() if name.startswith(f"{suite}_")}
+        for suite in suites
+    }
+    return {suite: parts for suite, parts in found.items() if parts}
 
 
 def _me() -> str:

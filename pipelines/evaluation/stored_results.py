@@ -11,8 +11,13 @@ def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]
     """Return the newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
     found: dict[str, records.Evaluation] = {}
     for row in queries.evaluations(database, checkpoint):  # newest first
-        found.setdefault(row.suite if row.corpus is None else f"{row.suite}/{row.corpus}", row)
+        found.setdefault(suite_name(row), row)
     return found
+
+
+def suite_name(row: records.Evaluation) -> str:
+    """Return the name of an evaluation's suite with its corpus, if it is about one."""
+    return row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
 
 
 def result_items(result: SuiteResult) -> Measurement:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from db import Database, queries, records
-from pipelines.evaluation.acceptance import GATE, conclude
+from pipelines.evaluation.acceptance import conclude, last_judgement
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
 from pipelines.runtime.progress import duration
@@ -77,8 +77,7 @@ def _decision(session: Session, row: records.CycleRow) -> Iterator[Block]:
     for one in decisions:
         day = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created_at))
         yield Paragraph(f"{_DECIDED[one.decision].capitalize()} by {one.who} on {day}: {one.why or 'no reason given'}")
-    events = queries.events(database, session.experiment_id, kind=GATE, limit=1000)
-    judged = next((e for e in events if e.cycle_id == row.cycle.id), None)
+    judged = last_judgement(session, row.cycle.id)
     if judged is not None:
         rows = tuple(
             (one["rule"], one["verdict"], _points(one["estimate"]), _between(one), str(one["n"]))

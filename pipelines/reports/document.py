@@ -65,6 +65,11 @@ def to_html(title: str, blocks: Sequence[Block], figures: Sequence[tuple[str, st
     )
 
 
+def printable(text: str) -> str:
+    """Return a text without characters that XML does not allow or that a terminal would interpret."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+
+
 def _markdown(block: Block) -> str:
     match block:
         case Heading(level, text):

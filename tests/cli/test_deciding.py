@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipelines.cli.main import run
 from tests.pipelines.conftest import write_corpus
 
+ROOT = Path(__file__).resolve().parents[2]
 Ask = Callable[..., tuple[int, Any]]
 
 
@@ -56,6 +61,56 @@ def test_a_gate_says_its_verdict_and_exits_by_it(ask: Ask) -> None:
     assert (status, result["decision"], result["cycle"]) == (4, "undecided", 2)
     status, error = ask("gate", 1, "--rule", "ifeval >> 0.9")
     assert status == 1 and "'>='" in error
+
+
+def test_a_gate_and_its_evidence_are_files_of_a_pipeline(ask: Ask, tmp_path: Path) -> None:
+    junit, summary, bundle = tmp_path / "gate.xml", tmp_path / "summary.md", tmp_path / "evidence.zip"
+    summary.write_text("# Earlier\n")
+    assert ask("gate", 1, "--rule", "ifeval >= 0.999*base + 60", "--junit", junit, "--markdown", summary)[0] == 3
+    assert "<failure" in junit.read_text() and summary.read_text().startswith("# Earlier\n## Cycle 1: reject")
+    status, written = ask("report", 1, "--bundle", bundle)
+    assert status == 0 and written["bytes"] == bundle.stat().st_size
+    assert run(["report", "--verify", str(bundle)]) == 0
+    for wrong, words in {
+        ("gate", "--junit", summary / "x.xml"): "x.xml cannot be written (File exists)",
+        ("gate", "--markdown", tmp_path / "no" / "x.md"): "cannot be written (No such file",
+        ("report", "--bundle", summary / "x.zip"): "x.zip cannot be written (File exists)",
+        ("report", 1, "--verify", bundle): "--verify and CYCLE exclude each other",
+        ("report", "--bundle", bundle, "--no-figures"): "--bundle and --figures exclude each other",
+        ("report", "--responses"): "--responses is for --bundle",
+        ("report", "--verify", junit): "gate.xml: not a complete evidence bundle",
+    }.items():
+        status, error = ask(*wrong)
+        assert status == 1 and words in error.splitlines()[-1], error
+
+
+def test_the_example_workflow_does_what_it_says(home: Path, tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / "examples" / "ci" / "recovery-gate.yml").read_text())
+    job = workflow["jobs"]["gate"]
+    (tmp_path / "recover").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m recovery "$@"\n')
+    (tmp_path / "recover").chmod(0o755)
+    values = {"${{ inputs.cycle }}": "1", "${{ inputs.rule }}": "ifeval >= 0.999*base + 60"}
+    environment = {
+        **os.environ,
+        **{name: values.get(value, value) for name, value in job["env"].items()},
+        "RECOVER_WORKSPACE": str(home / "w"),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RUNNER_TEMP": str(tmp_path),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+    }
+    statuses = []
+    for step in job["steps"]:
+        if "run" in step and (not any(statuses) or step.get("if") == "${{ !cancelled() }}"):
+            assert "${{" not in step["run"], "an input in a command would be run as one"
+            shell = [*"bash --noprofile --norc -eo pipefail -c".split(), step["run"]]  # as GitHub's `shell: bash`
+            done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+            statuses.append(done.returncode)
+    assert statuses == [3, 0, 0], done.stderr
+    assert "ok  decision on cycle 1: reject" in done.stdout
+    assert "| ifeval" in (tmp_path / "summary.md").read_text()
+    kept = job["steps"][-1]["with"]["path"].replace("${{ runner.temp }}", str(tmp_path)).split()
+    assert len(kept) == 2 and all(Path(path).is_file() for path in kept)
 
 
 def test_people_decide_and_latest_follows(ask: Ask) -> None:

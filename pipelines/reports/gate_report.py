@@ -1,0 +1,57 @@
+"""A judgement of the gate for a pipeline: JUnit XML, and a summary in Markdown."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from evals.acceptance_rules import Decision, Verdict
+from pipelines.reports.document import Block, Heading, Paragraph, Table, printable, to_markdown
+
+# An undecided rule is an error, not a skipped test: most servers count skipped tests as passed.
+_OUTCOMES = {"fail": "failure", "undecided": "error"}
+
+
+def to_junit(decision: Decision, number: int) -> bytes:
+    """Return a cycle's judgement as JUnit XML with one test case per rule."""
+    outcomes = [verdict.verdict for verdict in decision.verdicts]
+    counts = {
+        "tests": str(len(outcomes)),
+        "failures": str(outcomes.count("fail")),
+        "errors": str(outcomes.count("undecided")),
+    }
+    suites = ElementTree.Element("testsuites", {"name": "recover gate", **counts})
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": f"gate of cycle {number}", **counts, "skipped": "0"})
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in (("decision", decision.decision), ("reason", decision.reason), ("method", decision.method)):
+        ElementTree.SubElement(properties, "property", name=name, value=printable(value))
+    for verdict in decision.verdicts:
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=f"gate.cycle-{number}", name=printable(verdict.rule), time="0"
+        )
+        reason = printable(verdict.reason)
+        if verdict.verdict == "pass":
+            ElementTree.SubElement(case, "system-out").text = reason
+        else:
+            found = ElementTree.SubElement(case, _OUTCOMES[verdict.verdict], type=verdict.verdict, message=reason)
+            found.text = reason
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True) + b"\n"
+
+
+def to_summary(decision: Decision, number: int) -> str:
+    """Return a cycle's judgement as Markdown: the decision, a table of the rules, and why those not passed were not."""
+    blocks: list[Block] = [
+        Heading(2, f"Cycle {number}: {decision.decision}"),
+        Paragraph(f"{decision.reason} ({decision.method})"),
+        Table(
+            ("rule", "verdict", "score", "required", "above it by, points", "n"), tuple(map(_row, decision.verdicts))
+        ),
+    ]
+    blocks += [Paragraph(verdict.reason) for verdict in decision.verdicts if verdict.verdict != "pass"]
+    return to_markdown(blocks)
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    score, required = ("" if value is None else f"{value:.3f}" for value in (verdict.student, verdict.bound))
+    bounds = [f"{100 * value:+.1f}" for value in (verdict.low, verdict.high) if value is not None]
+    return verdict.rule, verdict.verdict, score, required, " to ".join(bounds), str(verdict.n)
