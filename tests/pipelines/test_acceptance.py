@@ -126,7 +126,7 @@ def test_rules_are_judged_again_on_what_was_measured(session: Session) -> None:
 
 @pytest.mark.slow
 def test_a_person_decides_with_a_reason(session: Session) -> None:
-    with pytest.raises(UsageError, match="say why"):
+    with pytest.raises(UsageError, match="the reason is empty"):
         decide_cycle(session, 3, "accepted", who="Ada", why=" ")
     with pytest.raises(UsageError, match="there is no cycle 7"):
         decide_cycle(session, 7, "accepted", who="Ada", why="x")
