@@ -43,9 +43,7 @@ def _guess(table: Table, place: str) -> tuple[str, str]:
     if len(found) == 1:
         return found[0], " (by its name)" if named else " (the only one with text)"
     if found:
-        raise TableError(
-            f"any of the columns {', '.join(found)} may hold the texts: name one, as in {place}:{found[0]}"
-        )
+        raise TableError(f"which column holds the texts, {' or '.join(found)}? Name it, as in {place}:{found[0]}")
     if any(n in CHAT_KEYS for n in table.of_kind(LIST)):
         raise TableError("chat, not documents (use it as --prompts)")
     raise TableError(f"no column holds text; the columns are {table.text()}")

@@ -57,8 +57,9 @@ class Table:
     note: str = ""
 
     def of_kind(self, *kinds: str) -> list[str]:
-        """Return the columns of some kinds; a name that two columns have is left out."""
-        return [name for name in self.names if self.kinds[name] in kinds and self.names.count(name) == 1]
+        """Return the columns of some kinds, of all without any; a name that two columns have is left out."""
+        found = [name for name in self.names if not kinds or self.kinds[name] in kinds]
+        return [name for name in found if self.names.count(name) == 1]
 
     def text(self) -> str:
         """Return the columns and their types."""
