@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from recovery.data.corpus.json_lines import json_text
@@ -24,8 +26,16 @@ def is_table(source: Source) -> bool:
     return bool(source.hub) or path.suffix.lower() in TABLE_SUFFIXES or (path.is_dir() and splits_of(path) is not None)
 
 
-def read_rows(source: Source) -> tuple[Iterator[tuple[int, Any]], str]:
-    """Return the rows of a table as numbered records, and which column holds the prompts.
+@dataclass(frozen=True)
+class Origin:
+    """A table, and in words which column of it holds the prompts, for reports."""
+
+    name: str
+    column: str
+
+
+def read_rows(source: Source) -> tuple[Iterator[tuple[int, Any]], Origin]:
+    """Return the rows of a table as numbered records, and where they come from.
 
     In place of a row that cannot be used there is a ValueError with the reason. Raises UsageError if the table cannot
     be read, or if several columns may hold the prompts.
@@ -40,7 +50,7 @@ def read_rows(source: Source) -> tuple[Iterator[tuple[int, Any]], str]:
     except TableError as error:
         raise UsageError(f"{source.text}: {error}") from error
     note = f"; {table.note}" if table.note else ""
-    return _records(source, table, chosen), f"from the column {chosen}{how}{note}"
+    return _records(source, table, chosen), Origin(Path(place).name, f"from the column {chosen}{how}{note}")
 
 
 def _guess(table: Table, place: str) -> tuple[str, str]:

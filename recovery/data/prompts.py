@@ -15,7 +15,7 @@ from recovery.data.corpus.documents import few_of_each
 from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.corpus.tables import splits_of
 from recovery.data.corpus.text import normalise, share
-from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS, is_table, read_rows
+from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS, Origin, is_table, read_rows
 from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
 from recovery.data.tool_calls import read_calls, read_tools, signature
@@ -86,7 +86,8 @@ def load_prompts(
     UsageError if no prompt is usable.
     """
     source = parse(path)
-    records, found, word, what = _records(source)
+    records, found, word, origin = _records(source)
+    name = origin.name if origin else source.path.name
     prompts: list[Prompt] = []
     seen: set[str] = set()
     ids: set[str] = set()
@@ -111,10 +112,10 @@ def load_prompts(
     if not prompts:
         first = f" ({found[0]})" if found else ""
         raise UsageError(f"no usable prompt in {source.text}{first}: give a prompt or messages on each line or row")
-    if what:
-        _report(f"{source.path.name}: {len(prompts):,} prompts of {count:,} rows, {what}", problems)
+    if origin:
+        _report(f"{name}: {len(prompts):,} prompts of {count:,} rows, {origin.column}", problems)
     for where, problem in few_of_each((line.partition(": ")[0], line.partition(": ")[2]) for line in found):
-        _report(f"{source.path.name} {where}: {problem}", problems)
+        _report(f"{name} {where}: {problem}", problems)
     return prompts
 
 
@@ -124,7 +125,7 @@ def load_conversations(path: Path, *, notes: list[str] | None = None) -> list[tu
     ``notes`` receives what was read of a table. Raises UsageError naming the first record without an answer.
     """
     source = parse(path)
-    records, problems, word, what = _records(source)
+    records, problems, word, origin = _records(source)
     word = "row" if word == "row" else "record"
     found: list[tuple[Message, ...]] = []
     for number, record in records:
@@ -145,22 +146,22 @@ def load_conversations(path: Path, *, notes: list[str] | None = None) -> list[tu
         found.append(tuple(messages))
     if problems or not found:
         raise UsageError(f"--data {source.text}: {problems[0] if problems else 'no conversation in the file'}")
-    if what and notes is not None:
-        notes.append(f"{source.path.name}: {len(found):,} conversations, {what}")
+    if origin and notes is not None:
+        notes.append(f"{origin.name}: {len(found):,} conversations, {origin.column}")
     return found
 
 
-def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str, str]:
+def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str, Origin | None]:
     """Return numbered records (or a ValueError with the reason in place of one), the problems so far, what a record is
-    called, and which column of a table they come from.
+    called, and where the rows of a table come from.
     """
     if is_table(source):
-        rows, what = read_rows(source)
-        return rows, [], "row", what
+        rows, origin = read_rows(source)
+        return rows, [], "row", origin
     if source.names:
         raise UsageError(f"{source.text}: {source.path.name} is no table, so it has no column: omit the colon")
     records, problems = read_records(source.path)
-    return records, problems, "record" if source.path.suffix.lower() == ".json" else "line", ""
+    return records, problems, "record" if source.path.suffix.lower() == ".json" else "line", None
 
 
 def _report(problem: str, problems: list[str] | None) -> None:

@@ -54,7 +54,7 @@ def _read(table: Table, name: str, column: str, how: str, limit_mb: float) -> Re
     key = next((n for n in _KEYS if n in table.of_kind(TEXT, NUMBER) and n != column), None)
     read = Read([], [table.note] if table.note else [])
     parts: set[str] = set()
-    rows = 0
+    rows, named = 0, stem(name)
     for number, row in table.rows([n for n in (column, title, key) if n]):
         rows += 1
         text = "" if isinstance(row, str) else row[column] or ""
@@ -68,7 +68,7 @@ def _read(table: Table, name: str, column: str, how: str, limit_mb: float) -> Re
             given = one_line(row.get(title or "") or "")
             heading, text = markdown_text(text)
             part = _part(row.get(key or ""), number, parts)
-            read.pieces.append(Piece(given or heading or stem(name), with_title(given, text), part))
+            read.pieces.append(Piece(given or heading or named, with_title(given, text), part))
     if not rows:
         raise UnreadableError("a table without rows")
     if not read.pieces:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.data.corpus.encodings import NotTextError, encoding_of
+from recovery.data.corpus.json_lines import json_text
 from recovery.data.sources import Source
 from recovery.errors import UsageError, first_line
 from recovery.lazy_import import lazily
@@ -161,6 +162,8 @@ def _of_schema(schema: Any, batches: Callable[[list[str]], Iterable[Any]]) -> Ta
 
 
 def _kind(type_: Any) -> str:
+    if isinstance(type_, pa.JsonType):
+        return LIST  # a conversation, or tools
     if isinstance(type_, pa.BaseExtensionType):
         type_ = type_.storage_type
     if pa.types.is_dictionary(type_):
@@ -197,14 +200,26 @@ def _rows_of(batch: Any, names: Sequence[str]) -> list[dict[str, Any] | str]:
         if batch.num_rows == 1:
             return ["invalid UTF-8"]
         return [_rows_of(batch.slice(at, 1), names)[0] for at in range(batch.num_rows)]
-    return [dict(zip(names, map(_without_nulls, cells), strict=True)) for cells in zip(*values, strict=True)]
+    cells = [
+        found if _kind(column.type) in (TEXT, NUMBER) else [_plain(value, column.type) for value in found]
+        for found, column in zip(values, columns, strict=True)
+    ]
+    return [dict(zip(names, row, strict=True)) for row in zip(*cells, strict=True)]
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a cell without the null fields of its structs: Arrow gives every struct the fields of all of them."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+def _plain(value: Any, type_: Any) -> Any:
+    """Return a cell with values of the type JSON decoded, and without the null fields of its structs: Arrow gives
+    every struct the fields of all of them.
+    """
+    if value is None:
+        return None
+    if isinstance(type_, pa.JsonType):
+        return json_text(value)
+    if pa.types.is_struct(type_):
+        return {field.name: _plain(value[field.name], field.type) for field in type_ if value[field.name] is not None}
+    if _kind(type_) == LIST:
+        return [_plain(item, type_.value_type) for item in value]
+    return value
 
 
 def _parquet(path: Path) -> Table:
