@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,7 +42,7 @@ def answer(
 ) -> list[Answer]:
     """Return greedy responses to ``conversations``, in order.
 
-    If a user turn directly follows another, the model responds to the first before the second is added; given
+    If a user turn directly follows another, or a tool's result, the model responds before the second is added; given
     assistant turns are used as they are, and one at the end is dropped. ``window`` is the model's context length in
     tokens, which no response exceeds. ``progress`` receives the number of finished conversations and of all tokens.
     """
@@ -118,7 +119,13 @@ def transcript(messages: Sequence[Message]) -> str:
     """Return a conversation as readable text; a single request is its text alone."""
     if len(messages) == 1:
         return messages[0]["content"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    return "\n\n".join(f"{message['role']}: {message['content']}{_calls(message)}" for message in messages)
+
+
+def _calls(message: Message) -> str:
+    """Return an assistant's tool calls as text."""
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    return "".join(f"[{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})]" for call in calls)
 
 
 def _turns(messages: Sequence[Message]) -> list[list[Message]]:
@@ -128,7 +135,7 @@ def _turns(messages: Sequence[Message]) -> list[list[Message]]:
         kept.pop()
     turns: list[list[Message]] = [[]]
     for message in kept:
-        if message["role"] == "user" and turns[-1] and turns[-1][-1]["role"] == "user":
+        if message["role"] == "user" and turns[-1] and turns[-1][-1]["role"] in ("user", "tool"):
             turns.append([])
         turns[-1].append(message)
     return turns if kept else []

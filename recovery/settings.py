@@ -23,7 +23,8 @@ class Setting:
 
     ``minimum`` and ``maximum`` are allowed values, ``above`` and ``below`` are not. ``shown`` describes a default
     that is computed or depends on other settings. ``flag`` is set if it differs from the name of the field. A path with
-    the metavar FILE must exist. None is always allowed; in a tuple each item is checked.
+    the metavar FILE, or SOURCE (:mod:`recovery.data.sources`), must exist. None is always allowed; in a tuple each item
+    is checked.
     """
 
     help: str

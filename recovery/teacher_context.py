@@ -90,4 +90,5 @@ class Context:
             return [Message(role=SYSTEM, content=text), *history]
         last = max(i for i, message in enumerate(history) if message["role"] == "user")
         filled = template.format(prompt=history[last]["content"], context=text, answer=prompt.answer or "")
-        return [*history[:last], Message(role="user", content=filled), *history[last + 1 :]]
+        turn: Message = {**history[last], "content": filled}
+        return [*history[:last], turn, *history[last + 1 :]]

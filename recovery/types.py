@@ -6,16 +6,29 @@ Elsewhere, tensor names have their shape as a suffix: B sequences, T positions, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Message(TypedDict):
-    """One turn of a conversation, in the format of chat templates."""
+    """One turn of a conversation, in the format of chat templates.
+
+    An assistant's turn may have ``tool_calls``, whose recorded results are turns of the role "tool". ``tools``, on the
+    first message alone, are the JSON schemas that the whole conversation offers.
+    """
 
     role: str
     content: str
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    name: NotRequired[str]
+    tool_call_id: NotRequired[str]
+    tools: NotRequired[list[dict[str, Any]]]
+
+
+def tools_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return the tools that a conversation offers, none for most."""
+    return next((message["tools"] for message in messages if message.get("tools")), [])
 
 
 @dataclass(frozen=True)

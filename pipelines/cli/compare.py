@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common, stage_options
-from pipelines.cli.setting_options import option_of
+from pipelines.cli.setting_options import DataSource, option_of
 from recovery.config import DistillConfig
 from recovery.workspace import Workspace
 
@@ -18,9 +18,9 @@ _TOKENS = 400_000
 @click.argument("methods", nargs=-1, required=True, metavar="METHOD...")
 @click.option(
     "--docs",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DataSource(),
     required=True,
-    metavar="FOLDER",
+    metavar="SOURCE",
     help="The documents of the mid-training that all methods start from.",
 )
 @common.model

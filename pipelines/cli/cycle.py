@@ -23,7 +23,7 @@ from recovery.workspace import Workspace
 
 
 @click.command()
-@option_of(CycleConfig, "docs", type=click.Path(exists=True, path_type=Path))
+@option_of(CycleConfig, "docs")
 @common.model
 @common.workspace
 @common.recipe

@@ -21,7 +21,7 @@ from recovery.workspace import Workspace
 @options_of(EvalConfig, "limit", "max_new_tokens", "question_tokens")
 @stage_options.prompts
 @options_of(EvalConfig, "ifeval", "ifeval_tokens", "complete_loops")
-@option_of(EvalConfig, "texts", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@option_of(EvalConfig, "texts")
 @click.option(
     "--responses",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

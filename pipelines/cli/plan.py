@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from pipelines.cli import common
-from pipelines.cli.setting_options import option_of
+from pipelines.cli.setting_options import DataSource, option_of
 from recovery.config import MidtrainConfig
 
 
@@ -28,17 +28,17 @@ from recovery.config import MidtrainConfig
 )
 @click.option(
     "--docs",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DataSource(),
     default=None,
-    metavar="FOLDER",
-    help="The folder of documents, whose tokens are counted.",
+    metavar="SOURCE",
+    help="The documents, whose tokens are counted.",
 )
 @click.option(
     "--document-mb",
     type=click.FloatRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
-    help="Megabytes of text, if there is no folder yet.",
+    help="Megabytes of text, if there are no documents yet.",
 )
 @option_of(MidtrainConfig, "epochs")
 @click.option("--method", default=None, metavar="NAME", help="Recovery method: see `recover methods`.")

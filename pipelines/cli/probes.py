@@ -29,7 +29,7 @@ def command() -> None:
     "--docs",
     type=click.Path(path_type=Path),
     required=True,
-    metavar="FOLDER",
+    metavar="SOURCE",
     help="The documents that will be trained on.",
 )
 @click.option(
@@ -37,7 +37,7 @@ def command() -> None:
     type=click.Path(path_type=Path),
     default=None,
     metavar="FILE",
-    help="The file to write.  [default: probes.jsonl in FOLDER]",
+    help="The file to write.  [default: probes.jsonl in their folder; NAME.probes.jsonl next to a file NAME]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option(
@@ -47,7 +47,7 @@ def command() -> None:
     "--control",
     type=click.Path(path_type=Path),
     default=None,
-    metavar="FOLDER",
+    metavar="SOURCE",
     help="Documents that will not be trained on: probes about them must stay at chance.",
 )
 @click.option(
@@ -79,17 +79,20 @@ def build(
     as_json: bool,
     **_: object,
 ) -> None:
-    """Build probes about a folder of documents.
+    """Build probes about documents.
 
     Without a writer no model is needed: gaps in sentences with distractors, titles with their passages, sentences to
-    complete. `recover midtrain` uses the file if it is in the documents' folder.
+    complete. `recover midtrain` uses the file if it is at its default place.
     """
     from evals.probe_review import counts_text
     from evals.probes import PROBES_FILE, write_probes
     from pipelines.data.probe_build import free_to_write, make, plan_build, read_sources
+    from recovery.data.sources import beside
 
     sources = read_sources(docs, control, seed=seed)
-    target = out or docs / PROBES_FILE
+    target = out or beside(docs, PROBES_FILE)
+    if target is None:
+        raise UsageError(f"--docs {docs} is on the hub: name the file to write with --out FILE")
     free_to_write(target, force=force)
     with _writer(context, writer, workspace, model) as ask:
         if dry_run:
@@ -127,8 +130,8 @@ def _writer(context: click.Context, name: str | None, workspace: Workspace, mode
     "--docs",
     type=click.Path(path_type=Path),
     default=None,
-    metavar="FOLDER",
-    help="The folder whose probes.jsonl to read.",
+    metavar="SOURCE",
+    help="The documents whose probes to read: probes.jsonl in their folder, or next to a file.",
 )
 @click.option("--show", type=click.IntRange(min=0), default=10, show_default=True, help="How many probes to show.")
 @click.option("--random", "drawn", is_flag=True, help="Show a random sample instead of the first.")
@@ -158,10 +161,13 @@ def review(
     """
     from evals import probe_review
     from evals.probes import PROBES_FILE
+    from recovery.data.sources import beside
 
     if (file is None) == (docs is None):
-        raise UsageError("name one file of probes, or a folder with --docs FOLDER")
-    path = file if file is not None else Path(docs or ".") / PROBES_FILE
+        raise UsageError("name one file of probes, or the documents with --docs SOURCE")
+    path = file if file is not None else beside(docs or ".", PROBES_FILE)
+    if path is None:
+        raise UsageError(f"--docs {docs} is on the hub: name the file of its probes")
     found = probe_review.review(path, show=show, drawn=drawn, seed=seed, drop=drop, add=add)
     probe_review.save(found)
     common.emit(probe_review.summary(found), as_json, lambda: probe_review.text(found))

@@ -20,6 +20,20 @@ Decorator = Callable[[Any], Any]
 _PRESET = {name for method in METHODS.values() for name in method.settings}
 
 
+class DataSource(click.ParamType):
+    """A path as :mod:`recovery.data.sources` names it, or one of the composer's sources of recovery.data.prompts."""
+
+    name = "path"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
+        """Return the source's name as a path. Fails like click.Path if the file does not exist."""
+        from recovery.data.sources import parse
+
+        if str(value).partition(":")[0] == "composer" or parse(value).exists:
+            return Path(value)
+        return Path(click.Path(exists=True, path_type=Path).convert(value, parameter, context))
+
+
 def several(*decorators: Decorator) -> Callable[[Function], Function]:
     """Combine several options into one decorator, in the order of the help."""
 
@@ -80,6 +94,8 @@ def _inner(annotation: Any) -> tuple[Any, bool]:
 def _type(inner: Any, declared: Setting) -> Any:
     if declared.choices:
         return click.Choice(declared.choices)
+    if inner is Path and declared.metavar == "SOURCE":
+        return DataSource()
     if inner is Path:
         known = declared.metavar == "FILE"
         return click.Path(exists=known, dir_okay=not known, file_okay=known, path_type=Path)

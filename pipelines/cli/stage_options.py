@@ -37,18 +37,6 @@ def _read_template_args(
     return arguments
 
 
-class PromptSource(click.ParamType):
-    """An existing file or folder, or one of the composer's sources, named as in recovery.data.prompts."""
-
-    name = "path"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
-        """Return the path, or the source's name as a path. Fails like click.Path if the file does not exist."""
-        if str(value) == "composer" or str(value).startswith("composer:"):
-            return Path(value)
-        return Path(click.Path(exists=True, path_type=Path).convert(value, parameter, context))
-
-
 def _read_tasks(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """``("a,b", "c=./d.jsonl")`` -> ``("a", "b", "c=./d.jsonl")``; a file's name may hold a comma."""
     whole = [[value] if "=" in value or Path(value).exists() else value.split(",") for value in values]
@@ -70,7 +58,7 @@ tuning_options = several(
     options_of(TrainingConfig, "offload", "optimizer", "checkpoint_every"),
 )
 augmentation = options_of(MidtrainConfig, "augment", "augment_share", "augment_questions", "writer")
-prompts = option_of(MidtrainConfig, "prompts", type=PromptSource())
+prompts = option_of(MidtrainConfig, "prompts")
 max_new_tokens = option_of(MidtrainConfig, "max_new_tokens")
 suites = several(
     option_of(EvalConfig, "behaviour"),

@@ -18,6 +18,7 @@ from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, to
 from recovery.data.corpus import Corpus, Document, read_corpus
 from recovery.data.document_questions import QUESTIONS_FILE, document_questions
 from recovery.data.prompts import load_prompts, write_prompts
+from recovery.data.sources import beside, parse
 from recovery.errors import CorpusError
 from recovery.types import Probe, Prompt
 from recovery.workspace import Workspace
@@ -44,21 +45,22 @@ class CorpusSnapshot:
     questions_given: bool = False
 
 
-def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> CorpusSnapshot:
-    """Read a folder of documents; make the probes and questions for which it has no files.
+def gather(docs: Path, cycle: int, *, held_out: float, seed: int) -> CorpusSnapshot:
+    """Read documents (see :mod:`recovery.data.sources`); make the probes and questions for which they have no files.
 
     Raise CorpusError if nothing in it can be used.
     """
-    corpus = read_corpus(folder, held_out=held_out, seed=seed)
+    corpus = read_corpus(docs, held_out=held_out, seed=seed)
     problems: list[str] = []
-    probes, lines = _probes(folder, corpus, seed, problems)
-    questions = document_questions(folder, corpus, exclude=probes, seed=seed, problems=problems)
+    probes, lines = _probes(beside(docs, PROBES_FILE), corpus, seed, problems)
+    questions = document_questions(docs, corpus, exclude=probes, seed=seed, problems=problems)
+    given = beside(docs, QUESTIONS_FILE)
     lines = [*corpus.report.lines(), *problems, *lines]
-    lines.append(_origin("questions for the knowledge teacher", len(questions), folder / QUESTIONS_FILE))
+    lines.append(_origin("questions for the knowledge teacher", len(questions), given))
     remark = too_few(probes)
     return CorpusSnapshot(
         cycle,
-        str(folder.expanduser().resolve()),
+        parse(docs).lasting,
         corpus.hash,
         probes_hash(probes),
         tuple([*lines, remark] if remark else lines),
@@ -66,19 +68,18 @@ def gather(folder: Path, cycle: int, *, held_out: float, seed: int) -> CorpusSna
         corpus.held_out,
         tuple(probes),
         tuple(questions),
-        (folder / QUESTIONS_FILE).is_file(),
+        given is not None and given.is_file(),
     )
 
 
-def _probes(folder: Path, corpus: Corpus, seed: int, problems: list[str]) -> tuple[list[Probe], list[str]]:
-    """Return the folder's own probes, else generated ones, and report lines about them.
+def _probes(given: Path | None, corpus: Corpus, seed: int, problems: list[str]) -> tuple[list[Probe], list[str]]:
+    """Return the probes of the documents' own file, else generated ones, and report lines about them.
 
     Generated probes that occur in the documents with their answer are dropped, since training on the documents would
     leak them; all probes about held-out text are dropped.
     """
-    given = folder / PROBES_FILE
-    own = given.is_file()
-    probes = load_probes(given, problems=problems) if own else build_probes(corpus, seed=seed)
+    own = given is not None and given.is_file()
+    probes = load_probes(given, problems=problems) if given and own else build_probes(corpus, seed=seed)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
     hidden = {p.id for p in about(probes, corpus.held_out)}
     kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text)]
@@ -140,8 +141,8 @@ def load_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, Cor
     return {k: load_snapshot(workspace, k) for k in cycles if (workspace.corpus(k) / ABOUT).is_file()}
 
 
-def _origin(what: str, count: int, path: Path) -> str:
-    return f"{count} {what} " + (f"from {path.name}" if path.is_file() else "made from the documents")
+def _origin(what: str, count: int, path: Path | None) -> str:
+    return f"{count} {what} " + (f"from {path.name}" if path and path.is_file() else "made from the documents")
 
 
 def _holds(path: Path) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from evals.suites import sample
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
@@ -99,7 +98,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         corpora,
         context,
         resolve_reward(config.reward) if config.rewarded else None,
-        tuple(_demonstrations(config, prompts)) if config.alpha < 1.0 and config.answers == "given" else (),
+        tuple(_demonstrations(config, prompts, notes)) if config.alpha < 1.0 and config.answers == "given" else (),
         tuple(notes),
     )
 
@@ -173,10 +172,10 @@ def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str])
     return tuple(sample(verifiable, config.development))
 
 
-def _demonstrations(config: DistillConfig, prompts: PromptSplits) -> list[tuple[Message, ...]]:
+def _demonstrations(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> list[tuple[Message, ...]]:
     """Return conversations that end in the answer to imitate: the user's file, or prompts with a reference answer."""
     if config.data is not None:
-        return load_conversations(Path(config.data))
+        return load_conversations(config.data, notes=notes)
     found = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
     if not found:
         raise UsageError(

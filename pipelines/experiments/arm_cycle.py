@@ -22,6 +22,7 @@ from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
 from recovery.config import CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, ModelConfig, to_json
 from recovery.data.corpus import read_corpus
+from recovery.data.sources import parse
 from recovery.errors import UsageError
 from recovery.methods import method_named
 from recovery.workspace import Checkpoint
@@ -93,14 +94,15 @@ def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnaps
     """Return the snapshot of the cycle's documents, made if there is none. Raises UsageError if it holds others."""
     if not (session.workspace.corpus(cycle) / ABOUT).is_file():
         open_cycle(session, config, cycle)
-    docs = Path(str(config.docs)).expanduser().resolve()
+    assert config.docs is not None  # set by run
+    docs = parse(config.docs)
     frozen = load_snapshot(session.workspace, cycle)
-    if frozen.folder != str(docs):
-        raise UsageError(f"cycle {cycle} of {session.workspace.folder} has other documents than {docs}")
-    if docs.is_dir() and read_corpus(docs, held_out=config.held_out, seed=config.seed).hash != frozen.hash:
+    if frozen.folder != docs.lasting:
+        raise UsageError(f"cycle {cycle} of {session.workspace.folder} has other documents than {docs.text}")
+    if docs.path.exists() and read_corpus(config.docs, held_out=config.held_out, seed=config.seed).hash != frozen.hash:
         raise UsageError(
-            f"{docs} has changed since cycle {cycle} of {session.workspace.folder} began: restore it, or use another "
-            f"--workspace"
+            f"{docs.text} has changed since cycle {cycle} of {session.workspace.folder} began: restore it, or use "
+            f"another --workspace"
         )
     return frozen
 

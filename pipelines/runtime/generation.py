@@ -50,8 +50,8 @@ def sample_turns(
 ) -> list[SampledTurn]:
     """Sample a completion of every open turn of ``prompts``, in order of turn, then of prompt.
 
-    A user turn directly followed by another is completed by the model before the next one is added. ``progress``
-    receives the count of finished conversations and of all tokens.
+    A user turn that directly follows another, or a tool's result, is added after the model has completed that one.
+    ``progress`` receives the count of finished conversations and of all tokens.
     """
     pending = [open_turns(prompt.messages) for prompt in prompts]
     histories: list[list[Message]] = [[] for _ in prompts]
@@ -76,13 +76,16 @@ def sample_turns(
 
 
 def open_turns(messages: Sequence[Message]) -> list[list[Message]]:
-    """Cut a conversation after each user turn that the model has to complete."""
+    """Cut a conversation after each turn of the user, or of a tool, that the model has to complete.
+
+    Recorded turns of the assistant stay as they are, with their tool calls.
+    """
     turns: list[list[Message]] = []
     current: list[Message] = []
     for index, message in enumerate(messages):
         current.append(message)
         following = messages[index + 1]["role"] if index + 1 < len(messages) else None
-        if message["role"] == "user" and following in (None, "user"):
+        if message["role"] in ("user", "tool") and following in (None, "user"):
             turns.append(current)
             current = []
     return turns

@@ -20,7 +20,7 @@ class CycleConfig:
     is extended, at most ``gate_extend`` times.
     """
 
-    docs: tuple[Path, ...] = setting((), "A folder of documents; may be repeated.", metavar="FOLDER")
+    docs: tuple[Path, ...] = setting((), "Documents, as for midtrain; may be repeated.", metavar="SOURCE")
     knowledge_teacher: str | None = setting(
         "midtrained", "Teacher for questions about the documents; 'none' for base alone.", metavar="NAME"
     )

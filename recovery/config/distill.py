@@ -9,10 +9,11 @@ from typing import ClassVar
 
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import TrainingConfig
+from recovery.data.sources import parse
 from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
 from recovery.server_address import check_address
-from recovery.settings import flag_of, same_as, setting
+from recovery.settings import same_as, setting
 from recovery.teacher_context import KINDS
 from recovery.teacher_spec import TeacherSpec
 
@@ -101,7 +102,9 @@ class DistillConfig(TrainingConfig):
         "Source of the responses to imitate; self: the initial student; rejection: its own that the reward accepts.",
         choices=("given", "teacher", "self", "rejection"),
     )
-    data: Path | None = setting(None, "Conversations to imitate: JSON Lines of messages.", metavar="FILE")
+    data: Path | None = setting(
+        None, "Conversations to imitate: JSON Lines, or a table, of messages.", metavar="SOURCE"
+    )
     reward: str = setting(
         "verifiable",
         "verifiable, all-checks, exact, normalised, or a callable as package.module:function.",
@@ -304,7 +307,7 @@ class DistillConfig(TrainingConfig):
             raise UsageError(
                 f"--context {self.context} needs a teacher that reads it; --teacher {self.teacher} reads none"
             )
-        for name in ("context_file", "data"):
-            path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise UsageError(f"{flag_of(DistillConfig, name)} {path} is not a file")
+        if self.context_file is not None and not self.context_file.is_file():
+            raise UsageError(f"--context-file {self.context_file} is not a file")
+        if self.data is not None and not parse(self.data).exists:
+            raise UsageError(f"--data {self.data} is not a file or a dataset")

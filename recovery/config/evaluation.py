@@ -37,7 +37,7 @@ class EvalConfig(ModelConfig):
     texts: Path | None = setting(
         None,
         "Also measure bits per byte on these texts, which are never trained on: the model's general language ability.",
-        metavar="FOLDER",
+        metavar="SOURCE",
     )
     tasks: tuple[str, ...] = setting(
         (),

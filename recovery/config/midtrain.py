@@ -23,8 +23,9 @@ class MidtrainConfig(TrainingConfig):
 
     docs: Path | None = setting(
         None,
-        "The folder of documents (.txt .md .rst .html .json .jsonl; .pdf .docx with the docs extra).",
-        metavar="FOLDER",
+        "The documents: a folder or a file (.md .txt .html .jsonl .parquet .csv ...; of a table, FILE:COLUMN holds the "
+        "texts), a folder of datasets, or ORG/DATASET on the hub (docs/corpus.md).",
+        metavar="SOURCE",
     )
     student: str = setting("latest", "Checkpoint to train: a name, a folder, a hub id.", metavar="NAME")
     steps: int | None = setting(None, "Maximum number of optimizer steps.", minimum=1)
@@ -50,7 +51,7 @@ class MidtrainConfig(TrainingConfig):
     )
     replay_prompts: int = setting(1000, "Prompts that the replayed chat is sampled on.", minimum=1)
     replay_data: Path | None = setting(
-        None, "Conversations of your own to replay instead: JSON Lines of messages.", metavar="FILE"
+        None, "Conversations of your own to replay instead: JSON Lines, or a table, of messages.", metavar="SOURCE"
     )
     replay_documents: float | None = setting(
         None,
@@ -86,9 +87,10 @@ class MidtrainConfig(TrainingConfig):
     max_new_tokens: int = setting(256, "Maximum tokens of a completion.", minimum=1)
     prompts: Path | None = setting(
         None,
-        "Behaviour prompts of your own: a JSONL file, or a folder of train/development/test.jsonl; or the built-in "
-        "'composer', or 'composer:chat', which has no verifiable instructions.",
-        metavar="PATH",
+        "Behaviour prompts of your own: a JSONL file, a table (FILE:COLUMN, docs/chat.md), or a folder of "
+        "train/development/test.jsonl; or the built-in 'composer', or 'composer:chat', which has no verifiable "
+        "instructions.",
+        metavar="SOURCE",
     )
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from recovery.data.corpus.question_templates import BLANK, cloze, missing, place
 from recovery.data.corpus.sentences import sentences, side
 from recovery.data.corpus.text import normalise, words
 from recovery.data.prompts import load_prompts, prompt_id
+from recovery.data.sources import beside
 from recovery.types import Message, Probe, Prompt
 
 QUESTIONS_FILE = "questions.jsonl"
@@ -40,7 +41,7 @@ _CONTINUE_FORM = 'Continue this sentence from "{title}" with its next few words:
 
 
 def document_questions(
-    folder: Path,
+    docs: Path,
     corpus: Corpus,
     *,
     exclude: Sequence[Probe] = (),
@@ -48,18 +49,17 @@ def document_questions(
     count: int = 2000,
     problems: list[str] | None = None,
 ) -> list[Prompt]:
-    """Return prompts of kind "knowledge" about the documents of ``folder``.
+    """Return prompts of kind "knowledge" about the documents ``docs``.
 
-    If the folder has a ``questions.jsonl``, they are read from it, without those worded like a probe in ``exclude``;
+    If ``questions.jsonl`` is beside them, they are read from it, without those worded like a probe in ``exclude``;
     invalid lines are appended to ``problems`` or logged. Otherwise they are generated from the facts and sentences of
     ``corpus`` on the question side and filtered more strictly than a hand-written file, where two wordings of a fact
     are intended: a question is also dropped if it asks for a probe's answer with all words of the probe, or for a
     fact that a probe asks for in any wording.
     """
-    path = Path(folder) / QUESTIONS_FILE
-    guard = ProbeGuard(exclude)
-    if path.is_file():
-        found = load_prompts(path, kind="knowledge", problems=problems)
+    given, guard = beside(docs, QUESTIONS_FILE), ProbeGuard(exclude)
+    if given is not None and given.is_file():
+        found = load_prompts(given, kind="knowledge", problems=problems)
         return [p for p in found if not guard.has_wording(p.text)]
     return _generated(corpus, guard, seed, count)
 

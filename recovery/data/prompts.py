@@ -7,14 +7,20 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from recovery.data.corpus.documents import few_of_each
 from recovery.data.corpus.json_lines import read_records, write_json_lines
+from recovery.data.corpus.tables import splits_of
 from recovery.data.corpus.text import normalise, share
+from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS, Origin, is_table, read_rows
+from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
+from recovery.data.tool_calls import read_calls, read_tools, signature
 from recovery.errors import UsageError
-from recovery.types import Check, Message, Prompt
+from recovery.types import Check, Message, Prompt, tools_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +30,6 @@ SHARES = (0.6, 0.2, 0.2)
 COMPOSED = {"composer": compose, "composer:chat": compose_chat}
 _FEW = 60
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "prompter": "user"}
-_QUESTION_KEYS = ("prompt", "question", "instruction", "query", "input")
-_ANSWER_KEYS = ("answer", "output", "response", "completion")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def prompts_hash(prompts: Sequence[Prompt]) -> str:
 
 def wording(prompt: Prompt) -> str:
     """Return the normal form of a conversation; prompts with the same wording count as the same prompt."""
-    return "\x1f".join(f"{m['role']}:{normalise(m['content'])}" for m in prompt.messages)
+    return "\x1f".join(f"{m['role']}:{normalise(m['content'])}{signature(m)}" for m in prompt.messages)
 
 
 def overlap(a: Iterable[Prompt], b: Iterable[Prompt]) -> list[tuple[Prompt, Prompt]]:
@@ -74,63 +78,90 @@ def load_prompts(
     problems: list[str] | None = None,
     check: Callable[[Prompt], None] = lambda _: None,
 ) -> list[Prompt]:
-    """Return the prompts of a JSONL or JSON file: IFEval's format, chat (``messages``, ShareGPT), or plain questions.
+    """Return the prompts of a JSONL or JSON file, or of a table (see :mod:`recovery.data.sources`): IFEval's format,
+    chat (``messages``, ShareGPT), or plain questions.
 
-    Invalid records are skipped and reported with their line, in ``problems`` if given, else as warnings. ``check``
-    raises ValueError with the reason for a prompt that the caller cannot use. Raises UsageError if no prompt is usable.
+    Invalid records are skipped and reported with their line, in ``problems`` if given, else as warnings; so is what was
+    read of a table. ``check`` raises ValueError with the reason for a prompt that the caller cannot use. Raises
+    UsageError if no prompt is usable.
     """
-    path = Path(path)
-    records, found = read_records(path)
-    word = "record" if path.suffix.lower() == ".json" else "line"
+    source = parse(path)
+    records, found, word, origin = _records(source)
+    name = origin.name if origin else source.path.name
     prompts: list[Prompt] = []
     seen: set[str] = set()
     ids: set[str] = set()
+    count = 0
     for number, record in records:
+        count += 1
         try:
+            if isinstance(record, ValueError):
+                raise record
             prompt = from_record(record, kind)
             check(prompt)
+            if (key := wording(prompt)) in seen:
+                raise ValueError("the same prompt as an earlier one")
             if prompt.id in ids:
                 raise ValueError(f'duplicate key "{prompt.id}": responses are compared by key')
         except ValueError as error:
             found.append(f"{word} {number}: {error}")
-            continue
-        if (key := wording(prompt)) in seen:
-            found.append(f"{word} {number}: the same prompt as an earlier one")
             continue
         seen.add(key)
         ids.add(prompt.id)
         prompts.append(prompt)
     if not prompts:
         first = f" ({found[0]})" if found else ""
-        raise UsageError(f"no usable prompt in {path}{first}: give JSON Lines with a prompt or messages on each")
-    for problem in found:
-        _report(f"{path.name} {problem}", problems)
+        raise UsageError(f"no usable prompt in {source.text}{first}: give a prompt or messages on each line or row")
+    if origin:
+        _report(f"{name}: {len(prompts):,} prompts of {count:,} rows, {origin.column}", problems)
+    for where, problem in few_of_each((line.partition(": ")[0], line.partition(": ")[2]) for line in found):
+        _report(f"{name} {where}: {problem}", problems)
     return prompts
 
 
-def load_conversations(path: Path) -> list[tuple[Message, ...]]:
+def load_conversations(path: Path, *, notes: list[str] | None = None) -> list[tuple[Message, ...]]:
     """Return conversations that end with an assistant turn, from chat records or prompts with an answer.
 
-    Raises UsageError naming the first record without an answer.
+    ``notes`` receives what was read of a table. Raises UsageError naming the first record without an answer.
     """
-    records, problems = read_records(Path(path))
+    source = parse(path)
+    records, problems, word, origin = _records(source)
+    word = "row" if word == "row" else "record"
     found: list[tuple[Message, ...]] = []
     for number, record in records:
         try:
+            if isinstance(record, ValueError):
+                raise record
             prompt = from_record(record)
             messages = _conversation(record)
         except (ValueError, AttributeError) as error:
-            raise UsageError(f"--data {path}, record {number}: {error}") from error
+            raise UsageError(f"--data {source.text}, {word} {number}: {error}") from error
         if messages[-1]["role"] != "assistant":
             if prompt.answer is None:
                 raise UsageError(
-                    f"--data {path}, record {number} has no answer to imitate: end its messages with the assistant's"
+                    f"--data {source.text}, {word} {number} has no answer to imitate: end its messages with the "
+                    f"assistant's"
                 )
             messages.append(Message(role="assistant", content=prompt.answer))
         found.append(tuple(messages))
     if problems or not found:
-        raise UsageError(f"--data {path}: {problems[0] if problems else 'no conversation in the file'}")
+        raise UsageError(f"--data {source.text}: {problems[0] if problems else 'no conversation in the file'}")
+    if origin and notes is not None:
+        notes.append(f"{origin.name}: {len(found):,} conversations, {origin.column}")
     return found
+
+
+def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str, Origin | None]:
+    """Return numbered records (or a ValueError with the reason in place of one), the problems so far, what a record is
+    called, and where the rows of a table come from.
+    """
+    if is_table(source):
+        rows, origin = read_rows(source)
+        return rows, [], "row", origin
+    if source.names:
+        raise UsageError(f"{source.text}: {source.path.name} is no table, so it has no column: omit the colon")
+    records, problems = read_records(source.path)
+    return records, problems, "record" if source.path.suffix.lower() == ".json" else "line", None
 
 
 def _report(problem: str, problems: list[str] | None) -> None:
@@ -147,7 +178,7 @@ def from_record(record: Any, kind: str = "behaviour") -> Prompt:
     if not isinstance(record, dict):
         raise ValueError("neither an object nor a string")
     messages = _messages(record)
-    answer = next((str(record[k]) for k in _ANSWER_KEYS if isinstance(record.get(k), (str, int, float))), None)
+    answer = next((str(record[k]) for k in ANSWER_KEYS if isinstance(record.get(k), (str, int, float))), None)
     tags = record.get("tags") or ()
     if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
         raise ValueError("tags is not a list of strings")
@@ -175,7 +206,9 @@ def to_record(prompt: Prompt) -> dict[str, Any]:
     if len(prompt.messages) == 1 and prompt.messages[0]["role"] == "user":
         record["prompt"] = prompt.messages[0]["content"]
     else:
-        record["messages"] = [dict(m) for m in prompt.messages]
+        record["messages"] = [{k: v for k, v in m.items() if k != "tools"} for m in prompt.messages]
+    if tools := tools_of(prompt.messages):
+        record["tools"] = tools
     record["instruction_id_list"] = [c.instruction for c in prompt.checks]
     record["kwargs"] = [dict(c.kwargs) for c in prompt.checks]
     record["kind"] = prompt.kind
@@ -195,28 +228,38 @@ def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
 
 def prompt_id(messages: Sequence[Message]) -> str:
     """Return a short id derived from the messages, for prompts without one."""
-    text = "\x1f".join(f"{m['role']}\x1e{m['content']}" for m in messages)
+    text = "\x1f".join(f"{m['role']}\x1e{m['content']}{signature(m)}" for m in messages)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def _messages(record: dict[str, Any]) -> tuple[Message, ...]:
-    """Return the conversation up to the last user turn."""
+    """Return the conversation up to the last turn that is not the assistant's: a user's, or a tool's result."""
     messages = _conversation(record)
     while messages and messages[-1]["role"] == "assistant":
         messages.pop()
-    if not messages or messages[-1]["role"] != "user":
+    if not messages or messages[-1]["role"] == "system" or all(m["role"] != "user" for m in messages):
         raise ValueError("no user turn to answer")
     return tuple(messages)
 
 
 def _conversation(record: dict[str, Any]) -> list[Message]:
+    messages = _turns(record)
+    if tools := read_tools(record.get("tools")):
+        messages[0]["tools"] = tools
+    roles = ["", *(message["role"] for message in messages)]
+    if any(role == "tool" and before not in ("assistant", "tool") for before, role in pairwise(roles)):
+        raise ValueError("a tool's turn that follows no assistant's")
+    return messages
+
+
+def _turns(record: dict[str, Any]) -> list[Message]:
     turns = record.get("messages") or record.get("conversations") or record.get("conversation")
     if turns is None and isinstance(record.get("prompt"), list):
         turns = record["prompt"]
     if turns is None:
         return _question(record)
-    if not isinstance(turns, list):
-        raise ValueError("messages is not a list")
+    if not isinstance(turns, list) or not turns:
+        raise ValueError("messages is not a list of turns")
     return [_message(turn) for turn in turns]
 
 
@@ -227,18 +270,28 @@ def _message(turn: Any) -> Message:
     if isinstance(content, list):  # multi-part content: only text is supported
         parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
         content = "\n".join(str(p.get("text", "")) for p in parts) if len(parts) == len(content) else None
+    calls = read_calls(turn.get("tool_calls"))
+    if content is None and calls:
+        content = ""
     if not isinstance(role, str) or not isinstance(content, str):
         raise ValueError("a message lacks a role or a text content")
     role = _ROLES.get(role, role)
-    if role not in ("system", "user", "assistant"):
-        raise ValueError(f'a message has the role "{role}"; supported are system, user and assistant')
+    if role not in ("system", "user", "assistant", "tool"):
+        raise ValueError(f'a message has the role "{role}"; supported are system, user, assistant and tool')
     if role == "user" and not content.strip():
         raise ValueError("an empty user turn")
-    return Message(role=role, content=content)
+    message = Message(role=role, content=content)
+    if calls and role == "assistant":
+        message["tool_calls"] = calls
+    if role == "tool" and isinstance(turn.get("name"), str):
+        message["name"] = turn["name"]
+    if role == "tool" and isinstance(turn.get("tool_call_id"), str):
+        message["tool_call_id"] = turn["tool_call_id"]
+    return message
 
 
 def _question(record: dict[str, Any]) -> list[Message]:
-    text = next((record[k] for k in _QUESTION_KEYS if isinstance(record.get(k), str)), None)
+    text = next((record[k] for k in QUESTION_KEYS if isinstance(record.get(k), str)), None)
     if text is None:
         raise ValueError("no prompt, messages, conversations or question field")
     if not text.strip():
@@ -305,14 +358,18 @@ def behaviour_prompts(
         if str(user_file) in COMPOSED and not user_file.exists():
             made = COMPOSED[str(user_file)](count, seed)
             return split_prompts(made, source=f"the built-in {user_file}, seed {seed}")
-        if user_file.is_dir():
-            splits = _from_folder(user_file, str(user_file))
+        source = parse(user_file)
+        if source.path.is_dir() and splits_of(source.path) is None:
+            splits = _from_folder(source.path, str(user_file), source.names)
             if splits is None:
-                raise UsageError(f"no train.jsonl in {user_file}: give a file of prompts or a folder that has it")
+                raise UsageError(
+                    f"no train.jsonl in {source.path}: give a file of prompts or a folder that has it, or one of "
+                    f"train{', train'.join(sorted(TABLE_SUFFIXES))}"
+                )
             return splits
-        if not user_file.exists():
+        if not source.exists:
             raise UsageError(
-                f"no file {user_file}: give JSON Lines with a prompt or messages on each line, or one of "
+                f"no file {user_file}: give JSON Lines with a prompt or messages on each line, a table, or one of "
                 f"{', '.join(COMPOSED)}"
             )
         problems: list[str] = []
@@ -325,24 +382,33 @@ def behaviour_prompts(
     return split_prompts(compose(count, seed), source=f"the built-in composer, seed {seed}")
 
 
-def _from_folder(folder: Path, source: str) -> PromptSplits | None:
-    """Return the disjoint splits of a folder, missing ones taken from train.jsonl; None without a train.jsonl."""
-    if not (folder / "train.jsonl").is_file():
+def _from_folder(folder: Path, source: str, names: Sequence[str] = ()) -> PromptSplits | None:
+    """Return the disjoint splits of a folder, missing ones taken from the file "train"; None without one.
+
+    ``names`` name the column of tables.
+    """
+    files = {name: file for name in SPLITS if (file := _split_file(folder, name, names))}
+    if "train" not in files:
         return None
     notes: list[str] = []
-    given: dict[str, list[Prompt]] = {
-        name: load_prompts(folder / f"{name}.jsonl", problems=notes)
-        for name in SPLITS
-        if (folder / f"{name}.jsonl").is_file()
-    }
+    given = {name: load_prompts(file, problems=notes) for name, file in files.items()}
     if len(given) < len(SPLITS):
         split = split_prompts(given["train"])
         missing = [name for name in SPLITS if name not in given]
         moved = {wording(p) for name in missing for p in getattr(split, name)}
         given.update({name: list(getattr(split, name)) for name in missing})
         given["train"] = [p for p in given["train"] if wording(p) not in moved]
-        notes.append(f"no {' or '.join(missing)}.jsonl: taken from train.jsonl")
+        name = files["train"].name.partition(":")[0]
+        notes.append(f"no {' or '.join(missing)}{Path(name).suffix}: taken from {name}")
     return _disjoint(given, source, notes)
+
+
+def _split_file(folder: Path, name: str, names: Sequence[str]) -> Path | None:
+    """Return the file of a split in a folder, a table with the column that is named for it."""
+    for suffix in (".jsonl", *sorted(TABLE_SUFFIXES)):
+        if (folder / f"{name}{suffix}").is_file():
+            return folder / ":".join((f"{name}{suffix}", *(names if suffix in TABLE_SUFFIXES else ())))
+    return None
 
 
 def _disjoint(given: dict[str, list[Prompt]], source: str, notes: list[str]) -> PromptSplits:

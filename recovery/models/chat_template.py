@@ -14,7 +14,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from recovery.errors import ModelError
-from recovery.types import Message
+from recovery.types import Message, tools_of
 
 # Tokens that end an assistant turn in common chat formats; a model often lists only one of its own.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>")
@@ -25,6 +25,16 @@ PLAIN_TEMPLATE = (
     "{% if m['role'] == 'assistant' %}Assistant: {{ m['content'] }}{{ eos_token }}\n"
     "{% else %}{{ 'User' if m['role'] == 'user' else m['role'] | capitalize }}: {{ m['content'] }}\n\n{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+# Names that a template which takes tools and tool calls writes out, and others leave out or refuse.
+_TOOL: dict[str, Any] = {"name": "probe_tool", "description": "", "parameters": {"type": "object", "properties": {}}}
+_CALL: dict[str, Any] = {"name": "probe_call", "arguments": {"probe_key": "probe_value"}}
+_CALL_ID = "probe1234"  # of the only length that Mistral's templates take
+_CALLED: tuple[Message, ...] = (
+    Message(role="user", content="a"),
+    Message(role="assistant", content="", tool_calls=[{"id": _CALL_ID, "type": "function", "function": _CALL}]),
+    Message(role="tool", content="probe_result", name="probe_call", tool_call_id=_CALL_ID),
 )
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
@@ -43,6 +53,7 @@ class ChatFormat:
     pad_id: int
     template_args: Mapping[str, Any] = field(default_factory=dict)
     plain: bool = False
+    _left_out: dict[tuple[bool, bool], str] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -66,8 +77,10 @@ class ChatFormat:
     def render(self, messages: Sequence[Message], *, generation_prompt: bool = False) -> str:
         """Return the conversation as text, with the opening of the assistant's turn if ``generation_prompt``.
 
-        For a template that refuses system messages (Gemma's) they are merged into the first user turn.
+        For a template that refuses system messages (Gemma's) they are merged into the first user turn. Raise ModelError
+        if the template refuses the conversation, or leaves out its tools or tool calls.
         """
+        self._check_tools(messages)
         try:
             return self._apply(messages, generation_prompt)
         except TemplateError as error:
@@ -115,11 +128,39 @@ class ChatFormat:
         """Return the token ids of a text without special tokens added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    def _check_tools(self, messages: Sequence[Message]) -> None:
+        """Raise ModelError for tools or tool calls that the template would silently leave out."""
+        key = bool(tools_of(messages)), any(m["role"] == "tool" or "tool_calls" in m for m in messages)
+        if key not in self._left_out:
+            self._left_out[key] = self._leaves_out(*key) if any(key) else ""
+        if what := self._left_out[key]:
+            raise ModelError(
+                f"the model's chat template has no place for the {what} of a conversation: use a model whose template "
+                f"takes them, or leave out these conversations"
+            )
+
+    def _leaves_out(self, offered: bool, called: bool) -> str:
+        """Return what the template does not write out, or "", from a conversation with or without tools and calls."""
+        messages = list(_CALLED if called else _CALLED[:1])
+        names = {"probe_call": "tool calls", "probe_value": "tool calls", "probe_result": "results of tools"}
+        names = names if called else {}
+        if offered:
+            messages[0] = {**messages[0], "tools": [{"type": "function", "function": _TOOL}]}
+            names = {"probe_tool": "tools"} | names
+        try:
+            text = self._apply(messages, True)
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError):  # what templates raise
+            return " or ".join(dict.fromkeys(names.values()))
+        return next((what for name, what in names.items() if name not in text), "")
+
     def _apply(self, messages: Sequence[Message], generation_prompt: bool) -> str:
-        template = {"chat_template": PLAIN_TEMPLATE} if self.plain else {}
+        template: dict[str, Any] = {"chat_template": PLAIN_TEMPLATE} if self.plain else {}
+        if tools := tools_of(messages):
+            template["tools"] = tools
+        turns = [{key: value for key, value in message.items() if key != "tools"} for message in messages]
         return str(
             self.tokenizer.apply_chat_template(
-                list(messages),
+                turns,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **template,
@@ -133,11 +174,9 @@ class ChatFormat:
             if message["role"] != "assistant":
                 continue
             opening = self.render(messages[:index], generation_prompt=True)
-            closed = self.render(messages[: index + 1])
             if not opening.startswith(done):
                 return self._last_turn(messages)
-            if not closed.startswith(opening):
-                closed = opening + message["content"] + self._end_text()
+            closed = self._closed(opening, messages[: index + 1])
             pieces += [(opening[len(done) :], False), (closed[len(opening) :], True)]
             done = closed
         return pieces or [(self.render(messages), False)]
@@ -145,10 +184,19 @@ class ChatFormat:
     def _last_turn(self, messages: Sequence[Message]) -> list[tuple[str, bool]]:
         last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
         opening = self.render(messages[:last], generation_prompt=True)
-        closed = self.render(messages[: last + 1])
-        if not closed.startswith(opening):
-            closed = opening + messages[last]["content"] + self._end_text()
-        return [(opening, False), (closed[len(opening) :], True)]
+        return [(opening, False), (self._closed(opening, messages[: last + 1])[len(opening) :], True)]
+
+    def _closed(self, opening: str, messages: Sequence[Message]) -> str:
+        """Return the conversation with its last turn, as it is generated after ``opening``."""
+        closed = self.render(messages)
+        if closed.startswith(opening):
+            return closed
+        if "tool_calls" in messages[-1]:
+            raise ModelError(
+                "the model's chat template writes an assistant's tool call differently from how it opens the turn, so "
+                "the call cannot be imitated: set --template-arg, or leave out these conversations"
+            )
+        return opening + messages[-1]["content"] + self._end_text()
 
     def _end_text(self) -> str:
         vocabulary = self.tokenizer.get_vocab()
@@ -176,8 +224,8 @@ def _as_ids(value: Any) -> list[int]:
 
 def _fold_system(messages: Sequence[Message]) -> list[Message]:
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
-    rest = [Message(role=m["role"], content=m["content"]) for m in messages if m["role"] != "system"]
+    rest = [m for m in messages if m["role"] != "system"]
     if not system or not rest or rest[0]["role"] != "user":
         return list(messages)
-    rest[0] = Message(role="user", content=f"{system}\n\n{rest[0]['content']}")
-    return rest
+    first: Message = {**messages[0], **rest[0], "content": f"{system}\n\n{rest[0]['content']}"}  # with its tools
+    return [first, *rest[1:]]

@@ -124,7 +124,7 @@ def test_what_cannot_be_built_is_said_before_any_work(
     (tmp_path / "vague").mkdir()
     (tmp_path / "vague" / "a.txt").write_text("so it goes, on and on")
     (tmp_path / "mine.jsonl").write_text("mine")
-    assert "no folder nowhere" in refused("build", "--docs", "nowhere")
+    assert "no folder or file nowhere" in refused("build", "--docs", "nowhere")
     assert "empty" in refused("build", "--docs", "empty")
     assert "no probe can be made" in refused("build", "--docs", "vague")
     assert "exists already" in refused("build", "--docs", topics, "--out", "mine.jsonl")

@@ -159,15 +159,16 @@ def test_a_file_must_exist_and_a_folder_need_not(tmp_path: Path) -> None:
     file, folder, missing = tmp_path / "lines.jsonl", tmp_path / "folder", tmp_path / "missing"
     file.touch()
     folder.mkdir()
-    for flag in ("--data", "--behaviour"):
-        with pytest.raises(click.BadParameter, match=f"File '{missing}' does not exist"):
+    with pytest.raises(click.BadParameter, match=f"File '{missing}' does not exist"):
+        run("--behaviour", missing)
+    with pytest.raises(click.BadParameter, match=f"File '{folder}' is a directory"):
+        run("--behaviour", folder)
+    for flag in ("--data", "--docs"):
+        with pytest.raises(click.BadParameter, match=f"Path '{missing}' does not exist"):
             run(flag, missing)
-        with pytest.raises(click.BadParameter, match=f"File '{folder}' is a directory"):
-            run(flag, folder)
-    with pytest.raises(click.BadParameter, match=f"Directory '{file}' is a file"):
-        run("--docs", file)
-    run("--data", file, "--behaviour", file, "--behaviour", file, "--docs", missing)
-    assert seen == {"data": file, "behaviour": (file, file), "docs": missing}
+    column, hub = Path(f"{file}:text"), Path("organisation/dataset:train")
+    run("--data", column, "--behaviour", file, "--behaviour", file, "--docs", hub)
+    assert seen == {"data": column, "behaviour": (file, file), "docs": hub}
     run("--docs", folder)
     assert seen == {"data": None, "behaviour": (), "docs": folder}
 

@@ -40,6 +40,9 @@ def test_open_turns_are_those_the_model_has_to_answer() -> None:
     assert open_turns([user("a"), user("b")]) == [[user("a")], [user("b")]]
     assert open_turns([user("a"), reply, user("b")]) == [[user("a"), reply, user("b")]]
     assert open_turns([user("a"), reply]) == []
+    result = Message(role="tool", content="12")
+    assert open_turns([user("a"), reply, result]) == [[user("a"), reply, result]]
+    assert open_turns([user("a"), reply, result, user("b")]) == [[user("a"), reply, result], [user("b")]]
 
 
 def test_every_turn_is_answered_in_the_context_of_the_answer_before(tiny_model: Path) -> None:

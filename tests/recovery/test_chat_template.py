@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from recovery.errors import ModelError
 from recovery.models.chat_template import ChatFormat, strip_thinking
 from recovery.models.loading import load_chat
 
@@ -123,3 +124,73 @@ def test_a_document_longer_than_the_context_is_tokenised_without_a_warning(tiny_
     finally:
         logger.removeHandler(handler)
     assert not heard
+
+
+# The shape of the templates of Qwen2.5 and Hermes: tools in the system turn, calls as JSON, results in a user's turn.
+TOOL_TEMPLATE = """\
+{%- if tools -%}
+{{- '<|im_start|>system\\n' }}{%- for tool in tools %}{{ tool | tojson }}\n{% endfor %}{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' -%}
+{{- '<|im_start|>user\\n<tool_response>' + message.content + '</tool_response><|im_end|>\\n' -}}
+{%- else -%}
+{{- '<|im_start|>' + message.role + '\\n' + message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{{- '<tool_call>' + call.function.name + call.function.arguments | tojson + '</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Lund"}}}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CALLED: list[Any] = [
+    {"role": "user", "content": "How warm is it?", "tools": [TOOL]},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "12 degrees"},
+    {"role": "assistant", "content": "It is 12 degrees."},
+]
+
+
+def test_tools_and_recorded_calls_are_written_by_the_template(make_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = make_tokenizer("qwen3")
+    tokenizer.chat_template = TOOL_TEMPLATE
+    chat = ChatFormat.of(tokenizer)
+    text = chat.render(CALLED[:3], generation_prompt=True)
+    assert '"name": "weather"' in text.split("<|im_end|>")[0]
+    assert '<tool_call>weather{"city": "Lund"}</tool_call>' in text and "<tool_response>12 degrees" in text
+    assert text.endswith("<|im_start|>assistant\n")
+    assert "weather" not in chat.render([{"role": "user", "content": "How warm is it?"}])
+    # Imitated are the call and the answer, not the tool's result.
+    assert spoken(chat, CALLED) == ['<tool_call>weather{"city": "Lund"}</tool_call>', "It is 12 degrees."]
+
+
+def test_tools_are_kept_when_the_system_turn_is_folded(make_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = make_tokenizer("gemma2")
+    refuses = "{%- if messages[0].role == 'system' -%}{{ raise_exception('no system') }}{%- endif -%}"
+    tokenizer.chat_template = refuses + TOOL_TEMPLATE
+    messages: list[Any] = [
+        {"role": "system", "content": "Be brief.", "tools": [TOOL]},
+        {"role": "user", "content": "Hi"},
+    ]
+    text = ChatFormat.of(tokenizer).render(messages)
+    assert "weather" in text and "Be brief.\n\nHi" in text
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "plain"])
+@pytest.mark.parametrize(
+    ("messages", "what"),
+    [(CALLED[:1], "tools"), (CALLED[:3], "tools"), ([{**CALLED[0], "tools": []}, *CALLED[1:]], "tool calls")],
+    ids=["tools", "both", "calls"],
+)
+def test_a_template_without_a_place_for_tools_refuses_them(
+    kind: str, messages: list[Any], what: str, make_tokenizer: Callable[[str], Any]
+) -> None:
+    tokenizer = make_tokenizer("llama" if kind == "plain" else kind)
+    if kind == "plain":
+        tokenizer.chat_template = None
+    with pytest.raises(ModelError, match=f"has no place for the {what}") as error:
+        ChatFormat.of(tokenizer).prompt_ids(messages)
+    assert "\n" not in str(error.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _NAMED_PER_REASON = 8
@@ -44,7 +45,8 @@ class ReadReport:
             f"read {self.files} file{'s' * (self.files != 1)} in {self.folder}: {self.documents} documents "
             f"to train on, {self.held_out} held out, {self.characters:,} characters"
         )
-        return [head, *_first(self.notes), *_skipped_lines(self.skipped)]
+        skipped = few_of_each((item.path, item.reason) for item in self.skipped)
+        return [head, *_first(self.notes), *(f"skipped {where}: {reason}" for where, reason in skipped)]
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,15 @@ class Corpus:
     hash: str
 
 
-def _skipped_lines(skipped: tuple[Skipped, ...]) -> list[str]:
-    """Return one line per skipped item; if many share a reason, the first few and a count."""
+def few_of_each(skipped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield (where, reason) of skipped items by reason; of many with the same one the first few, then a count."""
     by_reason: dict[str, list[str]] = defaultdict(list)
-    for item in skipped:
-        by_reason[item.reason].append(item.path)
-    lines: list[str] = []
-    for reason, paths in by_reason.items():
-        lines += [f"skipped {path}: {reason}" for path in paths[:_NAMED_PER_REASON]]
-        if len(paths) > _NAMED_PER_REASON:
-            lines.append(f"skipped {len(paths) - _NAMED_PER_REASON} more: {reason}")
-    return lines
+    for where, reason in skipped:
+        by_reason[reason].append(where)
+    for reason, places in by_reason.items():
+        yield from ((where, reason) for where in places[:_NAMED_PER_REASON])
+        if len(places) > _NAMED_PER_REASON:
+            yield f"{len(places) - _NAMED_PER_REASON:,} more", reason
 
 
 def _first(remarks: tuple[str, ...], limit: int = 20) -> list[str]:

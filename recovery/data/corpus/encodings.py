@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from dataclasses import dataclass
+from pathlib import Path
 
 from charset_normalizer import from_bytes
 
@@ -48,6 +49,33 @@ def decode(data: bytes) -> Decoded:
         return Decoded(data.decode("utf-8"), "utf-8")
     except UnicodeDecodeError:
         return _damaged(data) or _guess(data)
+
+
+def encoding_of(path: Path) -> tuple[str, str]:
+    """Return the encoding of a text file of any size, read in parts, and a remark as of :class:`Decoded`.
+
+    Raises NotTextError for binary content, OSError if the file cannot be read. With the encoding, undecodable bytes are
+    to be replaced.
+    """
+    utf8 = codecs.getincrementaldecoder("utf-8")()
+    with path.open("rb") as file:
+        part = file.read(_SAMPLE)
+        marked = next((encoding for mark, encoding in _MARKS if part.startswith(mark)), None)
+        if marked is not None:
+            return marked, ""
+        if wide := _wide(part):
+            return wide, _guessed(wide)
+        if _binary(part):
+            raise NotTextError("binary, not text")
+        while part:
+            try:
+                utf8.decode(part)
+            except UnicodeDecodeError:
+                found = _damaged(part) or _guess(part)
+                damaged = found.encoding == "utf-8"
+                return found.encoding, "damaged UTF-8, invalid bytes replaced" if damaged else found.note
+            part = file.read(_SAMPLE)
+    return "utf-8", ""
 
 
 def _guessed(encoding: str) -> str:

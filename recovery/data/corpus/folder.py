@@ -1,26 +1,32 @@
-"""Read a folder of documents: use every readable file, and report each skipped file in one line with the reason."""
+"""Read documents (a folder, a file, a dataset): all that is readable is used, what is skipped is reported."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped
 from recovery.data.corpus.holdout import hold_out
 from recovery.data.corpus.readers import READERS, Read, UnreadableError, read_file
+from recovery.data.corpus.table_documents import table_documents
+from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
 from recovery.data.corpus.text import text_hash
+from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.errors import CorpusError
 
-NEVER_DOCUMENTS = frozenset({"questions.jsonl", "probes.jsonl"})
+# Also those of a single file: reviews.probes.jsonl.
+_NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(?:questions|probes)\.jsonl")
 DEFAULT_LIMIT_FILE_MB = 100.0
 
 
 class EmptyCorpusError(CorpusError):
-    """No file in a folder could be used; ``skipped`` holds the reason for each."""
+    """Nothing could be used; ``skipped`` holds the reason for each."""
 
     def __init__(self, message: str, skipped: tuple[Skipped, ...] = ()) -> None:
         super().__init__(message)
@@ -29,8 +35,14 @@ class EmptyCorpusError(CorpusError):
 
 @dataclass
 class _Reading:
-    """Accumulated result while a folder is read."""
+    """Accumulated result while documents are read.
 
+    ``place`` is how the user names them, ``column`` the column that is named for tables, or empty.
+    """
+
+    limit_mb: float
+    place: str = ""
+    column: str = ""
     documents: list[Document] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -41,23 +53,24 @@ class _Reading:
 def read_corpus(
     folder: Path, *, held_out: float = 0.05, seed: int = 0, limit_file_mb: float = DEFAULT_LIMIT_FILE_MB
 ) -> Corpus:
-    """Read every document below ``folder``.
+    """Read every document below ``folder``, of a single file, or of a dataset: see :mod:`recovery.data.sources`.
 
     ``held_out`` is the fraction of documents held out (see holdout.py); a file of more than ``limit_file_mb``
-    megabytes (10^6 bytes) is skipped. Raises CorpusError if the folder is missing or not a folder, and
-    EmptyCorpusError if nothing in it can be used.
+    megabytes (10^6 bytes) is skipped, of a table a text of more characters. Raises CorpusError if there is no such
+    folder or file, and EmptyCorpusError if nothing in it can be used.
     """
-    folder = Path(folder)
-    _require_folder(folder)
-    reading = _Reading()
-    root = folder.resolve()
-    for path in _files(root, root, reading.skipped):
-        _take(path, root, reading, limit_file_mb)
+    source = parse(folder)
+    reading = _Reading(limit_file_mb)
+    if source.hub:
+        table, reading.place, reading.column = open_hub(source)
+        _take(reading.place, lambda: _documents(table, reading.place, reading), reading)
+    else:
+        _read_path(source, reading)
     if not reading.documents:
-        raise EmptyCorpusError(_nothing(folder, reading.skipped), tuple(reading.skipped))
+        raise EmptyCorpusError(_nothing(source, reading.skipped), tuple(reading.skipped))
     kept, held, remarks = hold_out(reading.documents, held_out, seed)
     report = ReadReport(
-        folder=str(folder),
+        folder=str(source.path.parent) if source.path.is_file() else source.text,
         files=reading.files,
         documents=len(kept),
         held_out=len(held),
@@ -68,17 +81,27 @@ def read_corpus(
     return Corpus(tuple(kept), tuple(held), report, _corpus_hash(kept, held))
 
 
-def _require_folder(folder: Path) -> None:
-    if not folder.exists():
-        raise CorpusError(f"no folder {folder}: give a folder that holds your documents")
-    if not folder.is_dir():
-        raise CorpusError(f"{folder} is a file: give the folder that holds it")
-    if not os.access(folder, os.R_OK | os.X_OK):
-        raise CorpusError(f"cannot read the folder {folder}: permission denied")
+def _read_path(source: Source, reading: _Reading) -> None:
+    _require(source.path)
+    path, reading.place, reading.column = of_source(source)
+    if not path.is_dir() or splits_of(path) is not None:
+        whole = path.absolute()  # not resolved: the target of a link may have no suffix
+        _take(whole.name, lambda: _read(whole, reading), reading)
+        return
+    root = path.resolve()
+    for found in _files(root, root, reading.skipped):
+        _take(_name(found, root), partial(_read, found, reading), reading)
+
+
+def _require(path: Path) -> None:
+    if not path.exists():
+        raise CorpusError(f"no folder or file {path}: give what holds your documents")
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+        raise CorpusError(f"cannot read the folder {path}: permission denied")
 
 
 def _files(directory: Path, root: Path, skipped: list[Skipped]) -> Iterator[Path]:
-    """Yield the files below ``directory``, sorted by name; symbolic links are never followed."""
+    """Yield the files and datasets below ``directory``, sorted by name; symbolic links are never followed."""
     try:
         entries = sorted(os.scandir(directory), key=lambda e: e.name)
     except OSError as error:
@@ -91,8 +114,13 @@ def _files(directory: Path, root: Path, skipped: list[Skipped]) -> Iterator[Path
         elif entry.is_symlink():
             skipped.append(Skipped(_name(path, root), _link_reason(path, root)))
         elif entry.is_dir(follow_symlinks=False):
-            yield from _files(path, root, skipped)
-        elif entry.name in NEVER_DOCUMENTS:
+            splits = splits_of(path)
+            if splits:
+                reason = f"a dataset with the splits {', '.join(splits)}: give one alone, as in {path}:{splits[0]}"
+                skipped.append(Skipped(_name(path, root), reason))
+            else:
+                yield from (_files(path, root, skipped) if splits is None else (path,))
+        elif _NEVER_DOCUMENTS.fullmatch(entry.name):
             continue
         else:
             yield path
@@ -108,15 +136,19 @@ def _link_reason(path: Path, root: Path) -> str:
     return "symbolic link to a path outside the folder"
 
 
-def _take(path: Path, root: Path, reading: _Reading, limit_mb: float) -> None:
-    name = _name(path, root)
+def _take(name: str, read: Callable[[], Read], reading: _Reading) -> None:
+    """Add the texts of a file or dataset called ``name``, or the reason why it cannot be read."""
     try:
-        read = _read(path, limit_mb)
+        _add(name, read(), reading)
     except UnreadableError as error:
         reading.skipped.append(Skipped(name, str(error)))
-        return
+
+
+def _add(name: str, read: Read, reading: _Reading) -> None:
+    """Add texts, without those that were read before."""
     reading.notes += [f"{name}: {note}" for note in read.notes]
     reading.skipped += [Skipped(name, reason) for reason in read.skipped]
+    reading.skipped += [Skipped(f"{name} row {part}", reason) for part, reason in read.skipped_parts]
     used = False
     for piece in read.pieces:
         id = f"{name}#{piece.part}" if piece.part else name
@@ -124,8 +156,9 @@ def _take(path: Path, root: Path, reading: _Reading, limit_mb: float) -> None:
             reading.skipped.append(Skipped(id, "no text"))
             continue
         key = text_hash(piece.text)
-        if key in reading.seen:
-            reading.skipped.append(Skipped(id, f"the same text as {reading.seen[key]}"))
+        if (first := reading.seen.get(key)) is not None:
+            inside = first.startswith(f"{name}#")  # one reason for all of them, so that they are counted
+            reading.skipped.append(Skipped(id, f"the same text as {'an earlier one of the file' if inside else first}"))
             continue
         reading.seen[key] = id
         reading.documents.append(Document(id, piece.title, piece.text, name))
@@ -133,32 +166,44 @@ def _take(path: Path, root: Path, reading: _Reading, limit_mb: float) -> None:
     reading.files += used
 
 
-def _read(path: Path, limit_mb: float) -> Read:
-    if path.suffix.lower() not in READERS:
+def _read(path: Path, reading: _Reading) -> Read:
+    is_table = path.is_dir() or path.suffix.lower() in TABLE_SUFFIXES
+    if not is_table and path.suffix.lower() not in READERS:
         raise UnreadableError(f"unsupported type {path.suffix or '(no suffix)'}")
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode) and not path.is_dir():
             raise UnreadableError("not a regular file")
-        if status.st_size > limit_mb * 1e6:
-            raise UnreadableError(f"{status.st_size / 1e6:,.0f} MB, over the limit of {limit_mb:g} MB a file")
+        if is_table:
+            return _documents(open_table(path), path.name, reading)
+        if status.st_size > reading.limit_mb * 1e6:
+            size = f"{status.st_size / 1e6:,.0f} MB"
+            raise UnreadableError(f"{size}, over the limit of {reading.limit_mb:g} MB a file")
         data = path.read_bytes()
+    except TableError as error:
+        raise UnreadableError(str(error)) from error
     except OSError as error:
         raise UnreadableError(f"cannot be read ({error.strerror})") from error
     return read_file(path.name, data)
+
+
+def _documents(table: Table, name: str, reading: _Reading) -> Read:
+    return table_documents(table, name, column=reading.column, place=reading.place, limit_mb=reading.limit_mb)
 
 
 def _name(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path != root else "."
 
 
-def _nothing(folder: Path, skipped: list[Skipped]) -> str:
-    types = " ".join(sorted(READERS))
+def _nothing(source: Source, skipped: list[Skipped]) -> str:
+    types = " ".join(sorted({*READERS, *TABLE_SUFFIXES}))
     if not skipped:
-        return f"the folder {folder} is empty: put documents in it ({types})"
+        return f"the folder {source.text} is empty: put documents in it ({types})"
+    if source.hub or source.path.is_file() or splits_of(source.path) is not None:
+        return f"{source.text} cannot be used as documents: {skipped[0].reason}"
     first = "; ".join(f"{s.path}: {s.reason}" for s in skipped[:3])
     more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
-    return f"no readable document in {folder} ({first}{more}): supported are {types}"
+    return f"no readable document in {source.text} ({first}{more}): supported are {types}"
 
 
 def _corpus_hash(kept: list[Document], held: list[Document]) -> str:

@@ -52,6 +52,16 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
     return list(enumerate(_as_list(value), start=1)), []
 
 
+def json_text(value: Any) -> Any:
+    """Return the list or the object that a text holds as JSON; any other value as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (json.JSONDecodeError, RecursionError):
+            return value
+    return value
+
+
 def json_line(record: Any) -> str:
     """Return a record as one line of JSON that is valid UTF-8: lone surrogates are escaped."""
     return _SURROGATES.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(record, ensure_ascii=False))

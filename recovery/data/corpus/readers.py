@@ -17,9 +17,9 @@ from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.data.corpus.json_lines import parse_json_lines
 from recovery.data.corpus.text import tidy, words
 
-_TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
+TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
-_CHAT_KEYS = ("messages", "conversations", "conversation")
+CHAT_KEYS = ("messages", "conversations", "conversation")
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
 _DOCS_HINT = "pip install 'recovery[docs]'"
 
@@ -39,11 +39,12 @@ class Piece:
 
 @dataclass
 class Read:
-    """The texts of one file, remarks on how it was read, and the reasons for skipped records."""
+    """The texts of one file, remarks on how it was read, and the reasons for skipped records or (part, reason) rows."""
 
     pieces: list[Piece]
     notes: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    skipped_parts: list[tuple[str, str]] = field(default_factory=list)
 
 
 def read_file(name: str, data: bytes) -> Read:
@@ -64,7 +65,8 @@ def _decoded(data: bytes) -> tuple[str, list[str]]:
     return decoded.text, [decoded.note] if decoded.note else []
 
 
-def _stem(name: str) -> str:
+def stem(name: str) -> str:
+    """Return the name of a file as a title."""
     return re.sub(r"[-_\s]+", " ", PurePath(name).stem).strip() or name
 
 
@@ -82,12 +84,17 @@ def _underlined(name: str, data: bytes, find: Callable[[str], re.Match[str] | No
     text, notes = _decoded(data)
     text = tidy(text)
     heading = find(text)
-    return Read([Piece(heading[1].strip() if heading else _stem(name), text)], notes)
+    return Read([Piece(heading[1].strip() if heading else stem(name), text)], notes)
 
 
 def _markdown(name: str, data: bytes) -> Read:
-    """Read Markdown as written; of the front matter only title and description are kept."""
     text, notes = _decoded(data)
+    title, text = markdown_text(text)
+    return Read([Piece(title or stem(name), text)], notes)
+
+
+def markdown_text(text: str) -> tuple[str, str]:
+    """Return (title or "", text) of Markdown as written; of the front matter only title and description are kept."""
     text = tidy(text)
     title = description = None
     front = re.match(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", text, flags=re.DOTALL)
@@ -104,8 +111,7 @@ def _markdown(name: str, data: bytes) -> Read:
         head = re.match(r"#\s.+\n*", text)
         at = head.end() if head else 0
         text = f"{text[:at].rstrip()}\n\n{description}\n\n{text[at:]}".strip()
-    title = title or (re.sub(r"[*`]", "", heading[1]).strip() if heading else None)
-    return Read([Piece(title or _stem(name), text)], notes)
+    return title or (re.sub(r"[*`]", "", heading[1]).strip() if heading else ""), text
 
 
 _BLOCKS = words(
@@ -127,7 +133,7 @@ def _html(name: str, data: bytes) -> Read:
     body = _html_text(tree)
     if not body:
         raise UnreadableError("no text in the HTML")
-    return Read([Piece(_line(title) or _stem(name), _with_title(_line(title), body))], notes)
+    return Read([Piece(one_line(title) or stem(name), with_title(one_line(title), body))], notes)
 
 
 def _html_text(tree: Any) -> str:
@@ -153,11 +159,12 @@ def _html_text(tree: Any) -> str:
     return tidy(re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parts)))
 
 
-def _line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return a text with all white space as single spaces."""
     return re.sub(r"\s+", " ", text).strip()
 
 
-def _with_title(title: str, body: str) -> str:
+def with_title(title: str, body: str) -> str:
     """Return the text with a metadata title as its first line, unless the title is already near the start."""
     return f"{title}\n\n{body}" if title and title.casefold() not in body[:300].casefold() else body
 
@@ -190,7 +197,7 @@ def _record_texts(
         elif not text.strip():
             skipped.append(f"record {number}: no text")
         else:
-            title = title or _stem(name)
+            title = title or stem(name)
             pieces.append(Piece(title, tidy(text), "" if single else str(number)))
     if not pieces:
         raise UnreadableError("; ".join(skipped[:3]) or "no text")
@@ -203,12 +210,12 @@ def _record_text(value: Any) -> tuple[str, str | None]:
         return "", value
     if not isinstance(value, dict):
         return "", _flat(value)
-    if any(isinstance(value.get(key), list) for key in _CHAT_KEYS):
+    if any(isinstance(value.get(key), list) for key in CHAT_KEYS):
         return "", None
-    title = next((_line(v) for key in _TITLE_KEYS if isinstance(v := value.get(key), str) and v.strip()), "")
-    for key in _TEXT_KEYS:
+    title = next((one_line(v) for key in _TITLE_KEYS if isinstance(v := value.get(key), str) and v.strip()), "")
+    for key in TEXT_KEYS:
         if isinstance(body := value.get(key), str) and body.strip():
-            return title, _with_title(title, body)
+            return title, with_title(title, body)
     return title, _flat(value)
 
 
@@ -238,7 +245,7 @@ def _pdf(name: str, data: bytes) -> Read:
         if reader.is_encrypted and not reader.decrypt(""):
             raise UnreadableError("PDF protected by a password")
         pages = [page.extract_text() or "" for page in reader.pages]
-        title = _line((reader.metadata.title if reader.metadata else None) or "")
+        title = one_line((reader.metadata.title if reader.metadata else None) or "")
     except UnreadableError:
         raise
     except Exception as error:  # pypdf raises many types on damaged files; all mean that the file is skipped
@@ -246,7 +253,7 @@ def _pdf(name: str, data: bytes) -> Read:
     text = tidy("\n\n".join(re.sub(r"(\w)-\n(\w)", r"\1\2", page) for page in pages))
     if not text:
         raise UnreadableError("no text in the PDF (scanned pages?)")
-    return Read([Piece(title or _stem(name), _with_title(title, text))])
+    return Read([Piece(title or stem(name), with_title(title, text))])
 
 
 def _docx(_: str, data: bytes) -> Read:
@@ -260,16 +267,16 @@ def _docx(_: str, data: bytes) -> Read:
         blocks = []
         for item in document.iter_inner_content():
             if isinstance(item, Table):
-                blocks.append("\n".join(" | ".join(_line(c.text) for c in row.cells) for row in item.rows))
+                blocks.append("\n".join(" | ".join(one_line(c.text) for c in row.cells) for row in item.rows))
             else:
                 blocks.append(item.text)
-        title = _line(document.core_properties.title or "")
+        title = one_line(document.core_properties.title or "")
     except Exception as error:  # a damaged archive can fail in zipfile, lxml or docx
         raise UnreadableError(f"damaged DOCX ({type(error).__name__})") from error
     text = tidy("\n\n".join(block for block in blocks if block.strip()))
     if not text:
         raise UnreadableError("no text in the DOCX")
-    return Read([Piece(title or _line(text.split("\n", 1)[0])[:80], _with_title(title, text))])
+    return Read([Piece(title or one_line(text.split("\n", 1)[0])[:80], with_title(title, text))])
 
 
 READERS: dict[str, Callable[[str, bytes], Read]] = {
