@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -112,7 +113,7 @@ class Forwarder:
         except Exception as error:  # whatever a service's package raises
             self._writer, self._run, self._marks = None, None, {}
             lines = [line for line in str(error).splitlines() if line.strip()]
-            raise ServiceError(" ".join(lines[:1]).strip()[:300] or type(error).__name__) from error
+            raise ServiceError(" ".join(lines[:1]).strip()[:200] or type(error).__name__) from error
 
 
 def follow(forwarder: Forwarder, commands: int, say: Callable[[str], None]) -> None:
@@ -136,6 +137,7 @@ def follow(forwarder: Forwarder, commands: int, say: Callable[[str], None]) -> N
                 forwarder.close()
         except ServiceError as error:
             wait = min(2 * wait, LONGEST_WAIT)
+            traceback.print_exc()  # to the log
             if not said:
                 say(f"{forwarder.service}: {error}; the tracker has everything, and sends it when it can")
             said = True

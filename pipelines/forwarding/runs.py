@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from db import Database, queries, records
@@ -60,16 +61,16 @@ class Source:
             cycles = {key: cycle for key, cycle in cycles.items() if key in trained}
         # Cycles first: a decision is made while no stage runs, and the run that is opened last stays open.
         for cycle in cycles.values():
-            yield self._cycle_run(token, cycle), lambda marks, cycle=cycle: self._cycle_parts(cycle, marks)
+            yield self._cycle_run(token, cycle), partial(self._cycle_parts, cycle)
         for stage in reversed(stages):
             if stage_ids is not None or stage.status != "running":
-                yield self._stage_run(token, stage), lambda marks, stage=stage: self._stage_parts(stage, marks)
+                yield self._stage_run(token, stage), partial(self._stage_parts, stage)
 
     def _stage_run(self, token: str, stage: records.Stage) -> Run:
         label = self.workspace.label
         where = label if stage.cycle is None else f"{label} cycle {stage.cycle}"
         known = {"seed": stage.seed, "versions": dict(stage.versions)}
-        config = {key: value for key, value in (stage.config | known).items() if value not in (None, [], {})}
+        config = {key: value for key, value in (dict(stage.config) | known).items() if value not in (None, [], {})}
         return Run(
             f"{token}-stage-{stage.id}",
             f"{where} {stage.kind} ({stage.id})",

@@ -19,7 +19,7 @@ from typing import Self
 from pipelines.forwarding.forwarder import Forwarder
 from pipelines.forwarding.runs import Source
 
-PATIENCE = 60.0
+PATIENCE = 30.0
 """Seconds that the end of a session waits for the services."""
 
 
