@@ -264,6 +264,25 @@ def series(
     return found
 
 
+def points_after(database: Database, stage_id: int, step: int, *, limit: int) -> list[tuple[int, str, float, float]]:
+    """Return (step, name, value, time) of a stage's finite points after a step, by step; at most ``limit``."""
+    columns = (MetricPoint.step, MetricSeries.name, MetricPoint.value, MetricPoint.time)
+    query = select(*columns).join(MetricSeries, MetricSeries.id == MetricPoint.series_id)
+    query = query.where(MetricSeries.stage_id == stage_id, MetricPoint.step > step, MetricPoint.value.is_not(None))
+    with database.reading() as connection:
+        rows = connection.execute(query.order_by(MetricPoint.step, MetricSeries.name).limit(limit))
+        return [(row.step, row.name, row.value, row.time) for row in rows]
+
+
+def stage_evaluations(database: Database, stage_id: int, *, after: int = 0) -> list[records.Evaluation]:
+    """Return the evaluations that a stage recorded, oldest first; only those with an id above ``after``."""
+    query = select(Evaluation.__table__).where(Evaluation.stage_id == stage_id, Evaluation.id > after)
+    with database.reading() as connection:
+        return [
+            row_readers.record(records.Evaluation, row) for row in connection.execute(query.order_by(Evaluation.id))
+        ]
+
+
 def evaluations(database: Database, checkpoint_id: int, *, limit: int = 500) -> list[records.Evaluation]:
     """Return evaluations of a checkpoint, newest first."""
     query = select(Evaluation.__table__).where(Evaluation.checkpoint_id == checkpoint_id)

@@ -30,6 +30,7 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpora_measured, evaluate, measured
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
+from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.session import Session
 from recovery.config import (
     CycleConfig,
@@ -127,6 +128,8 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
         _settle(session, plan, trained, number)
     if config.evaluate:
         conclude(session, number)
+        if session.workspace.report_to:
+            write_report(session, number)
 
 
 def _is_settled(session: Session, number: int) -> bool:

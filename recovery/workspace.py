@@ -65,11 +65,13 @@ class Workspace:
     """The folder and the paths in it.
 
     ``tracker`` is the address of a tracker outside the folder, which several workspaces may share: a SQLite file or a
-    database URL. It may contain a password, so it is not in the repr.
+    database URL. It may contain a password, so it is not in the repr. ``report_to`` names the services that get a
+    copy of the tracker's records (docs/tracker.md).
     """
 
     folder: Path
     tracker: str | None = field(default=None, repr=False)
+    report_to: tuple[str, ...] = ()
 
     @property
     def database(self) -> Path | str:
@@ -100,6 +102,20 @@ class Workspace:
     def stage(self, number: int, kind: str) -> Path:
         """Return the folder of a stage's training states."""
         return self.folder / "stages" / f"{number:04d}-{kind}"
+
+    @property
+    def reported(self) -> Path:
+        """Folder that holds what each service has received, and the services' logs."""
+        return self.folder / "report-to"
+
+    def report(self, cycle: int) -> Path:
+        """Return the path of a cycle's report as Markdown, unless it is written elsewhere."""
+        return self.folder / "reports" / f"cycle-{cycle}.md"
+
+    @property
+    def label(self) -> str:
+        """Name of its line of cycles for readers: that in the tracker, or the folder's if that has no other name."""
+        return self.folder.resolve().name if self.experiment == MAIN else self.experiment
 
     @property
     def models(self) -> Path:

@@ -19,7 +19,7 @@ for _offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"
     os.environ[_offline] = "1"
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ["DO_NOT_TRACK"] = "1"
-for _place in ("RECOVER_WORKSPACE", "RECOVER_DATABASE"):
+for _place in ("RECOVER_WORKSPACE", "RECOVER_DATABASE", "RECOVER_REPORT_TO"):
     os.environ.pop(_place, None)
 
 import pytest  # noqa: E402  (the environment comes first)

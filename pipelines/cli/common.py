@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from recovery.errors import RecoveryError
 from recovery.workspace import Workspace
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -19,6 +20,7 @@ Decorator = Callable[[Function], Function]
 
 DEFAULT_WORKSPACE = Path("recovery-workspace")
 DATABASE = "RECOVER_DATABASE"
+REPORT_TO = "RECOVER_REPORT_TO"
 
 
 def check_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -50,7 +52,19 @@ def _read_workspace(context: click.Context, parameter: click.Parameter, value: P
     """Return the workspace with the address of its tracker."""
     own, elsewhere = Workspace(value.expanduser()), context.meta[DATABASE]
     named = elsewhere is not None and Path(elsewhere).expanduser().resolve() == Path(own.database).resolve()
-    return own if named else Workspace(own.folder, elsewhere)
+    return Workspace(own.folder, None if named else elsewhere, context.meta.get(REPORT_TO, ()))
+
+
+def _read_report_to(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """``"wandb,mlflow"`` -> ``("wandb", "mlflow")``, in the context, for the workspace. Checks names and packages."""
+    from pipelines.forwarding.writer import check_services
+
+    names = tuple(dict.fromkeys(name.strip() for name in (value or "").split(",") if name.strip()))
+    try:
+        check_services(names)
+    except RecoveryError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+    context.meta[REPORT_TO] = names
 
 
 def workspace(function: Function) -> Function:
@@ -75,6 +89,21 @@ def workspace(function: Function) -> Function:
         callback=_read_workspace,
         help="Folder that holds the tracker and the checkpoints (or RECOVER_WORKSPACE).",
     )(function)
+
+
+def report_to(*, required: bool = False) -> Decorator[Any]:
+    """Return the option ``--report-to``, whose names are in the :class:`Workspace`."""
+    return click.option(
+        "--report-to",
+        metavar="NAME,NAME",
+        required=required,
+        envvar=REPORT_TO,
+        is_eager=True,  # parsed before --workspace, whose callback needs it
+        expose_value=False,
+        callback=_read_report_to,
+        help="Other trackers that get a copy of what is recorded: wandb, mlflow, trackio, swanlab (docs/tracker.md; or "
+        "RECOVER_REPORT_TO).",
+    )
 
 
 model: Decorator[Any] = click.option(

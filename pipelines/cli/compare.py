@@ -25,6 +25,7 @@ _TOKENS = 400_000
 )
 @common.model
 @common.workspace
+@common.report_to()
 @common.seeds
 @option_of(
     DistillConfig,

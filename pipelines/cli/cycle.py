@@ -26,6 +26,7 @@ from recovery.workspace import Workspace
 @option_of(CycleConfig, "docs")
 @common.model
 @common.workspace
+@common.report_to()
 @common.recipe
 @option_of(MidtrainConfig, "epochs", help="Passes over each cycle's documents.")
 @option_of(MidtrainConfig, "steps", "--midtrain-steps", help="Steps of each mid-training, instead of --epochs.")

@@ -18,6 +18,7 @@ from recovery.workspace import Workspace
 
 @click.command()
 @common.workspace
+@common.report_to()
 @stage_options.seed
 @option_of(EvalConfig, "limit")
 @click.option(

@@ -17,6 +17,7 @@ from recovery.workspace import Workspace
 @click.argument("checkpoint", default="latest")
 @common.model
 @common.workspace
+@common.report_to()
 @common.recipe
 @options_of(EvalConfig, "limit", "max_new_tokens", "question_tokens")
 @stage_options.prompts

@@ -16,6 +16,7 @@ from recovery.workspace import Workspace
 @options_of(InterpolateConfig, "student", "origin", "alphas", "keep", "development", "questions")
 @common.model
 @common.workspace
+@common.report_to()
 @common.recipe
 @stage_options.prompts
 @stage_options.max_new_tokens

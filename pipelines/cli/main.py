@@ -44,6 +44,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "study": ("pipelines.cli.study", "Run published claims as experiments on the miniature."),
     "resume": ("pipelines.cli.resume", "Resume interrupted work."),
     "status": ("pipelines.cli.status", "Show the cycles with the gains and losses of each."),
+    "sync": ("pipelines.cli.sync", "Send the tracker's records to W&B, MLflow, Trackio or SwanLab."),
     "checkpoints": ("pipelines.cli.checkpoints", "List the checkpoints and where they came from."),
     "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder."),
     "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),

@@ -11,6 +11,7 @@ distill_options = several(
     option_of(DistillConfig, "document_loss"),
     common.model,
     common.workspace,
+    common.report_to(),
     common.recipe,
     stage_options.prompts,
     options_of(DistillConfig, "prompts_per_step", "samples_per_prompt", "focus", "max_new_tokens", "overlap"),

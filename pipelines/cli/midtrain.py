@@ -17,6 +17,7 @@ from recovery.workspace import Workspace
 @option_of(MidtrainConfig, "student")
 @common.model
 @common.workspace
+@common.report_to()
 @common.recipe
 @options_of(MidtrainConfig, "epochs", "steps", "lr", "batch_tokens", "row_length")
 @options_of(MidtrainConfig, "replay", "replay_loss", "replay_prompts", "replay_data", "anchor", "project")

@@ -10,6 +10,7 @@ from recovery.workspace import Workspace
 
 @click.command()
 @common.workspace
+@common.report_to()
 @common.dry_run
 @common.as_json
 def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:

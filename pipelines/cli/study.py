@@ -16,6 +16,7 @@ ALL, RESULTS = "all", "results"
 @click.command()
 @click.argument("name", required=False)
 @common.workspace
+@common.report_to()
 @common.seeds
 @click.option(
     "--budget",

@@ -130,7 +130,7 @@ def run_variant(
 ) -> Run:
     """Run one variant with one seed in its own workspace below ``place``."""
     line = f"demo/{variant.folder}/seed-{seed}"
-    home = Workspace(place.folder / line, place.tracker)
+    home = Workspace(place.folder / line, place.tracker, place.report_to)
     display.say(f"\n{variant.name}, seed {seed}: {home.folder}")
     shared = line if place.tracker is not None else None
     with Session.open(

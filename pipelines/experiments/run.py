@@ -100,7 +100,7 @@ def run(
     """
     part = part_of(short)
     line = f"real/{part}/seed-{seed}"
-    home = Workspace(place.folder / line, str(place.database))
+    home = Workspace(place.folder / line, str(place.database), place.report_to)
     _share_answers(place, home)
     display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
     with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:

@@ -15,7 +15,7 @@ from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 from recovery.models.gguf_files import origin_text
-from recovery.workspace import Checkpoint
+from recovery.workspace import Checkpoint, write_atomically
 
 SAMPLES, TYPES = 5, 25
 _HOW = {
@@ -37,6 +37,19 @@ def cycle_report(session: Session, number: int) -> tuple[str, list[Block]]:
     evidence = conclude(session, number)
     title = f"{row.summary[0].upper()}{row.summary[1:]}"
     return title, list(_blocks(session, row, evidence, title))
+
+
+def write_report(session: Session, number: int) -> None:
+    """Write a cycle's report as Markdown into the workspace. Raises UsageError if there is no such cycle."""
+    _, blocks = cycle_report(session, number)
+    write_atomically(session.workspace.report(number), to_markdown(blocks))
+
+
+def write_reports(session: Session) -> None:
+    """Write the reports of cycles that have been concluded, unless they exist."""
+    for number, cycle in session.cycles().items():
+        if "evidence" in cycle.details and not session.workspace.report(number).is_file():
+            write_report(session, number)
 
 
 def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any], title: str) -> Iterator[Block]:

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 from db import Tracker, queries, records
 from db.schema import LEFT
+from pipelines.forwarding.runs import Source
+from pipelines.forwarding.session_copies import SessionCopies
 from pipelines.runtime.checkpoint_names import external, find, resolve
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, tracker_address
@@ -36,6 +38,7 @@ class Session:
     tracker: Tracker
     experiment_id: int
     display: Display
+    copies: SessionCopies
     interrupts: StopSignals = field(default_factory=StopSignals, repr=False)
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False)
 
@@ -76,7 +79,9 @@ class Session:
             number = tracker.experiment(line, base_model=name)
             if purpose is not None:
                 resources.enter_context(tracker.working(number, purpose))
-            session = cls(workspace, tracker, number, display)
+            copies = SessionCopies(Source(workspace, tracker.database, number), display.say)
+            resources.enter_context(copies)
+            session = cls(workspace, tracker, number, display, copies)
             if not exists:
                 session._register_base(source, name, line)
             if purpose is not None:

@@ -178,6 +178,7 @@ def running(
             versions=versions(),
             student_id=None if student is None else student.id,
         )
+    session.copies.add(recorder.id)
     folder = session.workspace.stage(recorder.id, kind)
     recorder.describe(folder=session.workspace.stored(folder))
     with session.interrupts.deferred():

@@ -62,7 +62,7 @@ def compare(
     for seed in seeds:
         home = workspace.folder / "comparisons" / group / f"seed-{seed}"
         with Session.open(
-            Workspace(home, str(workspace.database)),
+            Workspace(home, str(workspace.database), workspace.report_to),
             model=model,
             display=display,
             experiment=f"compare/{group}/seed-{seed}",

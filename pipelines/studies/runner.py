@@ -80,7 +80,7 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
     home = _home(study, workspace.folder, seed, budget)
     started = time.monotonic()
     with Session.open(
-        Workspace(home, str(workspace.database)),
+        Workspace(home, str(workspace.database), workspace.report_to),
         model=MINIATURE,
         display=display,
         experiment=experiment_name(study.name, budget, seed),
