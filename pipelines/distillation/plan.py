@@ -102,8 +102,10 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
 
 
 def _prompt_tokens(resolved: ResolvedDistillation) -> int:
-    """Return the 90th percentile of the prompts' lengths, in tokens."""
+    """Return the 90th percentile of the prompts' lengths, in tokens. Raise ModelError if one cannot be rendered."""
     chat = load_chat(str(resolved.student.weights), resolved.config.template_args)
+    for messages in (*(prompt.messages for prompt in resolved.train), *resolved.given):
+        chat.check_tools(messages)
     step = max(1, len(resolved.train) // _COUNTED_PROMPTS)
     lengths = sorted(len(chat.prompt_ids(prompt.messages)) for prompt in resolved.train[::step])
     return lengths[int(0.9 * (len(lengths) - 1))]

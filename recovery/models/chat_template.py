@@ -80,7 +80,7 @@ class ChatFormat:
         For a template that refuses system messages (Gemma's) they are merged into the first user turn. Raise ModelError
         if the template refuses the conversation, or leaves out its tools or tool calls.
         """
-        self._check_tools(messages)
+        self.check_tools(messages)
         try:
             return self._apply(messages, generation_prompt)
         except TemplateError as error:
@@ -128,8 +128,10 @@ class ChatFormat:
         """Return the token ids of a text without special tokens added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _check_tools(self, messages: Sequence[Message]) -> None:
-        """Raise ModelError for tools or tool calls that the template would silently leave out."""
+    def check_tools(self, messages: Sequence[Message]) -> None:
+        """Raise ModelError for tools or tool calls that the template would silently leave out; fast, nothing is
+        rendered but once.
+        """
         key = bool(tools_of(messages)), any(m["role"] == "tool" or "tool_calls" in m for m in messages)
         if key not in self._left_out:
             self._left_out[key] = self._leaves_out(*key) if any(key) else ""

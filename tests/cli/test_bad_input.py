@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli.main import run
@@ -44,6 +46,22 @@ def test_documents_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path)
     assert "empty" in refused("midtrain", "--docs", "empty", "--model", tiny_model)
     assert "binary" in refused("midtrain", "--docs", "binary", "--model", tiny_model)
     assert "no documents to train on" in refused("cycle", "--model", tiny_model)
+
+
+def test_tables_without_a_clear_column_or_a_place_for_their_tools(
+    refused: Say, tmp_path: Path, tiny_model: Path
+) -> None:
+    model = ("--model", tiny_model)
+    pq.write_table(pa.table({"a": ["One?"], "b": ["Two?"]}), tmp_path / "two.parquet")
+    rows = {"prompt": ["Warm?"], "answer": ["No."], "tools": ['[{"name": "weather"}]']}
+    pq.write_table(pa.table(rows), tmp_path / "tools.parquet")
+    reason = "two.parquet cannot be used as documents: which column holds the texts, a or b?"
+    assert reason in refused("midtrain", "--docs", "two.parquet", *model)
+    assert "there is no column 'c'" in refused("cycle", "--docs", "two.parquet:c", *model)
+    sft = ("train", "--method", "sft", *model, "--dry-run", "--data")
+    assert "which column holds the prompts, a or b?" in refused(*sft, "two.parquet")
+    assert "two.parquet:c: there is no column" in refused(*sft, "tools.parquet", "--prompts", "two.parquet:c")
+    assert "chat template has no place for the tools" in refused(*sft, "tools.parquet")
 
 
 def test_models_and_checkpoints_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path, tiny_llama: Path) -> None:

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from evals.probes import write_probes
@@ -37,6 +39,17 @@ def test_files_beside_the_documents_take_the_place_of_what_would_be_made(corpus:
     assert [q.text for q in frozen.questions] == ["Name the keeper of ferry 7."]
     assert frozen.questions[0].kind == "knowledge"
     assert any("probes.jsonl" in line for line in frozen.lines)
+
+
+def test_documents_in_a_table_are_the_same_corpus_with_files_beside_the_table(corpus: Path, tmp_path: Path) -> None:
+    pages = gather(corpus, 1, held_out=0.2, seed=0)
+    table, column = tmp_path / "pages.parquet", [path.read_text() for path in sorted(corpus.glob("*.md"))]
+    pq.write_table(pa.table({"text": column}), table)
+    rows = gather(Path(f"{table}:text"), 1, held_out=0.2, seed=0)
+    assert (rows.hash, rows.folder) == (pages.hash, f"{table}:text")
+    assert {(p.question, p.answers) for p in rows.probes} == {(p.question, p.answers) for p in pages.probes}
+    (tmp_path / "pages.probes.jsonl").write_text(json.dumps({"question": "Who keeps it?", "answers": ["Anna"]}) + "\n")
+    assert [p.question for p in gather(table, 1, held_out=0.2, seed=0).probes] == ["Who keeps it?"]
 
 
 def test_a_probe_that_the_documents_answer_themselves_is_reported(corpus: Path) -> None:

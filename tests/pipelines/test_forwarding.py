@@ -349,6 +349,7 @@ def service(request: pytest.FixtureRequest, tmp_path: Path, require_component: C
     return Service(request.param, tmp_path)
 
 
+@pytest.mark.trackers
 def test_a_real_service_holds_every_point_of_a_resumed_stage_once(line: Line, service: Service) -> None:
     line.train(1, 3)
     service.follow(line, line.distill)
