@@ -45,7 +45,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resume": ("pipelines.cli.resume", "Resume interrupted work."),
     "status": ("pipelines.cli.status", "Show the cycles with the gains and losses of each."),
     "checkpoints": ("pipelines.cli.checkpoints", "List the checkpoints and where they came from."),
-    "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder."),
+    "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder, or as a GGUF file."),
     "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
     "prune": ("pipelines.cli.prune", "Delete weights that are no longer needed."),
     "dashboard": ("pipelines.cli.dashboard", "Open the review dashboard in a browser."),

@@ -245,9 +245,9 @@ def _p(value: float | None) -> str:
 def model_card(session: Session, checkpoint: Checkpoint) -> str:
     """Return the README.md of exported weights: their origin and their scores."""
     lived = _lived(session, checkpoint)
-    front = card_front(session, checkpoint)
+    front = card_front(session, checkpoint) | {"library_name": "transformers"}
     blocks: list[Block] = [
-        Heading(1, checkpoint.name),
+        Heading(1, front.pop("name")),
         Paragraph(f"{front.pop('description')}."),
         Heading(2, "Scores"),
         Paragraph("With the 95% half-width of their interval, and n. Base is the clean model."),
@@ -258,9 +258,7 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
             tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "undecided")) for c in lived),
         ),
     ]
-    lines = "".join(
-        f"{key}: {json.dumps(value)}\n" for key, value in (front | {"library_name": "transformers"}).items()
-    )
+    lines = "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items())
     return f"---\n{lines}---\n\n{to_markdown(blocks)}"
 
 
@@ -274,8 +272,7 @@ def card_front(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
     origin = origin_of(weights) or {}
     model = str(session.workspace.settings().get("model", "")) if within else checkpoint.name
     base = origin.get("name") or (Path(model).stem if Path(model).is_absolute() else model)
-    how = _HOW.get(checkpoint.kind, "as it is")
-    described = f"{base}{f', converted from {origin_text(origin)}' if origin else ''}, {how}"
+    described = f"{origin_text(origin) or base}, {_HOW.get(checkpoint.kind, 'as it is')}"
     if within:
         described += f", after {len(_lived(session, checkpoint))} folders of documents"
     card = weights / "README.md"

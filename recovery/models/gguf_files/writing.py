@@ -228,7 +228,8 @@ def _values(source: Source, tensor: _Planned) -> np.ndarray:
     if source.config.model_type == "llama" and tensor.source.endswith(("q_proj.weight", "k_proj.weight")):
         query = tensor.source.endswith("q_proj.weight")
         weight = _interleaved(weight, source.config.num_attention_heads if query else source.config.num_key_value_heads)
-    values = gguf.quantize(weight.detach().float().contiguous().numpy(), tensor.kind)
+    with np.errstate(over="ignore"):  # reported below
+        values = gguf.quantize(weight.detach().float().contiguous().numpy(), tensor.kind)
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ModelError(f"{source.name}: {tensor.source} has values beyond {tensor.kind.name}: use --type bf16 or f32")
     return values
@@ -272,9 +273,8 @@ def _vocabulary(writer: Any, source: Source, showing: Showing) -> None:
     writer.add_add_bos_token(ids[0] == tokenizer.bos_token_id)
     if ids[-1] == tokenizer.eos_token_id:
         writer.add_add_eos_token(True)
-    # llama.cpp knows the turn ends of common templates by their text; these are the others.
-    known = {tokenizer.eos_token_id, *(number for number, token in by_id.items() if token in TURN_ENDS)}
-    others = sorted(source.chat.end_ids - known)
+    # Turn ends of common templates last: llama.cpp knows them by their text.
+    others = sorted(source.chat.end_ids - {tokenizer.eos_token_id}, key=lambda n: (by_id.get(n) in TURN_ENDS, n))
     for add, number in zip((writer.add_eot_token_id, writer.add_eom_token_id), others, strict=False):
         add(number)
     template = tokenizer.chat_template or PLAIN_TEMPLATE
