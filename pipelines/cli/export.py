@@ -8,7 +8,6 @@ import click
 
 from pipelines.cli import common, stage_options
 from recovery.errors import UsageError
-from recovery.models.gguf_files.header import SUFFIX
 from recovery.workspace import Workspace
 
 
@@ -32,6 +31,7 @@ def command(checkpoint: str, target: Path, workspace: Workspace, merge: bool, ki
     for llama.cpp and Ollama, and an adapter is always merged into it.
     """
     from pipelines.runtime.registry import existing
+    from recovery.models.gguf_files.header import SUFFIX
 
     existing(workspace)
     file = target.suffix.lower() == SUFFIX

@@ -17,6 +17,7 @@ from pipelines.cli.main import run
 from pipelines.plan import model_text
 from recovery.models.gguf_files import read_header, sha256_of
 from recovery.models.gguf_files.conversion import converted
+from recovery.models.gguf_files.writing import TYPES as TYPES_OF_FILES
 from recovery.models.loading import load_model
 from tests.gguf_writing import TYPES, write_gguf
 
@@ -189,6 +190,8 @@ def test_what_cannot_go_out_costs_one_line(
     assert "folder.gguf exists: name a new file" in refused("latest", "folder.gguf")
     assert "--type is for GGUF files: name out.gguf" in refused("latest", "out", "--type", "f16")
     assert say("export", "latest", "a.gguf", "--type", "q4_k_m")[0] == 2
+    for kind in TYPES_OF_FILES:
+        assert say("export", "latest", "mine.gguf", "--type", kind)[0] == 1, "the option knows every type"
     assert "is a gemma2 model, and GGUF files are written for llama, qwen2, qwen3 only" in refused(
         str(tiny_gemma2), "a.gguf"
     )
