@@ -1,17 +1,20 @@
-"""Export of a checkpoint as a folder that any Hugging Face tool reads."""
+"""Export of a checkpoint as a folder that any Hugging Face tool reads, or as a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipelines.reports.cycle_report import model_card
+from pipelines.reports.cycle_report import card_front, model_card
 from pipelines.runtime.session import Session
 from recovery.models.checkpoints import CONTENT, content_hash
-from recovery.models.loading import load_model
+from recovery.models.gguf_files import sha256_of
+from recovery.models.gguf_files.writing import Source, write_gguf
+from recovery.models.loading import Loaded, load_model
 from recovery.workspace import Checkpoint
 
 
@@ -40,15 +43,40 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
     return {"name": checkpoint.name, "kind": kind, "path": str(folder), "hash": content_hash(folder)}
 
 
+def export_gguf(session: Session, name: str, target: Path, kind: str) -> dict[str, Any]:
+    """Write checkpoint ``name`` to the GGUF file ``target``, with matrices of type ``kind`` (recovery's TYPES).
+
+    An adapter is merged in memory; other weights are read one at a time. The file is written atomically.
+    """
+    checkpoint = session.verified(session.resolve(name))
+    target = target.expanduser().resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    merged = None if checkpoint.adapter is None else _merged(checkpoint).model
+    source = Source.of(checkpoint.name, checkpoint.weights, merged)
+    write_gguf(source, target, kind, card_front(session, checkpoint), session.display)
+    return {
+        "name": checkpoint.name,
+        "kind": f"GGUF, {kind}",
+        "path": str(target),
+        "bytes": target.stat().st_size,
+        "sha256": sha256_of(target),
+    }
+
+
 def _merge(checkpoint: Checkpoint, folder: Path) -> None:
+    loaded = _merged(checkpoint)
+    # Stored in the base's own precision.
+    stored = getattr(loaded.core.config, "dtype", None)
+    loaded.model.to(stored if isinstance(stored, torch.dtype) else torch.float32)
+    loaded.model.save_pretrained(folder, safe_serialization=True)
+    loaded.tokenizer.save_pretrained(folder)
+
+
+def _merged(checkpoint: Checkpoint) -> Loaded:
+    """Load a checkpoint with its adapter merged in float32, for the smallest rounding error."""
     loaded = load_model(checkpoint.weights, adapter=checkpoint.adapter, precision="float32", device="cpu")
     with torch.no_grad():
-        merged = loaded.model.merge_and_unload()
-    # Merge in float32 and store in the base's own precision, for the smallest rounding error.
-    stored = getattr(loaded.core.config, "dtype", None)
-    merged.to(stored if isinstance(stored, torch.dtype) else torch.float32)
-    merged.save_pretrained(folder, safe_serialization=True)
-    loaded.tokenizer.save_pretrained(folder)
+        return dataclasses.replace(loaded, model=loaded.model.merge_and_unload())
 
 
 def _copy(source: Path, folder: Path) -> None:

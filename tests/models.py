@@ -25,6 +25,7 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     Qwen3Config,
 )
 
@@ -161,6 +162,14 @@ FAMILIES: dict[str, Family] = {
         pad="<|endoftext|>",
         settings=(("head_dim", 16), ("tie_word_embeddings", True)),
     ),
+    "qwen2": Family(
+        Qwen2Config,
+        QWEN3_TEMPLATE,
+        special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+        ends=("<|im_end|>", "<|endoftext|>"),
+        eos="<|im_end|>",
+        pad="<|endoftext|>",
+    ),
     "llama": Family(
         LlamaConfig,
         LLAMA_TEMPLATE,
@@ -210,7 +219,7 @@ def make_tokenizer(kind: str) -> PreTrainedTokenizerFast:
 
 
 def make_tiny(kind: str, folder: Path, *, seed: int = 0, template: bool = True, **settings: Any) -> Path:
-    """Write a random checkpoint of family ``kind`` ("qwen3", "llama", "gemma2", "gemma3") to ``folder``.
+    """Write a random checkpoint of family ``kind`` ("qwen3", "qwen2", "llama", "gemma2", "gemma3") to ``folder``.
 
     ``settings`` override the config (``hidden_size=48``); ``template=False`` creates a base model without a
     chat template. The same arguments give the same weights.

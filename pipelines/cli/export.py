@@ -1,4 +1,4 @@
-"""`recover export`: a checkpoint as a plain Hugging Face folder."""
+"""`recover export`: a checkpoint as a plain Hugging Face folder, or as a GGUF file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,38 @@ from recovery.workspace import Workspace
 
 @click.command()
 @click.argument("checkpoint", default="latest")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("target", metavar="FOLDER|FILE.gguf", type=click.Path(path_type=Path))
 @common.workspace
 @click.option("--merge", is_flag=True, help="Merge a LoRA adapter into the weights, so that the base is not needed.")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(("f16", "q8_0", "bf16", "f32")),
+    default=None,
+    help="Type of the matrices in a GGUF file: 16 bits, 8 bits in blocks, or 32 bits.  [default: f16]",
+)
 @common.as_json
-def command(checkpoint: str, folder: Path, workspace: Workspace, merge: bool, as_json: bool) -> None:
-    """Write a checkpoint as an ordinary model folder.
+def command(checkpoint: str, target: Path, workspace: Workspace, merge: bool, kind: str | None, as_json: bool) -> None:
+    """Write a checkpoint as an ordinary model folder, or as a GGUF file.
 
-    CHECKPOINT is a name such as latest or cycle-2/recovered; FOLDER must be new or empty.
+    CHECKPOINT is a name such as latest or cycle-2/recovered. FOLDER must be new or empty. FILE.gguf must be new; it is
+    for llama.cpp and Ollama, and an adapter is always merged into it.
     """
     from pipelines.runtime.registry import existing
+    from recovery.models.gguf_files.header import SUFFIX
 
     existing(workspace)
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} is not empty: name a new folder")
-    from pipelines.export import export
+    file = target.suffix.lower() == SUFFIX
+    if kind and not file:
+        raise UsageError(f"--type is for GGUF files: name {target.name}{SUFFIX}, or omit --type")
+    if target.is_file() or (target.is_dir() and (file or any(target.iterdir()))):
+        what = "exists" if file or target.is_file() else "is not empty"
+        raise UsageError(f"{target} {what}: name a new {'file' if file else 'folder'}")
+    from pipelines.export import export, export_gguf
 
     with stage_options.at_work(workspace, "recover export", alone=False) as session:
-        written = export(session, checkpoint, folder, merge=merge)
+        if file:
+            written = export_gguf(session, checkpoint, target, kind or "f16")
+        else:
+            written = export(session, checkpoint, target, merge=merge)
     common.emit(written, as_json, f"wrote {written['name']} ({written['kind']}) to {written['path']}")

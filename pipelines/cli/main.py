@@ -46,7 +46,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("pipelines.cli.status", "Show the cycles with the gains and losses of each."),
     "sync": ("pipelines.cli.sync", "Send the tracker's records to W&B, MLflow, Trackio or SwanLab."),
     "checkpoints": ("pipelines.cli.checkpoints", "List the checkpoints and where they came from."),
-    "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder."),
+    "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder, or as a GGUF file."),
     "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
     "prune": ("pipelines.cli.prune", "Delete weights that are no longer needed."),
     "dashboard": ("pipelines.cli.dashboard", "Open the review dashboard in a browser."),

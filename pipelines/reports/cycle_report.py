@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from huggingface_hub import metadata_load
 
 from db import Database, queries, records
 from pipelines.evaluation.acceptance import conclude, last_judgement
@@ -14,7 +17,7 @@ from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, 
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
-from recovery.models.gguf_files import origin_text
+from recovery.models.gguf_files import origin_of, origin_text
 from recovery.workspace import Checkpoint, write_atomically
 
 SAMPLES, TYPES = 5, 25
@@ -23,6 +26,7 @@ _HOW = {
     "midtrained": "mid-trained on documents, its behaviour not yet recovered",
     "recovered": "its behaviour recovered",
 }
+_LICENCE = ("license", "license_name", "license_link", "language")
 _SUITES = ("instruction_following", "ifeval")
 _DECIDED = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled back"}
 
@@ -252,14 +256,11 @@ def _p(value: float | None) -> str:
 
 def model_card(session: Session, checkpoint: Checkpoint) -> str:
     """Return the README.md of exported weights: their origin and their scores."""
-    model = str(session.workspace.settings().get("model", ""))
-    lived = [session.cycles()[k] for k in session.learnt_cycles(checkpoint, checkpoint.cycle or 0)]
+    lived = _lived(session, checkpoint)
+    front = card_front(session, checkpoint) | {"library_name": "transformers"}
     blocks: list[Block] = [
-        Heading(1, checkpoint.name),
-        Paragraph(
-            f"{_model(session)}, {_HOW.get(checkpoint.kind, 'as it is')}, after {len(lived)} folders of documents. "
-            f"Content hash {checkpoint.hash}."
-        ),
+        Heading(1, front.pop("name")),
+        Paragraph(f"{front.pop('description')}."),
         Heading(2, "Scores"),
         Paragraph("With the 95% half-width of their interval, and n. Base is the clean model."),
         _card_scores(session, checkpoint),
@@ -269,9 +270,36 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
             tuple((str(c.number), c.corpus_hash, _DECIDED.get(c.decision or "", "undecided")) for c in lived),
         ),
     ]
-    front = {"base_model": model, "library_name": "transformers", "tags": ["continual-learning", "recovery"]}
     lines = "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items())
     return f"---\n{lines}---\n\n{to_markdown(blocks)}"
+
+
+def card_front(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the origin of exported weights in the terms of a model card: name, description, base model, licence, tags.
+
+    A base model from a folder or file is named without its place on this machine. The licence is that of its own card.
+    """
+    within = checkpoint.kind != "external"
+    weights = session.base.weights if within else checkpoint.weights
+    origin = origin_of(weights) or {}
+    model = str(session.workspace.settings().get("model", "")) if within else checkpoint.name
+    base = origin.get("name") or (Path(model).stem if Path(model).is_absolute() else model)
+    described = f"{origin_text(origin) or base}, {_HOW.get(checkpoint.kind, 'as it is')}"
+    if within:
+        described += f", after {len(_lived(session, checkpoint))} folders of documents"
+    card = weights / "README.md"
+    found = (metadata_load(card) or {}) if card.is_file() else {}
+    return {
+        "name": base if checkpoint.kind == "base" else f"{base} {checkpoint.name}",
+        "description": f"{described}. Content hash {checkpoint.hash}",
+        "base_model": base,
+        **{key: found[key] for key in _LICENCE if key in found},
+        "tags": ["continual-learning", "recovery"],
+    }
+
+
+def _lived(session: Session, checkpoint: Checkpoint) -> list[records.Cycle]:
+    return [session.cycles()[k] for k in session.learnt_cycles(checkpoint, checkpoint.cycle or 0)]
 
 
 def _card_scores(session: Session, checkpoint: Checkpoint) -> Table:

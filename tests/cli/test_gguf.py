@@ -1,18 +1,24 @@
-"""A GGUF file as the model: it works like a folder, and errors are one line."""
+"""A GGUF file as the model, and as what is exported: it works like a folder, and errors are one line."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from pipelines.cli.main import run
 from pipelines.plan import model_text
+from recovery.models.gguf_files import read_header, sha256_of
+from recovery.models.gguf_files.conversion import converted
+from recovery.models.gguf_files.writing import TYPES as TYPES_OF_FILES
+from recovery.models.loading import load_model
 from tests.gguf_writing import TYPES, write_gguf
 
 Run = Callable[..., tuple[int, str, str]]
@@ -130,3 +136,66 @@ def test_an_architecture_that_transformers_cannot_read(say: Run, file: Path, tin
         status, _, err = say(*command, "--model", "strange.gguf")
         assert status == 1
         assert "architecture 'rwkv6' is not one that transformers" in err.splitlines()[-1]
+
+
+@pytest.fixture
+def adapted(say: Run, file: Path, tiny_llama: Path) -> None:
+    """A workspace whose latest checkpoint is an adapter on a tiny Llama with a licence."""
+    shutil.copytree(tiny_llama, "tiny-llama")
+    Path("tiny-llama/README.md").write_text("---\nlicense: llama3.2\nlanguage: [en, de]\n---\n# Tiny\n")
+    small = ("--docs", "docs", "--tuning", "lora", "--steps", "2", "--lr", "0.01")
+    assert say("midtrain", "--model", "./tiny-llama", *small)[0] == 0
+
+
+def test_a_checkpoint_goes_out_as_a_file_and_as_a_folder(say: Run, adapted: None, tmp_path: Path) -> None:
+    written = found(say, "export", "latest", "out/tiny.gguf", "--type", "f32")
+    path = Path("out/tiny.gguf")
+    assert written["path"] == str(path.resolve()) and written["bytes"] == path.stat().st_size
+    assert written["sha256"] == sha256_of(path)
+    assert say("export", "latest", "merged", "--merge")[0] == 0
+    merged, back = (
+        load_model(path, device="cpu", precision="float32") for path in ("merged", converted(path, tmp_path))
+    )
+    ours, theirs = merged.weights(), back.weights()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    base = load_file("tiny-llama/model.safetensors")
+    assert any(not torch.equal(ours[name], base[name]) for name in ours), "the adapter is in them"
+    header = read_header(path)
+    assert header.name == "tiny-llama cycle-1/midtrained"
+    assert header.metadata["general.license"] == "llama3.2"
+    assert header.metadata["general.base_model.0.name"] == "Tiny Llama"
+    assert "mid-trained" in header.metadata["general.description"]
+    card = Path("merged/README.md").read_text()
+    assert 'base_model: "tiny-llama"' in card and 'license: "llama3.2"' in card
+    assert str(tmp_path) not in card and str(tmp_path).encode() not in path.read_bytes(), "no place of this machine"
+    replies = found(say, "ask", "Where?", "--checkpoint", "out/tiny.gguf", "--max-new-tokens", "2")
+    assert replies[0]["checkpoint"].startswith("external/tiny-")
+    assert found(say, "export", "base", "base.gguf", "--type", "q8_0")["kind"] == "GGUF, q8_0"
+    assert read_header("base.gguf").name == "tiny-llama"
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny.gguf"]
+
+
+def test_what_cannot_go_out_costs_one_line(
+    say: Run, adapted: None, tiny_gemma2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: str) -> str:
+        status, out, err = say("export", *arguments)
+        assert (status, out) == (1, "")
+        return err.splitlines()[-1]
+
+    Path("mine.gguf").write_text("mine")
+    Path("folder.gguf").mkdir()
+    assert "mine.gguf exists: name a new file" in refused("latest", "mine.gguf")
+    assert Path("mine.gguf").read_text() == "mine"
+    assert "folder.gguf exists: name a new file" in refused("latest", "folder.gguf")
+    assert "--type is for GGUF files: name out.gguf" in refused("latest", "out", "--type", "f16")
+    assert say("export", "latest", "a.gguf", "--type", "q4_k_m")[0] == 2
+    for kind in TYPES_OF_FILES:
+        assert say("export", "latest", "mine.gguf", "--type", kind)[0] == 1, "the option knows every type"
+    assert "is a gemma2 model, and GGUF files are written for llama, qwen2, qwen3 only" in refused(
+        str(tiny_gemma2), "a.gguf"
+    )
+    assert "no checkpoint 'cycle-9/recovered'" in refused("cycle-9/recovered", "a.gguf")
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert "pip install 'recovery[gguf]'" in refused("base", "a.gguf")
+    assert not list(Path().glob("*a.gguf"))

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 import transformers
+from huggingface_hub import metadata_save
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, modeling_gguf_pytorch_utils
 from transformers.utils import logging as transformers_logging
 
@@ -31,7 +32,13 @@ from recovery.models.gguf_files.tokens import end_ids, read_tokenizer
 _VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
 # Tensors that hold no weights: their RoPE scaling is read by set_positions.
 _POSITIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+# The licence, in the terms of a model card.
+_LICENCE = {
+    "license": "general.license",
+    "license_name": "general.license.name",
+    "license_link": "general.license.link",
+}
 _PLAIN = ("F64", "F32")
 _REFUSALS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError)
 
@@ -167,6 +174,9 @@ def _convert(header: Header, digest: str, writing: Path, showing: Showing) -> No
         "types": header.types,
         "stored": str(preferred).removeprefix("torch."),
     }
+    licence = {ours: header.metadata[key] for ours, key in _LICENCE.items() if key in header.metadata}
+    if licence:
+        metadata_save(writing / "README.md", licence)
     (writing / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
 
 
@@ -316,7 +326,7 @@ def _fresh(model: Any, config: Any, header: Header, preferred: torch.dtype) -> A
 def _generation(header: Header, config: Any) -> GenerationConfig:
     sampling = {
         ours: header.metadata[f"general.sampling.{theirs}"]
-        for theirs, ours in _SAMPLING.items()
+        for theirs, ours in SAMPLING.items()
         if f"general.sampling.{theirs}" in header.metadata
     }
     return GenerationConfig(

@@ -52,11 +52,13 @@ def set_positions(header: Header, config: Any) -> None:
     )
 
 
-def llama3_factors(factor: float, theta: float, width: int) -> np.ndarray:
+def llama3_factors(
+    factor: float, theta: float, width: int, low: float = _LOW, high: float = _HIGH, original: int = _ORIGINAL
+) -> np.ndarray:
     """Return the divisor of each rotary frequency in Llama 3.1, [width / 2] (Dubey et al., arXiv 2407.21783)."""
     frequencies = theta ** -(np.arange(0, width, 2) / width)
-    turns = _ORIGINAL * frequencies / (2 * math.pi)  # rotations of each frequency within the original window
-    smooth = np.clip((turns - _LOW) / (_HIGH - _LOW), 0.0, 1.0)
+    turns = original * frequencies / (2 * math.pi)  # rotations of each frequency within the original window
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return 1.0 / ((1.0 - smooth) / factor + smooth)
 
 

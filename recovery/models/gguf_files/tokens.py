@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file, restored to its original form."""
+"""The tokenizer of a GGUF file, restored to its original form, and llama.cpp's names of pre-tokenizers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from recovery.errors import ModelError
@@ -20,6 +20,27 @@ from recovery.models.gguf_files.header import Header
 _DIGITS = frozenset(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"))
 _KEYS = {"unk_token": "unknown_token", "pad_token": "padding_token"}
 _AS_GPT2 = frozenset(("gpt-2", "mpt", "olmo", "jais", "phi-2"))
+# llama.cpp looks a whole piece up in the vocabulary before it applies merges, for these names.
+_WHOLE_PIECES = frozenset(("llama-bpe", "llama3", "llama-v3"))
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _by_words(numbers: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(_WORDS % numbers), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+_SINGLE_DIGITS = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
+# Those that can be written; llama.cpp has further names for the same splits.
+PRE_TOKENIZERS: dict[str, tuple[pre_tokenizers.PreTokenizer, bool]] = {
+    "gpt-2": (_GPT2, False),
+    "smollm": (_SINGLE_DIGITS, False),
+    "qwen2": (_by_words(r"\p{N}"), False),
+    "llama-bpe": (_by_words(r"\p{N}{1,3}"), True),
+    "dbrx": (_by_words(r"\p{N}{1,3}"), False),
+}
+"""Pre-tokenizer of each name, and whether whole pieces are looked up in the vocabulary before merges are applied."""
 
 
 def read_tokenizer(header: Header, say: Callable[[str], None] = lambda text: None) -> Any:
@@ -74,11 +95,11 @@ def end_ids(header: Header, tokenizer: Any) -> list[int]:
 def _split(header: Header, tokenizer: Any, say: Callable[[str], None]) -> None:
     backend = tokenizer.backend_tokenizer
     name = header.metadata.get("tokenizer.ggml.pre", "")
+    if name in _WHOLE_PIECES:
+        backend.model.ignore_merges = True
     if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel):
         return  # supported by transformers, or not byte-pair encoding
     if name in _DIGITS:
-        backend.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+        backend.pre_tokenizer = _SINGLE_DIGITS
     elif name not in _AS_GPT2:
         say(f"{header.path.name} has the unknown pre-tokenizer {name or 'none'!r}: using GPT-2's, tokens may differ")
