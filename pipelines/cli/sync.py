@@ -18,7 +18,7 @@ from recovery.workspace import Workspace
 @click.option("--follow", is_flag=True, hidden=True, help="Send the stages whose ids are read from standard input.")
 @common.as_json
 def command(workspace: Workspace, follow: bool, as_json: bool) -> None:
-    """Send what the tracker holds to other trackers.
+    """Send the tracker's records to W&B, MLflow, Trackio or SwanLab.
 
     Everything that --report-to did not send, or was not asked to: metrics, checkpoints (name, hash and path), scores,
     decisions and reports of all finished stages and cycles. Nothing is sent twice.
