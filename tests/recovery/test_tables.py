@@ -150,6 +150,8 @@ def test_a_folder_is_read_with_its_tables_and_those_in_doubt_are_skipped(tmp_pat
     assert skipped["c.parquet"] == f"which column holds the texts, x or y? Name it, as in {tmp_path}:x"
     assert skipped["splits"].startswith("a dataset with the splits train, test: give one alone, as in")
     assert texts(read(f"{tmp_path}:y")) == ["A page.", "Two."]
+    for source in (f"{tmp_path}:wrong", f"{tmp_path}/a.md:text"):
+        assert "there is no table with a column" in refusal(source)
 
 
 def test_splits_have_to_be_named_if_there_are_several(tmp_path):

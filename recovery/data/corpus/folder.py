@@ -37,12 +37,14 @@ class EmptyCorpusError(CorpusError):
 class _Reading:
     """Accumulated result while documents are read.
 
-    ``place`` is how the user names them, ``column`` the column that is named for tables, or empty.
+    ``place`` is how the user names them, ``column`` the column that is named for tables, or empty; ``tables`` counts
+    those that were read.
     """
 
     limit_mb: float
     place: str = ""
     column: str = ""
+    tables: int = 0
     documents: list[Document] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -66,6 +68,8 @@ def read_corpus(
         _take(reading.place, lambda: _documents(table, reading.place, reading), reading)
     else:
         _read_path(source, reading)
+    if reading.documents and reading.column and not reading.tables:
+        raise CorpusError(f"{source.text}: there is no table with a column {reading.column!r} of texts")
     if not reading.documents:
         raise EmptyCorpusError(_nothing(source, reading.skipped), tuple(reading.skipped))
     kept, held, remarks = hold_out(reading.documents, held_out, seed)
@@ -188,7 +192,9 @@ def _read(path: Path, reading: _Reading) -> Read:
 
 
 def _documents(table: Table, name: str, reading: _Reading) -> Read:
-    return table_documents(table, name, column=reading.column, place=reading.place, limit_mb=reading.limit_mb)
+    read = table_documents(table, name, column=reading.column, place=reading.place, limit_mb=reading.limit_mb)
+    reading.tables += 1
+    return read
 
 
 def _name(path: Path, root: Path) -> str:
