@@ -43,8 +43,11 @@ def command(checkpoint: str, target: Path, workspace: Workspace, merge: bool, ki
     from pipelines.export import export, export_gguf
 
     with stage_options.at_work(workspace, "recover export", alone=False) as session:
-        if file:
-            written = export_gguf(session, checkpoint, target, kind or "f16")
-        else:
-            written = export(session, checkpoint, target, merge=merge)
+        try:
+            if file:
+                written = export_gguf(session, checkpoint, target, kind or "f16")
+            else:
+                written = export(session, checkpoint, target, merge=merge)
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written: {error}") from error
     common.emit(written, as_json, f"wrote {written['name']} ({written['kind']}) to {written['path']}")

@@ -282,20 +282,27 @@ def card_front(session: Session, checkpoint: Checkpoint) -> dict[str, Any]:
     within = checkpoint.kind != "external"
     weights = session.base.weights if within else checkpoint.weights
     origin = origin_of(weights) or {}
-    model = str(session.workspace.settings().get("model", "")) if within else checkpoint.name
-    base = origin.get("name") or (Path(model).stem if Path(model).is_absolute() else model)
+    model = str(session.workspace.settings().get("model", "")) if within else checkpoint.name.removeprefix("external/")
+    base = origin.get("name") or (Path(model).name.removesuffix(".gguf") if Path(model).is_absolute() else model)
     described = f"{origin_text(origin) or base}, {_HOW.get(checkpoint.kind, 'as it is')}"
     if within:
         described += f", after {len(_lived(session, checkpoint))} folders of documents"
-    card = weights / "README.md"
-    found = (metadata_load(card) or {}) if card.is_file() else {}
+    found = _card(weights / "README.md")
     return {
-        "name": base if checkpoint.kind == "base" else f"{base} {checkpoint.name}",
+        "name": base if checkpoint.kind in ("base", "external") else f"{base} {checkpoint.name}",
         "description": f"{described}. Content hash {checkpoint.hash}",
         "base_model": base,
         **{key: found[key] for key in _LICENCE if key in found},
         "tags": ["continual-learning", "recovery"],
     }
+
+
+def _card(path: Path) -> dict[str, Any]:
+    """Return the metadata of a model card; empty if there is none that can be read."""
+    try:
+        return metadata_load(path) or {}
+    except Exception:  # a missing file, or anything a parser raises: an export does not depend on the base's card
+        return {}
 
 
 def _lived(session: Session, checkpoint: Checkpoint) -> list[records.Cycle]:

@@ -385,7 +385,7 @@ def _generation_config(base: str) -> GenerationConfig | None:
 
 def _download(name: str) -> str:
     try:
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "suites/*", "recovery.toml"]
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "suites/*", "recovery.toml"]
         return str(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many unrelated types: no network, no such repository ...
         raise ModelError(

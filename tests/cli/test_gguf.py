@@ -188,6 +188,7 @@ def test_what_cannot_go_out_costs_one_line(
     assert "mine.gguf exists: name a new file" in refused("latest", "mine.gguf")
     assert Path("mine.gguf").read_text() == "mine"
     assert "folder.gguf exists: name a new file" in refused("latest", "folder.gguf")
+    assert "mine.gguf/a.gguf cannot be written: " in refused("latest", "mine.gguf/a.gguf")
     assert "--type is for GGUF files: name out.gguf" in refused("latest", "out", "--type", "f16")
     assert say("export", "latest", "a.gguf", "--type", "q4_k_m")[0] == 2
     for kind in TYPES_OF_FILES:
