@@ -151,7 +151,7 @@ def write_corpus_files(
     """Write the probes and training questions of a corpus next to its documents; return the count of each.
 
     ``pages`` selects the questions about these pages and all controls, if only a part of the corpus is trained on.
-    Raise UsageError if a line of ``questions`` cannot be used, or if none is about ``corpus``.
+    Raise UsageError if a line of ``questions`` cannot be used, if none is about ``corpus``, or if nothing can be written.
     """
     everything = load_questions(questions)
     mine = [q for q in everything if q.corpus == corpus and (pages is None or q.control or q.page in pages)]
@@ -160,11 +160,8 @@ def write_corpus_files(
         raise UsageError(f"{questions} has nothing about the corpus {corpus!r}: name one of {known}")
     probes = [*map(to_probe, (q for q in mine if q.use != "train")), *_stored(folder)]
     prompts = [to_prompt(q) for q in mine if q.use == "train"]
-    try:
-        write_probes(folder / PROBES_FILE, probes)
-        write_prompts(folder / QUESTIONS_FILE, prompts)
-    except OSError as error:
-        raise UsageError(f"cannot write the questions into {folder}: {error.strerror or error}") from error
+    write_probes(folder / PROBES_FILE, probes)
+    write_prompts(folder / QUESTIONS_FILE, prompts)
     return len(probes), len(prompts)
 
 

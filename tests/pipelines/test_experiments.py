@@ -65,7 +65,7 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
     gained = "mid-training: asked, held-out facts, gained over base"
     assert f"| {gained} | +15 points |  | +23.0 ± 0.0 | must in 1 of 3 |" in rows
     assert "| recovery with two teachers | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
-    assert "| one | instruction_following, prompts | 3 | -66.7 (-100.0 to +0.0) | 2/0 | 0.5 |" in rows
+    assert "| one | instruction_following, prompts | 3 | -66.7 (-93.9 to +26.9) | 2/0 | 0.5 |" in rows
     assert "    # not a heading" in rows, "answers are quoted as text"
     assert "    (nothing)" in rows
     assert "the command" in text and "1 of 3" in text
