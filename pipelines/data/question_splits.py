@@ -151,7 +151,8 @@ def write_corpus_files(
     """Write the probes and training questions of a corpus next to its documents; return the count of each.
 
     ``pages`` selects the questions about these pages and all controls, if only a part of the corpus is trained on.
-    Raise UsageError if a line of ``questions`` cannot be used, if none is about ``corpus``, or if nothing can be written.
+    Raise UsageError if a line of ``questions`` cannot be used, if none is about ``corpus``, or if a file cannot be
+    written.
     """
     everything = load_questions(questions)
     mine = [q for q in everything if q.corpus == corpus and (pages is None or q.control or q.page in pages)]
