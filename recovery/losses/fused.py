@@ -434,7 +434,9 @@ def _working_dtype(hidden_ND: Tensor, head: Head) -> torch.dtype:
 def chunk_size(vocabulary: int, dtype: torch.dtype) -> int:
     """Return the tokens per chunk: a multiple of the smallest efficient chunk, within the budgets of one buffer."""
     smallest = _MIN_CHUNK * 4 // min(dtype.itemsize, 4)
-    cached, large = (budget // (vocabulary * dtype.itemsize * smallest) for budget in (_CHUNK_BYTES, _LARGE_CHUNK_BYTES))
+    cached, large = (
+        budget // (vocabulary * dtype.itemsize * smallest) for budget in (_CHUNK_BYTES, _LARGE_CHUNK_BYTES)
+    )
     return max(1, cached, min(4, large)) * smallest
 
 
