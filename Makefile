@@ -76,7 +76,7 @@ format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## Write the option tables of docs/commands.md, the method pages, the tables of measurements
+docs: $(READY)  ## Write the option tables of docs/commands, the method pages, the tables of measurements
 	$(BIN)/python docs/write_options.py
 	$(BIN)/python docs/write_methods.py
 	$(BIN)/python docs/write_plan.py

@@ -37,8 +37,8 @@ def every_command() -> dict[str, click.Command]:
 
 
 def sections() -> dict[str, str]:
-    """Return the sections of docs/commands.md by command: the text after "## `recover NAME`"."""
-    text = (ROOT / "docs" / "commands.md").read_text()
+    """Return the sections of docs/commands by command: the text after "## `recover NAME`"."""
+    text = "\n".join(page.read_text() for page in sorted((ROOT / "docs" / "commands").glob("*.md")))
     parts = re.split(r"^#{2,3} `recover ([a-z ]+)`.*$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
@@ -65,7 +65,7 @@ def test_the_table_of_commands_says_what_each_command_says() -> None:
             assert first_sentence(command) == main.COMMANDS[name][1], name
 
 
-def test_the_commands_page_has_every_command_and_every_long_option() -> None:
+def test_the_command_pages_have_every_command_and_every_long_option() -> None:
     pages = sections()
     commands = every_command()
     assert sorted(pages) == sorted(commands)
