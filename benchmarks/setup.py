@@ -77,8 +77,9 @@ def main() -> int:
 
 CACHES = ("empty", "filled")
 INTRODUCTION = (
-    "One fresh environment each, in a clone of this repository. pip compiles byte code while it installs, uv leaves it\n"
-    "to the first import. With an empty cache the times depend on the network, and on where torch comes from."
+    "One fresh environment each, in a clone of this repository. pip compiles byte code while it installs, uv leaves\n"
+    "it to the first import. The times depend on the network, on where torch comes from, on what the registry lets a\n"
+    "cache keep, and on other load (below)."
 )
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ DOCS = ROOT / "docs"
 PAGES = ROOT / "build" / "site-pages"
 SITE = ROOT / "build" / "site"
 LINK = re.compile(r"(?P<head>\]\()(?P<target>[^)#\s]+)(?:#(?P<anchor>[^)\s]*))?\)")
-FENCE = re.compile(r"^(?:```|~~~)", re.MULTILINE)
+CODE = re.compile(r"(^(?P<fence>```|~~~).*?^(?P=fence)\s*?$)", re.MULTILINE | re.DOTALL)
 
 
 class Staging:
@@ -44,6 +44,7 @@ class Staging:
     def run(self) -> None:
         """Write every page, every other file that one refers to, and the files of the folders."""
         shutil.rmtree(PAGES, ignore_errors=True)
+        write(PAGES / "site.css", (DOCS / "site.css").read_text("utf-8"))
         while self.waiting:
             self.page(self.waiting.pop())
         for path in sorted(self.sources):
@@ -51,14 +52,9 @@ class Staging:
 
     def page(self, path: Path) -> None:
         """Write one Markdown file with its links rewritten, except in code blocks."""
-        parts = re.split(r"(^(?P<f>```|~~~).*?^(?P=f)\s*?$)", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-        text = ""
-        for position, part in enumerate(parts):
-            if position % 3 == 0:
-                text += LINK.sub(lambda found: self.link(path, found), part)
-            elif position % 3 == 1:
-                text += part
-        write(staged(path), text)
+        parts = CODE.split(path.read_text("utf-8"))  # text, code, its fence, text, ...
+        parts[::3] = [LINK.sub(lambda found: self.link(path, found), part) for part in parts[::3]]
+        write(staged(path), "".join(part for number, part in enumerate(parts) if number % 3 != 2))
 
     def link(self, page: Path, found: re.Match[str]) -> str:
         """Return one link of a page for the site, and note what it refers to."""
