@@ -96,10 +96,18 @@ class VoteRow:
     item: str
     key: str
     group: str
+    prompt: str
+    first_response: str
+    second_response: str
     reviewer: str
     choice: str
     on_left: str
     created_at: float
+
+    @property
+    def follows_seed(self) -> bool:
+        """Whether the side is the one that the review's seed gives for this reviewer and item."""
+        return self.on_left == shown_left(self.seed, self.reviewer, self.item)
 
 
 @dataclass(frozen=True)
@@ -354,12 +362,14 @@ def _alike(now: Any, before: Any, evaluation: int) -> ColumnElement[bool]:
 
 def votes(database: Database, first_id: int, second_id: int) -> list[VoteRow]:
     """Return the votes on two checkpoints, oldest first: of each reviewer the newest on each item of each scope."""
-    one = aliased(Sample)
+    one, two = aliased(Sample), aliased(Sample)
     review = (Review.suite, Review.scope, Review.seed)
+    sample = (one.item, one.prompt, one.group, one.response.label("first_response"))
     query = (
-        select(Vote.__table__, *review, one.item, one.prompt, one.group)
+        select(Vote.__table__, *review, *sample, two.response.label("second_response"))
         .join(Review, Review.id == Vote.review_id)
         .join(one, one.id == Vote.first_id)
+        .join(two, two.id == Vote.second_id)
         .where(Review.first_id == first_id, Review.second_id == second_id)
         .order_by(Vote.id)
     )
