@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, or_, select, true
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, true
 from sqlalchemy.orm import aliased
 
 from db import agreement, row_readers
 from db.errors import DatabaseError
 from db.json_values import text
 from db.queries import asked, item_key
-from db.schema import Evaluation, Label, Review, Sample, Vote
+from db.schema import Checkpoint, Evaluation, Label, Review, Sample, Vote
 from db.session import Database, insert_new, insert_row
 
 FIRST, SECOND, TIE, SKIP = "first", "second", "tie", "skip"
@@ -44,6 +44,8 @@ LABELS = {
     "checker": "Is fine: the check is wrong",
     "other": "Something else",
 }
+SUITES = ("instruction_following", "ifeval")
+BEHAVIOUR = "behaviour/"
 LONGEST_NAME, LONGEST_NOTE = 80, 2000
 _SEEDS = 2**31
 
@@ -169,6 +171,28 @@ class Tally:
         return agreement.equal_pairs(map(_points, self.choices.values()))
 
 
+def answered(database: Database, experiment_id: int) -> dict[int, dict[str, int]]:
+    """Return the evaluations with responses that people can judge: by checkpoint and suite the newest with samples."""
+    judged = or_(Evaluation.suite.in_(SUITES), Evaluation.suite.startswith(BEHAVIOUR))
+    known = select(Checkpoint.id).where(Checkpoint.experiment_id == experiment_id, Checkpoint.superseded_at.is_(None))
+    query = (
+        select(Evaluation.checkpoint_id, Evaluation.suite, func.max(Evaluation.id))
+        .where(Evaluation.checkpoint_id.in_(known), judged, exists().where(Sample.evaluation_id == Evaluation.id))
+        .group_by(Evaluation.checkpoint_id, Evaluation.suite)
+    )
+    found: dict[int, dict[str, int]] = {}
+    with database.reading() as connection:
+        for checkpoint, suite, evaluation in sorted(connection.execute(query), key=_place):
+            found.setdefault(checkpoint, {})[suite] = evaluation
+    return found
+
+
+def _place(row: Any) -> tuple[int, int, str]:
+    """Sort by checkpoint, then the suites of instruction following first."""
+    checkpoint, suite, _ = row
+    return checkpoint, SUITES.index(suite) if suite in SUITES else len(SUITES), suite
+
+
 def open_review(database: Database, first_id: int, second_id: int, suite: str, scope: str) -> ReviewRow:
     """Return the comparison of two checkpoints; create it, with a random seed, if there is none.
 
@@ -190,6 +214,13 @@ def find_review(database: Database, first_id: int, second_id: int, suite: str, s
     mine = (Review.first_id == first_id, Review.second_id == second_id, Review.suite == suite, Review.scope == scope)
     with database.reading() as connection:
         return row_readers.first(ReviewRow, connection, select(Review.__table__).where(*mine))
+
+
+def rounds(database: Database, first_id: int, second_id: int) -> list[ReviewRow]:
+    """Return every comparison of two checkpoints, oldest first."""
+    query = select(Review.__table__).where(Review.first_id == first_id, Review.second_id == second_id)
+    with database.reading() as connection:
+        return [row_readers.record(ReviewRow, row) for row in connection.execute(query.order_by(Review.id))]
 
 
 def pairs(database: Database, first_evaluation: int, second_evaluation: int, scope: str) -> list[Pair]:
