@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Mapping
 
 from db import Tracker, records, reviews
 from evals.acceptance_rules import PREFERENCE
@@ -11,6 +13,13 @@ from evals.statistics import score_of
 from pipelines.evaluation.stored_results import newest
 
 _FOR_FIRST = {reviews.FIRST: reviews.SECOND, reviews.SECOND: reviews.FIRST}
+_POINTS = {"student": 1.0, "tie": 0.5, "rival": 0.0}
+
+
+def share_of(votes: Mapping[str, str]) -> float | None:
+    """Return the score of an item: the mean of its votes for the student, without the skipped; None without a vote."""
+    points = [_POINTS[choice] for choice in votes.values() if choice in _POINTS]
+    return math.fsum(points) / len(points) if points else None
 
 
 def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Checkpoint, name: str) -> None:
@@ -21,16 +30,17 @@ def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Ch
     """
     first, second = sorted((student.id, rival.id))
     found = [one for one in reviews.votes(tracker.database, first, second) if one.scope == reviews.DIFFERING]
-    tally = reviews.tally(found)
     about = {one.key: one for one in found}
-    scores = {key: score if student.id == second else 1 - score for key, score in tally.scores.items()}
-    votes = {key: dict(sorted(tally.choices[key].items())) for key in scores}
-    content = hashlib.sha256(json.dumps([student.id == second, votes], sort_keys=True).encode()).hexdigest()
+    votes = {
+        key: {who: _named(choice, student.id == second) for who, choice in sorted(choices.items())}
+        for key, choices in reviews.tally(found).choices.items()
+    }
+    scores = {key: score for key in votes if (score := share_of(votes[key])) is not None}
+    content = hashlib.sha256(json.dumps({key: votes[key] for key in scores}, sort_keys=True).encode()).hexdigest()
     known = newest(tracker.database, student.id).get(f"{PREFERENCE}/{name}")
     if known.details.get("votes") == content if known is not None else not scores:
         return
-    groups = [about[key].group for key in scores]
-    score = score_of(list(scores.values()), groups) if scores else None
+    score = score_of(list(scores.values()), [about[key].group for key in scores]) if scores else None
     items = [
         {
             "id": about[key].item,
@@ -38,18 +48,18 @@ def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Ch
             "prompt": about[key].prompt,
             "response": about[key].second_response if student.id == second else about[key].first_response,
             "score": value,
-            "extra": {"votes": {who: _named(choice, student.id == second) for who, choice in votes[key].items()}},
+            "extra": {"votes": votes[key]},
         }
         for key, value in scores.items()
     ]
     tracker.add_evaluation(
         student.id,
         f"{PREFERENCE}/{name}",
-        value=score.value if score is not None else float("nan"),
-        stderr=score.stderr if score is not None else float("nan"),
+        value=score.value if score is not None else math.nan,
+        stderr=score.stderr if score is not None else math.nan,
         n=len(items),
         name="share",
-        details={"votes": content, "rival": rival.name, "reviewers": list(tally.reviewers)},
+        details={"votes": content, "rival": rival.name},
         items=items,
     )
 
