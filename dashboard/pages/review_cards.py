@@ -108,7 +108,7 @@ def _neighbours(asked: Asked, queue: Queue) -> str:
         parts.insert(0, f'<a rel="prev" href="{esc(asked.address(pair=token_of(pairs[at - 1])))}">← Previous</a>')
     if at + 1 < len(pairs):
         parts.append(f'<a rel="next" href="{esc(asked.address(pair=token_of(pairs[at + 1])))}">Next →</a>')
-    return f'<nav class="steps" aria-label="Prompts">{"".join(parts)}</nav>'
+    return f'<nav class="steps" aria-label="Neighbouring prompts">{"".join(parts)}</nav>'
 
 
 def nothing_left(asked: Asked, queue: Queue) -> str:
