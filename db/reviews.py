@@ -281,8 +281,8 @@ def texts(database: Database, pair: Pair) -> PairTexts | None:
     prompt = asked(one.prompt)
     if (one.item, prompt) != (two.item, asked(two.prompt)):
         return None
-    said = (_said(row.prompt.removeprefix(prompt), row.response) for row in (one, two))
-    return PairTexts(Pair(one.id, two.id, one.item), prompt, *said, one.verdicts or {}, two.verdicts or {})
+    first, second = (_said(row.prompt.removeprefix(prompt), row.response) for row in (one, two))
+    return PairTexts(Pair(one.id, two.id, one.item), prompt, first, second, one.verdicts or {}, two.verdicts or {})
 
 
 def _said(turns: str, response: str) -> str:

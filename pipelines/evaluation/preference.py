@@ -35,7 +35,7 @@ def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Ch
         key: {who: _named(choice, student.id == second) for who, choice in sorted(choices.items())}
         for key, choices in reviews.tally(found).choices.items()
     }
-    scores = {key: score for key in votes if (score := share_of(votes[key])) is not None}
+    scores = {key: share for key in votes if (share := share_of(votes[key])) is not None}
     content = hashlib.sha256(json.dumps({key: votes[key] for key in scores}, sort_keys=True).encode()).hexdigest()
     known = newest(tracker.database, student.id).get(f"{PREFERENCE}/{name}")
     if known.details.get("votes") == content if known is not None else not scores:
