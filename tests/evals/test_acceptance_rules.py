@@ -366,3 +366,12 @@ def test_bounds_and_p_values_say_the_same() -> None:
         contrast = paired_contrast(student, base, groups, factor=rule.factor)
         assert (contrast.high < 0) == (contrast.p_below < 0.05)
         assert (contrast.low > 0) == (contrast.p_below > 0.95)
+
+
+@pytest.mark.parametrize(("n", "least"), [(60, 34), (200, 102)])
+def test_the_shares_of_votes_that_the_documentation_names(n: int, least: int) -> None:
+    """docs/evidence.md: 0.45 is shown on 60 prompts by a share of 0.57, on 200 by 0.51."""
+    rule = parse_rule("preference(base) >= 0.45")
+    for preferred, verdict in ((least, "pass"), (least - 1, "undecided")):
+        votes = items([1.0] * preferred + [0.0] * (n - preferred))
+        assert judge(rule, evidence("preference/base", student=votes)).verdict == verdict
