@@ -281,12 +281,14 @@ def texts(database: Database, pair: Pair) -> PairTexts | None:
     prompt = asked(one.prompt)
     if (one.item, prompt) != (two.item, asked(two.prompt)):
         return None
+    if one.prompt == two.prompt:
+        prompt = one.prompt
     first, second = (_said(row.prompt.removeprefix(prompt), row.response) for row in (one, two))
     return PairTexts(Pair(one.id, two.id, one.item), prompt, first, second, one.verdicts or {}, two.verdicts or {})
 
 
 def _said(turns: str, response: str) -> str:
-    """Return a response after the earlier turns of its conversation, which may differ between checkpoints too."""
+    """Return a response after the earlier turns of its conversation that differ between the checkpoints, if any."""
     return f"{turns.strip()}\n\nassistant: {response}" if turns.strip() else response
 
 

@@ -132,7 +132,7 @@ def results(asked: Asked, votes: Sequence[VoteRow], labels: Sequence[LabelRow], 
     """Return the results: shares by suite, agreement, each vote with the side it was shown on, and the labels."""
     cards = [_shares(asked, votes, scope) for scope in SCOPES if any(one.scope == scope for one in votes)]
     cards += [_votes(asked, votes, rounds)] if votes else []
-    cards += [label_counts(labels), _labels(labels)] if labels else []
+    cards += [_label_counts(labels), _labels(asked, labels)] if labels else []
     if not cards:
         return markup.notice("No votes and no labels yet", "Give your name in the tab Blind comparison and begin.")
     return "".join(cards)
@@ -206,10 +206,17 @@ def _votes(asked: Asked, votes: Sequence[VoteRow], rounds: Sequence[ReviewRow]) 
         f"Seeds: {seeds}. {_listed(len(shown), len(votes), 'vote')}"
     )
     columns = ("Prompt", "Suite", "Reviewer", "Prefers", "Left was")
-    return markup.card("Each vote", note, markup.table(columns, shown, caption="Votes, newest first"), anchor="votes")
+    table = markup.table(columns, shown, caption="Votes, newest first")
+    return markup.card("Each vote", note, _download(asked, "votes") + table, anchor="votes")
 
 
-def label_counts(labels: Sequence[LabelRow]) -> str:
+def _download(asked: Asked, what: str) -> str:
+    names = {"experiment": asked.experiment.name, "first": asked.first.name, "second": asked.second.name}
+    query = "&".join(f"{name}={common.quoted(value)}" for name, value in names.items())
+    return markup.numbers(f"All {what}, with prompts and responses", f"download/{what}{{}}?{query}")
+
+
+def _label_counts(labels: Sequence[LabelRow]) -> str:
     """Return the number of lost answers with each label, by reviewer."""
     who = sorted({one.reviewer for one in labels})
     given = [label for label in LABELS if any(one.label == label for one in labels)]
@@ -222,7 +229,7 @@ def label_counts(labels: Sequence[LabelRow]) -> str:
     return markup.card("Lost answers", note, table, anchor="labels")
 
 
-def _labels(labels: Sequence[LabelRow]) -> str:
+def _labels(asked: Asked, labels: Sequence[LabelRow]) -> str:
     rows = [
         [f"<code>{esc(one.item)}</code>", esc(one.suite), esc(one.reviewer), esc(LABELS.get(one.label, one.label)),
          esc(one.note) or DASH]
@@ -230,7 +237,9 @@ def _labels(labels: Sequence[LabelRow]) -> str:
     ]  # fmt: skip
     columns = ("Answer", "Suite", "Reviewer", "Label", "Note")
     table = f'<div class="prose-cells">{markup.table(columns, rows, caption="Labels, newest first")}</div>'
-    return markup.card("Each label", _listed(len(rows), len(labels), "label"), table, anchor="each-label")
+    return markup.card(
+        "Each label", _listed(len(rows), len(labels), "label"), _download(asked, "labels") + table, anchor="each-label"
+    )
 
 
 def _listed(shown: int, total: int, noun: str) -> str:

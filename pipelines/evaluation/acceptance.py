@@ -8,7 +8,7 @@ from typing import Any
 
 from db import Database, Decided, decide, queries, records
 from db.schema import LEFT
-from evals.acceptance_rules import STUDENT, Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
+from evals.acceptance_rules import PREFERENCE, STUDENT, Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
 from evals.behaviour import SUITES
 from evals.comparison import by_type, compare, corrected, judged
 from evals.knowledge_matrix import KnowledgeMatrix
@@ -25,7 +25,8 @@ GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
 _FIRST = ("instruction_following", "ifeval")
-_NO_SHARES = ("bits_per_byte", "drift")  # not between 0 and 1, or not scored per item
+# Not between 0 and 1, not scored per item, or votes of other people on other pairs.
+_NOT_COMPARED = ("bits_per_byte", "drift", PREFERENCE)
 
 # checkpoint of a rule -> suite of a rule -> evaluations by name; several for a group of tasks
 Found = dict[str, dict[str, dict[str, records.Evaluation]]]
@@ -189,7 +190,7 @@ def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
     items = {
         suite: [judged(queries.judged_items(database, side[suite].id)) for side in (one, two)]
         for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in _FIRST, name))
-        if suite.partition("/")[0] not in _NO_SHARES
+        if suite.partition("/")[0] not in _NOT_COMPARED
     }
     suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
     result: dict[str, Any] = {"suites": [c.to_json() for c in corrected(suites)]}

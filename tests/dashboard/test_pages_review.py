@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from fastapi.testclient import TestClient
 
 from dashboard import answer_diff
 from dashboard.access import Access
+from dashboard.app import build_app
 from dashboard.pages import review
 from dashboard.tracker_source import Source
 from db import Tracker, queries, reviews
@@ -63,6 +67,24 @@ def test_a_lost_answer_is_labelled_and_counted(source: Source) -> None:
     assert (votes, labels) == (False, True) and "cycle-2/recovered" in html
     assert "1 done" in enter(source, token(html), "checker", reviewer="Ada", view="lost")
     assert "Is fine: the check is wrong" in show(source, view="results")[0]
+
+
+def test_votes_and_labels_are_downloaded_with_their_texts(source: Source) -> None:
+    enter(source, token(show(source, reviewer="=Ada")[0]), "left", reviewer="=Ada")
+    enter(source, token(show(source, reviewer="Bo", view="lost")[0]), "other", reviewer="Bo", view="lost")
+    results = show(source, view="results")[0]
+    with TestClient(build_app(source.url), base_url="http://127.0.0.1:7860") as client:
+        addresses = [unescape(found) for found in re.findall(r'href="(download/(?:votes|labels)[^"]*)"', results)]
+        assert len(addresses) == 4
+        read = {address: client.get(f"/{address}") for address in addresses}
+        assert all(answer.status_code == 200 for answer in read.values())
+        (vote,) = read[next(one for one in addresses if "votes.json" in one)].json()
+        (label,) = read[next(one for one in addresses if "labels.json" in one)].json()
+        assert vote["choice"] == vote["on_left"] and vote["reviewer"] == "=Ada" and vote["seed"] >= 0
+        assert (label["label"], label["first_response"]) == ("other", "THE FOX IS RED.")
+        assert "'=Ada" in read[next(one for one in addresses if "votes.csv" in one)].text, "no formula"
+        for wrong in ("votes.csv?first=no&second=base", "notes.csv?first=base&second=base", "votes.csv"):
+            assert client.get(f"/download/{wrong}").status_code in (404, 422)
 
 
 def test_what_cannot_be_recorded_says_so(source: Source) -> None:

@@ -208,3 +208,17 @@ def test_a_conversation_is_shown_from_where_it_may_differ(tracker: Tracker, expe
     assert shown.prompt == "user: What colour?"
     assert shown.second == "assistant: end says red\n\nuser: Sure?\n\nassistant: Yes"
     assert reviews.texts(tracker.database, Pair(pair.first_id, 999, "")) is None
+    same = reviews.texts(tracker.database, Pair(pair.first_id, pair.first_id, ""))
+    assert same is None, "one sample is no pair"
+
+
+def test_a_conversation_that_both_had_is_shown_once(compared: Compared) -> None:
+    prompt = "user: What colour?\n\nassistant: red\n\nuser: Sure?"
+    for checkpoint, says in ((compared.first, "yes"), (compared.second, "no")):
+        items = [{"id": "d", "prompt": prompt, "response": says, "score": 1.0}]
+        compared.tracker.add_evaluation(checkpoint, "behaviour/dialogue", value=1, stderr=0, n=1, items=items)
+    found = reviews.answered(compared.database, 1)
+    evaluations = [found[number]["behaviour/dialogue"] for number in (compared.first, compared.second)]
+    (pair,) = reviews.pairs(compared.database, evaluations[0], evaluations[1], DIFFERING)
+    shown = reviews.texts(compared.database, pair)
+    assert shown is not None and (shown.prompt, shown.first, shown.second) == (prompt, "yes", "no")
