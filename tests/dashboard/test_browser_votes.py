@@ -87,7 +87,8 @@ def test_two_people_vote_by_keys_and_their_votes_are_counted(
         one.expect(one.page.locator(".steps")).to_contain_text(f"{ITEMS - 1} done")
         one.page.keyboard.press(preferring(one, "base"))
         one.expect(one.page.locator(".notice")).to_contain_text(f"You have judged all {ITEMS}")
-        assert one.errors == [] and one.page.evaluate("window.hit") is None
+        assert one.errors == []
+        assert one.page.evaluate("window.hit") is None
     assert len(set(sides)) == 2, "responses are not always on the same side"
     assert tally(answered).counts == {"tie": 3, "second": 5, "first": 2, "skip": 2}
     one.page.get_by_role("link", name="Results").click()
