@@ -30,7 +30,9 @@
         address.searchParams.delete('pair');
         window.history.replaceState(null, '', address);
         const next = document.querySelector('[data-pair]');
-        if (next && next.getBoundingClientRect().top < 0) next.scrollIntoView({block: 'start'});
+        if (!next) return;
+        if (next.getBoundingClientRect().top < 0) next.scrollIntoView({block: 'start'});
+        if (!document.activeElement?.closest('.judging')) next.focus({preventScroll: true});
     };
 
     // j and k go from sample to sample, [ and ] from page to page.
