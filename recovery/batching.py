@@ -33,9 +33,10 @@ class Row:
 
     ``teacher_ids`` is the teacher's own input, if its context differs: that context, then the same response; targets
     are aligned from the right. With ``spans`` it is in the tokens of another tokenizer: each span is (begin, end) in
-    ``ids``, then (begin, end) in ``teacher_ids``, of the same text; targets outside them are not scored. ``advantages`` and ``old_logprobs`` (the natural log-probability of each target when it
-    was sampled) hold one entry per target, or none at all. ``prefix_logprobs`` are those of the response's tokens just
-    before the first target: they are not trained on, but their importance ratios belong to the weights of the targets.
+    ``ids``, then (begin, end) in ``teacher_ids``, of the same text; targets outside them are not scored. ``advantages``
+    and ``old_logprobs`` (the natural log-probability of each target when it was sampled) hold one entry per target, or
+    none at all. ``prefix_logprobs`` are those of the response's tokens just before the first target: they are not
+    trained on, but their importance ratios belong to the weights of the targets.
     """
 
     ids: Sequence[int]

@@ -82,6 +82,7 @@ def distill(
                 teacher_engine(models.timed, config),
                 prefetcher,
                 stage.sampled,
+                models.cross,
             )
             stopping = EarlyStopping(
                 stage,

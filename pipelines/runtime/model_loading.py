@@ -25,11 +25,13 @@ from recovery.inference_server import served_model
 from recovery.losses.config import LossConfig
 from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
+from recovery.losses.outcomes import Outcomes
 from recovery.models.loading import Loaded, LoraSettings, load_model, only_lora
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import GENERATE, DistributedEngine, Engine
 from recovery.teachers import (
     AdapterOff,
+    CrossTokenizer,
     CurrentStudent,
     Frozen,
     MovingAverage,
@@ -38,6 +40,7 @@ from recovery.teachers import (
     Weighted,
     check_same_tokens,
     remote,
+    same_tokens,
 )
 from recovery.training.loop import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings, train
 from recovery.training.resumable import Resumable
@@ -141,14 +144,12 @@ def teacher_of(
     """Load a teacher: the student's weights with the adapter off if they are the same model, else a frozen copy.
 
     If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
-    it is in memory already. The tokenizers must be the same.
+    it is in memory already.
     """
     shared = loaded.tuning == "lora" and share_base_weights(student, teacher)
     if shared and teacher.adapter is None:
         return AdapterOff(loaded)
-    frozen = held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None)
-    check_same_tokens(loaded.tokenizer, frozen.tokenizer, student_name=student.name, teacher_name=teacher.name)
-    return Frozen(frozen)
+    return Frozen(held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None))
 
 
 def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> Teacher:
@@ -218,11 +219,38 @@ class ModelSpecs:
         """Load all models but those ``held`` already; the engine is released when ``resources`` is closed."""
         config, loaded = self.config, load_student(self.student, self.config.tuning, self.config)
         frozen = {one: teacher_of(self.student, loaded, one, config, held.get(one)) for one in self.frozen}
+        cross, outcomes = self._compared(loaded, frozen)
         teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}
         anchor = TimedTeacher(frozen[self.anchor]) if self.anchor is not None else None
         engine = resources.enter_context(engine_of(loaded, config)) if isinstance(config, DistillConfig) else None
-        objective = DistillationObjective(teachers, self.loss_config, anchor)
-        return LoadedModels(self, loaded, teachers, anchor, objective, engine)
+        objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes)
+        return LoadedModels(self, loaded, teachers, anchor, objective, engine, cross)
+
+    def _compared(
+        self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher]
+    ) -> tuple[dict[str, CrossTokenizer], dict[str, Outcomes]]:
+        """Return the teachers with another tokenizer, and the outcomes of all with another vocabulary, by name.
+
+        Raise UsageError if the anchor, one of several weighted teachers, or a teacher of another stage than a
+        distillation has another tokenizer.
+        """
+        cross: dict[str, CrossTokenizer] = {}
+        outcomes: dict[str, Outcomes] = {}
+        used = [*self.teachers.items(), *([("", {self.anchor: 1.0})] if self.anchor is not None else [])]
+        for name, checkpoint in [(name, checkpoint) for name, weights in used for checkpoint in weights]:
+            teacher = frozen[checkpoint]
+            theirs = teacher.loaded if isinstance(teacher, Frozen) else loaded
+            sizes = loaded.head.vocabulary, theirs.head.vocabulary
+            if same_tokens(loaded.tokenizer, theirs.tokenizer):
+                if sizes[0] != sizes[1]:
+                    outcomes[name] = Outcomes.padded(len(loaded.tokenizer), *sizes)
+                continue
+            if not name or len(self.teachers[name]) > 1 or not isinstance(self.config, DistillConfig):
+                names = {"student_name": self.student.name, "teacher_name": checkpoint.name}
+                check_same_tokens(loaded.tokenizer, theirs.tokenizer, **names)
+            cross[name] = CrossTokenizer(loaded.chat, theirs.chat, checkpoint.name, theirs.max_length)
+            outcomes[name] = Outcomes.of(*cross[name].outcomes(*sizes))
+        return cross, outcomes
 
     def _teacher(
         self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher], weights: Mapping[Checkpoint, float]
@@ -238,7 +266,10 @@ class ModelSpecs:
 
 @dataclass
 class LoadedModels:
-    """The models of a stage in this process's memory; ``local_engine`` samples in this process only."""
+    """The models of a stage in this process's memory; ``local_engine`` samples in this process only.
+
+    ``cross`` are the teachers with another tokenizer, by name.
+    """
 
     specs: ModelSpecs
     loaded: Loaded
@@ -246,6 +277,7 @@ class LoadedModels:
     anchor: TimedTeacher | None
     objective: DistillationObjective
     local_engine: Engine | None
+    cross: Mapping[str, CrossTokenizer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         method = self.specs.config if isinstance(self.specs.config, DistillConfig) else None

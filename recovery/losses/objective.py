@@ -30,8 +30,8 @@ from recovery.losses.config import LossConfig
 from recovery.losses.fused import FusedOutput, fused_loss
 from recovery.losses.gradient_stats import Geometry
 from recovery.losses.outcomes import Outcomes
-from recovery.losses.sparse import importance_ratio, top_entries
 from recovery.losses.spans import SpanScores, span_scores
+from recovery.losses.sparse import importance_ratio, top_entries
 from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded
@@ -115,7 +115,7 @@ class DistillationObjective:
             return None
         [(teacher, _)] = self._parts(batch)
         if batch.teacher not in self.outcomes or isinstance(teacher, Scorer):
-            raise UsageError(f"rows of {batch.teacher!r} have spans, but that teacher has the student's vocabulary")
+            raise UsageError(f"rows of {batch.teacher!r} have spans, but no outcomes are given for that teacher")
         seen = batch.seen_by_teacher
         hidden_ME = seen.gather(teacher.hidden(seen))
         return span_scores(batch, hidden_ME, teacher.head, self.loss_config.temperature)
@@ -175,8 +175,7 @@ class DistillationObjective:
         parts = self._parts(batch)
         if scores is not None:
             [(teacher, _)] = parts
-            outcomes = self.outcomes[batch.teacher].to(scores.hidden_NE.device)
-            return [self._whole(scores.hidden_NE, teacher.head, self.loss_config.lam, outcomes, scores.single_N)]
+            return [self._whole(batch, scores.hidden_NE, teacher.head, self.loss_config.lam, scores.single_N)]
         return [self._compared(head, batch, teacher, self.loss_config.lam * weight) for teacher, weight in parts]
 
     def _parts(self, batch: Batch) -> list[tuple[Teacher | Scorer, float]]:
@@ -198,25 +197,25 @@ class DistillationObjective:
             check_same_vocabulary(head, teacher_head)
             ids_NK, logprobs_NK = top_entries(hidden_NE, teacher_head, loss_config.top_k, loss_config.temperature)
             return Term("top_k", weight, top_ids_NK=ids_NK, top_logprobs_NK=logprobs_NK)
-        return self._whole(hidden_NE, teacher_head, weight)
+        return self._whole(batch, hidden_NE, teacher_head, weight)
 
     def _whole(
         self,
+        batch: Batch,
         hidden_NE: torch.Tensor,
         head: Head,
         weight: float,
-        outcomes: Outcomes | None = None,
         active_N: torch.Tensor | None = None,
     ) -> Term:
         """Return the divergence to a teacher over the whole vocabulary, or over the outcomes of two."""
-        loss_config = self.loss_config
+        loss_config, outcomes = self.loss_config, self.outcomes.get(batch.teacher)
         return Term(
             loss_config.divergence,
             weight,
             beta=loss_config.beta,
             teacher_hidden_NE=hidden_NE,
             teacher_head=head,
-            outcomes=outcomes,
+            outcomes=None if outcomes is None else outcomes.to(hidden_NE.device),
             active_N=active_N,
             entry_clip=loss_config.entry_clip,
             floor=loss_config.floor,

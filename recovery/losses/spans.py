@@ -93,7 +93,8 @@ def span_scores(batch: Batch, hidden_ME: Tensor, head: Head, temperature: float)
     single_S = (student_S == 1) & (teacher_S == 1)
     place_N = spans.student_N.clamp(min=0)
     single_N = aligned_N & single_S[place_N] if spans.count else aligned_N
-    at_S = torch.zeros_like(student_S).index_copy_(0, spans.teacher_M, torch.arange(len(hidden_ME), device=place_N.device))
+    at_S = torch.zeros_like(student_S)
+    at_S[spans.teacher_M] = torch.arange(len(hidden_ME), device=at_S.device)
     hidden_NE = hidden_ME.new_zeros(len(place_N), head.width)
     hidden_NE[single_N] = hidden_ME[at_S[spans.student_N[single_N]]]
     merged_M = (~single_S[spans.teacher_M]).nonzero().squeeze(-1)

@@ -42,9 +42,7 @@ def token_bytes(tokenizer: Any, name: str) -> list[bytes | None]:
         if number in added:
             found[number] = added[number].encode()
         elif alphabet is not None:
-            found[number] = b"".join(
-                bytes([alphabet[c]]) if c in alphabet else c.encode() for c in token
-            )
+            found[number] = b"".join(bytes([alphabet[c]]) if c in alphabet else c.encode() for c in token)
         else:
             byte = _BYTE.fullmatch(token)
             found[number] = bytes([int(byte[1], 16)]) if byte else token.replace(_SPACE, " ").encode()

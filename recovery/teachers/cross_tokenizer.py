@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,9 @@ def common_spans(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[Spa
     Tokens after the last common boundary, or after the first byte that differs, are in no span. A token of no bytes
     belongs to the span before it.
     """
-    limit = len(os.path.commonprefix([b"".join(student), b"".join(teacher)]))
+    one, other = b"".join(student), b"".join(teacher)
+    differs = (at for at, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs)
+    limit = next(differs, min(len(one), len(other)))
     ends = [_ends(side) for side in (student, teacher)]
     boundaries = sorted(at for at in ends[0].keys() & ends[1].keys() if 0 < at <= limit)
     places = [(0, 0), *((ends[0][at], ends[1][at]) for at in boundaries)]
@@ -117,8 +118,8 @@ class CrossTokenizer:
         return True
 
     def outcomes(self, student_size: int, teacher_size: int) -> tuple[list[int], list[int], int]:
-        """Return the outcome of each of the student's tokens, of each of the teacher's, and how many outcomes there are,
-        for heads of these sizes.
+        """Return the outcome of each of the student's tokens, of each of the teacher's, and the number of outcomes, for
+        heads of these sizes.
 
         Tokens that spell the same are one outcome. A token of one side alone counts as the longest shared token that it
         begins with. The end of a turn is one outcome, with all end tokens that only one side has. Tokens without any
