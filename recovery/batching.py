@@ -71,11 +71,11 @@ class Row:
 
 
 class Spans(NamedTuple):
-    """The number of the span of each of N student targets (-1: none) and of M teacher targets; ``count`` spans."""
+    """The number of the span of each of N student targets (-1: none) and of M teacher targets; ``total`` spans."""
 
     student_N: torch.Tensor
     teacher_M: torch.Tensor
-    count: int
+    total: int
 
 
 class Prefix(NamedTuple):

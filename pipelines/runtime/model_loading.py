@@ -238,18 +238,20 @@ class ModelSpecs:
         outcomes: dict[str, Outcomes] = {}
         used = [*self.teachers.items(), *([("", {self.anchor: 1.0})] if self.anchor is not None else [])]
         for name, checkpoint in [(name, checkpoint) for name, weights in used for checkpoint in weights]:
-            teacher = frozen[checkpoint]
+            teacher, single = frozen[checkpoint], bool(name) and len(self.teachers[name]) == 1
             theirs = teacher.loaded if isinstance(teacher, Frozen) else loaded
             sizes = loaded.head.vocabulary, theirs.head.vocabulary
             if same_tokens(loaded.tokenizer, theirs.tokenizer):
-                if sizes[0] != sizes[1]:
-                    outcomes[name] = Outcomes.padded(len(loaded.tokenizer), *sizes)
+                if sizes[0] != sizes[1] and single:
+                    outcomes[name] = Outcomes.padded(len(loaded.tokenizer), *sizes, loaded.device)
                 continue
-            if not name or len(self.teachers[name]) > 1 or not isinstance(self.config, DistillConfig):
+            if not single or not isinstance(self.config, DistillConfig):
                 names = {"student_name": self.student.name, "teacher_name": checkpoint.name}
                 check_same_tokens(loaded.tokenizer, theirs.tokenizer, **names)
             cross[name] = CrossTokenizer(loaded.chat, theirs.chat, checkpoint.name, theirs.max_length)
-            outcomes[name] = Outcomes.of(*cross[name].outcomes(*sizes))
+            student, other, count = cross[name].outcomes(*sizes)
+            sides = [torch.tensor(side, device=loaded.device) for side in (student, other)]
+            outcomes[name] = Outcomes(sides[0], sides[1], count)
         return cross, outcomes
 
     def _teacher(

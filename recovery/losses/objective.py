@@ -172,11 +172,10 @@ class DistillationObjective:
 
     def _teacher(self, head: Head, batch: Batch, scores: SpanScores | None) -> list[Term]:
         """Return one term for each teacher of the rows; their weights sum to lambda."""
-        parts = self._parts(batch)
+        lam = self.loss_config.lam
         if scores is not None:
-            [(teacher, _)] = parts
-            return [self._whole(batch, scores.hidden_NE, teacher.head, self.loss_config.lam, scores.single_N)]
-        return [self._compared(head, batch, teacher, self.loss_config.lam * weight) for teacher, weight in parts]
+            return [self._whole(batch, scores.hidden_NE, scores.head, lam, scores.single_N)]
+        return [self._compared(head, batch, teacher, lam * weight) for teacher, weight in self._parts(batch)]
 
     def _parts(self, batch: Batch) -> list[tuple[Teacher | Scorer, float]]:
         """Return the teachers of the rows with their weights."""
@@ -215,7 +214,7 @@ class DistillationObjective:
             beta=loss_config.beta,
             teacher_hidden_NE=hidden_NE,
             teacher_head=head,
-            outcomes=None if outcomes is None else outcomes.to(hidden_NE.device),
+            outcomes=outcomes,
             active_N=active_N,
             entry_clip=loss_config.entry_clip,
             floor=loss_config.floor,

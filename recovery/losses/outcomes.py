@@ -12,7 +12,6 @@ each outcome holds one token of each side, it is that divergence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,18 +40,10 @@ class Outcomes:
                 raise UsageError(f"the outcomes of a vocabulary must lie between 0 and {self.count - 1}")
 
     @classmethod
-    def of(cls, student: Sequence[int], teacher: Sequence[int], count: int) -> Outcomes:
-        """Create the outcomes from the numbers of the tokens of each side."""
-        return cls(torch.tensor(student), torch.tensor(teacher), count)
-
-    @classmethod
-    def padded(cls, tokens: int, student: int, teacher: int) -> Outcomes:
+    def padded(cls, tokens: int, student: int, teacher: int, device: torch.device) -> Outcomes:
         """Return those of one vocabulary of ``tokens`` tokens, padded to two sizes: the padding is one outcome."""
-        return cls(*(torch.arange(size).clamp_(max=tokens) for size in (student, teacher)), tokens + 1)
-
-    def to(self, device: torch.device) -> Outcomes:
-        """Return the outcomes on a device."""
-        return Outcomes(self.student_V.to(device), self.teacher_W.to(device), self.count)
+        sides = [torch.arange(size, device=device).clamp_(max=tokens) for size in (student, teacher)]
+        return cls(sides[0], sides[1], tokens + 1)
 
 
 def grouped_divergence_(

@@ -43,11 +43,12 @@ LARGEST_LOG_RATIO = 10.0
 class SpanScores:
     """What the teacher says about N student tokens in S spans.
 
-    ``hidden_NE`` are its hidden states at one-to-one positions (``single_N``), zero elsewhere; ``logprobs_S`` the
-    natural log-probability of each merged span. ``spans_N`` is the merged span of each token, -1 for other tokens.
+    ``hidden_NE`` are its hidden states at one-to-one positions (``single_N``), zero elsewhere, for its ``head``;
+    ``logprobs_S`` the natural log-probability of each merged span. ``spans_N`` is the merged span of each token, -1 for other tokens.
     """
 
     hidden_NE: Tensor
+    head: Head
     single_N: Tensor
     spans_N: Tensor
     logprobs_S: Tensor
@@ -88,19 +89,19 @@ def span_scores(batch: Batch, hidden_ME: Tensor, head: Head, temperature: float)
     spans, seen = batch.spans, batch.seen_by_teacher
     assert spans is not None and seen is not None  # an aligned batch
     aligned_N = spans.student_N >= 0
-    student_S = torch.bincount(spans.student_N[aligned_N], minlength=spans.count)
-    teacher_S = torch.bincount(spans.teacher_M, minlength=spans.count)
+    student_S = torch.bincount(spans.student_N[aligned_N], minlength=spans.total)
+    teacher_S = torch.bincount(spans.teacher_M, minlength=spans.total)
     single_S = (student_S == 1) & (teacher_S == 1)
     place_N = spans.student_N.clamp(min=0)
-    single_N = aligned_N & single_S[place_N] if spans.count else aligned_N
+    single_N = aligned_N & single_S[place_N] if spans.total else aligned_N
     at_S = torch.zeros_like(student_S)
     at_S[spans.teacher_M] = torch.arange(len(hidden_ME), device=at_S.device)
     hidden_NE = hidden_ME.new_zeros(len(place_N), head.width)
     hidden_NE[single_N] = hidden_ME[at_S[spans.student_N[single_N]]]
     merged_M = (~single_S[spans.teacher_M]).nonzero().squeeze(-1)
-    logprobs_S = torch.zeros(spans.count, dtype=torch.float64, device=hidden_ME.device)
+    logprobs_S = torch.zeros(spans.total, dtype=torch.float64, device=hidden_ME.device)
     if len(merged_M):
         label = Term("cross_entropy", targets_N=seen.targets_N[merged_M])
         log_q_M = -fused_loss(hidden_ME[merged_M], head, [label], temperature=temperature).per_token_N
         logprobs_S.index_add_(0, spans.teacher_M[merged_M], log_q_M.double())
-    return SpanScores(hidden_NE, single_N, spans.student_N.masked_fill(single_N, -1), logprobs_S)
+    return SpanScores(hidden_NE, head, single_N, spans.student_N.masked_fill(single_N, -1), logprobs_S)

@@ -93,10 +93,10 @@ class CrossTokenizer:
         """
         prompt = self.prompt_ids(messages)
         ended = bool(response) and response[-1] in self.student.end_ids
-        said = [self._student_bytes[token] or b"" for token in response[: len(response) - ended]]
+        said = _spelling(self._student_bytes, response[: len(response) - ended])
         other_lead = self._replace_lead(said)
         ids = self._encode(b"".join(said))
-        spans = common_spans(said, [self._teacher_bytes[token] or b"" for token in ids])
+        spans = common_spans(said, _spelling(self._teacher_bytes, ids))
         whole = not said or (bool(spans) and (spans[-1][1], spans[-1][3]) == (len(said), len(ids)))
         if ended and whole:
             spans.append((len(said), len(response), len(ids), len(ids) + 1))
@@ -197,11 +197,11 @@ class CrossTokenizer:
 
     def _encode_text(self, text: str) -> list[int]:
         ids = self.teacher.encode(text)
-        spelled = b"".join(self._teacher_bytes[token] or b"" for token in ids)
+        spelled = b"".join(_spelling(self._teacher_bytes, ids))
         if spelled == text.encode() or not spelled.startswith(b" "):
             return ids
         guarded = self.teacher.encode(_GUARD + text)
-        lengths = itertools.accumulate(len(self._teacher_bytes[token] or b"") for token in guarded)
+        lengths = itertools.accumulate(map(len, _spelling(self._teacher_bytes, guarded)))
         guard = {len(_GUARD), len(_GUARD) + 1}  # the guard alone, or with the space before it
         cut = next((number for number, at in enumerate(lengths, 1) if at in guard), 0)
         return guarded[cut:]
@@ -210,6 +210,11 @@ class CrossTokenizer:
     def _single_bytes(self) -> dict[bytes, int]:
         table = self._teacher_bytes
         return {spelled: token for token, spelled in enumerate(table) if spelled is not None and len(spelled) == 1}
+
+
+def _spelling(table: Sequence[bytes | None], ids: Sequence[int]) -> list[bytes]:
+    """Return what each token spells; nothing for an id without a token, such as padding of the head."""
+    return [(table[token] if token < len(table) else None) or b"" for token in ids]
 
 
 def _lead(chat: ChatFormat) -> bytes:
