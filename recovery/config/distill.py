@@ -32,8 +32,8 @@ class DistillConfig(TrainingConfig):
     student: str = same_as(MidtrainConfig, "student")
     teacher: str = setting(
         "base",
-        "Teacher for behaviour: base, a folder, a hub id or the address of a vLLM server; for some methods label, "
-        "none, self, start or ema.",
+        "Teacher for behaviour: base, a folder, a hub id (the tokenizer may be another one) or the address of a vLLM "
+        "server; for some methods label, none, self, start or ema.",
         metavar="NAME",
     )
     knowledge_teacher: str | None = setting(

@@ -44,7 +44,8 @@ class SpanScores:
     """What the teacher says about N student tokens in S spans.
 
     ``hidden_NE`` are its hidden states at one-to-one positions (``single_N``), zero elsewhere, for its ``head``;
-    ``logprobs_S`` the natural log-probability of each merged span. ``spans_N`` is the merged span of each token, -1 for other tokens.
+    ``logprobs_S`` the natural log-probability of each merged span. ``spans_N`` is the merged span of each token, -1 for
+    other tokens.
     """
 
     hidden_NE: Tensor

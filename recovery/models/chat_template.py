@@ -1,7 +1,7 @@
 """Chat templates: convert messages to token ids and response masks, and response ids to text.
 
-Student and teacher read the same ids, so template arguments (such as ``enable_thinking``) are set once, here, for
-both.
+Student and teacher read the same ids, unless the teacher has another tokenizer; template arguments (such as
+``enable_thinking``) are set once, for both.
 """
 
 from __future__ import annotations

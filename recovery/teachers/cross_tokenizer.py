@@ -201,9 +201,8 @@ class CrossTokenizer:
         if spelled == text.encode() or not spelled.startswith(b" "):
             return ids
         guarded = self.teacher.encode(_GUARD + text)
-        lengths = itertools.accumulate(map(len, _spelling(self._teacher_bytes, guarded)))
-        guard = {len(_GUARD), len(_GUARD) + 1}  # the guard alone, or with the space before it
-        cut = next((number for number, at in enumerate(lengths, 1) if at in guard), 0)
+        read = itertools.accumulate(_spelling(self._teacher_bytes, guarded))
+        cut = next((number for number, spelled in enumerate(read, 1) if spelled.lstrip(b" ") == _GUARD.encode()), 0)
         return guarded[cut:]
 
     @functools.cached_property
