@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pipelines.planning.memory import TeacherFootprint
+from pipelines.planning.throughput import parameters
 from pipelines.runtime.engines import engine_of, server_at
 from pipelines.runtime.instrumentation import StepInstrumentation, TimedScorer, TimedTeacher
 from pipelines.runtime.session import Session
@@ -133,9 +134,9 @@ def teacher_footprint(student: Checkpoint, teachers: Sequence[Checkpoint], *, co
     sharing = [teacher for teacher in teachers if share_base_weights(student, teacher)]
     bases = sum(teacher.adapter is None for teacher in sharing)
     alone = copied and not share_base_weights(student, student)
-    return TeacherFootprint(
-        bases, len(sharing) - bases, len(teachers) - len(sharing) + alone, int(copied and not alone)
-    )
+    others, own = [teacher for teacher in teachers if teacher not in sharing], parameters(student.weights)
+    larger = sum(max(0, parameters(teacher.weights) - own) for teacher in others)
+    return TeacherFootprint(bases, len(sharing) - bases, len(others) + alone, int(copied and not alone), larger)
 
 
 def teacher_of(

@@ -70,6 +70,7 @@ def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Sess
     plan = plan_distill(session, longer)
     assert "the teacher external/other has another tokenizer, with 2" in plan.text()
     assert "of the student's 448 tokens: responses are aligned" in plan.text()
+    assert plan.memory.memory.held["teachers"] > 0
     distill(session, longer)
     found = curves(session)
     assert sum(found["reverse_kl"][-4:]) < 0.8 * sum(found["reverse_kl"][:4])
