@@ -142,6 +142,8 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
     if mine:
         parts += ["", "## Against the bounds", "", *_bounds(mine), *_base(mine[0])]
     parts += ["", "## Every arm", "", *_arms(records)]
+    if rivals := _rivals(mine, records):
+        parts += ["", f"## {mine[0].title[0].upper()}{mine[0].title[1:]}, against the other arms", "", *rivals]
     for record in mine[:1]:
         parts += ["", "## Paired tests", "", *_paired(record), "", "## Ten prompts, answered", "", *_shown(record)]
     return "\n".join([*parts, ""])
@@ -276,6 +278,35 @@ def _mean(costs: Sequence[Mapping[str, float]], name: str) -> float:
     return statistics.fmean([cost.get(name, 0.0) for cost in costs])
 
 
+def _rivals(mine: Sequence[Record], records: Sequence[Record]) -> list[str]:
+    """Compare the main arm with each other arm at the end of each cycle that both have, on the same items and seed."""
+    rows = []
+    for other in (record for record in records if record not in mine):
+        for record in (record for record in mine if record.seed == other.seed):
+            for cycle in range(1, min(record.cycles, other.cycles) + 1):
+                rows += _against(record, other, cycle)
+    head = ["against", "seed", "after cycle", "on", "items", "points (95%)", "lost/won", "p"]
+    return table_lines(head, rows) if rows else []
+
+
+def _against(record: Record, other: Record, cycle: int) -> list[list[str]]:
+    """Return the rows of one cycle: instructions, and all questions on the corpora so far."""
+    ours, theirs = record.at(cycle, "last"), other.at(cycle, "last")
+    if ours is None or theirs is None:
+        return []
+    on = [(IFEVAL, "instructions"), (OWN, "instructions")]
+    on += [(f"{ASKED}/{corpus}", "questions") for corpus in range(1, cycle + 1)]
+    found = [_compared(theirs, ours, name, level) for name, level in on]
+    return [[other.title, str(record.seed), str(cycle), *_outcome(one)] for one in found if one is not None]
+
+
+def _outcome(found: Comparison) -> list[str]:
+    """Return the cells of a paired comparison: what was compared, items, difference, items lost and won, p."""
+    p_value = MISSING if found.p_value is None else f"{found.p_value:.2g}" if found.p_value else "< 1e-15"
+    change = f"{100 * found.difference:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
+    return [found.name, str(found.n), change, f"{found.lost}/{found.won}", p_value]
+
+
 def _paired(record: Record) -> list[str]:
     """Compare each checkpoint with base on the same items of the first seed, one row per suite and level."""
     base = record.at(0, "base")
@@ -284,22 +315,22 @@ def _paired(record: Record) -> list[str]:
         for name, level in ((IFEVAL, "instructions"), (IFEVAL, "prompts"), (OWN, "instructions"), (OWN, "prompts")):
             found = None if base is None or measured is base else _compared(base, measured, name, level)
             if found is not None:
-                p_value = MISSING if found.p_value is None else f"{found.p_value:.2g}"
-                change = f"{100 * found.difference:+.1f} ({100 * found.low:+.1f} to {100 * found.high:+.1f})"
-                rows.append(
-                    [measured.name, f"{name}, {level}", str(found.n), change, f"{found.lost}/{found.won}", p_value]
-                )
+                rows.append([measured.name, *_outcome(found)])
     return table_lines(["checkpoint", "on", "items", "points against base (95%)", "lost/won", "p"], rows)
 
 
 def _compared(base: Measured, other: Measured, name: str, level: str) -> Comparison | None:
-    """Paired comparison of prompts (all instructions followed) or of instructions, clustered by prompt."""
+    """Paired comparison of prompts (all instructions followed), of questions (the response contains an accepted
+    answer), or of instructions, clustered by prompt.
+    """
     sides = []
     for measured in (base, other):
         items: dict[str, Judged] = {}
         for key, verdicts in measured.items.get(name, {}).items():
             if level == "prompts":
                 items[key] = Judged(float("0" not in verdicts))
+            elif level == "questions":
+                items[key] = Judged(float("1" in verdicts))
             else:
                 items |= {f"{key}#{at}": Judged(float(word), key) for at, word in enumerate(verdicts)}
         sides.append(items)

@@ -14,7 +14,6 @@ import torch
 
 from pipelines.planning.architecture import Architecture, built_adapter
 from recovery.losses.fused import block_rows, chunk_size
-from recovery.models.hardware import formed_whole
 
 WIDE = 4  # float32: trained weights, norms, softmaxes
 
@@ -150,25 +149,24 @@ def _norm(setup: Setup, width: int, item: int) -> int:
 
 
 def _attention(setup: Setup, rows: Rows, window: int | None) -> int:
-    """Return attention's bytes per row: queries, keys, values, result, and the scores if they are formed whole."""
+    """Return attention's bytes per row: queries, keys, values, result, and where the kernel's own backward pass runs
+    its statistics and its mask.
+    """
     size, item, length = setup.architecture, setup.itemsize, rows.length
     queries, keys = item * size.heads * size.head_width, item * size.groups * size.head_width
     scores = length * length * size.heads
     copied = item if setup.lower else 0
     if size.capped:  # plain products on repeated keys and values; the cap's tanh, the softmax and its copy
         return 4 * queries * length + scores * (item + WIDE + copied)
-    if not setup.gpu and formed_whole(rows.count, size.heads, length, length):
-        return 2 * (queries + keys) * length + scores * (WIDE + copied)
     masked = rows.packed or (window is not None and window < length)
     if setup.gpu and masked:
         keys = queries  # repeated for the kernel that takes a mask
-    per_token = 2 * (queries + keys) + WIDE * size.heads
+    recomputed = not setup.gpu and item < WIDE
+    per_token = 2 * (queries + keys) + (0 if recomputed else WIDE * size.heads)
     if setup.lower and not setup.full:
         per_token += queries  # the result once more, as the adapter's input
-    shared = item * length * length
-    # A mask as numbers, for each layer anew: of every row, or on a CPU a causal one for all.
-    mask = shared if masked else 0 if setup.gpu else shared // rows.count
-    return per_token * length + mask
+    # A mask as numbers, for each layer anew.
+    return per_token * length + (item * length * length if masked and not recomputed else 0)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -253,7 +251,9 @@ def _loss(setup: Setup, rows: Rows) -> Parts:
 def _backward(setup: Setup, rows: Rows) -> Parts:
     """The start of the backward pass, in the last layer's MLP: gradients of its product and of the stream."""
     size, item = setup.architecture, setup.itemsize
-    again = _kept(setup, rows) / size.depth if setup.gradient_checkpointing else 0
+    # A layer computed again keeps the same as without checkpointing; its input is the checkpoint.
+    kept = _kept(setup, rows) / size.depth - setup.stream * size.width * rows.tokens
+    again = kept if setup.gradient_checkpointing else 0
     inner = 2 * item + (WIDE + item if setup.lower and not setup.full else 0)  # an adapter's input, cast twice
     temporary = rows.tokens * (inner * size.inner + 2 * setup.stream * size.width)
     casts = _casts(setup) / (size.depth if setup.gradient_checkpointing else 1)

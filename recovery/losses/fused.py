@@ -31,8 +31,10 @@ from recovery.losses.terms import BehaviourPolicy, Term, check_per_token, check_
 from recovery.models.lm_head import Head
 
 # One buffer of logits: part of the processor's last-level cache for a small vocabulary, but never fewer tokens than
-# matrix products need to be efficient (narrower types need more).
+# matrix products need to be efficient (narrower types need more). Four times as many tokens make the products of a
+# head's gradient twice as fast; they are taken if the buffer stays below the larger size.
 _CHUNK_BYTES = 8 << 20
+_LARGE_CHUNK_BYTES = 128 << 20
 _MIN_CHUNK = 128
 # One block of rows on a CPU: three such buffers fit in the cache of one or two cores.
 _BLOCK_BYTES = 2 << 20
@@ -460,9 +462,12 @@ def _working_dtype(hidden_ND: Tensor, head: Head) -> torch.dtype:
 
 
 def chunk_size(vocabulary: int, dtype: torch.dtype) -> int:
-    """Return the tokens per chunk: a multiple of the smallest efficient chunk, within the budget of one buffer."""
+    """Return the tokens per chunk: a multiple of the smallest efficient chunk, within the budgets of one buffer."""
     smallest = _MIN_CHUNK * 4 // min(dtype.itemsize, 4)
-    return max(1, _CHUNK_BYTES // (vocabulary * dtype.itemsize * smallest)) * smallest
+    cached, large = (
+        budget // (vocabulary * dtype.itemsize * smallest) for budget in (_CHUNK_BYTES, _LARGE_CHUNK_BYTES)
+    )
+    return max(1, cached, min(4, large)) * smallest
 
 
 def block_rows(chunk: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:

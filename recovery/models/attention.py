@@ -1,36 +1,38 @@
-"""Attention function registered with transformers: torch's fused kernel, or two matrix products.
+"""Attention function registered with transformers: torch's fused kernel, with a backward pass of our own in bfloat16.
 
-The fused kernel saves memory for long rows, and on a CPU it reads the KV cache in place, which a plain product in
-bfloat16 copies first. Its backward pass is slower for short rows, where it takes a third of a small model's training
-time. If gradients are computed, the full score matrix is therefore formed for short rows.
+On a CPU the kernel reads the KV cache in place, which a plain product in bfloat16 copies first. Its backward pass in
+bfloat16 takes three to ten times as long as the matrix products it consists of, so those are computed here, some
+queries at a time: scores are never held for whole rows, and blocks of keys that a mask hides are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from recovery.models.hardware import formed_whole
-
 NAME = "sdpa_or_plain"
+# Queries per block of the backward pass; fewer if a block has more scores (rows x heads x queries x keys) than this.
+QUERIES = 128
+SCORES = 1 << 24
 
 
 def attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Grouped-query attention. query [B, heads, Q, d]; key and value [B, groups, T, d]; mask True where attended.
 
     Return [B, Q, heads, d] and no weights. Masks that are not boolean, dropout and position biases are handled by
@@ -38,59 +40,122 @@ def attention(
     """
     supported = attention_mask is None or attention_mask.dtype == torch.bool
     supported = supported and dropout == 0 and kwargs.get("position_bias") is None
-    implementation = _implementation(query, key) if supported else None
+    implementation = _implementation(query, value) if supported else None
     if implementation is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
-    if attention_mask is None and query.shape[2] > 1:
-        causal = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device)
-        attention_mask = causal.tril(key.shape[2] - query.shape[2])
+    queries, keys = query.shape[2], key.shape[2]
+    if attention_mask is None and 1 < queries < keys:
+        attention_mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+    elif attention_mask is not None:
+        attention_mask = attention_mask[..., :keys]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return implementation(query, key, value, attention_mask, scale), None
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return implementation(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
 
 
-def _implementation(query: torch.Tensor, key: torch.Tensor) -> Callable[..., torch.Tensor] | None:
-    """Return the function of this module for these shapes; None for transformers' own."""
-    rows, heads, length, _ = query.shape
+def _implementation(query: Tensor, value: Tensor) -> Callable[..., Tensor] | None:
+    """Return the function of this module for these tensors; None for transformers' own."""
     if not _on_cpu(query):
-        return _plain if length == 1 else None
-    return _plain if torch.is_grad_enabled() and formed_whole(rows, heads, length, key.shape[2]) else _fused
+        return _plain if query.shape[2] == 1 else None
+    return _recomputed if value.dtype == torch.bfloat16 and torch.is_grad_enabled() else _fused
 
 
-def _on_cpu(query: torch.Tensor) -> bool:
+def _on_cpu(query: Tensor) -> bool:
     return query.device.type == "cpu"
 
 
-def _fused(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    """Call torch's kernel with grouped heads: transformers repeats keys and values for it if there is a mask."""
-    query, key = query.to(value.dtype), key.to(value.dtype)
+def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Call torch's kernel with grouped heads: transformers repeats keys and values for it if there is a mask. Without
+    a mask there are as many keys as queries, or one query that attends to all.
+    """
+    causal = mask is None and query.shape[2] > 1
+    return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=True)
+
+
+@torch.compiler.disable
+def _recomputed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Return the kernel's result, with a backward pass that computes the scores again."""
+    result: Tensor = _Recomputed.apply(query, key, value, mask, scale)
+    return result
+
+
+class _Recomputed(torch.autograd.Function):
+    """Attention whose backward pass is matrix products, block by block of queries."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+        ctx.save_for_backward(query, key, value, mask)
+        ctx.scale = scale
+        return _fused(query, key, value, mask, scale)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask = ctx.saved_tensors
+        rows, heads, queries, width = query.shape
+        groups = key.shape[1]
+        # The heads of a group share keys and values: [rows, groups, heads of a group, queries, width].
+        by_group = (rows, groups, heads // groups, queries, width)
+        scaled, grad = (query * ctx.scale).reshape(by_group), grad.reshape(by_group)
+        grad_query = query.new_empty(by_group)
+        grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+        for block, begin, end in _blocks(query, key, mask):
+            bias = _bias(mask, block, begin, end, query)
+            q, g = (x[..., block, :].reshape(rows, groups, -1, width) for x in (scaled, grad))
+            k, v = key[:, :, begin:end], value[:, :, begin:end]
+            scores = torch.matmul(q, k.transpose(2, 3))
+            scores.view(rows, groups, heads // groups, -1, end - begin).add_(bias)
+            weights = scores.softmax(-1)
+            grad_value[:, :, begin:end] += torch.matmul(weights.transpose(2, 3), g)
+            grad_scores = torch._softmax_backward_data(torch.matmul(g, v.transpose(2, 3)), weights, -1, weights.dtype)
+            grad_query[..., block, :] = torch.matmul(grad_scores, k).view(grad_query[..., block, :].shape)
+            grad_key[:, :, begin:end] += torch.matmul(grad_scores.transpose(2, 3), q)
+        return grad_query.mul_(ctx.scale).view(query.shape), grad_key, grad_value, None, None
+
+
+def _blocks(query: Tensor, key: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, int, int]]:
+    """Yield blocks of queries, each with the first and the last (excluded) key that any of them attends to."""
+    rows, heads, queries, _ = query.shape
+    size = max(1, min(QUERIES, SCORES // (rows * heads * key.shape[2])))
+    for start in range(0, queries, size):
+        block = slice(start, min(start + size, queries))
+        if mask is None:
+            yield block, 0, block.stop if queries > 1 else key.shape[2]
+            continue
+        attended = mask[..., block, :].flatten(0, -2).any(0).nonzero()
+        if len(attended):
+            yield block, int(attended[0]), int(attended[-1]) + 1
+        else:
+            yield block, 0, key.shape[2]
+
+
+def _bias(mask: Tensor | None, block: slice, begin: int, end: int, query: Tensor) -> Tensor:
+    """Return 0 where a query attends to a key, else the lowest number: finite, so that the weights of a padding
+    position, which attends to nothing, are defined. Broadcast over [rows, groups, heads of a group, Q, T].
+    """
+    shape = (block.stop - block.start, end - begin)
     if mask is not None:
-        mask = mask[..., : key.shape[2]]
-    mixed = F.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
-    return mixed.transpose(1, 2).contiguous()
+        hidden = ~mask[..., block, begin:end].unsqueeze(-3)
+    else:
+        hidden = torch.ones(shape, dtype=torch.bool, device=query.device).triu_(block.start + 1 - begin)
+        if query.shape[2] == 1:
+            hidden.fill_(False)
+    bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
+    return bias.masked_fill_(hidden, torch.finfo(query.dtype).min / 2)
 
 
-def _plain(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
-) -> torch.Tensor:
-    batch, heads, length, width = query.shape
+def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of one query a row by two products, without repeating keys and values for the heads of a group."""
+    rows, heads, _, width = query.shape
     groups = key.shape[1]
-    # The heads of a group share keys and values: they are concatenated along the query axis.
-    grouped = (query * scale).to(value.dtype).reshape(batch, groups, (heads // groups) * length, width)
-    scores = torch.matmul(grouped, key.to(value.dtype).transpose(2, 3))
+    grouped = (query * scale).reshape(rows, groups, heads // groups, width)
+    scores = torch.matmul(grouped, key.transpose(2, 3))
     if mask is not None:
-        # Added instead of filled in: an addition needs no work in the backward pass. Finite, so that the weights of a
-        # padding position, which attends to nothing, are defined.
-        lowest = torch.finfo(scores.dtype).min / 2
-        bias = torch.zeros(mask.shape, dtype=scores.dtype, device=mask.device).masked_fill_(~mask, lowest)
-        scores = scores.view(batch, groups, heads // groups, length, -1) + bias[..., : key.shape[2]].unsqueeze(-3)
-        scores = scores.view(batch, groups, -1, key.shape[2])
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2)
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    mixed = torch.matmul(weights, value).view(batch, heads, length, width)
-    return mixed.transpose(1, 2).contiguous()
+    return torch.matmul(weights, value).view(rows, heads, 1, width)
 
 
 AttentionInterface.register(NAME, attention)

@@ -71,6 +71,22 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
     assert "the command" in text and "1 of 3" in text
 
 
+def test_the_main_arm_is_paired_with_the_others_after_each_cycle_that_both_have() -> None:
+    questions = {"domain_knowledge/1": {"a": "00", "b": "01", "c": "11"}}
+    asked = [replace(one, items={**one.items, **questions}) for one in RUN.checkpoints]
+    nothing = {"domain_knowledge/1": dict.fromkeys("abc", "00")}
+    other = replace(RUN, arm="documents", title="documents alone",
+                    checkpoints=(asked[0], replace(asked[1], items={**asked[1].items, **nothing})))  # fmt: skip
+    rows = page([replace(RUN, checkpoints=tuple(asked)), other], "two-teachers", "the command").splitlines()
+    begin = rows.index("## Recovery with two teachers, against the other arms")
+    paired = [row.split("|")[1:-1] for row in rows[begin + 4 : rows.index("## Paired tests") - 1]]
+    # Strict instructions: 11 1 00 against 01 0 00. Questions: a response that contains an answer counts.
+    assert [(row[3].strip(), row[4].strip(), row[6].strip()) for row in paired] == [
+        ("instruction_following, instructions", "5", "0/2"),
+        ("domain_knowledge/1, questions", "3", "0/2"),
+    ]
+
+
 def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
     worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.5, 0.1, "01 0 00")))
     own = "recovery: own prompts, instructions strict, relative to base"

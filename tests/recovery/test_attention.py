@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from recovery.models import attention
-from recovery.models.attention import _fused, _implementation, _plain
-from recovery.models.hardware import PLAIN_LENGTH
+from recovery.models.attention import QUERIES, SCORES, _blocks, _fused, _implementation, _plain, _recomputed
 
 
 def reference(
@@ -19,7 +18,7 @@ def reference(
     share = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(share, 1).double() for x in (key, value))
     scores = query.double() @ key.transpose(2, 3) * scale
-    return (scores.masked_fill(~attended, -torch.inf).softmax(-1) @ value).transpose(1, 2)
+    return (scores.masked_fill(~attended, -1e30).softmax(-1) @ value).transpose(1, 2)
 
 
 def tensors(queries: int, keys: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -31,7 +30,7 @@ def tensors(queries: int, keys: int, dtype: torch.dtype) -> tuple[torch.Tensor, 
 
 
 @pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 9), (7, 7), (3, 9), (PLAIN_LENGTH + 4, PLAIN_LENGTH + 4)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 9), (7, 7), (3, 9), (QUERIES + 4, QUERIES + 4)])
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_every_way_is_attention(queries: int, keys: int, dtype: torch.dtype, close: float, grad: bool) -> None:
     query, key, value = tensors(queries, keys, dtype)
@@ -47,26 +46,53 @@ def test_every_way_is_attention(queries: int, keys: int, dtype: torch.dtype, clo
             torch.testing.assert_close(found.double()[attends], wanted[attends], rtol=close, atol=close)
 
 
-def test_both_ways_have_the_same_gradient() -> None:
-    mask = torch.ones(12, 12, dtype=torch.bool).tril().expand(2, 1, -1, -1).clone()
-    mask[1, ..., :3] = False
-    found = []
-    for implementation in (_plain, _fused):
-        leaves = [x.clone().requires_grad_() for x in tensors(12, 12, torch.float32)]
-        mixed = implementation(*leaves, mask, 0.25)
-        mixed[0].square().sum().add(mixed[1, 3:].square().sum()).backward()
-        found.append([leaf.grad for leaf in leaves])
-    for plain, fused in zip(*found, strict=True):
-        torch.testing.assert_close(plain, fused)
+@pytest.mark.parametrize("queries", [12, QUERIES + 20])
+@pytest.mark.parametrize("kind", ["causal", "packed", "padded", "window"])
+def test_the_backward_pass_is_that_of_attention(queries: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attended = torch.ones(queries, queries, dtype=torch.bool).tril().expand(2, 1, -1, -1).clone()
+    if kind == "packed":
+        attended[..., 5:, :5] = False
+    if kind == "window":
+        attended &= torch.ones(queries, queries, dtype=torch.bool).triu(-6)
+    if kind == "padded":
+        attended[1, ..., :3] = False
+    mask = None if kind == "causal" else attended
+    attends = attended[:, 0].any(-1)
+    leaves = [x.double().requires_grad_() for x in tensors(queries, queries, torch.bfloat16)]
+    reference(*leaves, attended, 0.25)[attends].square().sum().backward()
+    wanted = [leaf.grad for leaf in leaves]
+    for scores in (SCORES, 2 * 6 * queries * 7):  # blocks of all queries, and of seven
+        monkeypatch.setattr(attention, "SCORES", scores)
+        found = [x.clone().requires_grad_() for x in tensors(queries, queries, torch.bfloat16)]
+        mixed, _ = attention.attention(torch.nn.Module(), *found, mask)
+        mixed[attends].float().square().sum().backward()
+        for leaf, gradient in zip(found, wanted, strict=True):
+            assert leaf.grad is not None and gradient is not None
+            assert (leaf.grad - gradient).norm() < 0.02 * gradient.norm()
 
 
-def test_what_is_not_on_a_cpu_goes_to_transformers_but_for_single_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_leave_out_the_keys_that_no_query_attends_to() -> None:
+    query, key, _ = tensors(2 * QUERIES, 2 * QUERIES, torch.bfloat16)
+    halves = torch.zeros(2, 1, 2 * QUERIES, 2 * QUERIES, dtype=torch.bool)
+    halves[..., :QUERIES, :QUERIES] = halves[..., QUERIES:, QUERIES:] = True
+    keys = [(begin, end) for _, begin, end in _blocks(query, key, halves)]
+    assert keys == [(0, QUERIES), (QUERIES, 2 * QUERIES)]
+    assert [end for _, _, end in _blocks(query, key, None)] == [QUERIES, 2 * QUERIES]
+
+
+def test_other_devices_are_left_to_transformers_but_for_single_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_on_cpu", lambda query: False)
-    assert [_implementation(*tensors(queries, 8, torch.float32)[:2]) for queries in (1, 8)] == [_plain, None]
+    chosen = [_implementation(*tensors(queries, 8, torch.float32)[::2]) for queries in (1, 8)]
+    assert chosen == [_plain, None]
+    query, key, value = tensors(1, 9, torch.float32)
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[0, ..., :4] = False
+    found, _ = attention.attention(torch.nn.Module(), query, key, value, mask)
+    torch.testing.assert_close(found.double(), reference(query, key, value, mask, 0.25), rtol=1e-5, atol=1e-5)
 
 
-def test_scores_are_formed_whole_only_for_short_rows_with_gradients() -> None:
-    short, long = tensors(8, 8, torch.float32), tensors(PLAIN_LENGTH + 1, PLAIN_LENGTH + 1, torch.float32)
-    assert (_implementation(*short[:2]), _implementation(*long[:2])) == (_plain, _fused)
+def test_only_bfloat16_with_gradients_needs_a_backward_pass_of_our_own() -> None:
+    wide, narrow = tensors(8, 8, torch.float32), tensors(8, 8, torch.bfloat16)
+    assert (_implementation(*wide[::2]), _implementation(*narrow[::2])) == (_fused, _recomputed)
     with torch.no_grad():
-        assert (_implementation(*short[:2]), _implementation(*long[:2])) == (_fused, _fused)
+        assert (_implementation(*wide[::2]), _implementation(*narrow[::2])) == (_fused, _fused)
