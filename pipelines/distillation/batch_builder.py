@@ -194,7 +194,8 @@ class BatchBuilder:
             row = replace(row, **self._spelled(cross, turn, scored))
         elif (messages := self._teacher_messages(turn)) is not None:
             row = replace(row, teacher_ids=[*self.student.chat.prompt_ids(messages), *ids])
-        if not config.weighed:
+        # Merged spans need their own importance ratios once the weights have changed since the sampling.
+        if not config.weighed and (row.spans is None or config.batch_epochs == 1):
             return row
         logprobs = turn.completion.logprobs
         before = tuple(logprobs[: scored.index(True)])

@@ -64,6 +64,8 @@ def _check_settings(config: DistillConfig, resolved: ResolvedDistillation, teach
         problem = "--continuation cannot use: omit it"
     elif config.alpha < 1.0:
         problem = f"--alpha {config.alpha:g} excludes: only the student's own completions are aligned; set --alpha 1"
+    elif config.temperature != 1.0:
+        problem = f"--temperature {config.temperature:g} excludes: merged spans are estimated at 1; set --temperature 1"
     elif teacher in resolved.teachers and len(resolved.teachers) > 1:
         problem = "several weighted teachers cannot have: name one --teacher"
     if problem:

@@ -54,7 +54,7 @@ def other(make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def config(distill_config: DistillConfig, other: Path) -> DistillConfig:
-    return dataclasses.replace(distill_config, teacher=str(other), alarm=False)
+    return dataclasses.replace(distill_config, teacher=str(other), alarm=False, check_every=1)
 
 
 def curves(session: Session) -> dict[str, list[float]]:
@@ -82,25 +82,32 @@ def test_the_student_approaches_a_teacher_that_writes_other_tokens(session: Sess
 
 
 @pytest.fixture
-def stopped(open_session: Callable[..., Session], config: DistillConfig) -> Iterator[Session]:
-    """A workspace whose stage was stopped after its second step."""
+def twice(config: DistillConfig) -> DistillConfig:
+    return dataclasses.replace(config, batch_epochs=2)
+
+
+@pytest.fixture
+def stopped(open_session: Callable[..., Session], twice: DistillConfig) -> Iterator[Session]:
+    """A workspace whose stage was stopped after its third step."""
     with open_session(name="stopped") as session:
 
         def stop(step: int, *_: object) -> dict[str, float]:
-            session.interrupts.requested = step == 2
+            session.interrupts.requested = step == 3
             return {}
 
         with pytest.raises(StageInterrupted):
-            distill(session, dataclasses.replace(config, check_every=1), observe=stop)
+            distill(session, twice, observe=stop)
         yield session
 
 
 def test_a_stopped_stage_ends_with_the_same_weights(
-    stopped: Session, open_session: Callable[..., Session], config: DistillConfig
+    stopped: Session, open_session: Callable[..., Session], twice: DistillConfig
 ) -> None:
+    """It was stopped between two updates on one batch, whose rows and spans are in its state."""
     resume(stopped)
     with open_session(name="whole") as session:
-        whole = distill(session, dataclasses.replace(config, check_every=1))
+        whole = distill(session, twice)
+        assert {"ratio", "clipped"} <= curves(session).keys(), "the second update weighs tokens by importance"
         assert stopped.resolve("latest").hash == whole.hash
         assert curves(stopped)["reverse_kl"] == curves(session)["reverse_kl"]
 
@@ -112,6 +119,7 @@ def test_a_stopped_stage_ends_with_the_same_weights(
         ({"divergence": "sampled"}, "which --divergence sampled cannot compare"),
         ({"alpha": 0.5, "answers": "teacher"}, "--alpha 0.5 excludes"),
         ({"continuation": 4}, "--continuation cannot use"),
+        ({"temperature": 0.7}, "--temperature 0.7 excludes"),
         ({"teacher": "base=0.5,OTHER=0.5"}, "several weighted teachers cannot have"),
     ],
 )
