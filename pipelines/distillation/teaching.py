@@ -98,17 +98,18 @@ def teacher_metrics(
             model = teacher.loaded if isinstance(teacher, Frozen) else loaded
             ids = [model.chat.prompt_ids(open_turns(prompt.messages)[0]) for prompt in chosen]
             completions = TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
-        if not same_tokens(model.tokenizer, loaded.tokenizer):
-            return completion_metrics([_in_tokens_of(loaded, model, one) for one in completions])
         logprobs = [value for one in completions for value in one.logprobs]
+        if not same_tokens(model.tokenizer, loaded.tokenizer):
+            completions = [_in_tokens_of(loaded, model, one) for one in completions]
         # Minus the mean log-probability of sampled tokens is an unbiased estimate of the entropy.
-        return completion_metrics(completions) | {"entropy": -sum(logprobs) / max(1, len(logprobs))}
+        tokens = sum(len(one.ids) for one in completions)
+        return completion_metrics(completions) | {"entropy": -sum(logprobs) / max(1, tokens)}
 
     return measure
 
 
 def _in_tokens_of(student: Loaded, teacher: Loaded, completion: Completion) -> Completion:
-    """Return a teacher's completion in the student's tokens, so that lengths can be compared."""
+    """Return a teacher's completion in the student's tokens, so that figures per token can be compared."""
     ids = completion.ids[: len(completion.ids) - completion.finished]
     spelled = student.chat.encode(teacher.chat.raw_text(ids))
     return Completion([*spelled, *completion.ids[len(ids) :]], [], completion.finished)
