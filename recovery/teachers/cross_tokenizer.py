@@ -219,8 +219,11 @@ def _spelling(table: Sequence[bytes | None], ids: Sequence[int]) -> list[bytes]:
 def _lead(chat: ChatFormat) -> bytes:
     """Return the whitespace that a template has between the opening of a turn and the response."""
     asked = Message(role="user", content=_PROBE)
-    opening = chat.render([asked], generation_prompt=True)
-    closed = chat.render([asked, Message(role="assistant", content=_PROBE)])
+    try:
+        opening = chat.render([asked], generation_prompt=True)
+        closed = chat.render([asked, Message(role="assistant", content=_PROBE)])
+    except ModelError:  # a template for conversations of another form
+        return b""
     lead, found, _ = closed[len(opening) :].partition(_PROBE)
     return lead.encode() if closed.startswith(opening) and found and not lead.strip() else b""
 
