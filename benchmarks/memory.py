@@ -41,7 +41,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, Qwen3Config
 from benchmarks import _report, _resident
 from pipelines.distillation.plan import plan_distill
 from pipelines.distillation.stage import distill
-from pipelines.midtrain import midtrain, open_cycle, plan_midtrain
+from pipelines.midtrain import midtrain, plan_midtrain
 from pipelines.planning.activations import Setup
 from pipelines.planning.memory import parameters_of
 from pipelines.planning.throughput import size
@@ -181,7 +181,7 @@ def begin(shape: Shape, folder: Path, seed: int, precision: str) -> None:
             config = MidtrainConfig(
                 docs=docs, student="base", tuning=tuning, steps=1, batch_tokens=64, device="cpu", seed=seed
             )
-            midtrain(session, config, open_cycle(session, config), name=f"student/{tuning}")
+            midtrain(session, config, name=f"student/{tuning}")
 
 
 def run(case: Case, folder: Path) -> int:
@@ -190,7 +190,7 @@ def run(case: Case, folder: Path) -> int:
     with Session.open(folder / "workspace", display=Display(quiet=True)) as session:
         if isinstance(config, MidtrainConfig):
             plan = plan_midtrain(session, config).memory
-            midtrain(session, config, open_cycle(session, config))
+            midtrain(session, config)
         else:
             plan = plan_distill(session, config).memory
             distill(session, config)

@@ -84,7 +84,7 @@ def sheet() -> str:
         "If the teacher's logits are available, the divergence over the whole vocabulary replaces the sampled",
         "log-ratio: the same expectation, far less variance. `recover methods` prints this table, `recover train",
         "--method NAME` runs one method, `recover compare` runs several at equal cost; published claims about them are",
-        "[studies](commands.md#recover-study).",
+        "[studies](commands/experiments.md#recover-study).",
         "",
         "| method | use it | alpha | lambda | teacher | objective |",
         "|---|---|---|---|---|---|",

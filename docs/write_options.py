@@ -1,8 +1,8 @@
-"""Write the option tables of docs/commands.md from the commands' definitions: `make docs`.
+"""Write the tables of docs/commands/ from the commands' definitions: `make docs`.
 
-Each section "## `recover NAME`" contains a table between two markers, and so does the introduction for the settings
-without a flag; the prose around them is written by hand. With --check nothing is written and the exit status is 1 if
-the page is out of date.
+Each section "## `recover NAME`" contains a table of options between two markers; the index contains the table of all
+commands, with links to their sections, and that of the settings without a flag. The prose around them is written by
+hand. With --check nothing is written and the exit status is 1 if a page is out of date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from pipelines.cli.setting_options import default_of
 from recovery.config import SECTIONS
 from recovery.settings import settings_of
 
-PAGE = Path(__file__).resolve().parent / "commands.md"
+FOLDER = Path(__file__).resolve().parent / "commands"
+INDEX = FOLDER / "index.md"
+PAGES = ("first-steps", "training", "cycles", "evaluation", "experiments", "records")  # in reading order
 SECTION = re.compile(
     r"(?P<head>^#{2,3} `recover (?P<name>[a-z ]+)`\n(?:(?!^## ).*\n)*?<!-- options -->\n)"
     r"(?P<table>(?:.*\n)*?)(?P<tail><!-- end of options -->)",
@@ -35,7 +37,7 @@ def command(path: str) -> click.Command:
         assert isinstance(found, click.Group)
         inner = found.get_command(click.Context(found), name)
         if inner is None:
-            raise SystemExit(f"docs/commands.md describes `recover {path}`, which does not exist")
+            raise SystemExit(f"docs/commands describes `recover {path}`, which does not exist")
         found = inner
     return found
 
@@ -92,19 +94,39 @@ def recipe_only() -> str:
     return "\n".join(["| table | setting | meaning |", "|---|---|---|", *lines])
 
 
+def command_links(pages: dict[Path, str]) -> str:
+    """Return every command with its line of help and a link to its section, as a Markdown table in reading order."""
+    lines = ["| command | |", "|---|---|"]
+    for page, text in pages.items():
+        lines.append(f"| **[{text.partition(chr(10))[0].removeprefix('# ')}]({page.name})** | |")
+        for name in re.findall(r"^## `recover ([a-z]+)`$", text, re.MULTILINE):
+            lines.append(f"| [`recover {name}`]({page.name}#recover-{name}) | {cli.COMMANDS[name][1]} |")
+    return "\n".join(lines)
+
+
+def written() -> dict[Path, str]:
+    """Return what the pages should contain, by path."""
+    pages = {page: (FOLDER / f"{page}.md").read_text(encoding="utf-8") for page in PAGES}
+    after = {
+        FOLDER / f"{page}.md": SECTION.sub(lambda m: m["head"] + table(m["name"]) + m["tail"], text)
+        for page, text in pages.items()
+    }
+    index = between(INDEX.read_text(encoding="utf-8"), "commands", command_links(after))
+    return {**after, INDEX: between(index, "settings without a flag", recipe_only())}
+
+
 def main() -> int:
-    """Rewrite the page; with --check, return 1 if it would change."""
+    """Rewrite the pages; with --check, return 1 if one would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    before = PAGE.read_text(encoding="utf-8")
-    after = SECTION.sub(lambda m: m["head"] + table(m["name"]) + m["tail"], before)
-    after = between(after, "settings without a flag", recipe_only())
-    if not check:
-        PAGE.write_text(after, encoding="utf-8")
-    elif before != after:
-        print("docs/commands.md is out of date: run make docs")
-    return int(check and before != after)
+    stale = {page: text for page, text in written().items() if page.read_text(encoding="utf-8") != text}
+    for page, text in stale.items():
+        if check:
+            print(f"docs/commands/{page.name} is out of date: run make docs")
+        else:
+            page.write_text(text, encoding="utf-8")
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -17,26 +17,15 @@ from typing import Any
 
 from evals.acceptance_rules import Measurement
 from evals.lm_eval_adapter import EngineLM, run_lm_eval
-from evals.statistics import paired_contrast, score_of
+from evals.lm_eval_samples import task_result
+from evals.statistics import paired_contrast
 from recovery.lazy_import import lazily
-from recovery.types import Item, Score, SuiteResult
+from recovery.types import SuiteResult
 
 optimize = lazily("scipy.optimize")
 
 _ALPHA = 0.025  # per side
 _MOST = 100.0  # upper limit of the ratio; larger ones only mean that the reference is close to 0
-# The headline of a task is the first of these metrics that it has, otherwise its first metric.
-_HEADLINES = (
-    "acc_norm",
-    "acc",
-    "exact_match",
-    "prompt_level_strict_acc",
-    "f1",
-    "mc2",
-    "mc1",
-    "bleu",
-    "word_perplexity",
-)
 
 
 @dataclass(frozen=True)
@@ -100,7 +89,8 @@ def run_tasks(
     it is lm-eval's.
     """
     results = run_lm_eval(lm, tasks, limit=limit, chat=chat)
-    return [_suite(name, samples, results["results"][name]) for name, samples in sorted(results["samples"].items())]
+    found = sorted(results["samples"].items())
+    return [task_result(name, samples, results["results"][name]) for name, samples in found]
 
 
 def _common(*measured: Measurement) -> list[str]:
@@ -110,75 +100,3 @@ def _common(*measured: Measurement) -> list[str]:
 
 def _groups(measured: Measurement, keys: Sequence[str]) -> list[str]:
     return [measured.groups.get(key, "") for key in keys]
-
-
-def _suite(task: str, samples: Sequence[Mapping[str, Any]], aggregates: Mapping[str, Any]) -> SuiteResult:
-    """Return one task's result; if a task has several filters, each metric is named metric/filter."""
-    filters = list(dict.fromkeys(str(sample["filter"]) for sample in samples))
-    metrics = {
-        f"{metric},{name}": _score(f"{metric},{name}", _values(samples, metric, name), aggregates)
-        for name in filters
-        for metric in samples[0]["metrics"]
-    }
-    headline = _headline(list(metrics))
-    metric, chosen = headline.split(",", 1)
-    items = [_item(sample, metric) for sample in samples if sample["filter"] == chosen]
-    details = {name.removesuffix(",none").replace(",", "/"): score for name, score in metrics.items()}
-    return SuiteResult(task, metrics[headline], tuple(items), details)
-
-
-def _values(samples: Sequence[Mapping[str, Any]], metric: str, name: str) -> list[float]:
-    values = [_number(sample[metric]) for sample in samples if sample["filter"] == name]
-    return [value for value in values if value is not None]
-
-
-def _score(key: str, values: list[float], aggregates: Mapping[str, Any]) -> Score:
-    """Return lm-eval's aggregate ``key`` ("acc,none") with a standard error and the number of items."""
-    aggregate = _number(aggregates.get(key))
-    ours = score_of(values) if values else None
-    if ours is not None and (aggregate is None or abs(ours.value - aggregate) < 1e-9):
-        return ours
-    metric, name = key.split(",", 1)
-    stderr = _number(aggregates.get(f"{metric}_stderr,{name}"))
-    return Score(aggregate if aggregate is not None else 0.0, stderr or 0.0, int(aggregates.get("sample_len", 0)))
-
-
-def _headline(keys: Sequence[str]) -> str:
-    for wanted in _HEADLINES:
-        for key in keys:
-            if key.split(",", 1)[0] == wanted:
-                return key
-    return keys[0]
-
-
-def _item(sample: Mapping[str, Any], metric: str) -> Item:
-    value = _number(sample[metric])
-    requests = _requests(sample["arguments"])
-    return Item(
-        id=str(sample["doc_id"]),
-        prompt=str(requests[0][0]),
-        response=_response(sample["filtered_resps"], requests),
-        score=value if value is not None else 0.0,
-        verdicts={"correct": bool(value)} if value in (0.0, 1.0) else {},
-        extra={"target": str(sample["target"])},
-    )
-
-
-def _response(answers: Sequence[Any], requests: Sequence[Sequence[Any]]) -> str:
-    """Return the generated text; for scored continuations, the most likely one."""
-    if all(isinstance(answer, str) for answer in answers):
-        return "\n".join(answers)
-    totals = [answer[0] if isinstance(answer, tuple | list) else answer for answer in answers]
-    best = max(range(len(totals)), key=totals.__getitem__)
-    return str(requests[best][1]) if len(requests) == len(totals) and len(requests[best]) > 1 else str(totals[best])
-
-
-def _requests(arguments: Any) -> list[list[Any]]:
-    """Return the arguments of a sample's requests, which lm-eval stores as tuples or as mappings of mappings."""
-    rows = arguments.values() if isinstance(arguments, Mapping) else arguments
-    return [list(row.values()) if isinstance(row, Mapping) else list(row) for row in rows]
-
-
-def _number(value: Any) -> float | None:
-    """Return a plain number; None for lists and pairs, which only the task can aggregate."""
-    return float(value) if isinstance(value, bool | int | float) else None

@@ -181,16 +181,18 @@ def length_of(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> 
 def midtrain(
     session: Session,
     config: MidtrainConfig,
-    own: CorpusSnapshot,
+    own: CorpusSnapshot | None = None,
     *,
     resume: records.Stage | None = None,
     name: str | None = None,
 ) -> Checkpoint:
     """Run the stage on the documents of a cycle and return its checkpoint, which becomes ``latest``.
 
+    ``own`` is the snapshot of an open cycle's documents, by default of the next cycle, opened on the configuration's;
     ``resume`` is the record of an interrupted stage to continue; ``name`` is the checkpoint's name,
     "cycle-K/midtrained" by default. Raise StageInterrupted if a stop is requested.
     """
+    own = own or open_cycle(session, config)
     student = session.registered(session.resolve(config.student))
     material = _material(session, config, student, own)
     plan = _plan(session, config, material)

@@ -1,6 +1,6 @@
 """Settings: dataclass fields that declare default, range, choices and help in one place.
 
-The check on creation, the flag of the command line and the tables of docs/commands.md are made from the declaration.
+The check on creation, the flag of the command line and the tables of docs/commands are made from the declaration.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from pipelines.distillation.stage import distill
+from pipelines.midtrain import midtrain
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery import distributed
 from recovery.config import DistillConfig, MidtrainConfig
-from tests.support import midtrain
 
 LEARN = MidtrainConfig(
     steps=4, batch_tokens=160, row_length=64, lr=3e-3, precision="float32", tuning="full", max_new_tokens=64

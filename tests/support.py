@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
-from pipelines import midtrain as stage
-from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StopSignals
-from recovery.config import MidtrainConfig
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded
 from recovery.rollouts import Completion, Engine, Progress, Sampling
-from recovery.workspace import Checkpoint
-
-
-def midtrain(session: Session, config: MidtrainConfig, **more: Any) -> Checkpoint:
-    """Mid-train on the folder of documents of a configuration, in a new cycle."""
-    return stage.midtrain(session, config, stage.open_cycle(session, config), **more)
 
 
 def continuation_logprobs(loaded: Loaded, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:

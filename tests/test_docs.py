@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -37,10 +38,12 @@ def every_command() -> dict[str, click.Command]:
 
 
 def sections() -> dict[str, str]:
-    """Return the sections of docs/commands.md by command: the text after "## `recover NAME`"."""
-    text = (ROOT / "docs" / "commands.md").read_text()
-    parts = re.split(r"^#{2,3} `recover ([a-z ]+)`.*$", text, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    """Return the sections of docs/commands by command: the text after "## `recover NAME`"."""
+    found: dict[str, str] = {}
+    for page in (ROOT / "docs" / "commands").glob("*.md"):
+        parts = re.split(r"^#{2,3} `recover ([a-z ]+)`.*$", page.read_text(), flags=re.MULTILINE)
+        found |= zip(parts[1::2], parts[2::2], strict=True)
+    return found
 
 
 def first_sentence(command: click.Command) -> str:
@@ -65,7 +68,7 @@ def test_the_table_of_commands_says_what_each_command_says() -> None:
             assert first_sentence(command) == main.COMMANDS[name][1], name
 
 
-def test_the_commands_page_has_every_command_and_every_long_option() -> None:
+def test_the_command_pages_have_every_command_and_every_long_option() -> None:
     pages = sections()
     commands = every_command()
     assert sorted(pages) == sorted(commands)
@@ -121,6 +124,32 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     for page in (ROOT / "docs").glob("*.md"):
         assert page.name == "index.md" or f"({page.name})" in index, page.name
+
+
+@pytest.mark.parametrize("folder", ["commands", "questions"])
+def test_every_page_of_a_folder_is_in_its_index(folder: str) -> None:
+    index = (ROOT / "docs" / folder / "index.md").read_text()
+    for page in (ROOT / "docs" / folder).glob("*.md"):
+        assert page.name == "index.md" or f"({page.name}" in index, page.name
+
+
+def test_the_site_shows_every_page_in_its_menu() -> None:
+    def pages(entry: object) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+            yield from pages(inner)
+
+    menu = set(pages(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]))
+    docs = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert menu == {page for page in docs if not page.startswith("methods/")}  # reached from methods.md
+
+
+def test_names_of_links_are_defined() -> None:
+    for document in DOCUMENTS:
+        text = re.sub(r"^( {4}|```).*?$", "", document.read_text(), flags=re.MULTILINE)
+        used = set(re.findall(r"\]\[([a-z-]+)\]", text))
+        assert used == set(re.findall(r"^\[([a-z-]+)\]: http", text, flags=re.MULTILINE)), document.name
 
 
 @pytest.mark.parametrize("script", ["write_architecture", "write_methods", "write_options", "write_real"])

@@ -30,6 +30,15 @@ from recovery.workspace import Workspace
     metavar="FILE",
     help="Judge these responses to the --ifeval file instead of running a model: lines of prompt and response.",
 )
+@click.option(
+    "--import",
+    "logs",
+    type=click.Path(path_type=Path),
+    default=None,
+    metavar="PATH",
+    help="Record results that another tool measured on CHECKPOINT: a folder of lm-eval's --log_samples, or logs of "
+    "Inspect. A new name is recorded as a checkpoint without weights.",
+)
 @stage_options.suites
 @stage_options.model_options
 @stage_options.seed
@@ -44,6 +53,7 @@ def command(
     recipe: Path | None,
     ifeval: str | None,
     responses: Path | None,
+    logs: Path | None,
     dry_run: bool,
     as_json: bool,
     **_: object,
@@ -55,6 +65,9 @@ def command(
     """
     if responses is not None:
         _judge(ifeval, responses, as_json)
+        return
+    if logs is not None:
+        _import(context, workspace, model, logs, as_json)
         return
     from pipelines.evaluation.plan import gather, plan_evaluate
     from pipelines.evaluation.retention import kept
@@ -74,6 +87,21 @@ def command(
         results = evaluate(session, config, inputs=inputs)
         if not measured(session, session.base):
             common.note("the clean model is not evaluated yet, so there is nothing to compare with: recover eval base")
+        found = kept(session, checkpoint, results)
+    _show(checkpoint.name, results, found, as_json)
+
+
+def _import(context: click.Context, workspace: Workspace, model: str | None, logs: Path, as_json: bool) -> None:
+    """Record the results in another tool's logs; needs no model."""
+    from recovery.errors import UsageError
+
+    if "checkpoint" not in common.given(context):
+        raise UsageError(f"whose results are in {logs}? recover eval CHECKPOINT --import {logs}")
+    from pipelines.evaluation.importing import import_results
+    from pipelines.evaluation.retention import kept
+
+    with stage_options.at_work(workspace, "recover eval", model=model, alone=False) as session:
+        checkpoint, results = import_results(session, context.params["checkpoint"], logs)
         found = kept(session, checkpoint, results)
     _show(checkpoint.name, results, found, as_json)
 

@@ -46,7 +46,7 @@ def command(
     The result is this cycle's `midtrained` checkpoint: it knows the documents and has lost some of its behaviour,
     which `recover distill` recovers.
     """
-    from pipelines.midtrain import midtrain, open_cycle, plan_midtrain
+    from pipelines.midtrain import midtrain, plan_midtrain
 
     own = read_recipe(recipe) if recipe else Recipe()
     build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
@@ -56,6 +56,6 @@ def command(
             plan = plan_midtrain(session, config)
             common.emit(plan, as_json, plan.text)
             return
-        made = midtrain(session, config, open_cycle(session, config))
+        made = midtrain(session, config)
     text = f"made {made.name}: {made.path}\nnext: recover distill --teacher base"
     common.emit({"checkpoint": stage_options.checkpoint_json(made)}, as_json, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from db import queries, records
+from db import StageRecorder, queries, records
 from evals import suites
 from evals.generation import counted
 from evals.knowledge import bits_per_byte
@@ -17,7 +17,7 @@ from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session
-from pipelines.runtime.stage import Stage, running
+from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, to_json
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded
@@ -25,6 +25,8 @@ from recovery.rollouts import Engine
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
 
+# The entry in the settings of an evaluation that another tool made: the path its logs were read from.
+IMPORTED = "imported"
 # Bits per byte on texts that are not trained on.
 UNRELATED = "unrelated_text"
 # Settings that determine the items and how they are evaluated.
@@ -84,15 +86,18 @@ def evaluate(
             engine, max_new_tokens=config.max_new_tokens, question_tokens=config.question_tokens, seed=config.seed
         )
         for result in results:
-            record(session, stage, checkpoint, result)
+            record_result(session, stage.recorder, checkpoint, result)
         stage.details = {"recorded": facts, "suites": [result.suite for result in results]}
     return results
 
 
 def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None = None) -> bool:
-    """Whether an evaluation of this checkpoint is finished; with ``config``, one with the same items."""
+    """Whether an evaluation of this checkpoint is finished; with ``config``, one with the same items. Imported results
+    do not count.
+    """
     stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
     done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
+    done = [stage for stage in done if IMPORTED not in stage.config]
     if config is None:
         return bool(done)
     wanted, usual = to_json(config), to_json(EvalConfig())  # an older stage lacks settings that came later
@@ -156,7 +161,7 @@ def _extra(
     return results
 
 
-def record(session: Session, stage: Stage, checkpoint: Checkpoint, result: SuiteResult) -> None:
+def record_result(session: Session, recorder: StageRecorder, checkpoint: Checkpoint, result: SuiteResult) -> None:
     """Record a suite's result in the tracker; "NAME/3" is the suite NAME of corpus 3."""
     suite, _, corpus = result.suite.partition("/")
     by_corpus = suite in suites.PER_CORPUS and corpus.isdigit()
@@ -171,5 +176,5 @@ def record(session: Session, stage: Stage, checkpoint: Checkpoint, result: Suite
         corpus=int(corpus) if by_corpus else None,
         details=dict(result.details),
         items=result.items,
-        by=stage.recorder,
+        by=recorder,
     )

@@ -81,6 +81,8 @@ def external(name: str, workspace: Workspace, display: Display | None = None) ->
 
 def _existing(checkpoint: Checkpoint, workspace: Workspace) -> Checkpoint:
     if not checkpoint.path.is_dir():
+        if checkpoint.kind == "external" and not checkpoint.hash:
+            raise CheckpointError(f"{checkpoint.name} has results that were imported, and no weights here")
         remedy = (
             "restore it"
             if workspace.tracker is None

@@ -229,7 +229,9 @@ def _locate(workspace: Workspace, model: str, display: Display) -> Path:
         if found.tuning == "lora":
             raise CheckpointError(f"{model} is an adapter: the clean model must be a full model (merge it first)")
         return found.path
-    display.say("No --model given: the clean model is the built-in miniature, a tiny real model of a fictional world.")
+    display.say(
+        "the clean model is the built-in miniature, a tiny real model of a fictional world; --model names another"
+    )
     target = workspace.models / MINIATURE
     if not target.is_dir():
         writing = target.with_name(f".writing-{os.getpid()}-{MINIATURE}")

@@ -21,7 +21,7 @@ from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.distillation.early_stopping import Observer
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.plan import GENERAL
-from pipelines.evaluation.stage import record
+from pipelines.evaluation.stage import record_result
 from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.reports.cost import Cost, cost_of, stage_of
@@ -257,5 +257,5 @@ class ExperimentRunner:
                 stage.interrupts.check()
                 results.append(self.ask(loaded, engine, suite))
             for result in results:
-                record(session, stage, checkpoint, result)
+                record_result(session, stage.recorder, checkpoint, result)
         return {suite: result.score for suite, result in zip(suites, results, strict=True)}

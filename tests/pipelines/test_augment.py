@@ -14,7 +14,7 @@ import pytest
 from db import queries
 from pipelines import midtrain as module
 from pipelines.data.mixing import schedule
-from pipelines.midtrain import midtraining_work, open_cycle, plan_midtrain
+from pipelines.midtrain import midtrain, midtraining_work, open_cycle, plan_midtrain
 from pipelines.planning.throughput import Work
 from pipelines.runtime.session import Session
 from recovery.batching import Row
@@ -22,7 +22,6 @@ from recovery.config import MidtrainConfig
 from recovery.errors import RecoveryError, UsageError
 from recovery.types import Probe
 from tests.http_json import address_of, serve_json, stop
-from tests.support import midtrain
 
 
 @pytest.fixture

@@ -12,11 +12,12 @@ import pytest
 from db import queries
 from pipelines import cycle
 from pipelines.cycle import drop_plan, read_plan, resumable, resume, start_cycles
+from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
-from tests.support import AlreadyAsked, midtrain
+from tests.support import AlreadyAsked
 
 
 @pytest.fixture

@@ -15,12 +15,13 @@ from pipelines.cycle import drop_plan, start_cycles
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, decide_cycle
 from pipelines.evaluation.stage import evaluate, measured
+from pipelines.midtrain import midtrain
 from pipelines.prune import plan_prune, prune
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
-from tests.support import AlreadyAsked, midtrain
+from tests.support import AlreadyAsked
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from pipelines.distillation.plan import plan_distill
 from pipelines.distillation.resolve import _development
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import teacher_metrics
+from pipelines.midtrain import midtrain
 from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
 from pipelines.runtime.session import Session
@@ -30,7 +31,6 @@ from recovery.data.prompts import behaviour_prompts
 from recovery.errors import CheckpointError, UsageError
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
 from recovery.workspace import Checkpoint
-from tests.support import midtrain
 
 
 def test_a_student_is_taken_back_towards_its_teacher(

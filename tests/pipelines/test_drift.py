@@ -14,6 +14,7 @@ from evals.drift import text_kl
 from evals.knowledge import bits_per_byte
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.drift import DriftReport, measure_drift
+from pipelines.midtrain import midtrain
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
@@ -22,7 +23,6 @@ from recovery.errors import UsageError
 from recovery.miniature import materialise
 from recovery.rollouts import Completion, TransformersEngine
 from tests.pipelines.conftest import six_steps, write_corpus
-from tests.support import midtrain
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from evals.statistics import score_of
 from pipelines.evaluation.plan import Scope, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpora_measured, evaluate, measured, record
+from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.rollouts import Completion, TransformersEngine
 from recovery.types import Item, SuiteResult
-from tests.support import midtrain
 
 
 def test_scores_and_answers_are_recorded(

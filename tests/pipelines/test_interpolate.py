@@ -16,13 +16,13 @@ from db import queries
 from pipelines import interpolate as module
 from pipelines.cycle import resume
 from pipelines.interpolate import Point, choose, interpolate
+from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.config import InterpolateConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.models.checkpoints import INFO_FILE
 from recovery.workspace import Checkpoint
-from tests.support import midtrain
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import pytest
 
 from db import queries
 from evals.generation import answer
+from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
 from pipelines.studies.tasks import demonstrations, exact_share, mending
@@ -28,7 +29,6 @@ from recovery.miniature.tasks import facts, handbook
 from recovery.miniature.world import WORLD_SEED, World
 from recovery.teachers import Frozen
 from recovery.types import Message, Prompt
-from tests.support import midtrain
 
 
 @pytest.fixture(scope="module")

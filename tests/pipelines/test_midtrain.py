@@ -16,7 +16,7 @@ from db import queries
 from pipelines import midtrain as module
 from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
-from pipelines.midtrain import plan_midtrain
+from pipelines.midtrain import midtrain, plan_midtrain
 from pipelines.runtime import model_loading
 from pipelines.runtime.session import Session
 from recovery.batching import Row
@@ -24,7 +24,7 @@ from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, UsageError
 from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loading import Loaded, load_model
-from tests.support import midtrain, plain_divergence
+from tests.support import plain_divergence
 
 
 def test_documents_end_up_in_a_checkpoint_with_parent_hash_and_account(

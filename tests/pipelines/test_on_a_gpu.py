@@ -10,6 +10,7 @@ import torch
 
 from db import queries
 from pipelines.distillation.stage import distill
+from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig
@@ -20,7 +21,7 @@ from recovery.models.lm_head import Head
 from recovery.models.loading import load_model
 from recovery.rollouts import Sampling, TransformersEngine
 from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
-from tests.support import midtrain, plain_term
+from tests.support import plain_term
 
 pytestmark = [
     pytest.mark.gpu,

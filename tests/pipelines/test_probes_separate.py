@@ -13,11 +13,11 @@ from pipelines.data.probe_build import make, read_sources
 from pipelines.evaluation.plan import Scope
 from pipelines.evaluation.stage import evaluate
 from pipelines.evaluation.stored_results import items_of, newest
+from pipelines.midtrain import midtrain
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig, MidtrainConfig, build
 from recovery.miniature import write_corpora
-from tests.support import midtrain
 
 
 @pytest.mark.slow

@@ -17,12 +17,12 @@ import pytest
 from db import queries
 from pipelines.cycle import resumable, resume, resume_stage
 from pipelines.distillation.stage import distill
+from pipelines.midtrain import midtrain
 from pipelines.runtime import tuning
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import RecoveryError
-from tests.support import midtrain
 
 Work = Callable[[Session], object]
 # Forked, to save a second start of Python.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from db import queries
+from pipelines.midtrain import midtrain
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import open_tracker
 from pipelines.runtime.session import Session
@@ -16,7 +17,6 @@ from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
 from recovery.models.checkpoints import content_hash
 from recovery.workspace import Workspace
-from tests.support import midtrain
 
 
 def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: Path) -> None:

@@ -6,10 +6,10 @@ import dataclasses
 
 from db import queries
 from pipelines.distillation.stage import distill
+from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, MidtrainConfig
 from tests.sglang_stub import SglangStub
-from tests.support import midtrain
 
 
 def test_a_stage_samples_on_the_server_and_sends_it_each_step(

@@ -1,0 +1,37 @@
+"""The code of docs/python.md runs as it is printed, in a copy of the packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r'^```python(?: title="(?P<file>[^"]+)")?\n(?P<code>.*?)^```$', re.MULTILINE | re.DOTALL)
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    for package in ("recovery", "pipelines", "evals", "db", "dashboard"):
+        shutil.copytree(ROOT / package, copy / package)
+    blocks = list(BLOCK.finditer((ROOT / "docs" / "python.md").read_text("utf-8")))
+    for block in blocks:
+        if block["file"]:  # a file that the page adds to the packages
+            assert not (copy / block["file"]).exists()
+            (copy / block["file"]).write_text(block["code"], encoding="utf-8")
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(block["code"] for block in blocks if not block["file"]), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(program)]
+    finished = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    printed = finished.stdout.splitlines()
+    assert {"midtrain finished 3", "distill finished 2"} <= {" ".join(line.split()[:3]) for line in printed}
+    assert any(line.startswith("cycle 1: ") for line in printed)
+    assert any(re.search(r"'reverse_kl': [0-9.]+", line) for line in printed)
+    assert any(line.startswith("Score(value=") for line in printed)
