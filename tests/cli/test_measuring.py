@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from db import Tracker, queries
 from evals.behaviour import SUITES
 from pipelines.cli.main import run
 
@@ -62,3 +63,39 @@ def test_an_evaluation_names_every_suite_and_the_models_own_tasks(say: Say, tmp_
     assert value["kept"] == {}
     status = json.loads(say("status", "--json")[0])
     assert status["base"]["behaviour/house"]["n"] == 1
+
+
+def test_results_of_lm_eval_are_recorded_for_a_model_that_is_not_here(
+    say: Say, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "out" / "their-model"
+    log.mkdir(parents=True)
+    aggregates = {"acc,none": 0.5, "acc_stderr,none": "N/A", "sample_len": 2}
+    written = {"results": {"quiz": aggregates}, "model_name": "their-model", "lm_eval_version": "0.4.13"}
+    (log / "results_2026-11-22T10-00-00.json").write_text(json.dumps(written), encoding="utf-8")
+    sample = {"doc": {}, "target": "0", "filter": "none", "metrics": ["acc"],
+              "arguments": {"gen_args_0": {"arg_0": "Boat?", "arg_1": " green"}},
+              "filtered_resps": [["-0.2", "False"]]}  # fmt: skip
+    rows = [sample | {"doc_id": number, "acc": float(number)} for number in (0, 1)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (log / "samples_quiz_2026-11-22T10-00-00.jsonl").write_text(text, encoding="utf-8")
+
+    for name in ("theirs", "external/theirs", "base"):
+        printed, _ = say("eval", name, "--import", "out")
+        first, quiz = printed.splitlines()
+        assert first == ("base" if name == "base" else "external/theirs")
+        assert quiz.startswith("quiz") and "0.500 ± 0.500  (n = 2)" in quiz
+    with Tracker(tmp_path / "recovery-workspace" / "tracker.db") as tracker:
+        (experiment,) = queries.experiments(tracker.database)
+        names = [one.name for one in queries.checkpoints(tracker.database, experiment.id)]
+        stages = queries.stages(tracker.database, experiment.id, kind="evaluate")
+    assert names == ["base", "external/theirs"], "one checkpoint for both spellings"
+    assert [stage.config["logs"][0]["model"] for stage in stages] == ["their-model"] * 3
+    for refused, reason in (
+        (["eval", "--import", "out"], "whose results are in out?"),
+        (["eval", "cycle-7/recovered", "--import", "out"], "there is no checkpoint 'cycle-7/recovered' yet"),
+        (["eval", "theirs", "--import", "nowhere"], "there is no file or folder nowhere"),
+        (["ask", "--checkpoint", "external/theirs", "Hi"], "results that were imported, and no weights here"),
+    ):
+        assert run(refused) == 1
+        assert reason in capsys.readouterr().err

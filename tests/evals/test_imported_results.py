@@ -159,13 +159,14 @@ def test_a_log_that_inspect_wrote(
     require_component(importlib.util.find_spec("inspect_ai") is not None, "inspect_ai")
     from inspect_ai import Task, eval
     from inspect_ai.dataset import Sample
-    from inspect_ai.model import ModelOutput, get_model
+    from inspect_ai.model import ModelOutput, ModelUsage, get_model
     from inspect_ai.scorer import includes, match
 
     answers = ["seven", "<b>eight</b>", "nine o'clock", "seven"]
-    model = get_model(
-        "mockllm/model", custom_outputs=[ModelOutput.from_content("mockllm/model", text) for text in answers]
-    )
+    outputs = [ModelOutput.from_content("mockllm/model", text) for text in answers]
+    for output in outputs:  # otherwise counted by a tokenizer that is fetched
+        output.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
+    model = get_model("mockllm/model", custom_outputs=outputs)
     samples = [Sample(id=f"q{i}", input=f"When does ferry {i} leave?", target="seven") for i in range(4)]
     monkeypatch.chdir(tmp_path)
     (log,) = eval(
