@@ -127,7 +127,7 @@ the teacher, both after the same text:
 |---|---|---|
 | one token each | D(p', q'), for every divergence above | exact for p' and q', with all tokens at once |
 | several tokens | r = sum log p - sum log q over the tokens, gradient r grad sum log p | one sample of the reverse KL |
-| no counterpart | none | |
+| no counterpart: text that the teacher's tokenizer changes, bytes that it lacks | none | |
 
 r is bounded to 10 nats either way. p' and q' are p and q over what both vocabularies can spell: tokens that spell the
 same are one outcome, a token of one side alone counts as the longest shared token that it begins with, and end tokens

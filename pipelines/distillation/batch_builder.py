@@ -237,8 +237,8 @@ class BatchBuilder:
             names = " and ".join(dict.fromkeys(self.cross[row.teacher].name for row in rows))
             raise UsageError(
                 f"only {single + merged:.1%} of the response tokens align with tokens of {names}, below --min-aligned "
-                f"{self.config.min_aligned:g}: its tokenizer changes the text, or the responses exceed its context "
-                f"window; use another teacher, or lower --min-aligned"
+                f"{self.config.min_aligned:g}: its tokenizer changes the text or has no token for some bytes, or the "
+                f"responses exceed its context window; use another teacher, or lower --min-aligned"
             )
         return {"aligned_one_to_one": single, "aligned_merged": merged, "aligned_left_out": 1.0 - single - merged}
 
