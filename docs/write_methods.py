@@ -96,7 +96,7 @@ def sheet() -> str:
             f"| [{method.name}](methods/{method.name}.md) | {_when(method.use)} | {config.alpha:g} | {config.lam:g} | "
             f"{config.teacher}{context} | {objective(config)} |"
         )
-    return "\n".join([*lines, "", *_situations(), *_divergences(), *_arms()])
+    return "\n".join([*lines, "", *_situations(), *_divergences(), *_TOKENIZERS, *_arms()])
 
 
 def _divergences() -> list[str]:
@@ -114,6 +114,46 @@ def _divergences() -> list[str]:
         ends = " and ".join(end or "zero (refused)" for end in one.ends) if one.ends else ""
         lines.append(f"| {one.name} | {one.formula} | {ends} | {one.source} |".replace("||", "\\|\\|"))
     return [*lines, ""]
+
+
+_TOKENIZERS = """## A teacher with another tokenizer
+
+`--teacher` may be a checkpoint of another model family. It reads the same conversation in its own chat template and its
+own tokens, and responses are aligned by the bytes that tokens spell. A span is the shortest run of the student's tokens
+that spells the same bytes as a run of the teacher's; the end of a turn is a span of its own. With p the student and q
+the teacher, both after the same text:
+
+| span | loss | |
+|---|---|---|
+| one token each | D(p', q'), for every divergence above | exact for p' and q', with all tokens at once |
+| several tokens | r = sum log p - sum log q over the tokens, gradient r grad sum log p | one sample of the reverse KL |
+| no counterpart: text that the teacher's tokenizer changes, bytes that it lacks | none | |
+
+r is bounded to 10 nats either way. p' and q' are p and q over what both vocabularies can spell: tokens that spell the
+same are one outcome, a token of one side alone counts as the longest shared token that it begins with, and end tokens
+of one side alone as the end of a turn. Both are distributions over the same outcomes. With equal vocabularies D(p', q')
+is the ordinary divergence; padding of the heads is one outcome.
+
+Not corrected: the teacher's distribution after one of its tokens is conditional on its tokenizer having ended a token
+there (tokenization bias, [arXiv 2410.09303](https://arxiv.org/abs/2410.09303)), so that a student that writes a word in
+smaller pieces is judged too severely on how the word goes on, where the teacher's own tokens are longer; and its
+probability of a span is that of the spelling that its tokenizer chooses, not the sum over all. The more positions are
+one to one, the less both matter: the curves `aligned_one_to_one`, `aligned_merged` and `aligned_left_out` are shares of
+the scored tokens. Below `--min-aligned` (one to one and merged together) the run stops with an error.
+
+Sources: alignment by shortest common spans with products of probabilities within a span, GOLD (Hugging Face, Unlocking
+On-Policy Distillation for Any Model Family, 2025; `GOLDTrainer` of TRL) and
+[arXiv 2606.09456](https://arxiv.org/abs/2606.09456). GOLD compares the tokens of one side alone by sorted probabilities
+(ULD, [arXiv 2402.12030](https://arxiv.org/abs/2402.12030)), which relates tokens that spell different text; here they
+count with the text that they begin with. The formulas are in
+[recovery/losses/spans.py](../recovery/losses/spans.py) and
+[recovery/losses/outcomes.py](../recovery/losses/outcomes.py).
+
+Supported: a checkpoint as `--teacher`, `--knowledge-teacher` or `--expert`, whose tokens are byte-level BPE or
+SentencePiece. Refused with a one-line error: a server, `--divergence top_k` or `sampled`, given answers (`--alpha`
+below 1), `--continuation`, several weighted teachers, an anchor with another tokenizer, a teacher without a chat
+template or whose template cannot render a prompt.
+""".split("\n")
 
 
 def _arms() -> list[str]:

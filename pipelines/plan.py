@@ -217,15 +217,20 @@ def model_text(name: str) -> str:
 def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
     """Count the tokens of a folder, with the model's own tokenizer if it has one."""
     corpus = gather(docs, 1, held_out=config.held_out, seed=config.seed)
-    folder = WEIGHTS if model == MINIATURE else Path(model)
-    tokenizer = None
-    if is_gguf(folder):
-        tokenizer = conversion.tokenizer_of(folder)
-    elif folder.is_dir() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        tokenizer = loading.load_chat(str(folder)).tokenizer
+    tokenizer = _tokenizer(model)
     if tokenizer is not None:
         return sum(len(row.ids) for row in rows_of(tokenizer, config.row_length, corpus))
     return round(sum(len(document.text.encode()) for document in corpus.documents) / BYTES_A_TOKEN)
+
+
+def _tokenizer(model: str) -> Any:
+    """Return the tokenizer of a folder or a GGUF file; None if there is none."""
+    folder = WEIGHTS if model == MINIATURE else Path(model)
+    if is_gguf(folder):
+        return conversion.tokenizer_of(folder)
+    if folder.is_dir() and any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return loading.load_chat(str(folder)).tokenizer
+    return None
 
 
 # --- one card -------------------------------------------------------------------------------------------------------
@@ -391,6 +396,14 @@ def _assumptions(asked: _Asked, cards: Sequence[Card]) -> list[str]:
             f"{WORKSPACE / GIB:g} GiB and {WEIGHTS_ALLOWED - 1:.0%} of the weights for vLLM itself are assumed. The "
             f"rest is counted; benchmarks/results/memory.md compares it with measured runs.",
         ]
+    for teacher in distill.teaching.weights:
+        sides = [] if teacher == "base" else [_tokenizer(asked.model), _tokenizer(teacher)]
+        vocabularies = [tokenizer.get_vocab() for tokenizer in sides if tokenizer is not None]
+        if len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]:
+            lines.append(
+                f"teacher: {teacher} has another tokenizer than the student: responses are aligned by the text that "
+                f"tokens spell (docs/methods.md); its own size is not counted."
+            )
     if not Architecture.of(asked.text).known:
         lines.append("layers: no formula for this architecture: its activations are taken to be Llama's.")
     return lines

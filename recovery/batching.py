@@ -19,6 +19,8 @@ from recovery.errors import UsageError
 # A CPU gains nothing from larger batches: their activations do not fit its cache, and rows of very different lengths
 # are padded to one width. On a model of 2M parameters, batches of 16,384 tokens took twice as long per row.
 CPU_TOKENS = 4096
+# What rows of one batch have in common: the teacher, and which optional fields they have.
+Kind = tuple[str, tuple[bool, ...]]
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,11 @@ class Row:
     teacher; "label" means cross-entropy on the tokens themselves, "reward" a policy gradient on ``advantages`` only.
 
     ``teacher_ids`` is the teacher's own input, if its context differs: that context, then the same response; targets
-    are aligned from the right. ``advantages`` and ``old_logprobs`` (the natural log-probability of each target when it
-    was sampled) hold one entry per target, or none at all. ``prefix_logprobs`` are those of the response's tokens just
-    before the first target: they are not trained on, but their importance ratios belong to the weights of the targets.
+    are aligned from the right. With ``spans`` it is in the tokens of another tokenizer: each span is (begin, end) in
+    ``ids``, then (begin, end) in ``teacher_ids``, of the same text; targets outside them are not scored. ``advantages``
+    and ``old_logprobs`` (the natural log-probability of each target when it was sampled) hold one entry per target, or
+    none at all. ``prefix_logprobs`` are those of the response's tokens just before the first target: they are not
+    trained on, but their importance ratios belong to the weights of the targets.
     """
 
     ids: Sequence[int]
@@ -43,6 +47,7 @@ class Row:
     advantages: Sequence[float] = ()
     old_logprobs: Sequence[float] = ()
     prefix_logprobs: Sequence[float] = ()
+    spans: Sequence[Sequence[int]] | None = None
 
     @property
     def width(self) -> int:
@@ -59,9 +64,18 @@ class Row:
         return sum(bool(m) and i not in starts for i, m in enumerate(self.loss_mask))
 
     @property
-    def kind(self) -> tuple[str, bool, bool, bool]:
+    def kind(self) -> Kind:
         """Key of rows that can share a batch: same teacher, same optional fields present."""
-        return self.teacher, self.teacher_ids is not None, bool(self.advantages), bool(self.old_logprobs)
+        fields = self.teacher_ids is not None, bool(self.advantages), bool(self.old_logprobs), self.spans is not None
+        return self.teacher, fields
+
+
+class Spans(NamedTuple):
+    """The number of the span of each of N student targets (-1: none) and of M teacher targets; ``total`` spans."""
+
+    student_N: torch.Tensor
+    teacher_M: torch.Tensor
+    total: int
 
 
 class Prefix(NamedTuple):
@@ -82,7 +96,8 @@ class Batch:
     ``sources_N`` are flat indices (b·T + t − 1) of the positions whose hidden state predicts a target;
     ``targets_N`` the target tokens; ``rows_N`` the row each belongs to. ``advantages_N`` and ``old_logprobs_N`` are
     those of the rows, or None. ``seen_by_teacher`` holds the same N targets, in the same order, after the context that
-    only the teacher reads; None if both sides read the same input. ``prefix`` are the sampled tokens before the
+    only the teacher reads; None if both sides read the same input. With ``spans`` it holds the teacher's own tokens of
+    the same text instead, M targets. ``prefix`` are the sampled tokens before the
     targets, if any. An ``idle`` batch has no effect on the gradient: it
     only keeps this process in step with the others.
     """
@@ -97,6 +112,7 @@ class Batch:
     old_logprobs_N: torch.Tensor | None = None
     seen_by_teacher: Batch | None = None
     prefix: Prefix | None = None
+    spans: Spans | None = None
     idle: bool = False
 
     @property
@@ -120,7 +136,7 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
     if len({row.teacher for row in rows}) != 1:
         raise UsageError("rows of several teachers were put into one batch")
     if len({row.kind for row in rows}) != 1:
-        raise UsageError("rows with and without teacher_ids, advantages or old_logprobs were put into one batch")
+        raise UsageError("rows with and without teacher_ids, spans, advantages or old_logprobs were put into one batch")
     width = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
     positions = torch.empty((len(rows), width), dtype=torch.long)
@@ -147,6 +163,7 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         advantages_N=_per_target("advantages", [row.advantages for row in rows], counts, device),
         old_logprobs_N=_per_target("old_logprobs", [row.old_logprobs for row in rows], counts, device),
         seen_by_teacher=_seen_by_teacher(rows, batch, pad_id, device),
+        spans=_spans(rows, device),
         prefix=_prefix(rows, ids, device),
     )
 
@@ -187,6 +204,8 @@ def _seen_by_teacher(rows: Sequence[Row], batch: Batch, pad_id: int, device: tor
     """Return the batch of the same targets after the teacher's own context."""
     if rows[0].teacher_ids is None:
         return None
+    if rows[0].spans is not None:
+        return collate([_spelled_row(row) for row in rows], 0, device)  # the student's padding may not be a token there
     seen = collate([_teacher_row(row) for row in rows], pad_id, device)
     if not torch.equal(seen.targets_N, batch.targets_N):
         raise UsageError("teacher_ids of a row do not end in its response: both sides must read the same targets")
@@ -204,6 +223,38 @@ def _teacher_row(row: Row) -> Row:
     if not ids or any(mask[: max(0, 1 - extra)]):
         raise UsageError(f"teacher_ids of a row hold {len(ids)} tokens: they need a context and the whole response")
     return Row(ids, [False] * extra + mask if extra >= 0 else mask[-extra:], teacher=row.teacher)
+
+
+def _spelled_row(row: Row) -> Row:
+    """Return the teacher's input in its own tokens as a row: its tokens of every span are targets."""
+    ids, mask = row.teacher_ids or (), [False] * len(row.teacher_ids or ())
+    for _, _, begin, end in row.spans or ():
+        mask[begin:end] = [True] * (end - begin)
+    return Row(ids, mask, teacher=row.teacher)
+
+
+def _spans(rows: Sequence[Row], device: torch.device | str) -> Spans | None:
+    """Return the span of each target on both sides; None if the rows have none.
+
+    Raise UsageError if a span is empty or out of order, or holds a token that is not a target.
+    """
+    if rows[0].spans is None:
+        return None
+    student: list[int] = []
+    teacher: list[int] = []
+    count = 0
+    for row in rows:
+        numbers = [-1] * len(row.ids)
+        ends = (1, 1)  # the first token of either side is never predicted
+        for begin, end, their_begin, their_end in row.spans or ():
+            targets = begin >= ends[0] and begin < end <= len(row.ids) and all(row.loss_mask[begin:end])
+            if not targets or not ends[1] <= their_begin < their_end <= len(row.teacher_ids or ()):
+                raise UsageError(f"the span {(begin, end, their_begin, their_end)} of a row is not within its targets")
+            numbers[begin:end] = [count] * (end - begin)
+            teacher += [count] * (their_end - their_begin)
+            ends, count = (end, their_end), count + 1
+        student += [number for at, number in enumerate(numbers) if at and row.loss_mask[at]]
+    return Spans(torch.tensor(student, device=device), torch.tensor(teacher, dtype=torch.long, device=device), count)
 
 
 def micro_batches(
@@ -253,12 +304,12 @@ def deal(rows: Iterable[Row], count: int) -> list[list[Row]]:
     return assigned
 
 
-def _grouped(rows: Iterable[Row], token_budget: int) -> dict[tuple[str, bool, bool, bool], list[list[Row]]]:
+def _grouped(rows: Iterable[Row], token_budget: int) -> dict[Kind, list[list[Row]]]:
     """Return rows by kind, in groups of similar length within the budget."""
-    by_kind: dict[tuple[str, bool, bool, bool], list[Row]] = {}
+    by_kind: dict[Kind, list[Row]] = {}
     for row in rows:
         by_kind.setdefault(row.kind, []).append(row)
-    found: dict[tuple[str, bool, bool, bool], list[list[Row]]] = {}
+    found: dict[Kind, list[list[Row]]] = {}
     for kind, alike in by_kind.items():
         alike.sort(key=lambda row: row.width, reverse=True)
         start = 0

@@ -67,9 +67,9 @@ def make_tiny() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def make_tokenizer() -> Callable[[str], Any]:
-    """Return ``make_tokenizer(kind)``, which creates the tokenizer of a tiny family without a model."""
-    maker: Callable[[str], Any] = _models().make_tokenizer
+def make_tokenizer() -> Callable[..., Any]:
+    """Return ``make_tokenizer(kind, text, vocabulary)``: a tiny family's tokenizer; see models.py."""
+    maker: Callable[..., Any] = _models().make_tokenizer
     return maker
 
 

@@ -191,16 +191,23 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def make_tokenizer(kind: str) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer of :data:`VOCABULARY` entries with the family's special tokens and template."""
+OTHER_TEXT = """\
+Le bureau du port ouvre à sept heures, et le premier bac part un quart d'heure plus tard; the ferry carries words.
+Write a reply of two words. Name the boat, then say it again: bateau, été, garçon, 東京, Москва, naïve, façade.
+No comma in a sentence about boats and rivers; another sentence names another boat on another river.
+"""
+
+
+def make_tokenizer(kind: str, text: str = TRAINING_TEXT, vocabulary: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer of ``vocabulary`` entries with the family's special tokens and template."""
     family = FAMILIES[kind]
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     core.train_from_iterator(
-        TRAINING_TEXT.splitlines(),
+        text.splitlines(),
         trainers.BpeTrainer(
-            vocab_size=VOCABULARY,
+            vocab_size=vocabulary,
             special_tokens=list(family.special),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -218,14 +225,23 @@ def make_tokenizer(kind: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_tiny(kind: str, folder: Path, *, seed: int = 0, template: bool = True, **settings: Any) -> Path:
+def make_tiny(
+    kind: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    template: bool = True,
+    text: str = TRAINING_TEXT,
+    vocabulary: int = VOCABULARY,
+    **settings: Any,
+) -> Path:
     """Write a random checkpoint of family ``kind`` ("qwen3", "qwen2", "llama", "gemma2", "gemma3") to ``folder``.
 
     ``settings`` override the config (``hidden_size=48``); ``template=False`` creates a base model without a
-    chat template. The same arguments give the same weights.
+    chat template; ``text`` and ``vocabulary`` are those of its tokenizer. The same arguments give the same weights.
     """
     family = FAMILIES[kind]
-    tokenizer = make_tokenizer(kind)
+    tokenizer = make_tokenizer(kind, text, vocabulary)
     if not template:
         tokenizer.chat_template = None
     ends = [tokenizer.convert_tokens_to_ids(end) for end in family.ends]

@@ -18,8 +18,7 @@ distill_options = several(
     options_of(
         DistillConfig, "ratio_cap", "steps", "lr", "until", "until_rule", "margin", "check_every", "development"
     ),
-    option_of(DistillConfig, "plateau"),
-    option_of(DistillConfig, "token_views"),
+    options_of(DistillConfig, "plateau", "min_aligned", "token_views"),
     stage_options.tuning_options,
     stage_options.model_options,
     stage_options.seed,

@@ -19,13 +19,14 @@ from pipelines.distillation.prompt_sampler import PromptSampler
 from pipelines.runtime.generation import SampledTurn, open_turns, sample_turns
 from recovery.batching import Row
 from recovery.config import DistillConfig
+from recovery.errors import UsageError
 from recovery.losses.objective import KNOWLEDGE, LABEL, MAIN_TEACHER, REWARD
 from recovery.models.loading import Loaded
 from recovery.rewards import Reward, group_advantages, judged
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import Completion, Engine, Progress, Sampling, SyncedEngine
 from recovery.teacher_context import Context
-from recovery.teachers import Scorer, Teacher, Weighted
+from recovery.teachers import CrossTokenizer, Scorer, Teacher, Weighted
 from recovery.training.loop import StepBatch
 from recovery.training.resumable import Resumable
 from recovery.types import Message, Prompt
@@ -66,6 +67,7 @@ class BatchBuilder:
     """Builds the rows of a step: a function of (seed, step, weights), and of ``state`` if a batch has several steps.
 
     ``logprobs`` returns the log-probabilities of the rows' targets under a named teacher. With
+    ``cross`` are the teachers with another tokenizer, by name. With
     ``prefetcher`` the completions of a batch are sampled while the previous batch trains, from the weights at its
     start; those of the first batch, also of a resumed run, from current weights. ``progress`` receives the counts of
     completions that are not prefetched.
@@ -82,6 +84,7 @@ class BatchBuilder:
     teacher_engine: Engine | None = None
     prefetcher: Prefetcher[list[SampledTurn]] | None = None
     progress: Progress | None = None
+    cross: Mapping[str, CrossTokenizer] = field(default_factory=dict)
     state: BatchState = field(default_factory=BatchState)
 
     def __post_init__(self) -> None:
@@ -166,6 +169,7 @@ class BatchBuilder:
             return self._continuations(turns, metrics, batch)
         rewards = self._rewards(turns, metrics)
         rows = [self._row(turn, batch, index) for index, turn in enumerate(turns)]
+        metrics |= self._aligned(rows)
         if config.divergence == "sampled" and config.lam > 0:
             return self._with_log_ratios(rows, turns, rewards, metrics)
         if rewards is None:
@@ -185,14 +189,13 @@ class BatchBuilder:
             # The last token of a completion is always scored, even if all its tokens would be skipped.
             skipped = min(config.skip_first, len(ids) - 1)
             scored = [position >= skipped for position in range(len(ids))]
-        context = self._teacher_context(turn)
-        row = Row(
-            [*turn.context, *ids],
-            [False] * len(turn.context) + scored,
-            teacher=self._teacher(turn),
-            teacher_ids=None if context is None else [*context, *ids],
-        )
-        if not config.weighed:
+        row = Row([*turn.context, *ids], [False] * len(turn.context) + scored, teacher=self._teacher(turn))
+        if cross := self.cross.get(row.teacher):
+            row = replace(row, **self._spelled(cross, turn, scored))
+        elif (messages := self._teacher_messages(turn)) is not None:
+            row = replace(row, teacher_ids=[*self.student.chat.prompt_ids(messages), *ids])
+        # Merged spans need their own importance ratios once the weights have changed since the sampling.
+        if not config.weighed and (row.spans is None or config.batch_epochs == 1):
             return row
         logprobs = turn.completion.logprobs
         before = tuple(logprobs[: scored.index(True)])
@@ -206,11 +209,38 @@ class BatchBuilder:
             return KNOWLEDGE
         return REWARD if self.config.lam == 0.0 else MAIN_TEACHER
 
-    def _teacher_context(self, turn: SampledTurn) -> list[int] | None:
-        """Return the ids that the teacher gets in place of the student's context; None if they are the same."""
+    def _teacher_messages(self, turn: SampledTurn) -> Sequence[Message] | None:
+        """Return the conversation that the teacher reads in place of the student's; None if it is the same."""
         if self.context is None or self._teacher(turn) != MAIN_TEACHER:
             return None
-        return self.student.chat.prompt_ids(self.context.messages(turn.prompt, turn.messages[:-1]))
+        return self.context.messages(turn.prompt, turn.messages[:-1])
+
+    def _spelled(self, cross: CrossTokenizer, turn: SampledTurn, scored: Sequence[bool]) -> dict[str, Any]:
+        """Return the fields of a row for a teacher with another tokenizer: its input, and spans of scored tokens."""
+        found = cross.spelled(self._teacher_messages(turn) or turn.messages[:-1], turn.completion.ids)
+        start = len(turn.context)
+        spans = [(a + start, b + start, c, d) for a, b, c, d in found.spans if all(scored[a:b])]
+        return {"teacher_ids": found.ids, "spans": spans}
+
+    def _aligned(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Return the shares of scored tokens that align with tokens of a teacher with another tokenizer; empty without
+        one. Raise UsageError if too few do.
+        """
+        rows = [row for row in rows if row.spans is not None]
+        total = sum(row.targets for row in rows)
+        if not total:
+            return {}
+        spans = [span for row in rows for span in row.spans or ()]
+        single = sum(b - a == d - c == 1 for a, b, c, d in spans) / total
+        merged = sum(b - a for a, b, _, _ in spans) / total - single
+        if single + merged < self.config.min_aligned:
+            names = " and ".join(dict.fromkeys(self.cross[row.teacher].name for row in rows))
+            raise UsageError(
+                f"only {single + merged:.1%} of the response tokens align with tokens of {names}, below --min-aligned "
+                f"{self.config.min_aligned:g}: its tokenizer changes the text or has no token for some bytes, or the "
+                f"responses exceed its context window; use another teacher, or lower --min-aligned"
+            )
+        return {"aligned_one_to_one": single, "aligned_merged": merged, "aligned_left_out": 1.0 - single - merged}
 
     def _rewards(self, turns: Sequence[SampledTurn], metrics: dict[str, float]) -> list[float] | None:
         """Return the advantage of each completion within its group, before (1 - lambda); None without a reward."""

@@ -36,6 +36,11 @@ class StoppingState(Resumable):
     observed: list[dict[str, float]] = field(default_factory=list)
     checks: list[dict[str, float]] = field(default_factory=list)
 
+    @property
+    def measured(self) -> dict[str, list[Any]]:
+        """What is stored with the stage."""
+        return {"development": self.checks, "observed": self.observed, "geometry": self.geometry}
+
 
 @dataclass
 class EarlyStopping:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipelines.distillation.resolve import ResolvedDistillation, resolve
+from pipelines.distillation.tokenizers import other_tokenizers
 from pipelines.planning.memory import Needs, distilling
 from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.model_loading import teacher_footprint
@@ -13,6 +14,7 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.tuning import choose_tuning
 from recovery.config import DistillConfig
 from recovery.methods import method_named
+from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import load_chat
 
 # For estimates: how many prompts are tokenised.
@@ -69,7 +71,9 @@ def plan_distill(session: Session, config: DistillConfig, cycle: int | None = No
 
 
 def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
-    config, prompt = resolved.config, _prompt_tokens(resolved)
+    config = resolved.config
+    chat = load_chat(str(resolved.student.weights), config.template_args)
+    prompt, notes = _prompt_tokens(resolved, chat), other_tokenizers(resolved, chat)
     footprint = teacher_footprint(resolved.student, resolved.frozen, copied=config.teaching.is_copy)
     tuning = choose_tuning(
         config,
@@ -97,13 +101,12 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         parameters=tuning.parameters,
         memory=tuning.needs,
         seconds=work.seconds(tuning.network, tuning.speed),
-        notes=resolved.notes,
+        notes=(*resolved.notes, *notes),
     )
 
 
-def _prompt_tokens(resolved: ResolvedDistillation) -> int:
+def _prompt_tokens(resolved: ResolvedDistillation, chat: ChatFormat) -> int:
     """Return the 90th percentile of the prompts' lengths, in tokens. Raise ModelError if one cannot be rendered."""
-    chat = load_chat(str(resolved.student.weights), resolved.config.template_args)
     for messages in (*(prompt.messages for prompt in resolved.train), *resolved.given):
         chat.check_tools(messages)
     step = max(1, len(resolved.train) // _COUNTED_PROMPTS)

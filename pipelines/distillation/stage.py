@@ -82,6 +82,7 @@ def distill(
                 teacher_engine(models.timed, config),
                 prefetcher,
                 stage.sampled,
+                models.cross,
             )
             stopping = EarlyStopping(
                 stage,
@@ -108,9 +109,7 @@ def distill(
             "steps": result.step,
             "stopped": result.stopped,
         }
-        known = stopping.state
-        measured = {"development": known.checks, "observed": known.observed, "geometry": known.geometry}
-        stage.details = {**extra, **measured, "parameters": plan.parameters}
+        stage.details = {**extra, **stopping.state.measured, "parameters": plan.parameters}
         if result.stopped.startswith("collapse"):
             session.display.say(f"stopped: {result.stopped}; the weights of step {result.step} are kept")
         return stage.keep(models.loaded, "recovered", student, extra, name=name)

@@ -20,8 +20,8 @@ from recovery.errors import UsageError
 from recovery.losses.objective import KNOWLEDGE, MAIN_TEACHER
 from recovery.models.loading import Loaded
 from recovery.rng import RandomStream
-from recovery.rollouts import Engine, Sampling, TransformersEngine
-from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher
+from recovery.rollouts import Completion, Engine, Sampling, TransformersEngine
+from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher, same_tokens
 from recovery.training.loop import TrainSettings
 from recovery.types import Prompt
 from recovery.workspace import Checkpoint, write_atomically
@@ -91,15 +91,25 @@ def teacher_metrics(
     def measure() -> dict[str, float]:
         chosen = choose(prompts, config.prompts_per_step, 1, config.seed, stream=RandomStream.TEACHER_CHECK)
         say(f"the completions change as in a collapse: sampling {len(chosen)} of the teacher for comparison")
-        ids = [loaded.chat.prompt_ids(open_turns(prompt.messages)[0]) for prompt in chosen]
         sampling = Sampling(config.max_new_tokens, config.temperature, seed=config.seed)
         with contextlib.ExitStack() as off:
             if isinstance(teacher, AdapterOff):
                 off.enter_context(loaded.adapter_off())
             model = teacher.loaded if isinstance(teacher, Frozen) else loaded
+            ids = [model.chat.prompt_ids(open_turns(prompt.messages)[0]) for prompt in chosen]
             completions = TransformersEngine(model, token_budget=config.rollout_tokens).generate(ids, sampling)
         logprobs = [value for one in completions for value in one.logprobs]
+        if not same_tokens(model.tokenizer, loaded.tokenizer):
+            completions = [_in_tokens_of(loaded, model, one) for one in completions]
         # Minus the mean log-probability of sampled tokens is an unbiased estimate of the entropy.
-        return completion_metrics(completions) | {"entropy": -sum(logprobs) / max(1, len(logprobs))}
+        tokens = sum(len(one.ids) for one in completions)
+        return completion_metrics(completions) | {"entropy": -sum(logprobs) / max(1, tokens)}
 
     return measure
+
+
+def _in_tokens_of(student: Loaded, teacher: Loaded, completion: Completion) -> Completion:
+    """Return a teacher's completion in the student's tokens, so that figures per token can be compared."""
+    ids = completion.ids[: len(completion.ids) - completion.finished]
+    spelled = student.chat.encode(teacher.chat.raw_text(ids))
+    return Completion([*spelled, *completion.ids[len(ids) :]], [], completion.finished)

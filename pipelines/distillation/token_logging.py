@@ -55,7 +55,12 @@ class TokenLogger:
         return self.count > 0 and (step in (1, self.steps) or step % max(1, self.steps // RECORDED) == 0)
 
     def _teacher(self, row: Row) -> Teacher | None:
-        """Return the teacher of a row without its timer, so that this scoring is not counted as training time."""
+        """Return the teacher of a row without its timer, so that this scoring is not counted as training time.
+
+        None if it has no logits at the student's tokens: a server, or a teacher with another tokenizer.
+        """
+        if row.spans is not None:
+            return None
         found = self.teachers.get(row.teacher)
         return found.teacher if isinstance(found, TimedTeacher) else None
 

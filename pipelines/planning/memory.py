@@ -54,13 +54,15 @@ class Rollouts:
 class TeacherFootprint:
     """The teachers loaded with a student: uses of a LoRA student's base model, adapters on it, and other models.
 
-    ``copies`` are copies of the student. With a fully fine-tuned student, each teacher is a separate model.
+    ``copies`` are copies of the student. With a fully fine-tuned student, each teacher is a separate model. ``larger``
+    is the number of parameters that the other models have beyond the student's.
     """
 
     bases: int = 0
     adapters: int = 0
     others: int = 0
     copies: int = 0
+    larger: int = 0
 
     @property
     def count(self) -> int:
@@ -285,8 +287,9 @@ def memory_of(plan: Plan) -> Memory:
 def _teachers(plan: Plan, counts: Parameters, frozen: int) -> int:
     """Return the bytes of the teachers' weights; a LoRA student's base is shared, unless it is sharded."""
     beside = plan.beside
+    larger = beside.larger * plan.setup.itemsize
     whole = counts.inside.weights + counts.outside.weights  # in the student's precision, with its adapter, if any
     if plan.setup.tuning != "lora":
-        return (beside.count - beside.copies) * frozen + beside.copies * whole
+        return (beside.count - beside.copies) * frozen + beside.copies * whole + larger
     adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else whole
-    return (beside.adapters + beside.copies) * adapter + beside.others * whole
+    return (beside.adapters + beside.copies) * adapter + beside.others * whole + larger

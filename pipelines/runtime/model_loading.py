@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pipelines.planning.memory import TeacherFootprint
+from pipelines.planning.throughput import parameters
 from pipelines.runtime.engines import engine_of, server_at
 from pipelines.runtime.instrumentation import StepInstrumentation, TimedScorer, TimedTeacher
 from pipelines.runtime.session import Session
@@ -25,11 +26,13 @@ from recovery.inference_server import served_model
 from recovery.losses.config import LossConfig
 from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
+from recovery.losses.outcomes import Outcomes
 from recovery.models.loading import Loaded, LoraSettings, load_model, only_lora
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import GENERATE, DistributedEngine, Engine
 from recovery.teachers import (
     AdapterOff,
+    CrossTokenizer,
     CurrentStudent,
     Frozen,
     MovingAverage,
@@ -38,6 +41,7 @@ from recovery.teachers import (
     Weighted,
     check_same_tokens,
     remote,
+    same_tokens,
 )
 from recovery.training.loop import INTERRUPTED, Hooks, StepBatch, TrainResult, TrainSettings, train
 from recovery.training.resumable import Resumable
@@ -130,9 +134,9 @@ def teacher_footprint(student: Checkpoint, teachers: Sequence[Checkpoint], *, co
     sharing = [teacher for teacher in teachers if share_base_weights(student, teacher)]
     bases = sum(teacher.adapter is None for teacher in sharing)
     alone = copied and not share_base_weights(student, student)
-    return TeacherFootprint(
-        bases, len(sharing) - bases, len(teachers) - len(sharing) + alone, int(copied and not alone)
-    )
+    others, own = [teacher for teacher in teachers if teacher not in sharing], parameters(student.weights)
+    larger = sum(max(0, parameters(teacher.weights) - own) for teacher in others)
+    return TeacherFootprint(bases, len(sharing) - bases, len(others) + alone, int(copied and not alone), larger)
 
 
 def teacher_of(
@@ -141,14 +145,12 @@ def teacher_of(
     """Load a teacher: the student's weights with the adapter off if they are the same model, else a frozen copy.
 
     If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
-    it is in memory already. The tokenizers must be the same.
+    it is in memory already.
     """
     shared = loaded.tuning == "lora" and share_base_weights(student, teacher)
     if shared and teacher.adapter is None:
         return AdapterOff(loaded)
-    frozen = held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None)
-    check_same_tokens(loaded.tokenizer, frozen.tokenizer, student_name=student.name, teacher_name=teacher.name)
-    return Frozen(frozen)
+    return Frozen(held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None))
 
 
 def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> Teacher:
@@ -218,11 +220,40 @@ class ModelSpecs:
         """Load all models but those ``held`` already; the engine is released when ``resources`` is closed."""
         config, loaded = self.config, load_student(self.student, self.config.tuning, self.config)
         frozen = {one: teacher_of(self.student, loaded, one, config, held.get(one)) for one in self.frozen}
+        cross, outcomes = self._compared(loaded, frozen)
         teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}
         anchor = TimedTeacher(frozen[self.anchor]) if self.anchor is not None else None
         engine = resources.enter_context(engine_of(loaded, config)) if isinstance(config, DistillConfig) else None
-        objective = DistillationObjective(teachers, self.loss_config, anchor)
-        return LoadedModels(self, loaded, teachers, anchor, objective, engine)
+        objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes)
+        return LoadedModels(self, loaded, teachers, anchor, objective, engine, cross)
+
+    def _compared(
+        self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher]
+    ) -> tuple[dict[str, CrossTokenizer], dict[str, Outcomes]]:
+        """Return the teachers with another tokenizer, and the outcomes of all with another vocabulary, by name.
+
+        Raise UsageError if the anchor, one of several weighted teachers, or a teacher of another stage than a
+        distillation has another tokenizer.
+        """
+        cross: dict[str, CrossTokenizer] = {}
+        outcomes: dict[str, Outcomes] = {}
+        used = [*self.teachers.items(), *([("", {self.anchor: 1.0})] if self.anchor is not None else [])]
+        for name, checkpoint in [(name, checkpoint) for name, weights in used for checkpoint in weights]:
+            teacher, single = frozen[checkpoint], bool(name) and len(self.teachers[name]) == 1
+            theirs = teacher.loaded if isinstance(teacher, Frozen) else loaded
+            sizes = loaded.head.vocabulary, theirs.head.vocabulary
+            if same_tokens(loaded.tokenizer, theirs.tokenizer):
+                if sizes[0] != sizes[1] and single:
+                    outcomes[name] = Outcomes.padded(len(loaded.tokenizer), *sizes, loaded.device)
+                continue
+            if not single or not isinstance(self.config, DistillConfig):
+                names = {"student_name": self.student.name, "teacher_name": checkpoint.name}
+                check_same_tokens(loaded.tokenizer, theirs.tokenizer, **names)
+            cross[name] = CrossTokenizer(loaded.chat, theirs.chat, checkpoint.name, theirs.max_length)
+            student, other, count = cross[name].outcomes(*sizes)
+            sides = [torch.tensor(side, device=loaded.device) for side in (student, other)]
+            outcomes[name] = Outcomes(sides[0], sides[1], count)
+        return cross, outcomes
 
     def _teacher(
         self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher], weights: Mapping[Checkpoint, float]
@@ -238,7 +269,10 @@ class ModelSpecs:
 
 @dataclass
 class LoadedModels:
-    """The models of a stage in this process's memory; ``local_engine`` samples in this process only."""
+    """The models of a stage in this process's memory; ``local_engine`` samples in this process only.
+
+    ``cross`` are the teachers with another tokenizer, by name.
+    """
 
     specs: ModelSpecs
     loaded: Loaded
@@ -246,6 +280,7 @@ class LoadedModels:
     anchor: TimedTeacher | None
     objective: DistillationObjective
     local_engine: Engine | None
+    cross: Mapping[str, CrossTokenizer] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         method = self.specs.config if isinstance(self.specs.config, DistillConfig) else None

@@ -32,8 +32,8 @@ class DistillConfig(TrainingConfig):
     student: str = same_as(MidtrainConfig, "student")
     teacher: str = setting(
         "base",
-        "Teacher for behaviour: base, a folder, a hub id or the address of a vLLM server; for some methods label, "
-        "none, self, start or ema.",
+        "Teacher for behaviour: base, a folder, a hub id (the tokenizer may be another one) or the address of a vLLM "
+        "server; for some methods label, none, self, start or ema.",
         metavar="NAME",
     )
     knowledge_teacher: str | None = setting(
@@ -88,6 +88,13 @@ class DistillConfig(TrainingConfig):
     floor: float | None = same_as(LossConfig, "floor", maximum=0, below=None)
     top_k: int = same_as(LossConfig, "top_k")
     ratio_cap: float = same_as(LossConfig, "ratio_cap")
+    min_aligned: float = setting(
+        0.9,
+        "Share of the response tokens that must align with tokens of a teacher with another tokenizer, one to one or "
+        "in merged spans.",
+        minimum=0,
+        maximum=1,
+    )
     overlap: bool = setting(False, "Sample the next completions while this batch trains; needs a server as --engine.")
     batch_epochs: int = setting(1, "Updates per batch of completions.", minimum=1)
     positions: str = setting("all", "Positions of a completion that are scored.", choices=("all", "one"))

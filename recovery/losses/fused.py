@@ -25,7 +25,8 @@ from torch import Tensor
 from recovery.errors import UsageError
 from recovery.losses.dense import divergence_, softmaxes_
 from recovery.losses.matmul import linear
-from recovery.losses.sparse import Sparse, cross_entropy, importance_ratio, policy_gradient, top_k
+from recovery.losses.outcomes import grouped_divergence_
+from recovery.losses.sparse import Sparse, cross_entropy, importance_ratio, policy_gradient, score_function, top_k
 from recovery.losses.terms import BehaviourPolicy, Term, check_per_token, check_terms
 from recovery.models.lm_head import Head
 
@@ -121,6 +122,12 @@ class _Plan:
         """The policy gradient, where there is one."""
         return next((term for term in self.terms if term.divergence == "policy_gradient"), None)
 
+    def entries(self, at: int) -> int:
+        """Return the size of a term's teacher's vocabulary."""
+        side = self.sides[at]
+        assert side is not None  # every whole term has a teacher
+        return side.weight_VD.shape[0]
+
     @property
     def factor(self) -> float:
         """Remaining factor of the gradient with respect to raw logits, including the weight of a single term."""
@@ -178,7 +185,7 @@ def fused_loss(
     plan = _Plan(
         tuple(terms), tuple(_teacher(term, head, dtype) for term in terms), temperature, head.scale, head.softcap,
         None if weights_N is None else weights_N.detach().to(wide), behaviour, dtype, wide,
-        chunk_tokens or chunk_size(head.vocabulary, dtype),
+        chunk_tokens or chunk_size(max(_vocabularies(terms, head)), dtype),
     )  # fmt: skip
     loss, values_TN, *others = _Fused.apply(hidden_ND, head.weight_VD, head.bias_V, plan)
     return FusedOutput(loss, plan.per_token(values_TN), values_TN, *others)
@@ -238,12 +245,13 @@ class _Totals:
         narrow = functools.partial(torch.empty, dtype=plan.dtype, device=device)
         wide = functools.partial(torch.zeros, dtype=plan.wide, device=device)
         self.student_NV = narrow(chunk, vocabulary)
-        self.teachers_NV = {at: narrow(chunk, vocabulary) for at in plan.whole}
+        self.teachers_NV = {at: narrow(chunk, plan.entries(at)) for at in plan.whole}
         self.work_NV = wide(self.block, vocabulary)
         # If the products run in a narrower dtype, blocks of logits are widened into separate buffers.
         widened = plan.dtype != plan.wide
         self.wide_student_NV = wide(self.block, vocabulary) if widened else None
-        self.wide_teacher_NV = wide(self.block, vocabulary) if widened and plan.whole else None
+        sizes = {plan.entries(at) for at in plan.whole} if widened else ()
+        self.wide_teachers = {entries: wide(self.block, entries) for entries in sizes}
         # Each divergence overwrites the student's log-probabilities with its gradient: all but the last need a copy.
         several = len(plan.whole) > 1
         self.copy_NV = wide(self.block, vocabulary) if several else None
@@ -359,7 +367,7 @@ def _whole(
         teacher_NV = _shaped(plan.sides[at], plan, totals, teachers_NV[at])
         last = at == plan.whole[-1]
         work_NV = log_p_NV if last or totals.copy_NV is None else totals.copy_NV[:count].copy_(log_p_NV)
-        totals.value_TN[at, rows] = divergence_(term.resolved, p_NV, work_NV, teacher_NV, term.options)
+        totals.value_TN[at, rows] = _compared(term, p_NV, work_NV, teacher_NV, rows)
         if not last and sum_NV is not None:
             sum_NV.add_(work_NV, alpha=weight)
         elif sum_NV is not None:
@@ -368,11 +376,23 @@ def _whole(
             work_NV *= weight
 
 
+def _compared(term: Term, p_NV: Tensor, log_p_NV: Tensor, teacher_NV: Tensor, rows: slice) -> Tensor:
+    """Return a term's divergence per position, 0 where it is not active; ``log_p_NV`` becomes the gradient."""
+    if term.outcomes is None:
+        value_N = divergence_(term.resolved, p_NV, log_p_NV, teacher_NV, term.options)
+    else:
+        value_N = grouped_divergence_(term.resolved, p_NV, log_p_NV, teacher_NV, term.outcomes, term.options)
+    if term.active_N is not None:
+        log_p_NV *= term.active_N[rows].unsqueeze(-1)
+        value_N = value_N.masked_fill(~term.active_N[rows], 0.0)
+    return value_N
+
+
 def _shaped(side: _Side | None, plan: _Plan, totals: _Totals, teacher_NV: Tensor) -> Tensor:
     """Return a teacher's logits of a few rows over the temperature, in the wide dtype."""
     assert side is not None  # every whole term has a teacher
-    if totals.wide_teacher_NV is not None:
-        teacher_NV = totals.wide_teacher_NV[: teacher_NV.shape[0]].copy_(teacher_NV)
+    if (wide_NV := totals.wide_teachers.get(teacher_NV.shape[1])) is not None:
+        teacher_NV = wide_NV[: teacher_NV.shape[0]].copy_(teacher_NV)
     side.shape_(teacher_NV, plan.temperature, keep_slope=False)
     return teacher_NV
 
@@ -385,7 +405,11 @@ def _sparse(term: Term, totals: _Totals, p_NV: Tensor, log_p_NV: Tensor, rows: s
     assert term.targets_N is not None
     if term.divergence == "cross_entropy":
         return cross_entropy(p_NV, log_p_NV, term.targets_N[rows])
-    assert term.advantages_N is not None and totals.ratio_N is not None
+    assert term.advantages_N is not None
+    if term.divergence == "span":
+        assert term.values_N is not None
+        return score_function(p_NV, term.targets_N[rows], term.advantages_N[rows], term.values_N[rows])
+    assert totals.ratio_N is not None
     old_N = None if term.old_logprobs_N is None else term.old_logprobs_N[rows]
     found = policy_gradient(p_NV, log_p_NV, term.targets_N[rows], term.advantages_N[rows], old_N, term.clip, term.drop)
     totals.ratio_N[rows] = found.ratio_N
@@ -407,6 +431,12 @@ def _teacher(term: Term, head: Head, dtype: torch.dtype) -> _Side | None:
     if not term.whole or term.teacher_hidden_NE is None:
         return None
     return _side(term.teacher_hidden_NE, term.teacher_head or head, dtype)
+
+
+def _vocabularies(terms: Sequence[Term], head: Head) -> Iterator[int]:
+    """Yield the sizes of the vocabularies that are projected to: the student's and the teachers'."""
+    yield head.vocabulary
+    yield from (term.teacher_head.vocabulary for term in terms if term.whole and term.teacher_head is not None)
 
 
 def _side(hidden_ND: Tensor, head: Head, dtype: torch.dtype) -> _Side:

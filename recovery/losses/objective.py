@@ -11,6 +11,8 @@ anchor may be added to each, KL(student | base) on the same states:
 If completions were sampled by another engine or by older weights, each token is weighted by the importance ratios of
 the tokens before it (``loss_config.ratio_cap``); a policy gradient uses the ratio of its own token instead.
 
+A teacher with another tokenizer reads its own tokens of the same text; :mod:`recovery.losses.spans` has its terms.
+
 In the sampled form the teacher is part of the advantages, lambda (log q(y) - log p_old(y)) + (1 - lambda) A, which are
 computed when the rows are sampled, and there is a single policy gradient.
 """
@@ -27,6 +29,8 @@ from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.fused import FusedOutput, fused_loss
 from recovery.losses.gradient_stats import Geometry
+from recovery.losses.outcomes import Outcomes
+from recovery.losses.spans import SpanScores, span_scores
 from recovery.losses.sparse import importance_ratio, top_entries
 from recovery.losses.terms import BehaviourPolicy, Term, check_same_vocabulary
 from recovery.models.lm_head import Head
@@ -58,6 +62,7 @@ class DistillationObjective:
         teachers: teachers by the names used in rows; each is a teacher, or several with weights.
         loss_config: the loss settings. Labels always use temperature 1.
         anchor: the clean model of the anchor, if ``loss_config.anchor`` is above 0.
+        outcomes: the outcomes of both vocabularies, by the names of teachers whose vocabulary is another one.
         geometry: if set, accumulates the tokens' gradient vectors; a stage sets a new one for each step that it
             measures.
 
@@ -68,6 +73,7 @@ class DistillationObjective:
     teachers: Mapping[str, Teacher | Scorer | Weighted] = field(default_factory=dict)
     loss_config: LossConfig = field(default_factory=LossConfig)
     anchor: Teacher | None = None
+    outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
     geometry: Geometry | None = None
 
     def __post_init__(self) -> None:
@@ -84,28 +90,44 @@ class DistillationObjective:
         """
         head = student.head
         # The student runs last: the teachers need no gradient and keep nothing in memory but their hidden states.
-        terms = self._terms(head, batch)
+        scores = self._span_scores(batch)
+        terms = self._terms(head, batch, scores)
         at_anchor = len(terms)
         terms += self._anchor(batch)
         hidden_BTD = student.hidden(batch)
         hidden_ND = batch.gather(hidden_BTD)
         temperature = 1.0 if batch.teacher == LABEL else self.loss_config.temperature
+        if scores is not None:
+            limits = self.loss_config.lam, temperature, self.loss_config.ratio_cap
+            merged = scores.sampled(hidden_ND.detach(), head, batch, *limits)
+            terms += [] if merged is None else [merged]
         behaviour = self._behaviour(batch, terms, hidden_BTD.detach(), head)
         output = fused_loss(hidden_ND, head, terms, temperature=temperature, behaviour=behaviour)
         if self.geometry is not None and not batch.idle:
             self.geometry.add(output.gradient_ND, batch.rows_N)
-        anchor_N = output.values_TN[at_anchor] if len(terms) > at_anchor else None
+        anchor_N = output.values_TN[at_anchor] if self._anchored else None
         names = _metric_names(batch.teacher, self.loss_config)
         return LossOutput(output.loss, batch.tokens, _sums(output, names, anchor_N), names["loss"])
 
-    def _terms(self, head: Head, batch: Batch) -> list[Term]:
+    def _span_scores(self, batch: Batch) -> SpanScores | None:
+        """Return the scores of a teacher with another tokenizer; None if these rows have no such teacher."""
+        if batch.spans is None or batch.seen_by_teacher is None or self.loss_config.lam == 0.0:
+            return None
+        [(teacher, _)] = self._parts(batch)
+        if batch.teacher not in self.outcomes or isinstance(teacher, Scorer):
+            raise UsageError(f"rows of {batch.teacher!r} have spans, but no outcomes are given for that teacher")
+        seen = batch.seen_by_teacher
+        hidden_ME = seen.gather(teacher.hidden(seen))
+        return span_scores(batch, hidden_ME, teacher.head, self.loss_config.temperature)
+
+    def _terms(self, head: Head, batch: Batch, scores: SpanScores | None) -> list[Term]:
         """Return the terms of this batch, without the anchor."""
         if batch.teacher == LABEL:
             return [Term("cross_entropy", targets_N=batch.targets_N)]
         if batch.teacher == REWARD or self.loss_config.divergence == "sampled":
             return [self._policy(batch, 1.0)]
         lam = self.loss_config.lam
-        terms = self._teacher(head, batch) if lam > 0.0 else []
+        terms = self._teacher(head, batch, scores) if lam > 0.0 else []
         if lam < 1.0 and (batch.advantages_N is not None or not terms):
             terms.append(self._policy(batch, 1.0 - lam))
         return terms
@@ -148,14 +170,20 @@ class DistillationObjective:
             drop=self.loss_config.drop,
         )
 
-    def _teacher(self, head: Head, batch: Batch) -> list[Term]:
+    def _teacher(self, head: Head, batch: Batch, scores: SpanScores | None) -> list[Term]:
         """Return one term for each teacher of the rows; their weights sum to lambda."""
+        lam = self.loss_config.lam
+        if scores is not None:
+            return [self._whole(batch, scores.hidden_NE, scores.head, lam, scores.single_N)]
+        return [self._compared(head, batch, teacher, lam * weight) for teacher, weight in self._parts(batch)]
+
+    def _parts(self, batch: Batch) -> list[tuple[Teacher | Scorer, float]]:
+        """Return the teachers of the rows with their weights."""
         if batch.teacher not in self.teachers:
             known = ", ".join(sorted(self.teachers)) or "none"
             raise UsageError(f"a row names the teacher {batch.teacher!r}, which is not given (given: {known})")
         found = self.teachers[batch.teacher]
-        parts = found.parts if isinstance(found, Weighted) else [(found, 1.0)]
-        return [self._compared(head, batch, teacher, self.loss_config.lam * weight) for teacher, weight in parts]
+        return [*found.parts] if isinstance(found, Weighted) else [(found, 1.0)]
 
     def _compared(self, head: Head, batch: Batch, teacher: Teacher | Scorer, weight: float) -> Term:
         """Return the divergence to one teacher, with its own context if it has one."""
@@ -168,12 +196,26 @@ class DistillationObjective:
             check_same_vocabulary(head, teacher_head)
             ids_NK, logprobs_NK = top_entries(hidden_NE, teacher_head, loss_config.top_k, loss_config.temperature)
             return Term("top_k", weight, top_ids_NK=ids_NK, top_logprobs_NK=logprobs_NK)
+        return self._whole(batch, hidden_NE, teacher_head, weight)
+
+    def _whole(
+        self,
+        batch: Batch,
+        hidden_NE: torch.Tensor,
+        head: Head,
+        weight: float,
+        active_N: torch.Tensor | None = None,
+    ) -> Term:
+        """Return the divergence to a teacher over the whole vocabulary, or over the outcomes of two."""
+        loss_config, outcomes = self.loss_config, self.outcomes.get(batch.teacher)
         return Term(
             loss_config.divergence,
             weight,
             beta=loss_config.beta,
             teacher_hidden_NE=hidden_NE,
-            teacher_head=teacher_head,
+            teacher_head=head,
+            outcomes=outcomes,
+            active_N=active_N,
             entry_clip=loss_config.entry_clip,
             floor=loss_config.floor,
         )
@@ -188,9 +230,13 @@ class DistillationObjective:
         ids_NK, logprobs_NK = teacher.top(batch, self.loss_config.top_k)
         return Term("top_k", weight, top_ids_NK=ids_NK, top_logprobs_NK=logprobs_NK)
 
+    @property
+    def _anchored(self) -> bool:
+        return self.anchor is not None and self.loss_config.anchor > 0.0
+
     def _anchor(self, batch: Batch) -> list[Term]:
         """Return the anchor: the reverse KL to the clean model, on the student's input."""
-        if self.anchor is None or self.loss_config.anchor == 0.0:
+        if not self._anchored or self.anchor is None:
             return []
         hidden_NE = batch.gather(self.anchor.hidden(batch))
         return [

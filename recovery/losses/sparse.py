@@ -4,6 +4,7 @@
     policy gradient   L = -min(r A, clip(r, 1-e, 1+e) A)     -A r (1_y - p), 0 where clipped
                       with r = p(y) / p_old(y) (PPO, arXiv 1707.06347); a token whose r is above d or below 1/d
                       can be dropped: value and gradient 0
+    score function    a given value v                        -A (1_y - p)
     top-k, reverse    sum_K p log(p/q) + P log(P/Q)          p * (l - L), with l = log(p/q) of each kept entry and
                       log(P/Q) of every other one
     top-k, forward    sum_K q log(q/p) + Q log(Q/P)          p - q on the kept entries, p * (1 - Q/P) on the others
@@ -105,6 +106,15 @@ def policy_gradient(
     slope_N = gain_N.masked_fill(clipped_N | dropped_N, 0.0)
     entries_N1 = (p_NV.gather(-1, index_N1) - 1.0) * slope_N.unsqueeze(-1)
     return Policy(Sparse(value_N, slope_N, index_N1, entries_N1), ratio_N, clipped_N, dropped_N)
+
+
+def score_function(p_NV: Tensor, targets_N: Tensor, advantages_N: Tensor, values_N: Tensor) -> Sparse:
+    """Return ``values_N`` with the gradient -A grad log p(y): the estimate of an expectation from a sample
+    (REINFORCE), whose value and gradient are not those of one function.
+    """
+    index_N1, advantages_N = targets_N.unsqueeze(-1), advantages_N.to(p_NV.dtype)
+    entries_N1 = (p_NV.gather(-1, index_N1) - 1.0) * advantages_N.unsqueeze(-1)
+    return Sparse(values_N.to(p_NV.dtype), advantages_N, index_N1, entries_N1)
 
 
 def importance_ratio(log_p_N: Tensor, old_logprobs_N: Tensor | None) -> Tensor:

@@ -18,12 +18,14 @@ from recovery.errors import ModelError, UsageError
 from recovery.losses.config import WHOLE_VOCABULARY, check_limits
 from recovery.losses.dense import resolve_divergence
 from recovery.losses.divergence import Options
+from recovery.losses.outcomes import Outcomes
 from recovery.models.lm_head import Head
 
-TERMS = (*WHOLE_VOCABULARY, "cross_entropy", "policy_gradient", "top_k")
+TERMS = (*WHOLE_VOCABULARY, "cross_entropy", "policy_gradient", "span", "top_k")
 _NEEDS = {
     "cross_entropy": ("targets_N",),
     "policy_gradient": ("targets_N", "advantages_N"),
+    "span": ("targets_N", "advantages_N", "values_N"),
     "top_k": ("top_ids_NK", "top_logprobs_NK"),
     **dict.fromkeys(WHOLE_VOCABULARY, ("teacher_hidden_NE",)),
 }
@@ -41,8 +43,11 @@ class Term:
         teacher_hidden_NE: the teacher's hidden states at the same positions, for the divergences over the whole
             vocabulary; its width may differ from the student's.
         teacher_head: the teacher's head, always frozen; None: the student's own.
-        targets_N: token ids, for "cross_entropy" (the label) and "policy_gradient" (the sampled token).
-        advantages_N: how much better than expected each sampled token was, for "policy_gradient".
+        outcomes: the outcomes to compare, if the teacher's vocabulary is another one.
+        active_N: the tokens that a divergence over the whole vocabulary counts, if not all.
+        targets_N: token ids, for "cross_entropy" (the label), "policy_gradient" and "span" (the sampled token).
+        advantages_N: how much better than expected each sampled token was, for "policy_gradient" and "span".
+        values_N: the token's share of its span's value (nats), for "span".
         old_logprobs_N: natural log-probability of each sampled token when it was sampled, at the temperature of
             the loss; None if the student has not changed since.
         clip: epsilon of the importance ratio's clip.
@@ -63,9 +68,12 @@ class Term:
     beta: float = 0.5
     teacher_hidden_NE: Tensor | None = None
     teacher_head: Head | None = None
+    outcomes: Outcomes | None = None
+    active_N: Tensor | None = None
     targets_N: Tensor | None = None
     advantages_N: Tensor | None = None
     old_logprobs_N: Tensor | None = None
+    values_N: Tensor | None = None
     clip: float | None = None
     drop: float | None = None
     top_ids_NK: Tensor | None = None
@@ -114,13 +122,24 @@ class Term:
             UsageError: a tensor does not have one entry for each of ``tokens`` tokens.
             ModelError: the vocabularies of the teacher's head and the student's ``head`` differ.
         """
-        for name in ("targets_N", "advantages_N", "old_logprobs_N"):
+        for name in ("targets_N", "advantages_N", "old_logprobs_N", "values_N", "active_N"):
             check_per_token(name, getattr(self, name), tokens)
         if self.teacher_hidden_NE is not None:
             self._check_teacher(self.teacher_hidden_NE, tokens, self.teacher_head or head)
-            check_same_vocabulary(head, self.teacher_head or head)
+            self._check_vocabularies(head, self.teacher_head or head)
         if self.top_ids_NK is not None and self.top_logprobs_NK is not None:
             self._check_top(self.top_ids_NK, self.top_logprobs_NK, tokens, head.vocabulary)
+
+    def _check_vocabularies(self, student: Head, teacher: Head) -> None:
+        if self.outcomes is None:
+            check_same_vocabulary(student, teacher)
+            return
+        given = len(self.outcomes.student_V), len(self.outcomes.teacher_W)
+        if given != (student.vocabulary, teacher.vocabulary):
+            raise UsageError(
+                f"outcomes of {given[0]} and {given[1]} tokens do not fit heads of {student.vocabulary} and "
+                f"{teacher.vocabulary} logits"
+            )
 
     @staticmethod
     def _check_teacher(hidden_NE: Tensor, tokens: int, head: Head) -> None:

@@ -1,7 +1,7 @@
 """Chat templates: convert messages to token ids and response masks, and response ids to text.
 
-Student and teacher read the same ids, so template arguments (such as ``enable_thinking``) are set once, here, for
-both.
+Student and teacher read the same ids, unless the teacher has another tokenizer; template arguments (such as
+``enable_thinking``) are set once, for both.
 """
 
 from __future__ import annotations
@@ -198,9 +198,11 @@ class ChatFormat:
                 "the model's chat template writes an assistant's tool call differently from how it opens the turn, so "
                 "the call cannot be imitated: set --template-arg, or leave out these conversations"
             )
-        return opening + messages[-1]["content"] + self._end_text()
+        return opening + messages[-1]["content"] + self.turn_end
 
-    def _end_text(self) -> str:
+    @property
+    def turn_end(self) -> str:
+        """The token that ends an assistant's turn, as text."""
         vocabulary = self.tokenizer.get_vocab()
         turn_end = next((token for token in TURN_ENDS if vocabulary.get(token) in self.end_ids), None)
         return turn_end or str(self.tokenizer.convert_ids_to_tokens(min(self.end_ids)))

@@ -103,14 +103,19 @@ class Weighted:
         return list(zip(self.teachers, self.weights, strict=True))
 
 
+def same_tokens(student: Any, teacher: Any) -> bool:
+    """Whether two tokenizers have the same vocabulary."""
+    return bool(student.get_vocab() == teacher.get_vocab())
+
+
 def check_same_tokens(student: Any, teacher: Any, *, student_name: str, teacher_name: str) -> None:
     """Raise UsageError if two tokenizers have different vocabularies: scores would belong to other tokens.
 
     The error names the first token that differs.
     """
-    ours, theirs = student.get_vocab(), teacher.get_vocab()
-    if ours == theirs:
+    if same_tokens(student, teacher):
         return
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
     token = next(t for t in sorted(set(ours) | set(theirs)) if ours.get(t) != theirs.get(t))
     raise UsageError(
         f"the tokenizers differ: {token!r} is {ours.get(token)} in {student_name} and {theirs.get(token)} in "

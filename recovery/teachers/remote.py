@@ -176,7 +176,8 @@ class RemoteTeacher:
                 at = next((i for i, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), 0)
                 raise UsageError(
                     f"the tokenizers differ: {text[:40]!r} becomes {mine[at : at + 4]} here and {theirs[at : at + 4]} "
-                    f"at {self.server.address} (from token {at}); use a teacher of the student's model family"
+                    f"at {self.server.address} (from token {at}); use a teacher of the student's model family, or "
+                    f"its checkpoint as --teacher, which may have another tokenizer"
                 )
 
     def _tokenize(self, text: str) -> list[int]:

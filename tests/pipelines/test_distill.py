@@ -167,10 +167,9 @@ def test_a_model_degraded_elsewhere_needs_no_mid_training_here(
         assert made.parent == "external/my-finetune"
 
 
-def test_a_teacher_that_was_changed_or_writes_other_tokens_is_refused(
+def test_a_teacher_that_was_changed_is_refused(
     open_session: Callable[..., Session],
     tiny_model: Path,
-    tiny_llama: Path,
     tmp_path: Path,
     midtrain_config: MidtrainConfig,
     distill_config: DistillConfig,
@@ -178,8 +177,6 @@ def test_a_teacher_that_was_changed_or_writes_other_tokens_is_refused(
     model = shutil.copytree(tiny_model, tmp_path / "model")
     with open_session(model) as session:
         midtrain(session, midtrain_config)
-        with pytest.raises(UsageError, match="tokenizers differ"):
-            distill(session, dataclasses.replace(distill_config, teacher=str(tiny_llama)))
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
         with pytest.raises(CheckpointError, match="changed since it was registered"):

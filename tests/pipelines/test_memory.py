@@ -237,6 +237,8 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> Non
     assert held("lora", TeacherFootprint(1, adapters=2))["teachers"] == 2 * adapter
     assert held("lora", TeacherFootprint(1, others=1))["teachers"] == base["weights"]
     assert held("full", TeacherFootprint(1, 1, 1))["teachers"] == 3 * whole["teachers"]
+    wider = held("full", TeacherFootprint(others=1, larger=1000))
+    assert wider["teachers"] == whole["teachers"] + 2000, "a larger model's further parameters, in bfloat16"
     assert (
         held("full", TeacherFootprint(copies=1))["teachers"] == whole["weights"]
     )  # it may follow the student: in float32

@@ -1,0 +1,245 @@
+"""A teacher with another tokenizer: it reads the same conversation and response in its own template and tokens.
+
+Responses are aligned by the bytes that tokens spell: a span is the shortest run of the student's tokens that spells
+the same bytes as a run of the teacher's. The end of a turn is a span of its own, although both sides spell it
+differently. The teacher's tokens of a response are those that its tokenizer chooses for the text; bytes that are no
+UTF-8, such as a character that was cut off, become its tokens of single bytes. Where the templates differ in the
+whitespace before a response (a space after "assistant", a line break within the prompt), each side has its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from recovery.errors import ModelError
+from recovery.models.chat_template import ChatFormat
+from recovery.models.token_bytes import token_bytes
+from recovery.types import Message
+
+_NOT_UTF8 = re.compile("([\udc80-\udcff])")  # bytes as `surrogateescape` decodes them
+# A text before a response, so that SentencePiece adds its space there and not to the response.
+_GUARD = "\n"
+_PROBE = "probe"
+
+Span = tuple[int, int, int, int]
+
+
+class Spelled(NamedTuple):
+    """The teacher's input, its prompt and then the response, and spans of (begin, end) in the student's response and
+    (begin, end) in ``ids``.
+    """
+
+    ids: list[int]
+    spans: list[Span]
+
+
+def common_spans(student: Sequence[bytes], teacher: Sequence[bytes]) -> list[Span]:
+    """Return the shortest spans of two tokenizations that spell the same bytes, in order: (begin, end) of both.
+
+    Tokens after the last common boundary, or after the first byte that differs, are in no span. A token of no bytes
+    belongs to the span before it.
+    """
+    one, other = b"".join(student), b"".join(teacher)
+    differs = (at for at, (mine, theirs) in enumerate(zip(one, other, strict=False)) if mine != theirs)
+    limit = next(differs, min(len(one), len(other)))
+    ends = [_ends(side) for side in (student, teacher)]
+    boundaries = sorted(at for at in ends[0].keys() & ends[1].keys() if 0 < at <= limit)
+    places = [(0, 0), *((ends[0][at], ends[1][at]) for at in boundaries)]
+    return [(begin[0], end[0], begin[1], end[1]) for begin, end in itertools.pairwise(places)]
+
+
+def _ends(tokens: Sequence[bytes]) -> dict[int, int]:
+    """Return the number of tokens up to each byte at which one ends."""
+    return {at: number for number, at in enumerate(itertools.accumulate(map(len, tokens)), 1)}
+
+
+@dataclass(frozen=True, eq=False)
+class CrossTokenizer:
+    """The student's and the teacher's tokens. ``name`` is the teacher's in messages, ``window`` its longest input.
+
+    Raises:
+        ModelError: the bytes of one side's tokens are unknown, or the teacher has no chat template.
+    """
+
+    student: ChatFormat
+    teacher: ChatFormat
+    name: str
+    window: int
+
+    def __post_init__(self) -> None:
+        if self.teacher.plain:
+            raise ModelError(
+                f"the teacher {self.name} has another tokenizer and no chat template, so it cannot read the prompts: "
+                f"use an instruct model, or add chat_template.jinja to its folder"
+            )
+        _ = self._student_bytes, self._teacher_bytes
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Return the teacher's ids of a conversation up to its response. Raise ModelError if its template refuses."""
+        try:
+            return self.teacher.prompt_ids(messages)
+        except ModelError as error:
+            raise ModelError(f"the teacher {self.name} cannot read a prompt: {error}") from error
+
+    def spelled(self, messages: Sequence[Message], response: Sequence[int]) -> Spelled:
+        """Return the teacher's input for a response of the student, with the spans that both sides spell alike.
+
+        Tokens beyond the teacher's window are left out.
+        """
+        prompt = self.prompt_ids(messages)
+        ended = bool(response) and response[-1] in self.student.end_ids
+        said = _spelling(self._student_bytes, response[: len(response) - ended])
+        other_lead = self._replace_lead(said)
+        ids = self._encode(b"".join(said))
+        spans = common_spans(said, _spelling(self._teacher_bytes, ids))
+        whole = not said or (bool(spans) and (spans[-1][1], spans[-1][3]) == (len(said), len(ids)))
+        if ended and whole:
+            spans.append((len(said), len(response), len(ids), len(ids) + 1))
+            ids.append(self._end_of(response[-1]))
+        if other_lead:
+            spans = _first_two_joined(spans)
+        start = len(prompt)
+        kept = [(a, b, c + start, d + start) for a, b, c, d in spans if d + start <= self.window]
+        return Spelled([*prompt, *ids][: self.window], kept)
+
+    def _replace_lead(self, said: list[bytes]) -> bool:
+        """Replace the whitespace that the student's template has before a response by the teacher's, in the first
+        token; return whether they differ.
+        """
+        mine, theirs = self._leads
+        if mine == theirs or not said or not said[0].startswith(mine):
+            return False
+        said[0] = theirs + said[0][len(mine) :]
+        return True
+
+    def outcomes(self, student_size: int, teacher_size: int) -> tuple[list[int], list[int], int]:
+        """Return the outcome of each of the student's tokens, of each of the teacher's, and the number of outcomes, for
+        heads of these sizes.
+
+        Tokens that spell the same are one outcome. A token of one side alone counts as the longest shared token that it
+        begins with. The end of a turn is one outcome, with all end tokens that only one side has. Tokens without any
+        shared beginning, and padding of the heads, are the last outcome.
+        """
+        shared = self.shared
+        numbers = {spelled: number for number, spelled in enumerate(sorted(shared))}
+        other = len(numbers) + 1
+        sides = []
+        for table, ends, size in (
+            (self._student_bytes, self._ends[0], student_size),
+            (self._teacher_bytes, self._ends[1], teacher_size),
+        ):
+            found = [_outcome(spelled, numbers, other) for spelled in table[:size]] + [other] * (size - len(table))
+            for token in ends:
+                found[token] = other - 1
+            sides.append(found)
+        return sides[0], sides[1], other + 1
+
+    @functools.cached_property
+    def shared(self) -> set[bytes]:
+        """What tokens of both sides spell, without the ends of a turn."""
+        sides = []
+        for table, ends in zip((self._student_bytes, self._teacher_bytes), self._ends, strict=True):
+            sides.append({spelled for token, spelled in enumerate(table) if spelled and token not in ends})
+        return sides[0] & sides[1]
+
+    @functools.cached_property
+    def tokens(self) -> int:
+        """Number of the student's tokens."""
+        return sum(spelled is not None for spelled in self._student_bytes)
+
+    @functools.cached_property
+    def _student_bytes(self) -> list[bytes | None]:
+        return token_bytes(self.student.tokenizer, "the student")
+
+    @functools.cached_property
+    def _teacher_bytes(self) -> list[bytes | None]:
+        return token_bytes(self.teacher.tokenizer, f"the teacher {self.name}")
+
+    @functools.cached_property
+    def _leads(self) -> tuple[bytes, bytes]:
+        return _lead(self.student), _lead(self.teacher)
+
+    @functools.cached_property
+    def _ends(self) -> tuple[set[int], set[int]]:
+        """The tokens of each side whose outcome is the end of a turn: all ends but those that both sides have."""
+        student, teacher = self._end_texts(self.student), self._end_texts(self.teacher)
+        turns = {self.student.turn_end, self.teacher.turn_end}
+        both = {text for text in student.keys() & teacher.keys() if text not in turns}
+        return {student[t] for t in student.keys() - both}, {teacher[t] for t in teacher.keys() - both}
+
+    def _end_of(self, token: int) -> int:
+        """Return the teacher's token for an end token of the student."""
+        text = self.student.tokenizer.convert_ids_to_tokens(token)
+        ends: Mapping[str, int] = self._end_texts(self.teacher)
+        return ends.get(text, ends[self.teacher.turn_end])
+
+    @staticmethod
+    def _end_texts(chat: ChatFormat) -> dict[str, int]:
+        return {str(chat.tokenizer.convert_ids_to_tokens(token)): token for token in sorted(chat.end_ids)}
+
+    def _encode(self, data: bytes) -> list[int]:
+        """Return the teacher's tokens of a text, up to the first byte that it has no token for."""
+        ids: list[int] = []
+        for piece in _NOT_UTF8.split(data.decode("utf-8", errors="surrogateescape")):
+            if not _NOT_UTF8.match(piece):
+                ids += self._encode_text(piece) if piece else []
+                continue
+            byte = self._single_bytes.get(piece.encode("utf-8", errors="surrogateescape"))
+            if byte is None:
+                break
+            ids.append(byte)
+        return ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        ids = self.teacher.encode(text)
+        spelled = b"".join(_spelling(self._teacher_bytes, ids))
+        if spelled == text.encode() or not spelled.startswith(b" "):
+            return ids
+        guarded = self.teacher.encode(_GUARD + text)
+        read = itertools.accumulate(_spelling(self._teacher_bytes, guarded))
+        cut = next((number for number, spelled in enumerate(read, 1) if spelled.lstrip(b" ") == _GUARD.encode()), 0)
+        return guarded[cut:]
+
+    @functools.cached_property
+    def _single_bytes(self) -> dict[bytes, int]:
+        table = self._teacher_bytes
+        return {spelled: token for token, spelled in enumerate(table) if spelled is not None and len(spelled) == 1}
+
+
+def _spelling(table: Sequence[bytes | None], ids: Sequence[int]) -> list[bytes]:
+    """Return what each token spells; nothing for an id without a token, such as padding of the head."""
+    return [(table[token] if token < len(table) else None) or b"" for token in ids]
+
+
+def _lead(chat: ChatFormat) -> bytes:
+    """Return the whitespace that a template has between the opening of a turn and the response."""
+    asked = Message(role="user", content=_PROBE)
+    try:
+        opening = chat.render([asked], generation_prompt=True)
+        closed = chat.render([asked, Message(role="assistant", content=_PROBE)])
+    except ModelError:  # a template for conversations of another form
+        return b""
+    lead, found, _ = closed[len(opening) :].partition(_PROBE)
+    return lead.encode() if closed.startswith(opening) and found and not lead.strip() else b""
+
+
+def _first_two_joined(spans: list[Span]) -> list[Span]:
+    """Return the spans with the first one, whose tokens spell different whitespace, as part of the second.
+
+    It is thus never compared token by token. A single span is left out.
+    """
+    return [(spans[0][0], spans[1][1], spans[0][2], spans[1][3]), *spans[2:]] if len(spans) > 1 else []
+
+
+def _outcome(spelled: bytes | None, numbers: Mapping[bytes, int], other: int) -> int:
+    """Return the outcome of what a token spells: its own, or that of its longest beginning that has one."""
+    for end in range(len(spelled or b""), 0, -1):
+        found = numbers.get((spelled or b"")[:end])
+        if found is not None:
+            return found
+    return other
