@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dashboard.markup import esc
 
@@ -19,16 +19,30 @@ def beside(columns: Iterable[tuple[str, str]]) -> str:
 
 def answer(text: str, first: str | None = None) -> str:
     """Return a response as HTML; with ``first``, words that differ from it are marked."""
-    shown = esc(text) if first is None else _marked(first, text)
-    return f"<pre>{shown or '<i>(nothing)</i>'}</pre>"
+    return _shown(esc(text) if first is None else _marked(first, text)[1])
 
 
-def _marked(before: str, after: str) -> str:
+def both(one: str, other: str) -> tuple[str, str]:
+    """Return two responses as HTML; in each, the words that the other does not have there are marked."""
+    before, after = _marked(one, other)
+    return _shown(before), _shown(after)
+
+
+def _shown(html: str) -> str:
+    return f"<pre>{html or '<i>(nothing)</i>'}</pre>"
+
+
+def _marked(before: str, after: str) -> tuple[str, str]:
     one, two = re.findall(r"\s+|[^\s]+", before), re.findall(r"\s+|[^\s]+", after)
     if len(one) * len(two) > _LONGEST:
-        return esc(after)
-    shown = []
-    for operation, _, _, start, end in difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes():
-        text = esc("".join(two[start:end]))
-        shown.append(text if operation == "equal" or not text.strip() else f"<mark>{text}</mark>")
-    return "".join(shown)
+        return esc(before), esc(after)
+    codes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
+    return (
+        "".join(_part(one[begin:end], operation == "equal") for operation, begin, end, _, _ in codes),
+        "".join(_part(two[begin:end], operation == "equal") for operation, _, _, begin, end in codes),
+    )
+
+
+def _part(words: Sequence[str], equal: bool) -> str:
+    text = esc("".join(words))
+    return text if equal or not text.strip() else f"<mark>{text}</mark>"

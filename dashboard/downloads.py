@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,23 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi.responses import StreamingResponse
 
 from dashboard.tracker_source import Source
-from db import DatabaseError, queries
+from db import DatabaseError, queries, reviews
 
 _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
 _LONGEST = 120.0  # seconds a report may take
 _TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
+_ABOUT = ("suite", "item", "prompt", "first_response", "second_response", "reviewer")
+_REVIEWED = {
+    "votes": (*_ABOUT, "choice", "on_left", "scope", "seed", "created_at"),
+    "labels": (*_ABOUT, "label", "note", "created_at"),
+}
 Rows = Iterable[Mapping[str, Any]]
 
 
 def add_routes(api: FastAPI, source: Source) -> None:
     """Add the routes ``download/stage/ID.csv``, ``download/evaluation/ID.json``,
-    ``download/overview.csv?experiment=NAME`` and ``download/report/CYCLE.html``.
+    ``download/overview.csv?experiment=NAME``, ``download/votes.csv?first=NAME&second=NAME``, the same for labels, and
+    ``download/report/CYCLE.html``.
     """
 
     @api.get("/download/stage/{number}.{kind}")
@@ -43,6 +49,14 @@ def add_routes(api: FastAPI, source: Source) -> None:
     def overview(kind: str, experiment: str | None = Query(default=None)) -> StreamingResponse:
         columns = ("checkpoint", "kind", "cycle", "suite", "value", "stderr", "n")
         return _send("overview", kind, columns, _scores(source, experiment))
+
+    @api.get("/download/{what}.{kind}")
+    def reviewed(
+        what: str, kind: str, first: str, second: str, experiment: str | None = Query(default=None)
+    ) -> Response:
+        if what not in _REVIEWED:
+            raise HTTPException(404, "votes and labels are available")
+        return _send(what, kind, _REVIEWED[what], _reviewed(source, what, experiment, first, second))
 
     @api.get("/download/report/{cycle}.{kind}")
     def report(cycle: int, kind: str) -> Response:
@@ -135,3 +149,16 @@ def _scores(source: Source, experiment: str | None) -> Rows:
             suite = row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
             columns = {"checkpoint": checkpoint.name, "kind": checkpoint.kind, "cycle": checkpoint.cycle}
             yield columns | {"suite": suite, "value": row.value, "stderr": row.stderr, "n": row.n}
+
+
+def _reviewed(source: Source, what: str, experiment: str | None, first: str, second: str) -> Rows:
+    """Yield all votes or labels on two checkpoints."""
+    found, database = source.experiment(experiment), source.database()
+    if found is None:
+        raise DatabaseError(f"there is no experiment {experiment or ''}")
+    one, two = (queries.checkpoint(database, found.id, name) for name in (first, second))
+    if one is None or two is None:
+        raise DatabaseError(f"there is no checkpoint {first if one is None else second}")
+    read: Callable[..., Sequence[Any]] = reviews.votes if what == "votes" else reviews.labels
+    for row in read(database, *sorted((one.id, two.id))):
+        yield {name: getattr(row, name) for name in _REVIEWED[what]}

@@ -26,7 +26,7 @@ SHAPES = {
     "diamond": '<path d="M12 1L18 7L12 13L6 7Z" fill="{0}"/>',
     "phase": '<rect x="3" y="0" width="18" height="14" rx="3" fill="{0}" opacity="0.28"/>',
 }
-PAGES = ("overview", "cycle", "samples", "tokens", "live", "geometry", "compare", "studies", "log")
+PAGES = ("overview", "cycle", "samples", "review", "tokens", "live", "geometry", "compare", "studies", "log")
 """The pages in the order of the navigation: each is a module of :mod:`dashboard.pages`, the first is the start page."""
 ASK = "ask"
 
@@ -140,6 +140,17 @@ def numbers(name: str, address: str, kinds: Sequence[str] = ("csv", "json")) -> 
 def chip(word: str, tone: str) -> str:
     """Return a short status in a coloured frame."""
     return f'<span class="chip {esc(tone)}">{esc(word)}</span>'
+
+
+def verdicts(kept: Mapping[str, bool], chosen: str = "") -> str:
+    """Return the instructions of a response as a list, each followed or not; those of type ``chosen`` are marked."""
+    shown = "".join(
+        f'<li class="{"good" if good else "bad"}{" chosen" if chosen and name.startswith(chosen) else ""}">'
+        f'<span aria-hidden="true">{"✓" if good else "✗"}</span> {esc(name)}'
+        f'<span class="hidden"> {"followed" if good else "not followed"}</span></li>'
+        for name, good in kept.items()
+    )
+    return f'<ul class="verdicts">{shown}</ul>'
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> str:

@@ -21,6 +21,7 @@ FATES: dict[str, str] = {
     "lost": "right at base, wrong after mid-training",
     "new": "right at base and after mid-training, wrong at the end",
     "won": "wrong at base, right at the end",
+    "one-sided": "right at only one of base and the end",
     "all": "every item",
 }
 _REPEATS = 4  # a repeated instruction of a prompt is numbered: "TYPE (2)"
@@ -121,8 +122,9 @@ def _fate(fate: str, kind: str | None, first: Any, middle: Any, last: Any) -> Co
         return true()
     if fate == "still-lost":
         return and_(right, wrong)
-    if fate == "won":
-        return and_(_wrong(first, kind), _right(last, kind))
+    won = and_(_wrong(first, kind), _right(last, kind))
+    if fate in ("won", "one-sided"):
+        return won if fate == "won" else or_(won, and_(right, wrong))
     if middle is None:
         return false()
     if fate == "lost":

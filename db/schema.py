@@ -283,6 +283,62 @@ class Decision(Base):
     created_at: Mapped[float]
 
 
+class Review(Base):
+    """A blind comparison of two checkpoints' responses to the prompts of a suite; ``first`` is the older checkpoint.
+
+    ``seed`` determines the order of the prompts, and for each reviewer the side that each response is shown on.
+    """
+
+    __tablename__ = "review"
+    __table_args__ = (UniqueConstraint("first_id", "second_id", "suite", "scope"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    first_id: Mapped[int] = _parent("checkpoint.id")
+    second_id: Mapped[int] = _parent("checkpoint.id")
+    suite: Mapped[str]
+    scope: Mapped[str]
+    seed: Mapped[int]
+    created_at: Mapped[float]
+
+
+class Vote(Base):
+    """A reviewer's choice between two responses to one prompt. Rows are only added; a reviewer's newest one applies.
+
+    ``choice`` is "first", "second", "tie" or "skip"; ``on_left`` is the response that was shown on the left: "first" or
+    "second".
+    """
+
+    __tablename__ = "vote"
+    __table_args__ = (Index("ix_vote_review", "review_id", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    review_id: Mapped[int] = _parent("review.id")
+    first_id: Mapped[int] = _parent("sample.id")
+    second_id: Mapped[int] = _parent("sample.id")
+    reviewer: Mapped[str]
+    choice: Mapped[str]
+    on_left: Mapped[str]
+    created_at: Mapped[float]
+
+
+class Label(Base):
+    """A reviewer's label of a response that fails (``second``) where the older checkpoint's passed (``first``).
+
+    Rows are only added; a reviewer's newest one applies.
+    """
+
+    __tablename__ = "label"
+    __table_args__ = (Index("ix_label_second", "second_id", "id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    first_id: Mapped[int] = _parent("sample.id")
+    second_id: Mapped[int] = _parent("sample.id")
+    reviewer: Mapped[str]
+    label: Mapped[str]
+    note: Mapped[str] = mapped_column(Text, default="")
+    created_at: Mapped[float]
+
+
 class Event(Base):
     """A logged event with its message."""
 

@@ -26,6 +26,7 @@ PICTURES = {
     ),  # a real model's workspace; only if named
     "cycle": ("cycle?cycle=2", "#types td", 1060),
     "samples": ("samples?cycle=2", ".sample", 1060),
+    "review": ("review?view=lost", ".pair", 720),
     "tokens": ("tokens", "h1", 1060),
     "live": ("live", ".js-plotly-plot .plot-container", 1060),
     "geometry": ("geometry", ".js-plotly-plot .plot-container", 900),

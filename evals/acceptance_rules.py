@@ -35,6 +35,7 @@ from recovery.types import Score
 Outcome = Literal["pass", "fail", "undecided"]
 
 REFERENCES = ("base", "midtrained", "previous", "first")
+RIVALS = ("base", "midtrained", "previous")
 STUDENT = "student"
 MOST_FACTOR = 10.0
 LEAST_MARGIN = 0.1  # points; a smaller value is probably meant as a share
@@ -46,10 +47,16 @@ _SUITES = {
     "refusal": ("behaviour/refusal",),
 }
 _BY_CORPUS = ("domain", "stored")
-_WITH_ARGUMENT = {"retention": "a task, as in retention(mmlu)", "behaviour": "a suite, as in behaviour(refusal)"}
+_WITH_ARGUMENT = {
+    "retention": "a task, as in retention(mmlu)",
+    "behaviour": "a suite, as in behaviour(refusal)",
+    "preference": "base, midtrained or previous, as in preference(base) >= 0.45",
+}
+PREFERENCE = "preference"
+"""The suite of human votes: its score is the share in which the student is preferred to a checkpoint, ties as half."""
 NAMES = ", ".join(
     [name + extra for name in _SUITES for extra in (("", "(K)") if name in _BY_CORPUS else ("",))]
-    + ["retention(TASK)", "behaviour(SUITE)"]
+    + ["retention(TASK)", "behaviour(SUITE)", "preference(CHECKPOINT)"]
 )
 _TIE = 1e-9
 
@@ -72,6 +79,11 @@ class Rule:
     def corpus(self) -> int | None:
         """The number of the corpus that the rule names, or None."""
         return int(self.argument) if self.name in _BY_CORPUS and self.argument else None
+
+    @property
+    def rival(self) -> str | None:
+        """The checkpoint that a rule about votes compares the student with, as in :class:`Need`, or None."""
+        return self.argument if self.name == PREFERENCE else None
 
 
 @dataclass(frozen=True)
@@ -222,6 +234,8 @@ def parse_rule(text: str) -> Rule:
     start = reader.skip()
     number = reader.number()
     factor, reference, shift = 1.0, "", 0.0
+    if name == PREFERENCE and (number is None or reader.take(r"\*")):
+        reader.fail("a number: the share itself compares with the checkpoint, and equally good is 0.5", start)
     if number is None:
         reference = _reference(reader, name, argument, " or a number")
     elif reader.take(r"\*"):
@@ -247,7 +261,7 @@ def needs(rule: Rule, corpus: int | None = None) -> tuple[Need, ...]:
     """
     number = rule.corpus if rule.corpus is not None else corpus if rule.name in _BY_CORPUS else None
     if rule.name in _WITH_ARGUMENT:
-        suites: tuple[str, ...] = ((f"behaviour/{rule.argument}") if rule.name == "behaviour" else rule.argument,)
+        suites: tuple[str, ...] = (rule.argument if rule.name == "retention" else f"{rule.name}/{rule.argument}",)
     elif number is None:
         suites = _SUITES[rule.name]
     else:
@@ -310,6 +324,11 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verd
         if not any(suite in side and side[suite].headline is not None for suite in need.suites)
     ) or (f"one of {', '.join(wanted[0].suites)} on both {STUDENT} and {rule.reference}",)
     reason = f"{rule.text}: not measured: {'; '.join(missing)}"
+    if rule.rival is not None:
+        reason = (
+            f"{rule.text}: no votes yet: open the dashboard's page Review (recover dashboard), and compare the "
+            f"responses with those of {rule.rival}"
+        )
     return Verdict(rule.text, "undecided", reason, wanted[0].suites[0], alpha, missing=missing)
 
 
@@ -381,7 +400,9 @@ def _reason(rule: Rule, found: _Comparison, outcome: Outcome, alpha: float, more
     )
     if outcome == "undecided" and contrast.p_below <= alpha:
         reason += "; fails on its own, but not after the correction for several rules"
-    if more is not None:
+    if more is not None and rule.rival is not None:
+        reason += f"; votes on about {more} more prompts would decide it, if the estimate is right"
+    elif more is not None:
         reason += f"; about {more} more items would decide it, if the estimate is right"
     elif outcome == "undecided":
         reason += "; too close to the bound for any practical number of items to decide it"
@@ -457,7 +478,10 @@ def _name(reader: _Reader) -> tuple[str, str]:
     inside = _WITH_ARGUMENT.get(name)
     if inside is not None:
         reader.want(r"\(", f"'(' and {inside}")
+        start = reader.skip()
         argument = reader.want(r"[^()<>=*]*[^()<>=* ]", inside)
+        if name == PREFERENCE and argument not in RIVALS:
+            reader.fail(inside, start)
         reader.want(r"\)", "')'")
         return name, argument
     if name not in _BY_CORPUS or not reader.take(r"\("):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from db import queries, records
-from evals.acceptance_rules import Decision, Rule
+from evals.acceptance_rules import PREFERENCE, Decision, Rule
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import (
@@ -149,14 +149,18 @@ def _settle(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
         decision = _judged(session, config, rules, number)
         if decision.decision == "undecided" and _ask_more(session, config, rules, decision, number):
             decision = _judged(session, config, rules, number)
-        # More training does not help if a measurement is missing.
-        if decision.decision != "undecided" or decision.missing or extended == config.gate_extend:
+        # More training does not help if a measurement is missing, or only votes are.
+        waits = all(one.suite.startswith(PREFERENCE) for one in decision.verdicts if one.verdict == "undecided")
+        if decision.decision != "undecided" or decision.missing or waits or extended == config.gate_extend:
             break
         session.display.say(f"gate: the distillation is extended ({extended + 1} of {config.gate_extend})")
         _extend(session, plan, trained, number)
     decided = enter(session, number, decision)
     if decided is None:
         words = f"cycle {number} is undecided: `recover accept {number}` or `recover reject {number}`"
+        if any(rule.rival is not None for rule in rules):
+            options = " ".join(f"--rule '{rule.text}'" for rule in rules)
+            words += f"; after votes on the dashboard's page Review: `recover gate {number} {options} --enter`"
         cycle_id = session.cycle_id(number)
         session.tracker.event(session.experiment_id, words, kind=LEFT_TO_A_PERSON, cycle_id=cycle_id)
         session.display.say(f"gate: {words}")
@@ -179,8 +183,9 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
     asked = config.eval.limit
     if asked is None or asked >= config.gate_samples:
         return False
-    # A suite with fewer items than the limit has no more.
-    wanted = [v.more for v in decision.verdicts if v.more is not None and v.n >= asked]
+    # A suite with fewer items than the limit has no more, and votes are not evaluated.
+    judged = [v for v in decision.verdicts if not v.suite.startswith(PREFERENCE)]
+    wanted = [v.more for v in judged if v.more is not None and v.n >= asked]
     if not wanted:
         return False
     limit = min(config.gate_samples, asked + max(wanted))

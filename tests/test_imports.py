@@ -33,7 +33,7 @@ MAY_IMPORT = {
 CLI = "pipelines.cli"
 ENTRY_POINT = "recovery.__main__"
 # Installed only with an extra, so imported only where they are used.
-OPTIONAL = {"pypdf", "docx", "gguf", "vllm", "psycopg", "wandb", "mlflow", "trackio", "swanlab"}
+OPTIONAL = {"pypdf", "docx", "gguf", "vllm", "psycopg", "wandb", "mlflow", "trackio", "swanlab", "inspect_ai"}
 # Functions that import the module they are given the name of.
 IMPORTERS = {"import_module", "lazily", "__import__"}
 LONGEST_FUNCTION = 80

@@ -11,10 +11,10 @@ from dashboard import markup
 from dashboard.access import Access
 from dashboard.formatting import DASH, ago, duration, interval, percent, points, probability, share, short_path
 from dashboard.markup import STAGE_WORDS, Tile, esc
-from dashboard.pages import common
+from dashboard.pages import common, review_cards, review_request
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
-from db import DatabaseError, decide, queries
+from db import DatabaseError, decide, queries, reviews
 from db.records import CycleRow, Evaluation, Measured, Overview, Stage
 
 NAME = "Cycle"
@@ -173,6 +173,7 @@ def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
         _types(source, overview, row),
         _tests(row),
         _gate(source, overview, row),
+        _review(source, overview, row),
         _knowledge(overview, row),
         _drift(source, row),
         _cost(overview, stages),
@@ -311,6 +312,39 @@ def _gate(source: Source, overview: Overview, row: CycleRow) -> str:
     ]
     note = f"{judged.message[:1].upper()}{judged.message[1:]}; {judged.data.get('method', '')}."
     return markup.card("The gate", note, markup.table(columns, rows, caption="The gate's rules"), anchor="gate")
+
+
+def _review(source: Source, overview: Overview, row: CycleRow) -> str:
+    """Return a table of the votes and labels of reviewers, with links to the Review page."""
+    if row.end is None:
+        return ""
+    against = {"base": row.base, "its mid-trained model": row.midtrained if row.recovered else None}
+    rows = [
+        _reviewed(source, overview, name, one, row.end)
+        for name, one in against.items()
+        if one is not None and one.checkpoint.id != row.end.checkpoint.id
+    ]
+    columns = ("Against", "Preferred", "95% interval", "Prompts", "Reviewers", "Alpha", "Answers labelled", "")
+    note = "Blind votes between the cycle's last checkpoint and others, a tie as one half, and labels of lost answers."
+    table = markup.table(columns, rows, caption="Votes and labels of reviewers")
+    return markup.card("Review", note, table, anchor="review") if rows else ""
+
+
+def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end: Measured) -> list[str]:
+    names, ids = (one.checkpoint.name, end.checkpoint.name), (one.checkpoint.id, end.checkpoint.id)
+    tally = reviews.tally(reviews.votes(source.database(), *ids))
+    labelled = {(label.item, label.suite) for label in reviews.labels(source.database(), *ids)}
+    link = review_request.address(overview.experiment.name, *names)
+    return [
+        name,
+        f"<b>{percent(tally.share)}</b>",
+        review_cards.between(tally),
+        f"{len(tally.scores):,}",
+        esc(", ".join(tally.reviewers)) or DASH,
+        review_cards.alpha(tally),
+        f"{len(labelled):,}",
+        f'<a href="{esc(link)}">review →</a>',
+    ]
 
 
 def _knowledge(overview: Overview, row: CycleRow) -> str:

@@ -27,6 +27,7 @@ LABELS = {
     "lost": "Lost by mid-training",
     "new": "New failures",
     "won": "Won",
+    "one-sided": "Only one solved",
     "all": "All",
 }
 
@@ -150,14 +151,8 @@ def _sample(one: SideBySide, labels: Sequence[str], kind: str, state: _State) ->
 def _answer(answer: Answer | None, base: Answer | None, kind: str) -> str:
     if answer is None:
         return "<p>not evaluated</p>"
-    verdicts = "".join(
-        f'<li class="{"good" if kept else "bad"}{" chosen" if kind and name.startswith(kind) else ""}">'
-        f'<span aria-hidden="true">{"✓" if kept else "✗"}</span> {esc(name)}'
-        f'<span class="hidden"> {"followed" if kept else "not followed"}</span></li>'
-        for name, kept in answer.verdicts.items()
-    )
     shown = answer_diff.answer(answer.response, base.response if base is not None else None)
-    return f'{shown}<ul class="verdicts">{verdicts}</ul>'
+    return shown + markup.verdicts(answer.verdicts, kind)
 
 
 def _steps(page: AnswerPage, state: _State) -> str:

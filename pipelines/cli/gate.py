@@ -60,8 +60,9 @@ def command(
     CYCLE defaults to the newest; it is judged by its recorded evaluations.
 
     A rule has the form NAME >= TARGET. Names: ifeval, domain, domain(K), stored, stored(K), general, retention(TASK),
-    behaviour(SUITE), refusal. Targets: 0.85, 0.98*base, midtrained, previous, first, and points added to one of
-    them. The exit status is 0 if all rules pass (accept), 3 if one fails (reject), 4 if undecided; 1 and 2 are errors.
+    behaviour(SUITE), refusal, and preference(base), the share of blind votes on the dashboard's page Review. Targets:
+    0.85, 0.98*base, midtrained, previous, first, and points added to one of them. The exit status is 0 if all rules
+    pass (accept), 3 if one fails (reject), 4 if undecided; 1 and 2 are errors.
     """
     from pipelines.evaluation import acceptance
     from pipelines.reports.gate_report import to_junit, to_summary

@@ -8,11 +8,12 @@ from typing import Any
 
 from db import Database, Decided, decide, queries, records
 from db.schema import LEFT
-from evals.acceptance_rules import Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
+from evals.acceptance_rules import PREFERENCE, STUDENT, Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
 from evals.behaviour import SUITES
 from evals.comparison import by_type, compare, corrected, judged
 from evals.knowledge_matrix import KnowledgeMatrix
 from pipelines.evaluation.plan import GENERAL
+from pipelines.evaluation.preference import store_votes
 from pipelines.evaluation.stored_results import items_of, newest
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
@@ -24,7 +25,8 @@ GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
 _FIRST = ("instruction_following", "ifeval")
-_NO_SHARES = ("bits_per_byte", "drift")  # not between 0 and 1, or not scored per item
+# Not between 0 and 1, not scored per item, or votes of other people on other pairs.
+_NOT_COMPARED = ("bits_per_byte", "drift", PREFERENCE)
 
 # checkpoint of a rule -> suite of a rule -> evaluations by name; several for a group of tasks
 Found = dict[str, dict[str, dict[str, records.Evaluation]]]
@@ -60,8 +62,10 @@ def judge_cycle(
     session: Session, rules: Sequence[Rule], number: int, *, alpha: float = 0.05, looks: int = 1
 ) -> Decision:
     """Judge a cycle by its recorded evaluations, and record the judgement as an event with the ids of those it used.
-    Enters no decision.
+    Enters no decision. The votes that a rule is about are recorded as an evaluation first, so that later votes do not
+    change what the judgement rests on.
     """
+    _store_votes(session, rules, number)
     database, found = session.tracker.database, gather(session, rules, number)
     measured = {
         checkpoint: {
@@ -78,6 +82,14 @@ def judge_cycle(
         data=decision.to_json() | {"evaluations": _used(rules, decision, found, number)},
     )
     return decision
+
+
+def _store_votes(session: Session, rules: Sequence[Rule], number: int) -> None:
+    rows = _rows(session)
+    for name in dict.fromkeys(rule.rival for rule in rules if rule.rival is not None):
+        student, rival = (_checkpoint(rows, Need(one, ()), number) for one in (STUDENT, name))
+        if student is not None and rival is not None and student.id != rival.id:
+            store_votes(session.tracker, student, rival, name)
 
 
 def last_judgement(session: Session, cycle_id: int) -> records.Event | None:
@@ -178,7 +190,7 @@ def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
     items = {
         suite: [judged(queries.judged_items(database, side[suite].id)) for side in (one, two)]
         for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in _FIRST, name))
-        if suite.partition("/")[0] not in _NO_SHARES
+        if suite.partition("/")[0] not in _NOT_COMPARED
     }
     suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
     result: dict[str, Any] = {"suites": [c.to_json() for c in corrected(suites)]}

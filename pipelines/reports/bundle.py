@@ -24,9 +24,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from db import queries
+from db import queries, reviews
 from db.json_values import json_safe
 from evals.acceptance_rules import Decision, Measurement, evidence_of, judge_all, measurement, parse_rule
+from pipelines.evaluation.preference import share_of
 from pipelines.reports.document import printable
 from recovery import __version__
 from recovery.errors import RecoveryError, UsageError, first_line
@@ -88,6 +89,8 @@ def measured(lines: bytes, recorded: Score | None) -> Measurement:
         for name, text in texts.items():
             if sha256(text) != item[f"{name}_sha256"]:
                 raise UsageError(f"the {name} of item {item['item']!r} does not have the SHA-256 given with it")
+        if "votes" in item and not math.isclose(item["score"], share_of(item["votes"]) or 0.0, abs_tol=_ABSOLUTE):
+            raise UsageError(f"the score of item {item['item']!r} is not the mean of its votes")
         key = f"{item['item']}\x1f{item['prompt_sha256']}"
         rows.append((key, item["score"], item["group"], {"headline": item["headline"]}))
     found = measurement(rows)
@@ -134,6 +137,7 @@ def _checks(data: bytes) -> Iterator[str]:
     without = sum(not one.items for one in found.values())
     stated = f"; {without} stored without items" if without else ""
     yield f"figures: {len(found) - without} scores computed from {items:,} items{stated}"
+    yield from _sides(_parsed(files["cycle.json"]))
     judgement = _parsed(files["judgement.json"])
     decision, stored = _judged(judgement, evaluations, found), judgement["decision"]
     for number, verdict in enumerate(decision.verdicts):
@@ -141,6 +145,17 @@ def _checks(data: bytes) -> Iterator[str]:
         yield f"rule: {verdict.rule}: {verdict.verdict}"
     _same(stored, decision, "the decision", by)
     yield f"decision on cycle {judgement['cycle']}: {decision.decision}: {decision.reason}"
+
+
+def _sides(cycle: Mapping[str, Any]) -> Iterator[str]:
+    """Check that every vote was cast on the side that its seed gives; bundles without votes have none to check."""
+    votes, labels = cycle.get("votes", []), cycle.get("labels", [])
+    for vote in votes:
+        if vote["on_left"] != reviews.shown_left(vote["seed"], vote["reviewer"], vote["item"]):
+            raise UsageError(f"the vote of {vote['reviewer']!r} on {vote['item']!r} is not on the side of its seed")
+    if votes or labels:
+        who = len({one["reviewer"] for one in [*votes, *labels]})
+        yield f"review: {len(votes)} votes, each on the side of its seed, and {len(labels)} labels; reviewers: {who}"
 
 
 def _judged(judgement: Mapping[str, Any], evaluations: Mapping[str, Any], found: Mapping[str, Measurement]) -> Decision:

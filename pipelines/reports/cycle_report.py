@@ -14,6 +14,7 @@ from db import Database, queries, records
 from pipelines.evaluation.acceptance import conclude, last_judgement
 from pipelines.evaluation.stored_results import newest
 from pipelines.reports.document import Block, Heading, Paragraph, Quote, Table, to_markdown
+from pipelines.reports.review_report import review_blocks
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
@@ -74,6 +75,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
         yield from _tests(name, evidence["checkpoint"], found)
     yield from _knowledge(evidence["knowledge"])
     yield from _samples(database, row)
+    yield from review_blocks(database, row)
     yield from _cost(database, session.experiment_id, row)
     yield from _lineage(row)
 

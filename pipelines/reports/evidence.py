@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from db import Database, queries, records
+from db import Database, queries, records, reviews
 from evals.acceptance_rules import Decision
 from evals.statistics import is_headline
 from pipelines.evaluation.acceptance import last_judgement
 from pipelines.evaluation.stored_results import items_of, suite_name
 from pipelines.reports.bundle import checks, pack, sha256
+from pipelines.reports.review_report import compared
 from pipelines.runtime.session import Session
 from recovery.errors import UsageError
 
@@ -77,6 +78,7 @@ def _items(database: Database, row: records.Evaluation, responses: bool) -> Iter
             "score": one.score,
             "verdicts": one.verdicts,
             "headline": is_headline(one.extra),
+            **({"votes": one.extra["votes"]} if "votes" in one.extra else {}),
             **({"prompt": one.prompt, "response": one.response} if responses else {}),
         }
 
@@ -101,6 +103,7 @@ def _about(session: Session, cycle: records.Cycle, rows: Sequence[records.Evalua
             for number, one in session.cycles().items()
             if number <= cycle.number
         },
+        **_reviewed(session, cycle.number),
         "decisions": [
             {"decision": one.decision, "who": one.who, "why": one.why, "at": one.created_at, "evidence": one.evidence}
             for one in queries.decisions(database, cycle.id)
@@ -116,3 +119,24 @@ def _about(session: Session, cycle: records.Cycle, rows: Sequence[records.Evalua
             for one in sorted(stages.values(), key=lambda stage: stage.id)
         },
     }
+
+
+def _reviewed(session: Session, number: int) -> dict[str, list[dict[str, Any]]]:
+    """Return every vote on the cycle's last checkpoint, with its seed and side, and every label of a lost answer."""
+    database = session.tracker.database
+    overview = queries.overview(database, session.experiment_id)
+    row = next((one for one in overview.cycles if one.cycle.number == number), None) if overview is not None else None
+    found: dict[str, list[dict[str, Any]]] = {"votes": [], "labels": []}
+    if row is None or row.end is None:
+        return found
+    for other in compared(row).values():
+        names = {"first": other.name, "second": row.end.checkpoint.name}
+        for vote in reviews.votes(database, other.id, row.end.checkpoint.id):
+            kept = {name: getattr(vote, name) for name in ("suite", "scope", "seed", "item", "reviewer", "choice")}
+            kept |= {"on_left": vote.on_left, "at": vote.created_at}
+            found["votes"].append(names | kept | {"prompt_sha256": sha256(queries.asked(vote.prompt))})
+        for label in reviews.labels(database, other.id, row.end.checkpoint.id):
+            kept = {name: getattr(label, name) for name in ("suite", "item", "reviewer", "label", "note")}
+            kept |= {"at": label.created_at, "response_sha256": sha256(label.second_response)}
+            found["labels"].append(names | kept | {"prompt_sha256": sha256(queries.asked(label.prompt))})
+    return found

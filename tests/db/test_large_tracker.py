@@ -12,7 +12,7 @@ from starlette.datastructures import QueryParams
 
 from benchmarks.large_tracker import Size, make
 from dashboard.access import Access
-from dashboard.pages import common, compare, cycle, geometry, live, log, overview, samples, studies, tokens
+from dashboard.pages import common, compare, cycle, geometry, live, log, overview, review, samples, studies, tokens
 from dashboard.tracker_source import Source
 from db import open_readonly, queries
 from db.schema import MetricSeries
@@ -63,6 +63,7 @@ def test_every_page_has_something_to_show(large: Path) -> None:
         "samples": common.text_outputs(
             samples.NAME, source, lambda one, asked: samples._text(source, one, asked), request
         ),
+        "review": review._show(source, Access(), SimpleNamespace(query_params=QueryParams("reviewer=Ada"))),
         "tokens": common.text_outputs(tokens.NAME, source, tokens.renderer(source), request),
         "live": live._refresh(source, None, request),
         "geometry": geometry._show(source, request),

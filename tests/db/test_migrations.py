@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine
 
-from db import Database, SchemaError, Tracker, database_url, migrate, open_database, open_readonly
+from db import Database, SchemaError, Tracker, database_url, migrate, open_database, open_readonly, queries, reviews
 from db.schema import Base
 
 pytestmark = pytest.mark.differs
 
+ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "workspace-0.1.tar.xz"
 NEXT = """
 import sqlalchemy as sa
 from alembic import op
@@ -128,3 +131,44 @@ def test_a_newer_schema_is_refused_untouched(address: Path | str) -> None:
     for opener in (open_database, open_readonly):
         with pytest.raises(SchemaError, match=r"newer version \(schema 7777"):
             opener(address)
+
+
+def test_a_tracker_of_release_0_1_takes_votes_and_labels(tmp_path: Path) -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (path,) = tmp_path.rglob("tracker.db")
+    with Tracker(path) as tracker:
+        experiment = queries.experiments(tracker.database)[0].id
+        first, second = queries.checkpoints(tracker.database, experiment)[:2]
+        for made in (first, second):
+            items = [{"id": "p", "prompt": "Why?", "response": made.name, "score": float(made is first)}]
+            tracker.add_evaluation(made.id, "instruction_following", value=1, stderr=0, n=1, items=items)
+        evaluations = [
+            rows["instruction_following"] for rows in reviews.answered(tracker.database, experiment).values()
+        ]
+        (pair,) = reviews.pairs(tracker.database, *evaluations, reviews.LOST)
+        review = reviews.open_review(tracker.database, first.id, second.id, "instruction_following", reviews.DIFFERING)
+        reviews.vote(tracker.database, review, pair, "Ada", "tie")
+        reviews.add_label(tracker.database, pair, "Ada", "other", "short")
+        assert reviews.tally(reviews.votes(tracker.database, first.id, second.id)).share == 0.5
+        assert [label.note for label in reviews.labels(tracker.database, first.id, second.id)] == ["short"]
+
+
+def test_the_tables_of_reviews_are_added_to_what_is_there(address: Path | str) -> None:
+    """From the schema before them, on both databases, and back."""
+    settings, engine = migrate.config(), create_engine(database_url(address))
+
+    def move(step: Callable[..., None], revision: str, statement: str = "SELECT 1") -> None:
+        with engine.begin() as connection:
+            settings.attributes["connection"] = connection
+            step(settings, revision)
+            connection.exec_driver_sql(statement)
+
+    columns, values = "name, base_model, config, created_at", "'kept', '', '{}', 0"
+    move(command.upgrade, "0002", f"INSERT INTO experiment ({columns}) VALUES ({values})")
+    move(command.upgrade, "head")
+    move(command.downgrade, "0002")
+    engine.dispose()
+    with Tracker(address) as tracker:
+        assert [one.name for one in queries.experiments(tracker.database)] == ["kept"]
+        assert reviews.votes(tracker.database, 1, 2) == []

@@ -45,6 +45,8 @@ def judge(rule: Rule, evidence: Evidence, *, alpha: float = 0.05) -> Verdict:
         ("ifeval >= 0.98*base - 0.5", ("ifeval", "", 0.98, "base", -0.005)),
         ("domain >= 1.1*previous + 1point", ("domain", "", 1.1, "previous", 0.01)),
         ("ifeval >= 0.9 - 2.5", ("ifeval", "", 0.0, "", 0.875)),
+        ("preference(base) >= 0.45", ("preference", "base", 0.0, "", 0.45)),
+        ("preference( previous )>=0.5 - 5 points", ("preference", "previous", 0.0, "", 0.45)),
     ],
 )
 def test_rules_are_read(text: str, expected: tuple) -> None:
@@ -87,6 +89,12 @@ def test_rules_are_read(text: str, expected: tuple) -> None:
         ("domain >= 0.9*first", "found 'first' at character 15; expected 'first' with domain(K) or stored(K) only"),
         ("general >= first", "expected 'first' with domain(K)"),
         ("ifeval\n>= 0.9\n!", "found '!' at"),
+        ("preference >= 0.45", "expected '(' and base, midtrained or previous, as in preference(base) >= 0.45"),
+        ("preference(first) >= 0.45", "found 'first' at character 12; expected base, midtrained or previous"),
+        ("preference(cycle-1) >= 0.45", "found 'cycle' at character 12; expected base, midtrained"),
+        ("preference(base) >= base", "found 'base' at character 21; expected a number: the share itself compares"),
+        ("preference(base) >= 0.9*base", "found '0.9' at character 21; expected a number: the share itself"),
+        ("preference(base) >= 45", "a number above 0 and below 1"),
     ],
 )
 def test_bad_rules_say_where_and_what_is_allowed(text: str, message: str) -> None:
@@ -109,6 +117,10 @@ def test_what_a_rule_needs() -> None:
     assert needs(parse_rule("retention(mmlu) >= base"))[0].suites == ("mmlu",)
     assert needs(parse_rule("behaviour(refusal) >= base")) == needs(parse_rule("refusal >= base"))
     assert needs(parse_rule("general >= previous"))[1] == Need("previous", ("general",))
+    assert needs(parse_rule("preference(base) >= 0.45"), 3) == (Need("student", ("preference/base",)),)
+    assert [parse_rule(text).rival for text in ("preference(midtrained) >= 0.5", "behaviour(base) >= 0.5")] == [
+        "midtrained", None
+    ]  # fmt: skip
 
 
 def items(scores: Sequence[float], groups: Sequence[str] = (), prefix: str = "") -> Measurement:
@@ -354,3 +366,12 @@ def test_bounds_and_p_values_say_the_same() -> None:
         contrast = paired_contrast(student, base, groups, factor=rule.factor)
         assert (contrast.high < 0) == (contrast.p_below < 0.05)
         assert (contrast.low > 0) == (contrast.p_below > 0.95)
+
+
+@pytest.mark.parametrize(("n", "least"), [(60, 34), (200, 102)])
+def test_the_shares_of_votes_that_the_documentation_names(n: int, least: int) -> None:
+    """docs/evidence.md: 0.45 is shown on 60 prompts by a share of 0.57, on 200 by 0.51."""
+    rule = parse_rule("preference(base) >= 0.45")
+    for preferred, verdict in ((least, "pass"), (least - 1, "undecided")):
+        votes = items([1.0] * preferred + [0.0] * (n - preferred))
+        assert judge(rule, evidence("preference/base", student=votes)).verdict == verdict

@@ -15,7 +15,7 @@ from db import queries
 from evals.statistics import score_of
 from pipelines.evaluation.plan import Scope, plan_evaluate
 from pipelines.evaluation.retention import kept
-from pipelines.evaluation.stage import corpora_measured, evaluate, measured, record
+from pipelines.evaluation.stage import corpora_measured, evaluate, measured, record_result
 from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
@@ -156,7 +156,7 @@ def test_what_is_left_of_the_scores_before_is_reported(session: Session, midtrai
     for checkpoint, results in before.items():
         with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
             for result in results:
-                record(session, stage, checkpoint, result)
+                record_result(session, stage.recorder, checkpoint, result)
     now = [answered("length", 1, 0, 0, 0), answered("domain_knowledge/1", 1, 1, 0, 0), answered("new", 1)]
     found = kept(session, second, now)
     assert set(found) == {"length", "domain_knowledge/1"}

@@ -1,0 +1,452 @@
+"""Human review of two checkpoints' responses to the same prompts: blind votes, and labels of lost answers.
+
+The two checkpoints are always in the order of their age: ``first`` is the older one, against which ``second`` is
+judged. Votes and labels stay with the responses they are about: an evaluation made later, with the same responses,
+has them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select, true
+from sqlalchemy.orm import aliased
+
+from db import agreement, row_readers
+from db.errors import DatabaseError
+from db.json_values import text
+from db.queries import asked, item_key
+from db.schema import Checkpoint, Evaluation, Label, Review, Sample, Vote
+from db.session import Database, insert_new, insert_row
+
+FIRST, SECOND, TIE, SKIP = "first", "second", "tie", "skip"
+POINTS = {FIRST: 0.0, TIE: 0.5, SECOND: 1.0}
+"""What a vote counts for the second checkpoint; a skipped prompt counts for nothing."""
+DIFFERING, ONE_SIDED, LOST = "differing", "one-sided", "lost"
+SCOPES = {
+    DIFFERING: "prompts with two different responses",
+    ONE_SIDED: "prompts that only one of the two has solved",
+}
+LABELS = {
+    "format": "Breaks the requested format",
+    "content": "Wrong or invented content",
+    "incomplete": "Cut off or too short",
+    "repetition": "Repeats itself",
+    "refusal": "Refuses or evades",
+    "checker": "Is fine: the check is wrong",
+    "other": "Something else",
+}
+SUITES = ("instruction_following", "ifeval")
+BEHAVIOUR = "behaviour/"
+LONGEST_NAME, LONGEST_NOTE = 80, 2000
+_SEEDS = 2**31
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two samples of one item."""
+
+    first_id: int
+    second_id: int
+    item: str
+
+
+@dataclass(frozen=True)
+class PairTexts:
+    """A pair with its texts: the common part of the prompt, and what each checkpoint said after it."""
+
+    pair: Pair
+    prompt: str
+    first: str
+    second: str
+    first_verdicts: Mapping[str, Any]
+    second_verdicts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ReviewRow:
+    """A blind comparison; see :class:`db.schema.Review`."""
+
+    id: int
+    first_id: int
+    second_id: int
+    suite: str
+    scope: str
+    seed: int
+    created_at: float
+
+
+@dataclass(frozen=True)
+class VoteRow:
+    """A reviewer's vote with the review and the item that it belongs to; ``key`` is the item's :func:`item_key`."""
+
+    id: int
+    review_id: int
+    suite: str
+    scope: str
+    seed: int
+    first_id: int
+    second_id: int
+    item: str
+    key: str
+    group: str
+    prompt: str
+    first_response: str
+    second_response: str
+    reviewer: str
+    choice: str
+    on_left: str
+    created_at: float
+
+    @property
+    def follows_seed(self) -> bool:
+        """Whether the side is the one that the review's seed gives for this reviewer and item."""
+        return self.on_left == shown_left(self.seed, self.reviewer, self.item)
+
+
+@dataclass(frozen=True)
+class LabelRow:
+    """A reviewer's label of a lost answer, with the texts that it is about."""
+
+    id: int
+    suite: str
+    item: str
+    prompt: str
+    first_response: str
+    second_response: str
+    reviewer: str
+    label: str
+    note: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Tally:
+    """The votes of a comparison: each reviewer's choice by item."""
+
+    choices: Mapping[str, Mapping[str, str]]
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """The mean of the votes on each item, 1 for the second checkpoint, one half for a tie, without the skipped."""
+        judged = {key: _points(votes) for key, votes in self.choices.items()}
+        return {key: math.fsum(points) / len(points) for key, points in judged.items() if points}
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of votes for each choice."""
+        return Counter(choice for votes in self.choices.values() for choice in votes.values())
+
+    @property
+    def reviewers(self) -> tuple[str, ...]:
+        """The names of the reviewers."""
+        return tuple(sorted({name for votes in self.choices.values() for name in votes}))
+
+    @property
+    def share(self) -> float | None:
+        """The mean over the items: how often the second checkpoint is preferred, ties as one half."""
+        return math.fsum(self.scores.values()) / len(self.scores) if self.scores else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of ``share``; the items are the sample, however many reviewers have judged them."""
+        return None if self.share is None else agreement.wilson(self.share, len(self.scores))
+
+    @property
+    def alpha(self) -> float | None:
+        """Krippendorff's alpha of the votes on the scale 0, one half, 1; None if it is not defined."""
+        return agreement.krippendorff_alpha(map(_points, self.choices.values()), agreement.interval)
+
+    @property
+    def equal_pairs(self) -> tuple[int, int]:
+        """The number of pairs of equal votes on one item, and the number of all pairs."""
+        return agreement.equal_pairs(map(_points, self.choices.values()))
+
+
+def answered(database: Database, experiment_id: int) -> dict[int, dict[str, int]]:
+    """Return the evaluations with responses that people can judge: by checkpoint and suite the newest with samples."""
+    judged = or_(Evaluation.suite.in_(SUITES), Evaluation.suite.startswith(BEHAVIOUR))
+    known = select(Checkpoint.id).where(Checkpoint.experiment_id == experiment_id, Checkpoint.superseded_at.is_(None))
+    query = (
+        select(Evaluation.checkpoint_id, Evaluation.suite, func.max(Evaluation.id))
+        .where(Evaluation.checkpoint_id.in_(known), judged, exists().where(Sample.evaluation_id == Evaluation.id))
+        .group_by(Evaluation.checkpoint_id, Evaluation.suite)
+    )
+    found: dict[int, dict[str, int]] = {}
+    with database.reading() as connection:
+        for checkpoint, suite, evaluation in sorted(connection.execute(query), key=_place):
+            found.setdefault(checkpoint, {})[suite] = evaluation
+    return found
+
+
+def _place(row: Any) -> tuple[int, int, str]:
+    """Sort by checkpoint, then the suites of instruction following first."""
+    checkpoint, suite, _ = row
+    return checkpoint, SUITES.index(suite) if suite in SUITES else len(SUITES), suite
+
+
+def open_review(database: Database, first_id: int, second_id: int, suite: str, scope: str) -> ReviewRow:
+    """Return the comparison of two checkpoints; create it, with a random seed, if there is none.
+
+    Raises DatabaseError for an unknown scope, or checkpoints that are not in the order of their age.
+    """
+    if scope not in SCOPES or first_id >= second_id:
+        raise DatabaseError(f"no review of checkpoints {first_id} and {second_id} in the scope {scope!r}")
+    values = {"first_id": first_id, "second_id": second_id, "suite": text(suite), "scope": scope}
+    values |= {"seed": secrets.randbelow(_SEEDS), "created_at": time.time()}
+    with database.writing() as connection:
+        connection.execute(insert_new(connection, Review).values(values).on_conflict_do_nothing())
+    found = find_review(database, first_id, second_id, suite, scope)
+    assert found is not None  # it was just created, and reviews are not deleted
+    return found
+
+
+def find_review(database: Database, first_id: int, second_id: int, suite: str, scope: str) -> ReviewRow | None:
+    """Return the comparison of two checkpoints, or None."""
+    mine = (Review.first_id == first_id, Review.second_id == second_id, Review.suite == suite, Review.scope == scope)
+    with database.reading() as connection:
+        return row_readers.first(ReviewRow, connection, select(Review.__table__).where(*mine))
+
+
+def rounds(database: Database, first_id: int, second_id: int) -> list[ReviewRow]:
+    """Return every comparison of two checkpoints, oldest first."""
+    query = select(Review.__table__).where(Review.first_id == first_id, Review.second_id == second_id)
+    with database.reading() as connection:
+        return [row_readers.record(ReviewRow, row) for row in connection.execute(query.order_by(Review.id))]
+
+
+def pairs(database: Database, first_evaluation: int, second_evaluation: int, scope: str) -> list[Pair]:
+    """Return the pairs of two evaluations in a scope, in the order of the first one.
+
+    ``scope`` is one of :data:`SCOPES`, or :data:`LOST`: solved by the first checkpoint and not by the second.
+    """
+    one, two = aliased(Sample), aliased(Sample)
+    columns = (one.id, two.id, one.item, one.prompt, two.prompt, one.extra)
+    query = select(*columns).where(
+        one.evaluation_id == first_evaluation, two.evaluation_id == second_evaluation, one.item == two.item,
+        _within(scope, one, two),
+    )  # fmt: skip
+    with database.reading() as connection:
+        rows = connection.execute(query.order_by(one.id)).all()
+    return [
+        Pair(first, second, item)
+        for first, second, item, prompt, other, extra in rows
+        if asked(prompt) == asked(other) and (extra or {}).get("headline", True)
+    ]
+
+
+def _within(scope: str, one: Any, two: Any) -> ColumnElement[bool]:
+    if scope == DIFFERING:
+        return or_(one.response != two.response, one.prompt != two.prompt)
+    lost = and_(one.score >= 1, two.score < 1)
+    return lost if scope == LOST else or_(lost, and_(one.score < 1, two.score >= 1))
+
+
+def in_order(found: Sequence[Pair], seed: int) -> list[Pair]:
+    """Return pairs in the random order of a review, which is the same for every reviewer.
+
+    So reviewers judge the same prompts, and those judged are at any time a random sample of all.
+    """
+    return sorted(found, key=lambda pair: _digest(seed, "order", pair.item))
+
+
+def shown_left(seed: int, reviewer: str, item: str) -> str:
+    """Return which response a reviewer is shown on the left, :data:`FIRST` or :data:`SECOND`.
+
+    The last bit of the SHA-256 of seed, reviewer and item: random for each of them, and computable afterwards.
+    """
+    return SECOND if _digest(seed, "side", reviewer, item)[-1] & 1 else FIRST
+
+
+def _digest(seed: int, *parts: str) -> bytes:
+    return hashlib.sha256("\x1f".join([str(seed), *parts]).encode("utf-8", "replace")).digest()
+
+
+def texts(database: Database, pair: Pair) -> PairTexts | None:
+    """Return the texts of a pair; None if it is not two samples of one item."""
+    query = select(Sample.__table__).where(Sample.id.in_((pair.first_id, pair.second_id)))
+    with database.reading() as connection:
+        rows = {row.id: row for row in connection.execute(query)}
+    if len(rows) < 2:
+        return None
+    one, two = rows[pair.first_id], rows[pair.second_id]
+    prompt = asked(one.prompt)
+    if (one.item, prompt) != (two.item, asked(two.prompt)):
+        return None
+    if one.prompt == two.prompt:
+        prompt = one.prompt
+    first, second = (_said(row.prompt.removeprefix(prompt), row.response) for row in (one, two))
+    return PairTexts(Pair(one.id, two.id, one.item), prompt, first, second, one.verdicts or {}, two.verdicts or {})
+
+
+def _said(turns: str, response: str) -> str:
+    """Return a response after the earlier turns of its conversation that differ between the checkpoints, if any."""
+    return f"{turns.strip()}\n\nassistant: {response}" if turns.strip() else response
+
+
+def vote(database: Database, review: ReviewRow, pair: Pair, reviewer: str, choice: str) -> None:
+    """Record a reviewer's vote. The same choice again records nothing.
+
+    Raises DatabaseError for an unknown choice, an empty name, or samples that are not those of the review.
+    """
+    name = _name(reviewer)
+    if choice not in (*POINTS, SKIP):
+        raise DatabaseError(f"{choice!r} is not a vote: use one of {', '.join((*POINTS, SKIP))}")
+    row = {"review_id": review.id, "first_id": pair.first_id, "second_id": pair.second_id, "reviewer": name}
+    newest = select(Vote.choice).filter_by(**row).order_by(Vote.id.desc()).limit(1)
+    with database.writing() as connection:
+        found = _sampled(connection, pair)
+        if [(checkpoint, suite) for checkpoint, suite, _ in found] != [
+            (review.first_id, review.suite), (review.second_id, review.suite)
+        ]:  # fmt: skip
+            raise DatabaseError("these two responses are not of this review: reload the page")
+        if connection.scalar(newest) != choice:
+            left = shown_left(review.seed, name, found[0][2])
+            insert_row(connection, Vote, row | {"choice": choice, "on_left": left, "created_at": time.time()})
+
+
+def add_label(database: Database, pair: Pair, reviewer: str, label: str, note: str = "") -> None:
+    """Record a reviewer's label of a lost answer. The same label and note again record nothing.
+
+    Raises DatabaseError for an unknown label, an empty name, or samples that are not two checkpoints' of one item.
+    """
+    name, note = _name(reviewer), text(note.strip())[:LONGEST_NOTE]
+    if label not in LABELS:
+        raise DatabaseError(f"{label!r} is not a label: use one of {', '.join(LABELS)}")
+    row = {"first_id": pair.first_id, "second_id": pair.second_id, "reviewer": name}
+    newest = select(Label.label, Label.note).filter_by(**row).order_by(Label.id.desc()).limit(1)
+    with database.writing() as connection:
+        found = _sampled(connection, pair)
+        if len(found) < 2 or found[0][0] >= found[1][0]:
+            raise DatabaseError("these two responses are not two checkpoints' to one prompt: reload the page")
+        if connection.execute(newest).first() != (label, note):
+            insert_row(connection, Label, row | {"label": label, "note": note, "created_at": time.time()})
+
+
+def _name(reviewer: str) -> str:
+    name = text(reviewer.strip())[:LONGEST_NAME]
+    if not name:
+        raise DatabaseError("a review needs the reviewer's name")
+    return name
+
+
+def _sampled(connection: Any, pair: Pair) -> list[tuple[int, str, str]]:
+    """Return (checkpoint, suite, item) of both samples of a pair; nothing if their items differ."""
+    query = (
+        select(Sample.id, Evaluation.checkpoint_id, Evaluation.suite, Sample.item)
+        .join(Evaluation, Evaluation.id == Sample.evaluation_id)
+        .where(Sample.id.in_((pair.first_id, pair.second_id)))
+    )
+    rows = {row[0]: tuple(row[1:]) for row in connection.execute(query)}
+    found = [rows[key] for key in (pair.first_id, pair.second_id) if key in rows]
+    return found if len({item for *_, item in found}) == 1 else []
+
+
+def voted(database: Database, review: ReviewRow, first_evaluation: int, second_evaluation: int) -> Current:
+    """Return the votes of a review on the responses of two evaluations."""
+    return _current(database, Vote, Vote.choice, Vote.review_id == review.id, first_evaluation, second_evaluation)
+
+
+def labelled(database: Database, first_evaluation: int, second_evaluation: int) -> Current:
+    """Return the labels on the responses of two evaluations."""
+    return _current(database, Label, Label.label, true(), first_evaluation, second_evaluation)
+
+
+Current = dict[tuple[int, int], dict[str, str]]
+"""Each reviewer's newest choice, by the ids of a pair's samples; the newest choice comes last."""
+
+
+def _current(database: Database, table: Any, value: Any, condition: Any, first: int, second: int) -> Current:
+    """Return votes or labels on pairs whose prompts and responses are those of two evaluations."""
+    one, two, now_one, now_two = (aliased(Sample) for _ in range(4))
+    query = (
+        select(now_one.id, now_two.id, table.reviewer, value)
+        .join(one, one.id == table.first_id)
+        .join(two, two.id == table.second_id)
+        .join(now_one, _alike(now_one, one, first))
+        .join(now_two, _alike(now_two, two, second))
+        .where(condition)
+        .order_by(table.id)
+    )
+    found: Current = {}
+    with database.reading() as connection:
+        for first_id, second_id, reviewer, chosen in connection.execute(query):
+            mine = found.pop((first_id, second_id), {})
+            mine.pop(reviewer, None)
+            found[first_id, second_id] = mine | {reviewer: chosen}
+    return found
+
+
+def _alike(now: Any, before: Any, evaluation: int) -> ColumnElement[bool]:
+    """Whether a sample of an evaluation is what a sample of the same checkpoint was before."""
+    checkpoint = select(Evaluation.checkpoint_id).where(Evaluation.id == evaluation).scalar_subquery()
+    ours = before.evaluation_id.in_(select(Evaluation.id).where(Evaluation.checkpoint_id == checkpoint))
+    same = (now.item == before.item, now.prompt == before.prompt, now.response == before.response)
+    return and_(now.evaluation_id == evaluation, ours, *same)
+
+
+def votes(database: Database, first_id: int, second_id: int) -> list[VoteRow]:
+    """Return the votes on two checkpoints, oldest first: of each reviewer the newest on each item of each scope."""
+    one, two = aliased(Sample), aliased(Sample)
+    review = (Review.suite, Review.scope, Review.seed)
+    sample = (one.item, one.prompt, one.group, one.response.label("first_response"))
+    query = (
+        select(Vote.__table__, *review, *sample, two.response.label("second_response"))
+        .join(Review, Review.id == Vote.review_id)
+        .join(one, one.id == Vote.first_id)
+        .join(two, two.id == Vote.second_id)
+        .where(Review.first_id == first_id, Review.second_id == second_id)
+        .order_by(Vote.id)
+    )
+    newest: dict[tuple[str, str, str], VoteRow] = {}
+    with database.reading() as connection:
+        for row in connection.execute(query):
+            found = row_readers.record(VoteRow, row, key=item_key(row.item, row.prompt))
+            newest.pop((found.scope, found.key, found.reviewer), None)
+            newest[found.scope, found.key, found.reviewer] = found
+    return list(newest.values())
+
+
+def tally(found: Sequence[VoteRow], *, scope: str = DIFFERING, suite: str | None = None) -> Tally:
+    """Return the votes of one scope as a tally, of one suite or of all: a prompt of several suites is one item."""
+    choices: dict[str, dict[str, str]] = {}
+    for one in found:
+        if one.scope == scope and suite in (None, one.suite):
+            choices.setdefault(one.key, {})[one.reviewer] = one.choice
+    return Tally(choices)
+
+
+def labels(database: Database, first_id: int, second_id: int) -> list[LabelRow]:
+    """Return the labels of two checkpoints' lost answers, oldest first: of each reviewer the newest on each answer."""
+    one, two, before, after = aliased(Sample), aliased(Sample), aliased(Evaluation), aliased(Evaluation)
+    responses = (one.response.label("first_response"), two.response.label("second_response"))
+    query = (
+        select(Label.__table__, after.suite, two.item, two.prompt, *responses)
+        .join(one, one.id == Label.first_id)
+        .join(two, two.id == Label.second_id)
+        .join(before, before.id == one.evaluation_id)
+        .join(after, after.id == two.evaluation_id)
+        .where(before.checkpoint_id == first_id, after.checkpoint_id == second_id)
+        .order_by(Label.id)
+    )
+    newest: dict[tuple[str, str, str], LabelRow] = {}
+    with database.reading() as connection:
+        for row in connection.execute(query):
+            found = row_readers.record(LabelRow, row)
+            key = (item_key(found.item, found.prompt), found.second_response, found.reviewer)
+            newest.pop(key, None)
+            newest[key] = found
+    return list(newest.values())
+
+
+def _points(choices: Mapping[str, str]) -> list[float]:
+    """Return the votes on an item as numbers, without the skipped."""
+    return [POINTS[choice] for choice in choices.values() if choice in POINTS]
