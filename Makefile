@@ -100,6 +100,7 @@ lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
 bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## The benchmarks that take minutes; each prints its ratio
 	$(BIN)/python -m benchmarks.startup
 	$(BENCH)/bin/python -m benchmarks.loss --write
+	$(BIN)/python -m benchmarks.attention --write
 	$(BENCH)/bin/python -m benchmarks.step --write
 	$(BIN)/python -m benchmarks.memory --write
 	$(BENCH)/bin/python -m benchmarks.lora --write

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import _report, _sides, loss, scaling, step, until
+from benchmarks import _report, _sides, attention, loss, scaling, step, until
 from recovery.batching import micro_batches
 from recovery.losses.objective import DistillationObjective
 
@@ -122,3 +122,12 @@ def test_a_step_is_measured(tiny_qwen3: Path) -> None:
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert "tokens a step" in finished.stdout, finished.stderr
     assert "| ours" in finished.stdout
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_way_of_attention_is_timed_on_the_same_tensors(packed: bool) -> None:
+    found = attention.measure(attention.Case(2, 12, 4, 2, 16, packed), rounds=2, seed=0)
+    assert {way: len(seconds) for way, seconds in found.seconds.items()} == {"ours": 2, "kernel": 2, "plain": 2}
+    assert all(error < 0.02 for error in found.errors.values())
+    found.seconds.update(ours=[1.0, 2.0], kernel=[3.0, 2.0], plain=[1.0, 1.0])
+    assert (found.ratio("kernel"), found.ratio("plain")) == (2.0, 0.75)

@@ -404,6 +404,8 @@ def test_chunks_are_small_for_large_vocabularies_and_large_for_small_ones() -> N
     assert fused.chunk_size(151_936, torch.float32) == 128
     assert fused.chunk_size(151_936, torch.bfloat16) == 256
     assert fused.chunk_size(1_536, torch.float32) == 1280
+    assert fused.chunk_size(49_152, torch.bfloat16) == 1024, "96 MiB: the products of the head's gradient are faster"
+    assert fused.chunk_size(49_152, torch.float32) == 512
 
 
 def test_invalid_shapes_are_refused_in_one_line() -> None:

@@ -1,0 +1,159 @@
+"""Attention in training on a CPU: the backward pass of matrix products against that of torch's kernel.
+
+Run: python -m benchmarks.attention [--rounds 9] [--write]
+
+One layer's attention, forward and backward, by turns with torch's kernel alone and with plain products that keep the
+scores, one thread. Times are processor seconds, so that other work on the machine counts little; the ratio is the median
+over the rounds. Errors are those of the gradients against float32, relative to their norm, of the worst of queries, keys
+and values. In float32 the kernel is used as it is, so nothing is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks import _report
+from recovery.models.attention import attention
+
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+FASTER = 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of equal length through heads in groups; ``packed``: two documents in each row, so that there is a mask."""
+
+    rows: int
+    tokens: int
+    heads: int
+    groups: int
+    width: int
+    packed: bool = False
+
+    def __str__(self) -> str:
+        packed = ", packed" if self.packed else ""
+        return f"{self.rows} x {self.tokens}, {self.heads} heads in {self.groups} groups of {self.width}{packed}"
+
+
+CASES = (
+    Case(32, 110, 9, 3, 64),
+    Case(24, 150, 9, 3, 64),
+    Case(4, 512, 9, 3, 64),
+    Case(4, 512, 9, 3, 64, packed=True),
+    Case(2, 1024, 9, 3, 64),
+    Case(1, 2048, 16, 8, 128),
+    Case(64, 80, 4, 2, 32),
+)
+
+
+def ours(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """The function that training uses, [B, Q, heads, d]."""
+    return attention(torch.nn.Module(), query, key, value, mask)[0]
+
+
+def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """torch's kernel, with its own backward pass."""
+    mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, enable_gqa=True)
+    return mixed.transpose(1, 2)
+
+
+def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Two products with the scores of whole rows between them."""
+    share = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
+    scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ value).transpose(1, 2)
+
+
+WAYS: dict[str, Attention] = {"ours": ours, "kernel": kernel, "plain": plain}
+
+
+@dataclass
+class Measured:
+    """Processor seconds of each way by round, and its worst relative error."""
+
+    seconds: dict[str, list[float]]
+    errors: dict[str, float]
+
+    def ratio(self, way: str) -> float:
+        """How many times as long a way takes as ours: the median over the rounds."""
+        pairs = zip(self.seconds[way], self.seconds["ours"], strict=True)
+        return statistics.median(theirs / mine for theirs, mine in pairs)
+
+    def milliseconds(self, way: str) -> float:
+        """The median time of a way."""
+        return 1000 * statistics.median(self.seconds[way])
+
+
+def measure(case: Case, rounds: int, seed: int) -> Measured:
+    """Time all ways by turns on the same tensors, after a warm-up of each."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(case.rows, heads, case.tokens, case.width) for heads in (case.heads, case.groups, case.groups)]
+    exact = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+    upstream = torch.randn(case.rows, case.tokens, case.heads, case.width, generator=generator).bfloat16()
+    mask = None
+    if case.packed:
+        mask = torch.ones(case.tokens, case.tokens, dtype=torch.bool).tril().expand(case.rows, 1, -1, -1).clone()
+        mask[..., case.tokens // 2 :, : case.tokens // 2] = False
+    reference = gradients(plain, [leaf.float() for leaf in exact], mask, upstream.float())[0]
+    found = Measured({way: [] for way in WAYS}, {})
+    for number in range(rounds + 1):
+        for way, function in WAYS.items():
+            made, seconds = gradients(function, exact, mask, upstream)
+            if number:
+                found.seconds[way].append(seconds)
+            pairs = zip(made, reference, strict=True)
+            found.errors[way] = max(float((one.float() - wanted).norm() / wanted.norm()) for one, wanted in pairs)
+    return found
+
+
+def gradients(
+    function: Attention, tensors: Sequence[Tensor], mask: Tensor | None, upstream: Tensor
+) -> tuple[list[Tensor], float]:
+    """Return the gradients of queries, keys and values, and the processor seconds of both passes."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    started = time.process_time()
+    function(*leaves, mask).backward(upstream)
+    seconds = time.process_time() - started
+    return [leaf.grad for leaf in leaves if leaf.grad is not None], seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return 0 if ours is at least as fast as the kernel in every case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/attention.*")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    facts = _report.machine(("torch",)) | {"products": "bfloat16", "threads": "1", "seed": str(options.seed)}
+    facts["native bfloat16"] = "yes" if torch.cpu._is_avx512_bf16_supported() else "no"
+    found = {str(case): measure(case, options.rounds, options.seed) for case in CASES}
+    rows = [
+        [name, *(f"{one.milliseconds(way):.1f}" for way in WAYS), *(f"{one.ratio(way):.2f}" for way in list(WAYS)[1:]),
+         *(f"{one.errors[way]:.4f}" for way in WAYS)]
+        for name, one in found.items()
+    ]  # fmt: skip
+    heads = ["rows x tokens", "ours, ms", "kernel, ms", "plain, ms", "kernel / ours", "plain / ours",
+             "error, ours", "error, kernel", "error, plain"]  # fmt: skip
+    body = f"{_report.table(heads, rows)}\n\nMedians of {options.rounds} rounds; processor time."
+    print(body)
+    if options.write:
+        data = {name: {"seconds": one.seconds, "errors": one.errors} for name, one in found.items()}
+        _report.write("attention", "Attention, forward and backward, on a CPU", body, facts, {"cases": data})
+    return 0 if all(one.ratio("kernel") >= FASTER for one in found.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
