@@ -3,9 +3,9 @@
 Run: python -m benchmarks.attention [--rounds 9] [--write]
 
 One layer's attention, forward and backward, by turns with torch's kernel alone and with plain products that keep the
-scores, one thread. Times are processor seconds, so that other work on the machine counts little; the ratio is the median
-over the rounds. Errors are those of the gradients against float32, relative to their norm, of the worst of queries, keys
-and values. In float32 the kernel is used as it is, so nothing is compared.
+scores, on one thread. Times are processor seconds, so that other work on the machine counts little; the ratio is the
+median over the rounds. Errors are those of the gradients against float32, relative to their norm, the worst of queries,
+keys and values. In float32 training uses the kernel as it is, so nothing is compared.
 """
 
 from __future__ import annotations
