@@ -14,6 +14,7 @@ import torch
 
 from pipelines.planning.architecture import Architecture, built_adapter
 from recovery.losses.fused import block_rows, chunk_size
+from recovery.models.hardware import formed_whole
 
 WIDE = 4  # float32: trained weights, norms, softmaxes
 
@@ -149,8 +150,8 @@ def _norm(setup: Setup, width: int, item: int) -> int:
 
 
 def _attention(setup: Setup, rows: Rows, window: int | None) -> int:
-    """Return attention's bytes per row: queries, keys, values, result, and where the kernel's own backward pass runs
-    its statistics and its mask.
+    """Return attention's bytes per row: queries, keys, values, result, and the scores if they are formed whole, or
+    the statistics and the mask of the kernel's own backward pass.
     """
     size, item, length = setup.architecture, setup.itemsize, rows.length
     queries, keys = item * size.heads * size.head_width, item * size.groups * size.head_width
@@ -162,6 +163,8 @@ def _attention(setup: Setup, rows: Rows, window: int | None) -> int:
     if setup.gpu and masked:
         keys = queries  # repeated for the kernel that takes a mask
     recomputed = not setup.gpu and item < WIDE
+    if not setup.gpu and not recomputed and formed_whole(rows.count, size.heads, length, length):
+        return 2 * (queries + keys) * length + scores * WIDE
     per_token = 2 * (queries + keys) + (0 if recomputed else WIDE * size.heads)
     if setup.lower and not setup.full:
         per_token += queries  # the result once more, as the adapter's input

@@ -1,8 +1,9 @@
-"""Attention function registered with transformers: torch's fused kernel, with a backward pass of our own in bfloat16.
+"""Attention function registered with transformers: torch's fused kernel, or matrix products where they are faster.
 
 On a CPU the kernel reads the KV cache in place, which a plain product in bfloat16 copies first. Its backward pass in
 bfloat16 takes three to ten times as long as the matrix products it consists of, so those are computed here, some
-queries at a time: scores are never held for whole rows, and blocks of keys that a mask hides are skipped.
+queries at a time: scores are never held for whole rows, and blocks of keys that a mask hides are skipped. In float32 it
+is slower for short rows alone, whose scores are formed whole.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from recovery.models.hardware import formed_whole
 
 NAME = "sdpa_or_plain"
 # Queries per block of the backward pass; fewer if a block has more scores (rows x heads x queries x keys) than this.
@@ -40,7 +43,7 @@ def attention(
     """
     supported = attention_mask is None or attention_mask.dtype == torch.bool
     supported = supported and dropout == 0 and kwargs.get("position_bias") is None
-    implementation = _implementation(query, value) if supported else None
+    implementation = _implementation(query, key, value) if supported else None
     if implementation is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
@@ -55,11 +58,16 @@ def attention(
     return implementation(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
 
 
-def _implementation(query: Tensor, value: Tensor) -> Callable[..., Tensor] | None:
+def _implementation(query: Tensor, key: Tensor, value: Tensor) -> Callable[..., Tensor] | None:
     """Return the function of this module for these tensors; None for transformers' own."""
+    rows, heads, length, _ = query.shape
     if not _on_cpu(query):
-        return _plain if query.shape[2] == 1 else None
-    return _recomputed if value.dtype == torch.bfloat16 and torch.is_grad_enabled() else _fused
+        return _plain if length == 1 else None
+    if not torch.is_grad_enabled():
+        return _fused
+    if value.dtype == torch.bfloat16:
+        return _recomputed
+    return _plain if formed_whole(rows, heads, length, key.shape[2]) else _fused
 
 
 def _on_cpu(query: Tensor) -> bool:
@@ -147,15 +155,17 @@ def _bias(mask: Tensor | None, block: slice, begin: int, end: int, query: Tensor
 
 
 def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attention of one query a row by two products, without repeating keys and values for the heads of a group."""
-    rows, heads, _, width = query.shape
+    """Attention by two products, without repeating keys and values for the heads of a group."""
+    rows, heads, queries, width = query.shape
     groups = key.shape[1]
-    grouped = (query * scale).reshape(rows, groups, heads // groups, width)
-    scores = torch.matmul(grouped, key.transpose(2, 3))
-    if mask is not None:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min / 2)
+    # The heads of a group share keys and values: they are concatenated along the query axis.
+    grouped = (query * scale).reshape(rows, groups, (heads // groups) * queries, width)
+    scores = torch.matmul(grouped, key.transpose(2, 3)).view(rows, groups, heads // groups, queries, -1)
+    # Added instead of filled in: an addition needs no work in the backward pass.
+    scores = scores + _bias(mask, slice(0, queries), 0, key.shape[2], query)
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return torch.matmul(weights, value).view(rows, heads, 1, width)
+    mixed = torch.matmul(weights.view(rows, groups, -1, key.shape[2]), value)
+    return mixed.view(rows, heads, queries, width)
 
 
 AttentionInterface.register(NAME, attention)

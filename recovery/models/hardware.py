@@ -1,4 +1,4 @@
-"""Choices that follow from the device: the device itself, the precision of products."""
+"""Choices that follow from the device: the device itself, the precision of products, how attention is computed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import torch
 
 from recovery import distributed
 from recovery.errors import UsageError
+
+# Longest row for which a CPU forms the full scores in float32 if it computes gradients.
+PLAIN_LENGTH = 256
+# Up to this many scores (rows x heads x queries x keys): 64 MB.
+PLAIN_SCORES = 1 << 24
 
 
 def pick_device(device: str) -> torch.device:
@@ -26,3 +31,8 @@ def pick_precision(precision: str, device: torch.device) -> torch.dtype:
     if precision not in ("float32", "bfloat16"):
         raise UsageError(f"--precision {precision!r} is not known: use auto, float32 or bfloat16")
     return torch.float32 if precision == "float32" else torch.bfloat16
+
+
+def formed_whole(rows: int, heads: int, queries: int, keys: int) -> bool:
+    """Return whether a CPU that computes gradients in float32 forms the full attention scores of this size."""
+    return queries <= PLAIN_LENGTH and rows * heads * queries * keys <= PLAIN_SCORES
