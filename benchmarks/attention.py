@@ -124,7 +124,8 @@ def gradients(
     """Return the gradients of queries, keys and values, and the processor seconds of both passes."""
     leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     started = time.process_time()
-    function(*leaves, mask).backward(upstream)
+    mixed = function(*leaves, mask)
+    torch.autograd.backward(mixed, upstream)
     seconds = time.process_time() - started
     return [leaf.grad for leaf in leaves if leaf.grad is not None], seconds
 
