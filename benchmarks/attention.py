@@ -122,10 +122,9 @@ def gradients(
     function: Attention, tensors: Sequence[Tensor], mask: Tensor | None, upstream: Tensor
 ) -> tuple[list[Tensor], float]:
     """Return the gradients of queries, keys and values, and the processor seconds of both passes."""
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
+    query, key, value = leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     started = time.process_time()
-    mixed = function(*leaves, mask)
-    torch.autograd.backward(mixed, upstream)
+    torch.autograd.backward(function(query, key, value, mask), upstream)
     seconds = time.process_time() - started
     return [leaf.grad for leaf in leaves if leaf.grad is not None], seconds
 
