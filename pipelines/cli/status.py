@@ -46,12 +46,18 @@ def _text(overview: Any, stages: Any) -> str:
 
 
 def _table(overview: Any) -> Any:
+    from rich import box
     from rich.table import Table
 
     latest = overview.latest.name if overview.latest else "none"
-    table = Table(title=f"base model: {overview.experiment.base_model}; latest: {latest}", title_justify="left")
-    for name in ("checkpoint", "instructions", "of base", "asked", "stored", "earlier, asked", "general", "decision"):
-        table.add_column(name, justify="left" if name in ("checkpoint", "decision") else "right")
+    title = f"base model: {overview.experiment.base_model}; latest: {latest}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    steps = [overview.base, *(step for row in overview.cycles for step in (row.midtrained, row.recovered))]
+    # Names are typed again: on a narrow terminal the figures are wrapped instead.
+    longest = max((len(step.checkpoint.name) for step in steps if step is not None), default=0)
+    table.add_column("checkpoint", no_wrap=True, min_width=longest)
+    for name in ("instructions", "of base", "asked", "stored", "earlier, asked", "general", "decision"):
+        table.add_column(name, justify="left" if name == "decision" else "right")
     base = overview.base.scores.instruction_following if overview.base else None
     if overview.base is not None:
         table.add_row(*_cells(overview.base, base, None, ""))
