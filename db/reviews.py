@@ -12,10 +12,10 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, and_, exists, func, or_, select, true
 from sqlalchemy.orm import aliased
@@ -48,6 +48,7 @@ SUITES = ("instruction_following", "ifeval")
 BEHAVIOUR = "behaviour/"
 LONGEST_NAME, LONGEST_NOTE = 80, 2000
 _SEEDS = 2**31
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ class Tally:
     @cached_property
     def scores(self) -> dict[str, float]:
         """The mean of the votes on each item, 1 for the second checkpoint, one half for a tie, without the skipped."""
-        judged = {key: _points(votes) for key, votes in self.choices.items()}
-        return {key: math.fsum(points) / len(points) for key, points in judged.items() if points}
+        judged = {key: mean_vote(votes.values()) for key, votes in self.choices.items()}
+        return {key: mean for key, mean in judged.items() if mean is not None}
 
     @property
     def counts(self) -> Counter[str]:
@@ -163,12 +164,16 @@ class Tally:
     @property
     def alpha(self) -> float | None:
         """Krippendorff's alpha of the votes on the scale 0, one half, 1; None if it is not defined."""
-        return agreement.krippendorff_alpha(map(_points, self.choices.values()), agreement.interval)
+        return agreement.krippendorff_alpha(self._judged, agreement.interval)
 
     @property
     def equal_pairs(self) -> tuple[int, int]:
         """The number of pairs of equal votes on one item, and the number of all pairs."""
-        return agreement.equal_pairs(map(_points, self.choices.values()))
+        return agreement.equal_pairs(self._judged)
+
+    @property
+    def _judged(self) -> list[list[float]]:
+        return [_points(votes.values()) for votes in self.choices.values()]
 
 
 def answered(database: Database, experiment_id: int) -> dict[int, dict[str, int]]:
@@ -406,13 +411,10 @@ def votes(database: Database, first_id: int, second_id: int) -> list[VoteRow]:
         .where(Review.first_id == first_id, Review.second_id == second_id)
         .order_by(Vote.id)
     )
-    newest: dict[tuple[str, str, str], VoteRow] = {}
     with database.reading() as connection:
-        for row in connection.execute(query):
-            found = row_readers.record(VoteRow, row, key=item_key(row.item, row.prompt))
-            newest.pop((found.scope, found.key, found.reviewer), None)
-            newest[found.scope, found.key, found.reviewer] = found
-    return list(newest.values())
+        rows = connection.execute(query)
+        found = [row_readers.record(VoteRow, row, key=item_key(row.item, row.prompt)) for row in rows]
+    return _newest(found, lambda one: (one.scope, one.key, one.reviewer))
 
 
 def tally(found: Sequence[VoteRow], *, scope: str = DIFFERING, suite: str | None = None) -> Tally:
@@ -437,16 +439,33 @@ def labels(database: Database, first_id: int, second_id: int) -> list[LabelRow]:
         .where(before.checkpoint_id == first_id, after.checkpoint_id == second_id)
         .order_by(Label.id)
     )
-    newest: dict[tuple[str, str, str], LabelRow] = {}
     with database.reading() as connection:
-        for row in connection.execute(query):
-            found = row_readers.record(LabelRow, row)
-            key = (item_key(found.item, found.prompt), found.second_response, found.reviewer)
-            newest.pop(key, None)
-            newest[key] = found
+        found = [row_readers.record(LabelRow, row) for row in connection.execute(query)]
+    return _newest(found, lambda one: (item_key(one.item, one.prompt), one.second_response, one.reviewer))
+
+
+def label_counts(found: Sequence[LabelRow]) -> tuple[list[str], dict[str, list[int]]]:
+    """Return the reviewers, and how often each of them gave each label, in the order of :data:`LABELS`."""
+    who = sorted({one.reviewer for one in found})
+    counts = Counter((one.label, one.reviewer) for one in found)
+    given = {one.label for one in found}
+    return who, {label: [counts[label, name] for name in who] for label in LABELS if label in given}
+
+
+def mean_vote(choices: Iterable[str], points: Mapping[str, float] = POINTS) -> float | None:
+    """Return the mean of the votes on an item, ``points`` for each choice, without the skipped; None without a vote."""
+    values = _points(choices, points)
+    return math.fsum(values) / len(values) if values else None
+
+
+def _points(choices: Iterable[str], points: Mapping[str, float] = POINTS) -> list[float]:
+    return [points[choice] for choice in choices if choice in points]
+
+
+def _newest(found: Iterable[_Row], key: Callable[[_Row], Hashable]) -> list[_Row]:
+    """Return the newest row of each key, oldest first."""
+    newest: dict[Hashable, _Row] = {}
+    for one in found:
+        newest.pop(key(one), None)
+        newest[key(one)] = one
     return list(newest.values())
-
-
-def _points(choices: Mapping[str, str]) -> list[float]:
-    """Return the votes on an item as numbers, without the skipped."""
-    return [POINTS[choice] for choice in choices.values() if choice in POINTS]

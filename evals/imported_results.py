@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from evals.imported_inspect import inspect_results
@@ -17,7 +18,7 @@ class Imported:
 
     logs: tuple[ImportedLog, ...]
 
-    @property
+    @cached_property
     def newest(self) -> dict[str, ImportedLog]:
         """The log of each suite's newest result, by suite."""
         found: dict[str, ImportedLog] = {}
@@ -43,7 +44,7 @@ def read_logs(path: Path) -> Imported:
     """
     if not path.exists():
         raise UsageError(f"there is no file or folder {path}")
-    logs = [*lm_eval_results(_files(path, "results_*.json", ".json")), *inspect_results(_inspect_logs(path))]
+    logs = [*lm_eval_results(_files(path, "results_*.json")), *inspect_results(_inspect_logs(path))]
     if not any(log.results for log in logs):
         found = [f"{log.file}: {problem}" for log in logs for problem in log.problems]
         reason = found[0] if found else f"{path} has neither results of lm-eval (results_*.json) nor logs of Inspect"
@@ -55,14 +56,14 @@ def read_logs(path: Path) -> Imported:
     return Imported(tuple(logs))
 
 
-def _files(path: Path, pattern: str, suffix: str) -> list[Path]:
+def _files(path: Path, pattern: str) -> list[Path]:
     if path.is_file():
         return [path] if path.match(pattern) else []
-    return sorted(file for file in path.rglob(pattern) if file.is_file() and file.suffix == suffix)
+    return sorted(file for file in path.rglob(pattern) if file.is_file())
 
 
 def _inspect_logs(path: Path) -> list[Path]:
     """Return the Inspect logs: every .eval file, and a .json file that is given itself."""
     if path.is_file() and path.suffix == ".json" and not path.match("results_*.json"):
         return [path]
-    return _files(path, "*.eval", ".eval")
+    return _files(path, "*.eval")

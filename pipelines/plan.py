@@ -42,7 +42,7 @@ from recovery.workspace import MINIATURE
 
 # Most of a plan's time would be imports: these are for tokenizers, GGUF files and hub ids.
 transformers, loading = lazily("transformers"), lazily("recovery.models.loading")
-conversion = lazily("recovery.models.gguf_files.conversion")
+conversion, local = lazily("recovery.models.gguf_files.conversion"), lazily("recovery.teachers.local")
 
 _ONE_PROCESS = (
     "no vLLM: it samples for one training process; use one process, and a server on another GPU "
@@ -398,8 +398,8 @@ def _assumptions(asked: _Asked, cards: Sequence[Card]) -> list[str]:
         ]
     for teacher in distill.teaching.weights:
         sides = [] if teacher == "base" else [_tokenizer(asked.model), _tokenizer(teacher)]
-        vocabularies = [tokenizer.get_vocab() for tokenizer in sides if tokenizer is not None]
-        if len(vocabularies) == 2 and vocabularies[0] != vocabularies[1]:
+        known = [tokenizer for tokenizer in sides if tokenizer is not None]
+        if len(known) == 2 and not local.same_tokens(*known):
             lines.append(
                 f"teacher: {teacher} has another tokenizer than the student: responses are aligned by the text that "
                 f"tokens spell (docs/methods.md); its own size is not counted."

@@ -97,9 +97,8 @@ class Batch:
     ``targets_N`` the target tokens; ``rows_N`` the row each belongs to. ``advantages_N`` and ``old_logprobs_N`` are
     those of the rows, or None. ``seen_by_teacher`` holds the same N targets, in the same order, after the context that
     only the teacher reads; None if both sides read the same input. With ``spans`` it holds the teacher's own tokens of
-    the same text instead, M targets. ``prefix`` are the sampled tokens before the
-    targets, if any. An ``idle`` batch has no effect on the gradient: it
-    only keeps this process in step with the others.
+    the same text instead, M targets. ``prefix`` are the sampled tokens before the targets, if any. An ``idle`` batch
+    has no effect on the gradient: it only keeps this process in step with the others.
     """
 
     ids_BT: torch.Tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -69,6 +69,11 @@ def worked(stage: Stage) -> float:
 def quoted(name: str) -> str:
     """Return a name quoted for an address."""
     return quote(name, safe="")
+
+
+def query(parts: Mapping[str, str]) -> str:
+    """Return the query of an address, each part quoted."""
+    return "&".join(f"{name}={quoted(value)}" for name, value in parts.items())
 
 
 def live_address(experiment: str, stage: Stage) -> str:

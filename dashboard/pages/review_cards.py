@@ -212,18 +212,13 @@ def _votes(asked: Asked, votes: Sequence[VoteRow], rounds: Sequence[ReviewRow]) 
 
 def _download(asked: Asked, what: str) -> str:
     names = {"experiment": asked.experiment.name, "first": asked.first.name, "second": asked.second.name}
-    query = "&".join(f"{name}={common.quoted(value)}" for name, value in names.items())
-    return markup.numbers(f"All {what}, with prompts and responses", f"download/{what}{{}}?{query}")
+    return markup.numbers(f"All {what}, with prompts and responses", f"download/{what}{{}}?{common.query(names)}")
 
 
 def _label_counts(labels: Sequence[LabelRow]) -> str:
     """Return the number of lost answers with each label, by reviewer."""
-    who = sorted({one.reviewer for one in labels})
-    given = [label for label in LABELS if any(one.label == label for one in labels)]
-    rows = [
-        [esc(LABELS[label]), *(str(sum(one.label == label and one.reviewer == name for one in labels)) for name in who)]
-        for label in given
-    ]
+    who, counts = reviews.label_counts(labels)
+    rows = [[esc(LABELS[label]), *map(str, row)] for label, row in counts.items()]
     note = "Answers that passed at the older checkpoint and fail at the newer one, by the label of each reviewer."
     table = markup.table(("Label", *who), rows, caption="Lost answers by label")
     return markup.card("Lost answers", note, table, anchor="labels")

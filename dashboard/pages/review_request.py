@@ -45,13 +45,12 @@ class Asked:
             "suite": self.suite, "view": self.view, "show": self.scope, "reviewer": self.reviewer,
         }  # fmt: skip
         given = {name: value for name, value in (parts | changed).items() if value}
-        return "review?" + "&".join(f"{name}={common.quoted(value)}" for name, value in given.items())
+        return f"review?{common.query(given)}"
 
 
 def address(experiment: str, first: str, second: str) -> str:
     """Return the address of the review of two checkpoints."""
-    names = {"experiment": experiment, "first": first, "second": second}
-    return "review?" + "&".join(f"{name}={common.quoted(value)}" for name, value in names.items())
+    return f"review?{common.query({'experiment': experiment, 'first': first, 'second': second})}"
 
 
 def read(source: Source, access: Access, request: Any, experiment: Experiment) -> Asked | None:

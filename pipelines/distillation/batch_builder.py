@@ -66,11 +66,10 @@ class BatchState(Resumable):
 class BatchBuilder:
     """Builds the rows of a step: a function of (seed, step, weights), and of ``state`` if a batch has several steps.
 
-    ``logprobs`` returns the log-probabilities of the rows' targets under a named teacher. With
-    ``cross`` are the teachers with another tokenizer, by name. With
-    ``prefetcher`` the completions of a batch are sampled while the previous batch trains, from the weights at its
-    start; those of the first batch, also of a resumed run, from current weights. ``progress`` receives the counts of
-    completions that are not prefetched.
+    ``logprobs`` returns the log-probabilities of the rows' targets under a named teacher; ``cross`` are the teachers
+    with another tokenizer, by name. With ``prefetcher`` the completions of a batch are sampled while the previous batch
+    trains, from the weights at its start; those of the first batch, also of a resumed run, from current weights.
+    ``progress`` receives the counts of completions that are not prefetched.
     """
 
     config: DistillConfig

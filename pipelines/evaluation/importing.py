@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
+from evals.imported_log import ImportedLog
 from evals.imported_results import Imported, read_logs
 from pipelines.evaluation.stage import IMPORTED, record_result
 from pipelines.runtime.checkpoint_names import find
@@ -65,7 +65,7 @@ def _checkpoint(session: Session, name: str, imported: Imported) -> Checkpoint:
     return found
 
 
-def _origin(log: Any) -> dict[str, str]:
+def _origin(log: ImportedLog) -> dict[str, str]:
     """Return what identifies a log: its tool, its model and its contents."""
     return {
         "tool": f"{log.tool} {log.version}".strip(),

@@ -18,8 +18,7 @@ _POINTS = {"student": 1.0, "tie": 0.5, "rival": 0.0}
 
 def share_of(votes: Mapping[str, str]) -> float | None:
     """Return the score of an item: the mean of its votes for the student, without the skipped; None without a vote."""
-    points = [_POINTS[choice] for choice in votes.values() if choice in _POINTS]
-    return math.fsum(points) / len(points) if points else None
+    return reviews.mean_vote(votes.values(), _POINTS)
 
 
 def store_votes(tracker: Tracker, student: records.Checkpoint, rival: records.Checkpoint, name: str) -> None:

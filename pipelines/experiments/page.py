@@ -142,7 +142,7 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
     if mine:
         parts += ["", "## Against the bounds", "", *_bounds(mine), *_base(mine[0])]
     parts += ["", "## Every arm", "", *_arms(records)]
-    if rivals := _rivals(mine, records):
+    if rivals := _rivals(mine, [record for record in records if record.arm != main]):
         parts += ["", f"## {mine[0].title[0].upper()}{mine[0].title[1:]}, against the other arms", "", *rivals]
     for record in mine[:1]:
         parts += ["", "## Paired tests", "", *_paired(record), "", "## Ten prompts, answered", "", *_shown(record)]
@@ -278,10 +278,10 @@ def _mean(costs: Sequence[Mapping[str, float]], name: str) -> float:
     return statistics.fmean([cost.get(name, 0.0) for cost in costs])
 
 
-def _rivals(mine: Sequence[Record], records: Sequence[Record]) -> list[str]:
+def _rivals(mine: Sequence[Record], others: Sequence[Record]) -> list[str]:
     """Compare the main arm with each other arm at the end of each cycle that both have, on the same items and seed."""
     rows = []
-    for other in (record for record in records if record not in mine):
+    for other in others:
         for record in (record for record in mine if record.seed == other.seed):
             for cycle in range(1, min(record.cycles, other.cycles) + 1):
                 rows += _against(record, other, cycle)

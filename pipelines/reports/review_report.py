@@ -69,13 +69,8 @@ def _share(votes: Sequence[VoteRow], scope: str, suite: str) -> tuple[str, ...]:
 
 
 def _labels(labels: Sequence[LabelRow], before: str, after: str) -> Iterator[Block]:
-    who = sorted({one.reviewer for one in labels})
-    counts = [
-        (words, *(str(sum((one.label, one.reviewer) == (label, name) for one in labels)) for name in who))
-        for label, words in LABELS.items()
-        if any(one.label == label for one in labels)
-    ]
-    yield Table(("label", *who), tuple(counts))
+    who, counts = reviews.label_counts(labels)
+    yield Table(("label", *who), tuple((LABELS[label], *map(str, row)) for label, row in counts.items()))
     answers = [list(group) for _, group in groupby(sorted(labels, key=_answer), key=_answer)]
     if len(answers) > ANSWERS:
         yield Paragraph(f"The first {ANSWERS} of {len(answers)} labelled answers:")
