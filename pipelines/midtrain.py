@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, save_snapshot
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, choose, schedule, step_tokens, steps_for
+from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import Needs, midtraining
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.generation import answered_before
@@ -63,6 +65,7 @@ class MidtrainPlan:
     seconds: float
     corpus: tuple[str, ...]
     augmentation: tuple[str, ...] = ()
+    experts: tuple[str, ...] = ()
 
     def text(self) -> str:
         """Return the plan as text for the user."""
@@ -79,6 +82,7 @@ class MidtrainPlan:
                 *self.augmentation,
                 f"{self.steps} steps of {self.tokens_per_step:,} = {self.tokens:,} tokens, peak rate {self.lr:g}",
                 self.tuning_reason,
+                *self.experts,
                 f"memory: {self.memory}; time: about {duration(self.seconds)}",
             ]
         )
@@ -289,7 +293,21 @@ def _plan(session: Session, config: MidtrainConfig, material: _Material) -> Midt
         seconds=midtraining_work(config, tuning.name, computed).seconds(tuning.network, tuning.speed),
         corpus=material.own.lines,
         augmentation=tuple(lines),
+        experts=_experts(config, student),
     )
+
+
+def _experts(config: MidtrainConfig, student: Checkpoint) -> tuple[str, ...]:
+    """Return the line of the plan about a mixture of experts. Raise UsageError if another model gets a router loss."""
+    text = (student.weights / "config.json").read_text(encoding="utf-8")
+    size = Architecture.of(text)
+    if not size.experts:
+        if config.router_loss:
+            raise UsageError(f"--router-loss {config.router_loss:g}: {student.name} has no experts; omit it")
+        return ()
+    weight = json.loads(text).get("router_aux_loss_coef") if config.router_loss is None else config.router_loss
+    loss = f"router loss {weight:g}" if weight else "no router loss (--router-loss)"
+    return (f"mixture of experts: each token takes {size.routed} of {size.experts}; {loss}",)
 
 
 def _with_written(session: Session, config: MidtrainConfig, material: _Material, plan: MidtrainPlan) -> MidtrainPlan:

@@ -121,8 +121,8 @@ class Batch:
         return int(self.targets_N.numel())
 
     @property
-    def real_BT(self) -> torch.Tensor:
-        """Which tokens are not padding."""
+    def real(self) -> torch.Tensor:
+        """Which tokens are not padding, [B, T]."""
         return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.lengths_B.unsqueeze(1)
 
     def gather(self, hidden_BTD: torch.Tensor) -> torch.Tensor:

@@ -63,6 +63,7 @@ PANELS = (
     Panel("Tokens aligned with the teacher's", "share", ("aligned_one_to_one", "aligned_merged", "aligned_left_out")),
     Panel("Speed", "tokens per second", ("tokens_per_second",)),
     Panel("Time per step", "seconds", ("seconds_generating", "seconds_scoring", "seconds_training")),
+    Panel("Router's loss", "experts per token if used evenly", ("router_loss",)),
     Panel("Gradient norm", "before clipping", ("gradient_norm",)),
     Panel("Memory", "GiB", ("memory_gib",)),
     Panel("Learning rate", "", ("lr",)),

@@ -1,8 +1,8 @@
 """The memory of a micro-batch and of a rollout, by formulas: what autograd keeps, and the peaks above it.
 
 The formulas follow Llama's layer: norms, attention with grouped heads, a gated MLP; and what Qwen 3, Gemma and mixtures
-of experts change about it. They were compared with every operation's storages in a real step, see docs/planning.md. All sizes are bytes;
-in comments, N counts tokens of the micro-batch and n those that are targets.
+of experts change about it. They were compared with every operation's storages in a real step, see docs/planning.md. All
+sizes are bytes; in comments, N counts tokens of the micro-batch and n those that are targets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipelines.planning.architecture import Architecture, built_adapter, count
+from pipelines.planning.architecture import LINEAR, Architecture, built_adapter, count
 from recovery.losses.fused import block_rows, chunk_size
 from recovery.models.hardware import formed_whole
 
@@ -97,8 +97,13 @@ class Setup:
         if self.tuning != "lora":
             return 0
         if not self.architecture.known:
-            return built_adapter(self.config, self.lora_rank)
+            return built_adapter(self.config, self.lora_rank)[0]
         return self.lora_rank * sum(map(sum, self.architecture.matrices))
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """The names of the layers, and of the parameters of experts and routers, that an adapter adapts."""
+        return LINEAR if self.architecture.known else built_adapter(self.config, self.lora_rank)[1]
 
 
 Parts = dict[str, float]

@@ -26,6 +26,7 @@ _ENTRIES = {
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
     "max_position_embeddings", "tie_word_embeddings",
 }  # fmt: skip
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their linear layers
 _MORE = {
     "llama": set[str](),
     "mistral": {"sliding_window"},
@@ -42,8 +43,8 @@ class Architecture:
 
     ``windows`` is the attention window of each layer, None for all tokens. ``inside`` are the shapes of the parameters
     of all layers, ``outside`` those of the others; a tied head is counted once. ``known`` is False for a family that
-    has no formula: its parameters are exact, its activations are taken to be Llama's. In a mixture of experts each token
-    takes ``routed`` of ``experts`` (0 in any other model), and ``inner`` counts those it takes and the shared ones.
+    has no formula: its parameters are exact, its activations are taken to be Llama's. In a mixture of experts each
+    token takes ``routed`` of ``experts`` (0 in any other model); ``inner`` counts those it takes and the shared ones.
     """
 
     known: bool
@@ -170,10 +171,10 @@ def _built(config: Any) -> tuple[tuple[Shape, ...], tuple[Shape, ...], bool]:
 
 
 @functools.lru_cache(maxsize=16)
-def built_adapter(text: str, rank: int) -> int:
-    """Return the parameters of a LoRA adapter on any model, built without weights: peft also adapts stacked experts."""
+def built_adapter(text: str, rank: int) -> tuple[int, tuple[str, ...]]:
+    """Return the parameters of a LoRA adapter on any model, and what it adapts; built without weights."""
     made = loading.outline(_configuration(json.loads(text)), tuning="lora", lora=loading.LoraSettings(rank))
-    return sum(p.numel() for p in made.model.parameters() if p.requires_grad)
+    return sum(p.numel() for p in made.model.parameters() if p.requires_grad), made.adapted
 
 
 def count(shapes: Iterable[Shape]) -> int:

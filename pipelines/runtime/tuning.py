@@ -43,6 +43,8 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
         planned = replace(plan(model, name, gpu), shards=shards)
         needs = Needs(memory_of(planned), free_memory(device), gpu)
         speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
+        if name == "lora" and student.tuning != "lora":
+            reason += f"; rank {config.lora_rank} on {', '.join(planned.setup.adapted)}"
         return Tuning(name, reason, needs, parameters(student.weights), network_of(planned.setup), speed)
 
     if student.tuning == "lora":

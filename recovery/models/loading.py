@@ -121,7 +121,7 @@ class Loaded:
         if self.router is None:
             raise ModelError(f"{self.path} has no router whose loss is known: omit --router-loss")
         output = self._decoded(batch, output_router_logits=True)
-        return output.last_hidden_state.to(self.precision), self.router.loss(output.router_logits, batch.real_BT)
+        return output.last_hidden_state.to(self.precision), self.router.loss(output.router_logits, batch.real)
 
     def _decoded(self, batch: Batch, **wanted: bool) -> Any:
         with self.autocast():
@@ -150,6 +150,17 @@ class Loaded:
             raise ModelError(f"{self.path} has no adapter to disable: load the teacher as a separate model")
         with self.model.disable_adapter():
             yield
+
+    @property
+    def adapted(self) -> tuple[str, ...]:
+        """What the adapter adapts, by last names: layers such as q_proj, and parameters such as experts.down_proj."""
+        found = set()
+        for name, module in self.model.named_modules():
+            if hasattr(module, "lora_A"):
+                parameter = getattr(module, "parameter_name", None)
+                layer = name.removesuffix(".base_layer").rpartition(".")[2]
+                found.add(f"{layer}.{parameter}" if parameter else layer)
+        return tuple(sorted(found))
 
     @property
     def adapts_layers(self) -> bool:

@@ -95,7 +95,8 @@ def _of_adapter(loaded: Loaded, adapter: Path | None) -> WeightDelta | None:
         experts = getattr(module, "num_experts", 1)
         parts = [_matrices(b * module.scaling["default"], a, experts)]
         if name in old:
-            parts.append(_matrices(*(tensor.to(b.device) for tensor in old[name]), experts))
+            was_b, was_a = (tensor.to(b.device) for tensor in old[name])
+            parts.append(_matrices(was_b, was_a, experts))
         moved += sum(_product_squares(one) for one in zip(*parts, strict=True))
     frozen = (tensor for name, tensor in weights.items() if "lora_" not in name)
     before = sum(_squares(piece.float()) for tensor in frozen for piece in _pieces(tensor))

@@ -126,7 +126,7 @@ class VllmSampler:
         if self.loaded.adapts_layers:
             settings = self.loaded.model.peft_config["default"]
             rank = next((rank for rank in _RANKS if rank >= settings.r), settings.r)
-            targets = _adapted(self.loaded)
+            targets = self.loaded.adapted  # last names: with full paths vLLM would skip fused layers
         return Wanted(
             model=base,
             shape=_shape(self.loaded),
@@ -220,12 +220,6 @@ def _shape(loaded: Loaded) -> str:
     """Return the model configuration as JSON, without entries about the origin of the weights."""
     shape = {k: v for k, v in loaded.core.config.to_dict().items() if k not in _NOT_SHAPE}
     return json.dumps(shape, sort_keys=True, default=str)
-
-
-def _adapted(loaded: Loaded) -> tuple[str, ...]:
-    """Return the last names of the adapted layers: with full paths vLLM would skip fused layers."""
-    names = (name.partition(".lora_")[0] for name, _ in loaded.model.named_parameters() if ".lora_" in name)
-    return tuple(sorted({name.rpartition(".")[2] for name in names}))
 
 
 def _bytes_per_token(loaded: Loaded) -> int:

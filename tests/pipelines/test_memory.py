@@ -105,10 +105,20 @@ def test_a_head_of_its_own_is_counted_and_its_embedding_is_not_multiplied(tiny_q
     assert untied.multiplied == untied.total - embedding
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "gemma3"])
+def test_experts_that_a_token_does_not_take_are_not_multiplied(tiny_mixtral: Path) -> None:
+    loaded = load(tiny_mixtral, "frozen")
+    counts = parameters_of(Setup(model_text(str(tiny_mixtral)), "full", "float32", gpu=False))
+    experts = sum(p.numel() for name, p in loaded.core.named_parameters() if ".experts." in name)
+    embedding = loaded.core.get_input_embeddings().weight.numel()
+    assert counts.multiplied == counts.total - embedding - experts // 2  # each token takes two of four
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "gemma3", "qwen3_moe", "mixtral"])
 def wider(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each family, wide enough that its activations are most of a step's memory."""
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
+    if request.param == "qwen3_moe":
+        sizes |= {"moe_intermediate_size": 192, "num_experts": 8, "mlp_only_layers": []}
     return make_tiny(request.param, tmp_path_factory.mktemp("wider") / "model", **sizes)
 
 

@@ -178,6 +178,44 @@ def test_an_unknown_student_is_refused_before_a_cycle_begins(session: Session, m
     assert not session.workspace.corpus(1).exists()
 
 
+def test_a_mixture_of_experts_keeps_its_routers_loss(
+    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tiny_mixtral: Path
+) -> None:
+    made = {}
+    for name, weight in (("own", None), ("again", None), ("more", 1.0), ("off", 0.0)):
+        with open_session(tiny_mixtral, name) as session:
+            config = dataclasses.replace(midtrain_config, router_loss=weight)
+            said = plan_midtrain(session, config).text()
+            made[name] = midtrain(session, config).hash
+            (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+            curve = queries.series(session.tracker.database, stage.id, ["router_loss"]).get("router_loss", [])
+        shown = "no router loss" if weight == 0.0 else f"router loss {0.001 if weight is None else weight:g}"
+        assert f"each token takes 2 of 4; {shown}" in said
+        assert len(curve) == (0 if weight == 0.0 else 6)
+        assert all(1.5 < point.value < 2.5 for point in curve), "two experts a token: 2 if they are used evenly"
+    assert made["own"] == made["again"]
+    assert len(set(made.values())) == 3
+
+
+def test_a_router_loss_without_experts_is_refused_before_a_cycle_begins(
+    session: Session, midtrain_config: MidtrainConfig
+) -> None:
+    with pytest.raises(UsageError, match=r"--router-loss 0.01: base has no experts; omit it"):
+        plan_midtrain(session, dataclasses.replace(midtrain_config, router_loss=0.01))
+    assert not session.cycles()
+
+
+def test_a_new_adapter_says_what_it_adapts(
+    open_session: Callable[..., Session], midtrain_config: MidtrainConfig, tiny_mixtral: Path
+) -> None:
+    experts = "experts.down_proj, experts.gate_up_proj, gate.weight, k_proj, o_proj, q_proj, v_proj"
+    dense = "q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
+    for name, model, names in (("dense", None, dense), ("experts", tiny_mixtral, experts)):
+        with open_session(model, name) as session:
+            config = dataclasses.replace(midtrain_config, tuning="lora")
+            assert f"LoRA, as requested; rank 32 on {names}" in plan_midtrain(session, config).text()
+
+
 def test_nothing_to_learn_is_said(session: Session) -> None:
     with pytest.raises(UsageError, match="--docs"):
         midtrain(session, MidtrainConfig())
