@@ -121,6 +121,10 @@ class Loaded:
         if self.router is None:
             raise ModelError(f"{self.path} has no router whose loss is known: omit --router-loss")
         output = self._decoded(batch, output_router_logits=True)
+        if not output.get("router_logits"):
+            raise ModelError(
+                f"{self.path} returns no logits of its router, as compiled layers do not: --router-loss 0, or no --compile"
+            )
         return output.last_hidden_state.to(self.precision), self.router.loss(output.router_logits, batch.real)
 
     def _decoded(self, batch: Batch, **wanted: bool) -> Any:
