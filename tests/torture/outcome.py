@@ -1,4 +1,4 @@
-"""What a campaign hands back. Each campaign is a module with ``run(seed, seconds, report)``, which returns an Outcome."""
+"""What a campaign hands back: each is a module with ``run(seed, seconds, report)``, which returns an Outcome."""
 
 from collections import Counter
 from dataclasses import dataclass, field

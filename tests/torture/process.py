@@ -103,6 +103,7 @@ def recover(arguments: Sequence[str | Path], folder: Path, trap: Trap | None = N
 
 def _become(arguments: list[str], folder: Path, trap: Trap | None) -> None:
     """Turn this forked process into the command; never returns."""
+    atexit._clear()  # what the parent does at its end is not this process's
     os.chdir(folder)
     for handle, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), handle)

@@ -50,7 +50,6 @@ The {0} ferry is kept by Anna Berg in the town of Lund and carries 34{1} passeng
 
 It was built in the year 193{1} by the yard of Otto Finch, who built four others.
 """
-NO_COMMA = "punctuation:no_comma"
 # Curves of times and memory, and columns of the tracker that differ between two runs.
 VARYING = ("second", "memory", "tokens_per")
 WORKSPACE = "workspace"
