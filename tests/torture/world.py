@@ -117,15 +117,8 @@ def furnish(folder: Path) -> Path:
     (folder / "small.toml").write_text(RECIPE)
     (folder / "prompts").mkdir()
     for split in ("train", "development", "test"):
-        prompts = [
-            {
-                "key": f"{split}-{n}",
-                "prompt": f"Name boat {n} of {split}.",
-                "instruction_id_list": [NO_COMMA],
-                "kwargs": [{}],
-            }
-            for n in range(4)
-        ]
+        checked = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+        prompts = [{"key": f"{split}-{n}", "prompt": f"Name boat {n} of {split}."} | checked for n in range(4)]
         (folder / "prompts" / f"{split}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in prompts))
     return folder
 
