@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recovery.disk import WRITING, sweep, written
 from recovery.errors import UsageError
 from recovery.models.gguf_files.header import is_gguf, sha256_of
 
@@ -156,6 +157,12 @@ class Workspace:
         text = json.dumps({"format": FORMAT, "model": model, **more}, indent=2) + "\n"
         write_atomically(self.folder / SETTINGS, text)
 
+    def sweep(self) -> None:
+        """Remove the temporary files that killed processes left here; only for the holder of the lock."""
+        names = ("models", "corpora", "cache", "reports")
+        checkpoints = self.folder / "checkpoints"
+        sweep([self.folder, *(self.folder / name for name in names), checkpoints, *checkpoints.glob("*/")])
+
     def check_model(self, model: str | None) -> None:
         """Raise UsageError if ``model`` is not the clean model of this workspace."""
         settings = self.settings()
@@ -207,15 +214,11 @@ def model_key(model: str) -> str:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file atomically, a text in UTF-8. Raise UsageError if it cannot be written."""
-    try:
+    writing = path.with_name(f"{WRITING}{os.getpid()}-{path.name}")  # two processes may create a workspace at once
+    with written(path, writing):
         path.parent.mkdir(parents=True, exist_ok=True)
-        writing = path.with_name(f".writing-{os.getpid()}-{path.name}")  # two processes may create a workspace at once
         with writing.open("wb") as stream:
             stream.write(content.encode("utf-8") if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         writing.replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written ({error.strerror}): check the folder, its rights and the disk"
-        ) from error

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from db import StageRecorder, records
+from db import StageRecorder, queries, records
 from db.stage_recorder import TOKEN_COUNTS
 from pipelines.planning.throughput import GIB, peak_memory
 from pipelines.runtime.progress import Bar
@@ -80,11 +80,22 @@ class Stage:
         return progress
 
     def count_once(self, file: str, tokens: int) -> None:
-        """Record tokens sampled before the training, only once even if the stage is resumed."""
-        counted = self.folder / file
+        """Record tokens sampled before the training, only once even if the stage is resumed.
+
+        ``file`` holds the stage's count before they were added: after a kill it shows whether they have been.
+        """
+        counted, tracker = self.folder / file, self.session.tracker
+        tracker.flush()
+        stage = queries.stage(tracker.database, self.recorder.id)
+        assert stage is not None
         if not counted.is_file():
-            self.recorder.usage(tokens_sampled=tokens)
-            write_atomically(counted, json.dumps(tokens))
+            write_atomically(counted, json.dumps({"before": stage.tokens_sampled}))
+        else:
+            known = json.loads(counted.read_text(encoding="utf-8"))
+            if not isinstance(known, dict) or stage.tokens_sampled >= known["before"] + tokens:
+                return  # 0.1 wrote a number, after they were added
+        self.recorder.usage(tokens_sampled=tokens)
+        tracker.flush()
 
     def keep(
         self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any], name: str | None = None
@@ -133,9 +144,8 @@ class Stage:
             peak = peak_memory(device)
             metrics["memory_gib"] = peak / GIB
             hooks.log(step, metrics)
-            self.recorder.log(step, metrics)
-            tokens = {name: int(metrics.get(name, 0)) for name in TOKEN_COUNTS}
-            self.recorder.usage(**tokens, peak_memory_bytes=peak)
+            self.recorder.log(step, metrics, {name: int(metrics.get(name, 0)) for name in TOKEN_COUNTS})
+            self.recorder.usage(peak_memory_bytes=peak)
             bar.update(step, f"{figure} {metrics.get(figure, metrics['loss']):.3f}")
 
         def after_step(step: int) -> str | None:
