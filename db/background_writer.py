@@ -118,7 +118,10 @@ class Writer:
         self._check(held)
 
     def log(self, held: Held, step: int, metrics: Mapping[str, Any], usage: Mapping[str, float]) -> None:
-        """Buffer points, and the usage that they are written with. Raises DatabaseError if writing fails repeatedly, StageBusyError if taken over."""
+        """Buffer points and the usage they are written with.
+
+        Raises DatabaseError if writing fails repeatedly, StageBusyError if taken over.
+        """
         self._check(held)
         if self._failures >= _FAILURES_TOLERATED and self._error is not None:
             raise self._error

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import click
 
 from recovery import __version__
-from recovery.disk import FAILURES, failure
-from recovery.errors import RecoveryError, UsageError
+from recovery.errors import DISK_FAILURES, RecoveryError, UsageError, disk_failure
 
 # name -> (module that defines `command`, or module:name, and the one line of help), in the order of the help.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -124,8 +123,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in FAILURES:
-            return _report(UsageError(failure(error.filename, error, "read or written")))
+        if isinstance(error, OSError) and error.errno in DISK_FAILURES:
+            return _report(UsageError(disk_failure(error.filename, error, "read or written")))
         if not _is_deliberate(error):
             raise
         return _report(error)
