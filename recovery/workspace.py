@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery.disk import WRITING, sweep, written
-from recovery.errors import UsageError
+from recovery.errors import UsageError, disk_failure
 from recovery.models.gguf_files.header import is_gguf, sha256_of
 
 FORMAT = 1
@@ -157,6 +157,13 @@ class Workspace:
         text = json.dumps({"format": FORMAT, "model": model, **more}, indent=2) + "\n"
         write_atomically(self.folder / SETTINGS, text)
 
+    def create(self) -> None:
+        """Create the folder. Raise UsageError if that is not possible."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(disk_failure(self.folder, error)) from error
+
     def sweep(self) -> None:
         """Remove the temporary files that killed processes left here; only for the holder of the lock."""
         names = ("models", "corpora", "cache", "reports")
@@ -189,7 +196,7 @@ class Workspace:
 
         Raise UsageError, naming the holder, if another process holds it.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.create()
         handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:

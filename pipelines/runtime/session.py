@@ -71,7 +71,7 @@ class Session:
             exists = workspace.exists
             if not exists:
                 source = _locate(workspace, model or fallback or MINIATURE, display)
-            workspace.folder.mkdir(parents=True, exist_ok=True)
+            workspace.create()
             tracker = resources.enter_context(Tracker(workspace.database))
             tracker.reap_dead_stages()
             name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
