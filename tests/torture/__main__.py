@@ -38,7 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description="Look for faults.")
     parser.add_argument("campaigns", nargs="*", default=known, help=f"of {', '.join(known)}; default: all")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="default: the time")
-    parser.add_argument("--minutes", type=float, default=10, help="for all campaigns together")
+    parser.add_argument("--minutes", type=float, default=10, help="for all campaigns together, without their start")
     parser.add_argument("--only", type=int, help="one try of a campaign, by its number")
     parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
     given = parser.parse_args()

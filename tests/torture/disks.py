@@ -27,12 +27,13 @@ FULL = ("no space left", "disk is full", "quota", "input/output error", "disk i/
 
 def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
     """Try for ``seconds``; ``only`` repeats one try by its number."""
-    outcome, until = Outcome(), time.monotonic() + seconds
+    outcome = Outcome()
     ways = dict(_WAYS)
     if not can_mount():
         report("disks: a file system cannot be mounted here, so no real disk is filled")
         ways = {name: way for name, way in ways.items() if way[1] not in (_really_full, _read_only)}
     with world() as made:
+        until = time.monotonic() + seconds
         number = 0 if only is None else only
         while time.monotonic() < until:
             draw = random.Random(f"{seed} disks {number}")

@@ -24,8 +24,9 @@ GRACE = 10.0
 
 def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
     """Try for ``seconds``; ``only`` repeats one try by its number."""
-    outcome, until = Outcome(), time.monotonic() + seconds
+    outcome = Outcome()
     with world() as made:
+        until = time.monotonic() + seconds
         number = 0 if only is None else only
         while time.monotonic() < until:
             one_try(made, seed, number, outcome, report)

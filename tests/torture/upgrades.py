@@ -34,8 +34,9 @@ KINDS = {"statement": 120, "commit": 3, "remove": 1}
 
 def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
     """Try for ``seconds``; ``only`` repeats one try by its number."""
-    outcome, until = Outcome(), time.monotonic() + seconds
+    outcome = Outcome()
     with _older() as archive:
+        until = time.monotonic() + seconds
         number = 0 if only is None else only
         while time.monotonic() < until:
             draw = random.Random(f"{seed} upgrades {number}")
