@@ -81,13 +81,14 @@ def write(found: dict[str, Outcome], seed: int, minutes: float) -> None:
     ]
     for name, outcome in found.items():
         module = sys.modules[f"tests.torture.{name}"]
-        about = (module.__doc__ or "").strip().split("\n\n")
-        lines += ["", f"## {name}", "", *"\n\n".join(about).removeprefix("Campaign: ").capitalize().splitlines(), ""]
+        about = (module.__doc__ or "").strip().removeprefix("Campaign: ")
+        lines += ["", f"## {name}", "", *(about[:1].upper() + about[1:]).splitlines(), ""]
         lines += ["| what | tries |", "|---|---:|"]
         lines += [f"| {what} | {count} |" for what, count in sorted(outcome.tried.items())]
         faults = [f"- {fault}" for fault in outcome.faults] or ["No fault."]
         lines += ["", *faults]
-    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    mended = (HERE / "found.md").read_text(encoding="utf-8")
+    PAGE.write_text("\n".join(lines) + "\n\n" + mended, encoding="utf-8")
 
 
 if __name__ == "__main__":

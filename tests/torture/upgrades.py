@@ -11,7 +11,7 @@ import sqlite3
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,14 +28,14 @@ from tests.torture.traps import Trap, die
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "workspace-0.1.tar.xz"
 STATUS = ("status", "--json", "--workspace", "workspace")
 RESUME = ("resume", "--workspace", "workspace")
-# Kinds of which an upgrade has some, and more of each than one has.
-KINDS = {"statement": 120, "commit": 3, "remove": 1}
 
 
 def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
     """Try for ``seconds``; ``only`` repeats one try by its number."""
     outcome = Outcome()
     with _older() as archive:
+        whole = Trap(archive.parent / "counted" / "workspace")
+        counts = recover(STATUS, Path(shutil.copytree(archive, archive.parent / "counted")), whole).counts
         until = time.monotonic() + seconds
         number = 0 if only is None else only
         while time.monotonic() < until:
@@ -43,7 +43,7 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
             name = draw.choice(list(_WAYS))
             shutil.rmtree(archive.parent / "try", ignore_errors=True)
             folder = Path(shutil.copytree(archive, archive.parent / "try"))
-            what, faults = _WAYS[name](folder, draw)
+            what, faults = _WAYS[name](folder, draw, counts)
             outcome.tried[name] = outcome.tried.get(name, 0) + 1
             report(f"upgrades {number}: {name}: {what}: {'; '.join(faults) or 'sound'}")
             outcome.faults += [f"--seed {seed} upgrades --only {number}: {name}: {what}: {fault}" for fault in faults]
@@ -64,12 +64,12 @@ def _older() -> Iterator[Path]:
         yield folder
 
 
-def _killed(folder: Path, draw: random.Random) -> tuple[str, list[str]]:
-    """Kill the upgrade of 0.1's tracker before a statement: afterwards it opens, with all its rows."""
+def _killed(folder: Path, draw: random.Random, counts: Mapping[str, int]) -> tuple[str, list[str]]:
+    """Kill the upgrade of 0.1's tracker at one of its events: afterwards it opens, with all its rows."""
     tracker = folder / "workspace" / "tracker.db"
     before = _rows(tracker)
-    kind = draw.choices(list(KINDS), weights=[8, 1, 1])[0]
-    trap = Trap(folder / "workspace", kind, draw.randint(1, KINDS[kind]), die)
+    kind = draw.choices(sorted(counts), weights=[counts[kind] for kind in sorted(counts)])[0]
+    trap = Trap(folder / "workspace", kind, draw.randint(1, counts[kind]), die)
     first = recover(STATUS, folder, trap)
     again = recover(STATUS, folder)
     faults = [ended.complaint for ended in (first, again) if ended.complaint]
@@ -77,11 +77,12 @@ def _killed(folder: Path, draw: random.Random) -> tuple[str, list[str]]:
     after = _rows(tracker)
     lost = [name for name, count in before.items() if name != "alembic_version" and after.get(name) != count]
     faults += [f"rows lost or doubled in {lost}"] if lost else []
+    faults += [f"left {left.name}" for left in tracker.parent.glob("*.bak") if not _revision(left)]
     faults += [f"schema {_revision(tracker)}"] if _revision(tracker) != migrate.newest() else []
     return first.sprung or "to its end", faults
 
 
-def _newer(folder: Path, _draw: random.Random) -> tuple[str, list[str]]:
+def _newer(folder: Path, _draw: random.Random, _counts: Mapping[str, int]) -> tuple[str, list[str]]:
     """A newer version has upgraded the tracker: this one refuses, and leaves it as it is."""
     assert recover(STATUS, folder).status == 0
     tracker = folder / "workspace" / "tracker.db"
@@ -94,7 +95,7 @@ def _newer(folder: Path, _draw: random.Random) -> tuple[str, list[str]]:
     return "9999", faults + ([] if before == _rows(tracker) else ["the refused tracker was changed"])
 
 
-def _every_schema(folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+def _every_schema(folder: Path, draw: random.Random, _counts: Mapping[str, int]) -> tuple[str, list[str]]:
     """A tracker of any earlier schema is upgraded."""
     assert recover(STATUS, folder).status == 0
     tracker, revisions = folder / "workspace" / "tracker.db", ["0001", "0002"]
@@ -108,7 +109,7 @@ def _every_schema(folder: Path, draw: random.Random) -> tuple[str, list[str]]:
     return revision, [ended.complaint or ended.error] if ended.status else []
 
 
-def _resumed(folder: Path, _draw: random.Random) -> tuple[str, list[str]]:
+def _resumed(folder: Path, _draw: random.Random, _counts: Mapping[str, int]) -> tuple[str, list[str]]:
     """The stage that 0.1 left unfinished goes on."""
     ended: Ended = recover(RESUME, folder)
     return "resume", [ended.complaint or ended.error] if ended.status else []
@@ -126,7 +127,7 @@ def _revision(tracker: Path) -> str:
         return str(database.execute("SELECT version_num FROM alembic_version").fetchone()[0])
 
 
-_WAYS: dict[str, Callable[[Path, random.Random], tuple[str, list[str]]]] = {
+_WAYS: dict[str, Callable[[Path, random.Random, Mapping[str, int]], tuple[str, list[str]]]] = {
     "an upgrade killed": _killed,
     "a newer schema": _newer,
     "an earlier schema": _every_schema,
