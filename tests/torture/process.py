@@ -36,7 +36,7 @@ class Ended:
             return f"a traceback: {self.err.strip().splitlines()[-1][:300]}"
         if self.status == 1 and "recover: error: " not in self.err:
             return f"status 1 without an error line: {self.err[-300:]}"
-        if self.status not in (0, 1, 130, -signal.SIGKILL):
+        if self.status not in (0, 1, 130, -signal.SIGKILL, -signal.SIGTERM):  # the last, before the work begins
             return f"status {self.status}: {self.err[-300:]}"
         return ""
 
