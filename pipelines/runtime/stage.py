@@ -91,9 +91,9 @@ class Stage:
         if not counted.is_file():
             write_atomically(counted, json.dumps({"before": stage.tokens_sampled}))
         else:
-            known = json.loads(counted.read_text(encoding="utf-8"))
-            if not isinstance(known, dict) or stage.tokens_sampled >= known["before"] + tokens:
-                return  # 0.1 wrote a number, after they were added
+            before = _before(counted)
+            if before is None or stage.tokens_sampled >= before + tokens:
+                return
         self.recorder.usage(tokens_sampled=tokens)
         tracker.flush()
 
@@ -207,6 +207,15 @@ def running(
         recorder.finish(stage.stopped, {**stage.details, **figures} or None)
         shutil.rmtree(folder, ignore_errors=True)
         release_memory()
+
+
+def _before(counted: Path) -> int | None:
+    """Return the count before tokens were added; None if they were: 0.1 wrote their number afterwards."""
+    try:
+        known = json.loads(counted.read_text(encoding="utf-8"))
+        return int(known["before"]) if isinstance(known, dict) else None
+    except (ValueError, KeyError, TypeError):  # a damaged file: rather lost than twice
+        return None
 
 
 def release_memory() -> None:
