@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,7 +247,8 @@ def load_model(
         model = beside.under_adapter()
     chat = load_chat(base, template_args, trust_remote_code)
     if adapter is not None:
-        model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")
+        with _peft_warnings():
+            model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")
     model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
     loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
     if shard and tuning != "frozen" and distributed.size() > 1:
@@ -312,7 +314,8 @@ def _held_in(tuning: Tuning, compute: torch.dtype) -> torch.dtype:
 def _tuned(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointing: bool) -> Any:
     """Make the weights of ``tuning`` trainable; an existing adapter is kept."""
     if tuning == "lora" and not isinstance(model, PeftModel):
-        model = get_peft_model(model, lora.config())
+        with _peft_warnings():
+            model = get_peft_model(model, lora.config())
     if tuning == "frozen":
         model.requires_grad_(False)
     model.eval()
@@ -321,6 +324,14 @@ def _tuned(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointin
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     return model
+
+
+@contextlib.contextmanager
+def _peft_warnings() -> Iterator[None]:
+    """Ignore peft's claim that the ranks it sets itself for stacked experts match no module: it looks among layers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The following \w+_pattern keys did not match", RuntimeWarning)
+        yield
 
 
 def _without_dropout(model: Any) -> None:
