@@ -238,6 +238,7 @@ def resumable(session: Session) -> records.Stage | None:
 
 def resume(session: Session) -> str:
     """Resume what was interrupted and return one line about it. Raises UsageError if nothing was."""
+    session.remove_finished()
     plan = read_plan(session)
     if plan is not None:
         run_plan(session, plan)

@@ -86,7 +86,7 @@ class Session:
                 session._register_base(source, name, line)
             if purpose is not None:
                 resources.enter_context(session.interrupts.installed())
-                session._sweep()
+                workspace.sweep()
             session._resources = resources.pop_all()
         return session
 
@@ -174,9 +174,8 @@ class Session:
         counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
 
-    def _sweep(self) -> None:
-        """Remove what killed processes left: temporary files, and the folders of stages that are finished."""
-        self.workspace.sweep()
+    def remove_finished(self) -> None:
+        """Remove the folders of finished stages: a process that is killed while it removes one leaves the rest."""
         for folder in (self.workspace.folder / "stages").glob("[0-9]*-*"):
             stage = queries.stage(self.tracker.database, int(folder.name.partition("-")[0]))
             if stage is not None and stage.status == "finished":

@@ -175,6 +175,7 @@ def running(
         session.interrupts.check()
     finally:
         session.interrupts.requested = False  # handled
+    session.remove_finished()
     if resume is not None:
         states = session.workspace.stage(resume.id, kind) / "states"
         recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))

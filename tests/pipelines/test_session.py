@@ -36,7 +36,8 @@ def test_work_begins_by_removing_what_killed_processes_left(session: Session, ti
     stages[1].interrupt()
     (folder / "checkpoints" / "cycle-1" / ".writing-recovered").mkdir(parents=True)
     (folder / ".writing-plan.json").touch()
-    with Session.open(folder, display=Display(quiet=True), purpose="test"):
+    with Session.open(folder, display=Display(quiet=True), purpose="test") as opened:
+        opened.remove_finished()
         assert [path.name for path in (folder / "stages").iterdir()] == [f"{stages[1].id:04d}-evaluate"]
     assert not list(folder.rglob(".writing-*"))
 
