@@ -67,7 +67,7 @@ def _disturbed(made: World, trap: Trap) -> tuple[str, list[str]]:
     folder = trap.folder.parent
     ended = recover(BEGIN, folder, trap)
     faults = [] if ended.status == 0 else said(ended, FULL)
-    done = [Ended(0, "", "")] if ended.status == 0 else go_on(folder)
+    done = go_on(folder)  # also if nothing is left to do: what could not be removed is removed now
     how = "absorbed" if ended.status == 0 else ended.error or ended.err[-200:]
     return f"{ended.sprung} ({how})", faults + faults_of(made, folder, done)
 
