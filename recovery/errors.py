@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
+DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES)
+"""Numbers of an OSError that mean a disk that is full, broken or write-protected."""
+
 
 class RecoveryError(Exception):
     """Base of every error this project raises on purpose.
@@ -14,6 +20,12 @@ class RecoveryError(Exception):
 def first_line(error: BaseException) -> str:
     """Return the first line of another library's message, or the error's name if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def disk_failure(path: str | Path | None, error: BaseException, verb: str = "written") -> str:
+    """Return one line about a disk's error: which file, why, and what to do."""
+    reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return f"{path or 'a file'} cannot be {verb} ({reason}): check the folder, its rights and the disk"
 
 
 class Interrupted(RecoveryError):  # noqa: N818  (not an error: a requested stop)

@@ -19,6 +19,7 @@ from recovery.data.corpus import Corpus, Document, read_corpus
 from recovery.data.document_questions import QUESTIONS_FILE, document_questions
 from recovery.data.prompts import load_prompts, write_prompts
 from recovery.data.sources import beside, parse
+from recovery.disk import WRITING, written
 from recovery.errors import CorpusError
 from recovery.types import Probe, Prompt
 from recovery.workspace import Workspace
@@ -95,19 +96,20 @@ def _probes(given: Path | None, corpus: Corpus, seed: int, problems: list[str]) 
 def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
     """Save a snapshot in the workspace, atomically; one of a cycle that never trained is replaced."""
     folder = workspace.corpus(corpus.cycle)
-    writing = folder.with_name(f".writing-{folder.name}")
+    writing = folder.with_name(f"{WRITING}{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
-    _write_documents(writing / "documents.jsonl", corpus.documents)
-    _write_documents(writing / "held_out.jsonl", corpus.held_out)
-    write_probes(writing / PROBES_FILE, corpus.probes)
-    write_prompts(writing / QUESTIONS_FILE, corpus.questions)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
     about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given}
     text = json.dumps(about, indent=2, ensure_ascii=False)
-    (writing / ABOUT).write_text(text + "\n", encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    writing.rename(folder)
+    with written(folder, writing):
+        writing.mkdir(parents=True)
+        _write_documents(writing / "documents.jsonl", corpus.documents)
+        _write_documents(writing / "held_out.jsonl", corpus.held_out)
+        write_probes(writing / PROBES_FILE, corpus.probes)
+        write_prompts(writing / QUESTIONS_FILE, corpus.questions)
+        (writing / ABOUT).write_text(text + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        writing.rename(folder)
 
 
 def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
