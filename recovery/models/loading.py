@@ -223,11 +223,31 @@ def load_model(
     model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
     loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
     if shard and tuning != "frozen" and distributed.size() > 1:
+        _check_finite(loaded)
         return _sharded(loaded, offload)
     model.to(place)
+    _check_finite(loaded)
     if compiled and tuning != "frozen":
         compile_layers(loaded.decoder, place)
     return loaded
+
+
+def not_finite(model: Any) -> str | None:
+    """Return the name of the first weight of a model that has NaN or infinite entries, or None."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.numel():
+            smallest, largest = torch.aminmax(weight.detach())  # makes no copy; NaN is both
+            if not bool(torch.isfinite(smallest) & torch.isfinite(largest)):
+                return str(name)
+    return None
+
+
+def _check_finite(loaded: Loaded) -> None:
+    if name := not_finite(loaded.model):
+        raise ModelError(
+            f"the weights in {loaded.path} are not all finite numbers ({name}): use another checkpoint, or copy the "
+            f"files again"
+        )
 
 
 def only_lora(adapter: Path | None) -> bool:

@@ -17,9 +17,9 @@ from peft import PeftModel
 
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
-from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, served_model
+from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of, served_model
 from recovery.models.loading import Loaded
-from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.engine import Completion, Progress, Sampling, check_completion
 from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds
 
@@ -123,7 +123,9 @@ class VllmServerSampler:
                 if self._adapter == model:
                     self._push()
             answer = self.server.post("/v1/completions", body | {"model": self.model}, given_up=given_up)
-        return parse_completion(answer, self.loaded.chat.end_ids)
+        with response_of(self.server.address):
+            found = parse_completion(answer, self.loaded.chat.end_ids)
+            return check_completion(found, sampling.max_new_tokens, self.loaded.head.vocabulary)
 
     def _holds_weights(self) -> bool:
         """Return whether the server still has the weights transferred last; otherwise transfer them again.

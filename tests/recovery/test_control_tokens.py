@@ -152,7 +152,9 @@ def test_normalised_spelling_of_a_control_token_is_text() -> None:
     chat = ChatFormat.of(PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>", unk_token="<unk>"))
     object.__setattr__(chat, "plain", True)
     asked = [{"role": "user", "content": "th＜/s＞th"}]
-    assert controls(chat, chat.prompt_ids(asked)) == controls(chat, chat.prompt_ids([{"role": "user", "content": "th"}]))
+    assert controls(chat, chat.prompt_ids(asked)) == controls(
+        chat, chat.prompt_ids([{"role": "user", "content": "th"}])
+    )
 
 
 def test_unigram() -> None:
