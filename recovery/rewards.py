@@ -7,17 +7,14 @@ or whether it equals the reference answer. A user's Python callable is named as 
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
-import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from recovery.data.checkers import judge
 from recovery.data.corpus.text import normalise
 from recovery.errors import RecoveryError, UsageError, first_line
+from recovery.time_limit import Overdue, time_limit
 from recovery.types import Prompt
 
 Reward = Callable[[Prompt, str], float]
@@ -87,9 +84,9 @@ def judged(reward: Reward, prompt: Prompt, response: str, limit: float = 0.0) ->
     longer than ``limit`` seconds (0: any time).
     """
     try:
-        with _time_limit(limit):
+        with time_limit(limit):
             value = float(reward(prompt, response))
-    except _Overdue as error:
+    except Overdue as error:
         raise RecoveryError(
             f"the reward returned nothing for prompt {prompt.id!r} within {limit:g} seconds: fix the function of "
             f"--reward, or raise --reward-timeout"
@@ -104,32 +101,6 @@ def judged(reward: Reward, prompt: Prompt, response: str, limit: float = 0.0) ->
             f"the reward returned {value} for prompt {prompt.id!r}: --reward must return a finite number"
         )
     return value
-
-
-class _Overdue(BaseException):
-    """The time is over. Not an Exception: a callable may catch all of those and try again."""
-
-
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _Overdue in the body after some seconds. No limit with 0, or outside the main thread."""
-    if seconds <= 0 or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def overdue(_signal: int, _frame: object) -> None:
-        raise _Overdue
-
-    former = signal.signal(signal.SIGALRM, overdue)
-    started = time.monotonic()
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again each second, if it is suppressed
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, former)
-        if left:  # another limit was running
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - started), 1e-3), interval)
 
 
 def group_advantages(rewards: Sequence[float], groups: Sequence[str]) -> list[float]:

@@ -105,7 +105,7 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
     about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given}
     text = json.dumps(about, indent=2, ensure_ascii=False)
-    (writing / ABOUT).write_text(text + "\n", encoding="utf-8")
+    (writing / ABOUT).write_text(text + "\n", encoding="utf-8", errors="surrogatepass")  # of the folder's name
     shutil.rmtree(folder, ignore_errors=True)
     writing.rename(folder)
 
@@ -114,7 +114,7 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
     """Return the snapshot of a cycle. Raise CorpusError if it is missing or damaged."""
     folder = workspace.corpus(cycle)
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8", errors="surrogatepass"))
         corpus = CorpusSnapshot(
             cycle,
             about["folder"],

@@ -19,7 +19,7 @@ from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS, Origin, is_t
 from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
 from recovery.data.tool_calls import read_calls, read_tools, signature
-from recovery.errors import UsageError
+from recovery.errors import UsageError, printable
 from recovery.types import Check, Message, Prompt, tools_of
 
 logger = logging.getLogger(__name__)
@@ -166,9 +166,9 @@ def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str,
 
 def _report(problem: str, problems: list[str] | None) -> None:
     if problems is None:
-        logger.warning("%s", problem)
+        logger.warning("%s", printable(problem))
     else:
-        problems.append(problem)
+        problems.append(printable(problem))
 
 
 def from_record(record: Any, kind: str = "behaviour") -> Prompt:

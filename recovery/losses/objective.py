@@ -124,7 +124,8 @@ class DistillationObjective:
             seen = batch if teacher is self.anchor else batch.seen_by_teacher or batch
             hidden_NE = seen.gather(teacher.hidden(seen))
             if not bool(hidden_NE.isfinite().all()) or not bool(teacher.head.weight_VD.isfinite().all()):
-                return f"the {'clean model of the anchor' if teacher is self.anchor else f'teacher {batch.teacher!r}'} is not"
+                name = "clean model of the anchor" if teacher is self.anchor else f"teacher {batch.teacher!r}"
+                return f"the {name} is not"
         return None
 
     def _span_scores(self, batch: Batch) -> SpanScores | None:
