@@ -6,10 +6,16 @@ import re
 
 # Control characters, line and paragraph separators, marks that change the direction of text, halves of surrogate pairs.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_LONGEST = 1200  # characters of a message
 
 
 def printable(text: str) -> str:
-    """Return a text as one line that cannot change what a terminal shows of others: such characters are escaped."""
+    """Return a text as one line that cannot change what a terminal shows of others: such characters are escaped.
+
+    The middle of a very long one is left out.
+    """
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 

@@ -117,7 +117,7 @@ def _flipped(data: bytes, rng: random.Random, count: int) -> bytes:
 
 def _mangled(rng: random.Random) -> Iterator[Case]:
     """Valid PDF, DOCX, Parquet and Arrow files that were cut or flipped."""
-    whole = {".pdf": _pdf(_text_page()), ".docx": docx(_paragraphs(GOOD)), ".parquet": _parquet(), ".arrow": _arrow()}
+    whole = {".pdf": pdf(text_page()), ".docx": docx(_paragraphs(GOOD)), ".parquet": _parquet(), ".arrow": _arrow()}
     for suffix, data in whole.items():
         yield Case(f"whole{suffix}", _file(f"a{suffix}", data))
         for number in range(30):
@@ -142,10 +142,10 @@ def _bombs(megabytes: int) -> Iterator[Case]:
     yield Case("docx of a file outside", _file("a.docx", docx(_paragraphs("&x;"), doctype=outer)))
     yield Case("html of entities", _file("a.html", f"<!DOCTYPE a [{laughs}]><p>&l8;</p>{GOOD}".encode()))
     stream = b"BT /F1 12 Tf (" + b"a " * (many // 2) + b") Tj ET"
-    yield Case("pdf of one stream", _file("a.pdf", _pdf(stream)))
-    yield Case("pdf of operators", _file("a.pdf", _pdf(b"BT /F1 12 Tf " + b"(a) Tj " * (many // 70) + b"ET")))
+    yield Case("pdf of one stream", _file("a.pdf", pdf(stream)))
+    yield Case("pdf of operators", _file("a.pdf", pdf(b"BT /F1 12 Tf " + b"(a) Tj " * (many // 70) + b"ET")))
     twice = zlib.compress(zlib.compress(b" " * many))
-    yield Case("pdf of nested filters", _file("a.pdf", _pdf(twice, filters="[/FlateDecode /FlateDecode]")))
+    yield Case("pdf of nested filters", _file("a.pdf", pdf(twice, filters="[/FlateDecode /FlateDecode]")))
     table = pa.table({"text": pa.array(["a" * 1000] * (many // 1000))})
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
@@ -159,7 +159,7 @@ def _structures() -> Iterator[Case]:
     """Files that loop or nest."""
     for name, objects in _loops().items():
         yield Case(f"pdf that loops by its {name}", _file("a.pdf", _pdf_of(objects)))
-    page = _pdf(_text_page())
+    page = pdf(text_page())
     yield Case("pdf whose cross-references loop", _file("a.pdf", page.replace(b"/Size", b"/Prev 9 /Size")))
     yield Case("pdf of a billion pages", _file("a.pdf", page.replace(b"/Count 1", b"/Count 999999999")))
     for depth in (900, 100_000):
@@ -340,11 +340,13 @@ def docx(body: str, more: dict[str, bytes] | None = None, doctype: str = "") -> 
     return buffer.getvalue()
 
 
-def _text_page() -> bytes:
+def text_page() -> bytes:
+    """Return the drawing operators of a page."""
     return b"BT /F1 12 Tf 50 700 Td (" + GOOD.replace("\n", " ").encode() + b") Tj ET"
 
 
-def _pdf(content: bytes, filters: str = "/FlateDecode") -> bytes:
+def pdf(content: bytes, filters: str = "/FlateDecode") -> bytes:
+    """Return a PDF file of one page."""
     data = zlib.compress(content) if filters == "/FlateDecode" else content
     stream = f"<< /Length {len(data)} /Filter {filters} >>\nstream\n".encode() + data + b"\nendstream"
     return _pdf_of(

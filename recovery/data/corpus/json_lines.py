@@ -53,6 +53,8 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
     or a .json file is invalid.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device may never end
+            raise UsageError(f"cannot read {path}: it is not a regular file")
         text = decode(path.read_bytes()).text
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error

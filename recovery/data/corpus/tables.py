@@ -82,6 +82,8 @@ def open_table(path: Path) -> Table:
     try:
         if path.is_dir():
             return _dataset(path)
+        if path.exists() and not path.is_file():
+            raise TableError("not a regular file")
         if path.stat().st_size == 0:
             raise TableError("empty file")
         readers = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}
