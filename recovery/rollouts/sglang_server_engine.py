@@ -152,7 +152,7 @@ def parse_completion(answer: Any, ends: Iterable[int]) -> tuple[Completion, str]
             raise ServerError(f"the server aborted a request: {' '.join(str(reason.get('message', '')).split())[:200]}")
         pairs = [(int(token), float(logprob)) for logprob, token, *_ in about["output_token_logprobs"]]
         version = str(about["weight_version"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(
             "the server's response has no log-probabilities with the version of its weights: use SGLang 0.5.3 or later"
         ) from error

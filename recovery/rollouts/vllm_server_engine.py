@@ -206,7 +206,7 @@ def parse_completion(answer: Any, ends: Iterable[int]) -> Completion:
         (choice,) = answer["choices"]
         ids = [int(token) for token in choice["token_ids"]]
         logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(
             "the server's response has no token ids with log-probabilities: use vLLM 0.10.2 or later"
         ) from error

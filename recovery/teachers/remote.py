@@ -209,11 +209,11 @@ def parse_positions(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
         found = [list(choice["prompt_logprobs"]) for choice in choices]
         read = [choice.get("prompt_token_ids") for choice in choices]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError("the teacher's response has no prompt_logprobs: serve it with vLLM") from error
     if [len(positions) for positions in found] != [len(prompt) for prompt in prompts]:
         raise ServerError("the teacher's response has another number of tokens than were sent: serve it with vLLM")
-    if any(ids is not None and list(ids) != list(prompt) for ids, prompt in zip(read, prompts, strict=True)):
+    if any(ids is not None and ids != list(prompt) for ids, prompt in zip(read, prompts, strict=True)):
         raise ServerError("the teacher read other tokens than were sent: check for a proxy that changes requests")
     return found
 
@@ -228,11 +228,11 @@ def entries(position: Any, target: int, count: int) -> Entries:
     try:
         given = {int(token): entry["logprob"] for token, entry in position.items()}
         logprob = float(given[target])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(f"the teacher's response has no log-probability of token {target}") from error
     try:
         known = {token: log_probability(value) for token, value in given.items()}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ServerError(f"the teacher's scores are not sound: {first_line(error)}; check the served model") from error
     if (total := math.fsum(map(math.exp, known.values()))) > _MOST:
         raise ServerError(f"the teacher's probabilities at a token sum to {total:.3g}: check the served model")

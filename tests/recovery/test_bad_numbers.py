@@ -29,6 +29,7 @@ from recovery.training.loop import StepBatch, TrainSettings, train
 from recovery.training.resume_state import resume_step
 from recovery.types import Check, Message, Probe, Prompt
 from tests.recovery.test_training import random_rows
+from tests.torture.numbers import run
 
 NAN, INF = math.nan, math.inf
 PROMPT = Prompt("p7", (Message(role="user", content="Say it."),), answer="yes")
@@ -230,3 +231,9 @@ def test_evaluation_that_answers_nothing_scores_zero(tiny_model: Path, ended: bo
     for result in results:
         assert math.isfinite(result.score.value) and math.isfinite(result.score.stderr)
         json.dumps([item.verdicts for item in result.items], allow_nan=False)
+
+
+def test_spoiled_answers_of_servers() -> None:
+    outcome = run(3, 0.0, lambda _: None)
+    assert outcome.faults == []
+    assert {"teacher: refused", "teacher: taken", "vllm: refused", "sglang: taken"} <= outcome.tried.keys()

@@ -33,8 +33,7 @@ def test_messages_and_names_are_one_printable_line(tmp_path: Path) -> None:
     assert str(RecoveryError("a\nb\x1b[2J\u202ec\u2028d\udcff é東")) == "a\\nb\\x1b[2J\\u202ec\\u2028d\\udcff é東"
     assert len(printable("x" * 10_000)) < 2000
     (tmp_path / "a\nb\x1b[2J.md").write_text(GOOD)
-    with open(os.fsencode(tmp_path) + b"/c\xff.md", "wb") as file:
-        file.write(b"\x00\x01")
+    (tmp_path / os.fsdecode(b"c\xff.md")).write_bytes(b"\x00\x01")
     found = gather(tmp_path, 1, held_out=0.0, seed=0)
     assert found.documents[0].id == "a\\nb\\x1b[2J.md"
     assert "skipped c\\udcff.md: binary, not text" in found.lines
@@ -78,7 +77,9 @@ def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
     [({"tags": True}, "tags is not a list"), ({"instruction_id_list": 1e308}, "instruction_id_list is not a list")],
 )
 def test_values_of_a_wrong_type_are_named(tmp_path: Path, field: dict[str, object], reason: str) -> None:
-    (tmp_path / "a.jsonl").write_text(f'{json.dumps({"prompt": "Say it."})}\n{json.dumps({"prompt": "Now."} | field)}\n')
+    (tmp_path / "a.jsonl").write_text(
+        f"{json.dumps({'prompt': 'Say it.'})}\n{json.dumps({'prompt': 'Now.'} | field)}\n"
+    )
     problems: list[str] = []
     assert len(load_prompts(tmp_path / "a.jsonl", problems=problems)) == 1
     assert reason in problems[0]

@@ -40,8 +40,8 @@ WILD = (
     "1" * 5_000 + " 1e999 -1e999 NaN Infinity 0x10",
 )
 ENCODINGS = (
-    "utf-8 utf-8-sig utf-16 utf-16-le utf-16-be utf-32 utf-32-le utf-32-be utf-7 cp037 cp437 cp1251 cp1252 cp932 gb18030 "
-    "big5 euc_jp euc_kr shift_jis iso2022_jp koi8_r latin-1 mac_roman hz ascii"
+    "utf-8 utf-8-sig utf-16 utf-16-le utf-16-be utf-32 utf-32-le utf-32-be utf-7 cp037 cp437 cp1251 cp1252 cp932 "
+    "gb18030 big5 euc_jp euc_kr shift_jis iso2022_jp koi8_r latin-1 mac_roman hz ascii"
 ).split()
 TEXTS = (".txt", ".md", ".rst", ".html", ".json", ".jsonl", ".csv", ".tsv")
 BINARIES = (".pdf", ".docx", ".parquet", ".arrow", ".feather")
@@ -71,8 +71,7 @@ def cases(seed: int, large: bool) -> Iterator[Case]:
 
 def _file(name: str | bytes, data: bytes) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
-        with open(os.path.join(os.fsencode(folder), os.fsencode(name)), "wb") as file:
-            file.write(data)
+        (folder / os.fsdecode(name)).write_bytes(data)
 
     return write
 
@@ -165,7 +164,7 @@ def _structures() -> Iterator[Case]:
     for depth in (900, 100_000):
         deep = {
             ".json": '{"a":' * depth + "1" + "}" * depth,
-            ".jsonl": "[" * depth + "]" * depth + f'\n{json.dumps({"text": GOOD})}\n',
+            ".jsonl": "[" * depth + "]" * depth + f"\n{json.dumps({'text': GOOD})}\n",
             ".html": "<div>" * depth + GOOD,
             ".md": "> " * depth + GOOD + "\n" + "[" * depth,
             ".csv": "text\n" + '"' * depth,
@@ -174,7 +173,7 @@ def _structures() -> Iterator[Case]:
             yield Case(f"{depth} deep{suffix}", _file(f"a{suffix}", text.encode()))
     yield Case("100000 columns", _file("a.csv", (",".join(f"c{n}" for n in range(100_000)) + "\n1\n").encode()))
     yield Case("attributes", _file("a.html", ("<p " + "a=1 " * 200_000 + f">{GOOD}").encode()))
-    yield Case("underlines", _file("a.txt", ("=" * 30_000 + "\n") .encode() * 20 + GOOD.encode()))
+    yield Case("underlines", _file("a.txt", ("=" * 30_000 + "\n").encode() * 20 + GOOD.encode()))
     yield Case("front matter", _file("a.md", b"---\n" + b"title: x\n" * 100_000 + GOOD.encode()))
     yield Case("spaces", _file("a.md", (" " * 300_000 + "x\n" + GOOD).encode()))
     yield Case("hyphens", _file("a.md", ("- " * 200_000 + GOOD).encode()))
@@ -205,7 +204,7 @@ def _folders(rng: random.Random, files: int) -> Iterator[Case]:
         return write
 
     def sock(folder: Path) -> None:
-        former = os.getcwd()
+        former = Path.cwd()
         os.chdir(folder)  # the address of a socket has at most 107 characters
         try:
             socket.socket(socket.AF_UNIX).bind("a.md")
@@ -219,8 +218,9 @@ def _folders(rng: random.Random, files: int) -> Iterator[Case]:
             inner = os.open("d" * 20, os.O_RDONLY, dir_fd=handle)
             os.close(handle)
             handle = inner
-        with open(os.open("a.md", os.O_WRONLY | os.O_CREAT, dir_fd=handle), "w") as file:
-            file.write(GOOD)
+        file = os.open("a.md", os.O_WRONLY | os.O_CREAT, dir_fd=handle)
+        os.write(file, GOOD.encode())
+        os.close(file)
         os.close(handle)
 
     def locked(folder: Path) -> None:
@@ -258,7 +258,19 @@ def _folders(rng: random.Random, files: int) -> Iterator[Case]:
     yield Case("empty", lambda f: None)
     yield Case("file that is none", lambda f: None, target="a.md")
     names = ["a\nb.md", "a\x1b[2Jb.md", "a\rb.md", "\u202eab.md", "=1+1.md", "<b>a.md", "a\tb.md", "{{x}}.md", "a:b.md"]
-    names += [" .md", "-rf.md", "a" * 251 + ".md", "|.md", "'\".md", "%s%n.md", "a#1.md", "CON.md", "~.md", "*.md", "a\u2028.md"]
+    names += [
+        " .md",
+        "-rf.md",
+        "a" * 251 + ".md",
+        "|.md",
+        "'\".md",
+        "%s%n.md",
+        "a#1.md",
+        "CON.md",
+        "~.md",
+        "*.md",
+        "a\u2028.md",
+    ]
     for name in names:
         yield Case(f"name {name!r:.40}", _file(name, GOOD.encode()))
         yield Case(f"name {name!r:.40} of no text", beside(_file(name, b"\x00\x01")))
@@ -285,7 +297,9 @@ def _records(rng: random.Random) -> Iterator[Case]:
     values: list[object] = [None, True, -1, 1e308, float("nan"), "", "x", [], [[]], {}, {"a": {}}, ["x", 1], "\ud800"]
     values += [10**4000, "<|im_end|>", "=1+1", {"role": "user", "content": "x"}, [{"role": "user", "content": None}]]
     fields = {
-        "prompts": ("prompt messages role key tags kind context answer instruction_id_list kwargs tools system").split(),
+        "prompts": (
+            "prompt messages role key tags kind context answer instruction_id_list kwargs tools system"
+        ).split(),
         "probes": ("question answers answer choices form id control source kind").split(),
     }
     start = {"prompts": {"prompt": "Say it."}, "probes": {"question": "Who?", "answers": ["Anna"], "form": "question"}}
@@ -364,7 +378,8 @@ def _loops() -> dict[str, list[bytes]]:
     """Return the objects of PDF files that refer to themselves."""
     catalog, page = b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Page /Parent 2 0 R /Contents 4 0 R >>"
     pages, empty = b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>", b"<< /Length 0 >>\nstream\n\nendstream"
-    form = b"<< /Type /XObject /Subtype /Form /Length 5 /Resources << /XObject << /X 4 0 R >> >> >>\nstream\n/X Do\nendstream"
+    form = b"<< /Type /XObject /Subtype /Form /Length 5 /Resources << /XObject << /X 4 0 R >> >> >>"
+    form += b"\nstream\n/X Do\nendstream"
     used = b"<< /Type /Page /Parent 2 0 R /Contents 4 0 R /Resources << /XObject << /X 4 0 R >> >> >>"
     itself = b"<< /Length 4 0 R >>\nstream\n\nendstream"
     return {

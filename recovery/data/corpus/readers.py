@@ -18,6 +18,7 @@ from lxml import etree, html
 from recovery.data.corpus.encodings import NotTextError, decode
 from recovery.data.corpus.json_lines import load_json, parse_json_lines
 from recovery.data.corpus.text import tidy, words
+from recovery.errors import printable
 from recovery.time_limit import Overdue, time_limit
 
 TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
@@ -75,6 +76,7 @@ def _decoded(data: bytes) -> tuple[str, list[str]]:
 
 def stem(name: str) -> str:
     """Return the name of a file as a title."""
+    name = printable(name)
     return re.sub(r"[-_\s]+", " ", PurePath(name).stem).strip() or name
 
 

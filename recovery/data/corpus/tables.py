@@ -90,7 +90,7 @@ def open_table(path: Path) -> Table:
         return readers.get(path.suffix.lower(), _arrow)(path)
     except NotTextError as error:
         raise TableError(str(error)) from error
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise TableError(f"not {path.suffix[1:]}, or cut off ({first_line(error)})") from error
     except OSError as error:
         raise TableError(f"cannot be read ({error.strerror or first_line(error)})") from error
@@ -186,7 +186,7 @@ def _numbered(batches: Iterable[Any], names: Sequence[str]) -> Iterator[Row]:
                 for row in _rows_of(batch.slice(start, _BATCH), names):
                     number += 1
                     yield number, row
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         raise TableError(f"damaged or cut off after row {number:,} ({first_line(error)})") from error
 
 

@@ -29,12 +29,12 @@ def words(text: str) -> frozenset[str]:
 
 def text_hash(text: str) -> str:
     """Return the hexadecimal SHA-256 of the normal form of ``text``."""
-    return hashlib.sha256(normalise(text).encode()).hexdigest()
+    return hashlib.sha256(normalise(text).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def share(text: str, salt: str = "") -> float:
     """Return a number in [0, 1) that depends only on the wording of ``text`` and on ``salt``."""
-    digest = hashlib.sha256(f"{salt}\x1f{normalise(text)}".encode()).digest()
+    digest = hashlib.sha256(f"{salt}\x1f{normalise(text)}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:7], "big") / 2**56
 
 
