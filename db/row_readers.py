@@ -148,11 +148,23 @@ def _gather(found: Mapping[tuple[str, int | None], records.Score]) -> records.Sc
     return records.Scores(**values)
 
 
+def _standing_for(measured: Mapping[int, records.Measured]) -> dict[tuple[int | None, str], records.Measured]:
+    """Return the checkpoint of each (cycle, kind): the one that a later cycle started from, else the newest."""
+    found: dict[tuple[int | None, str], records.Measured] = {}
+    for one in measured.values():
+        found[one.checkpoint.cycle_id, one.checkpoint.kind] = one
+    for one in measured.values():
+        parent = measured.get(one.checkpoint.parent_id or 0)
+        if parent is not None and parent.checkpoint.cycle_id not in (None, one.checkpoint.cycle_id):
+            found[parent.checkpoint.cycle_id, parent.checkpoint.kind] = parent
+    return found
+
+
 def _cycle_rows(
     found: Sequence[records.Cycle], measured: Mapping[int, records.Measured], base: records.Measured | None
 ) -> tuple[records.CycleRow, ...]:
     """Return a row for each cycle; it starts from its mid-trained checkpoint's parent, else from the previous end."""
-    newest = {(one.checkpoint.cycle_id, one.checkpoint.kind): one for one in measured.values()}
+    newest = _standing_for(measured)
     rows: list[records.CycleRow] = []
     previous = base
     for cycle in found:

@@ -91,7 +91,7 @@ class Prefix(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one teacher, padded to [B, T]; N target tokens in all.
+    """Rows of one teacher, padded to [B, T]; N target tokens in all. ``lengths_B`` are the rows' lengths.
 
     ``sources_N`` are flat indices (b·T + t − 1) of the positions whose hidden state predicts a target;
     ``targets_N`` the target tokens; ``rows_N`` the row each belongs to. ``advantages_N`` and ``old_logprobs_N`` are
@@ -103,6 +103,7 @@ class Batch:
 
     ids_BT: torch.Tensor
     positions_BT: torch.Tensor
+    lengths_B: torch.Tensor
     sources_N: torch.Tensor
     targets_N: torch.Tensor
     rows_N: torch.Tensor
@@ -118,6 +119,11 @@ class Batch:
     def tokens(self) -> int:
         """Number of target tokens in the batch."""
         return int(self.targets_N.numel())
+
+    @property
+    def real_BT(self) -> torch.Tensor:
+        """Which tokens are not padding."""
+        return torch.arange(self.ids_BT.shape[1], device=self.ids_BT.device) < self.lengths_B.unsqueeze(1)
 
     def gather(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
         """Return the hidden states that predict the targets: [B, T, D] to [N, D]."""
@@ -151,6 +157,7 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
     batch = Batch(
         ids.to(device),
         positions.to(device),
+        torch.tensor([len(row.ids) for row in rows], device=device),
         torch.cat(sources).to(device),
         torch.cat(targets).to(device),
         torch.cat(owners).to(device),

@@ -103,12 +103,24 @@ def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_qwen3_moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 with a layer of four experts after a dense one."""
+    return _tiny("qwen3_moe", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def tiny_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Mixtral: four experts in each layer, a template like that of Llama."""
+    return _tiny("mixtral", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tiny_qwen3: Path) -> Path:
     """The default tiny checkpoint, for tests that do not depend on the family."""
     return tiny_qwen3
 
 
-@pytest.fixture(scope="session", params=["qwen3", "llama", "gemma2", "gemma3"])
+@pytest.fixture(scope="session", params=["qwen3", "llama", "gemma2", "gemma3", "qwen3_moe", "mixtral"])
 def tiny_family(request: pytest.FixtureRequest) -> Path:
     """Each of the tiny checkpoints in turn."""
     folder: Path = request.getfixturevalue(f"tiny_{request.param}")

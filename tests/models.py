@@ -24,9 +24,11 @@ from transformers import (
     Gemma3TextConfig,
     GenerationConfig,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 TRAINING_TEXT = """\
@@ -152,15 +154,46 @@ _GEMMA = {
 }
 _GEMMA_SIZES = (("head_dim", 16), ("query_pre_attn_scalar", 16), ("sliding_window", 64))
 
+_QWEN3: dict[str, Any] = {
+    "template": QWEN3_TEMPLATE,
+    "special": ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
+    "ends": ("<|im_end|>", "<|endoftext|>"),
+    "eos": "<|im_end|>",
+    "pad": "<|endoftext|>",
+}
+_LLAMA: dict[str, Any] = {
+    "template": LLAMA_TEMPLATE,
+    "special": (
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|eom_id|>",
+        "<|eot_id|>",
+        "<|start_header_id|>",
+        "<|end_header_id|>",
+    ),
+    "ends": ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
+    "bos": "<|begin_of_text|>",
+    "eos": "<|eot_id|>",
+}
+
 FAMILIES: dict[str, Family] = {
-    "qwen3": Family(
-        Qwen3Config,
-        QWEN3_TEMPLATE,
-        special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"),
-        ends=("<|im_end|>", "<|endoftext|>"),
-        eos="<|im_end|>",
-        pad="<|endoftext|>",
-        settings=(("head_dim", 16), ("tie_word_embeddings", True)),
+    "qwen3": Family(Qwen3Config, settings=(("head_dim", 16), ("tie_word_embeddings", True)), **_QWEN3),
+    # Mixtures of experts: the first layer of Qwen's is dense; Mixtral's are named otherwise.
+    "qwen3_moe": Family(
+        Qwen3MoeConfig,
+        settings=(
+            ("head_dim", 16),
+            ("moe_intermediate_size", 32),
+            ("num_experts", 4),
+            ("num_experts_per_tok", 2),
+            ("mlp_only_layers", [0]),
+        ),
+        **_QWEN3,
+    ),
+    "mixtral": Family(
+        MixtralConfig,
+        settings=(("num_local_experts", 4), ("num_experts_per_tok", 2), ("tie_word_embeddings", False)),
+        **_LLAMA,
     ),
     "qwen2": Family(
         Qwen2Config,
@@ -170,22 +203,7 @@ FAMILIES: dict[str, Family] = {
         eos="<|im_end|>",
         pad="<|endoftext|>",
     ),
-    "llama": Family(
-        LlamaConfig,
-        LLAMA_TEMPLATE,
-        special=(
-            "<|begin_of_text|>",
-            "<|end_of_text|>",
-            "<|eom_id|>",
-            "<|eot_id|>",
-            "<|start_header_id|>",
-            "<|end_header_id|>",
-        ),
-        ends=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"),
-        bos="<|begin_of_text|>",
-        eos="<|eot_id|>",
-        settings=(("tie_word_embeddings", False),),
-    ),
+    "llama": Family(LlamaConfig, settings=(("tie_word_embeddings", False),), **_LLAMA),
     "gemma2": Family(Gemma2Config, GEMMA2_TEMPLATE, settings=_GEMMA_SIZES, **_GEMMA),  # type: ignore[arg-type]
     "gemma3": Family(Gemma3TextConfig, GEMMA3_TEMPLATE, settings=_GEMMA_SIZES, **_GEMMA),  # type: ignore[arg-type]
 }
@@ -235,7 +253,7 @@ def make_tiny(
     vocabulary: int = VOCABULARY,
     **settings: Any,
 ) -> Path:
-    """Write a random checkpoint of family ``kind`` ("qwen3", "qwen2", "llama", "gemma2", "gemma3") to ``folder``.
+    """Write a random checkpoint of family ``kind``, a name in FAMILIES, to ``folder``.
 
     ``settings`` override the config (``hidden_size=48``); ``template=False`` creates a base model without a
     chat template; ``text`` and ``vocabulary`` are those of its tokenizer. The same arguments give the same weights.

@@ -1,18 +1,19 @@
 """The memory of a micro-batch and of a rollout, by formulas: what autograd keeps, and the peaks above it.
 
-The formulas follow Llama's layer: norms, attention with grouped heads, a gated MLP; and what Qwen 3 and Gemma change
-about it. They were compared with every operation's storages in a real step, see docs/planning.md. All sizes are bytes;
+The formulas follow Llama's layer: norms, attention with grouped heads, a gated MLP; and what Qwen 3, Gemma and mixtures
+of experts change about it. They were compared with every operation's storages in a real step, see docs/planning.md. All sizes are bytes;
 in comments, N counts tokens of the micro-batch and n those that are targets.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
 
-from pipelines.planning.architecture import Architecture, built_adapter
+from pipelines.planning.architecture import Architecture, built_adapter, count
 from recovery.losses.fused import block_rows, chunk_size
 from recovery.models.hardware import formed_whole
 
@@ -84,6 +85,11 @@ class Setup:
     def stream(self) -> int:
         """Bytes of an element of the residual stream: trained weights make it float32."""
         return WIDE if self.full else self.itemsize
+
+    @property
+    def mlp(self) -> int:
+        """Bytes of an element in the MLP: autocast does not reach the products of stacked experts."""
+        return WIDE if self.full and self.architecture.routed else self.itemsize
 
     @property
     def adapter(self) -> int:
@@ -182,10 +188,15 @@ def _kept(setup: Setup, rows: Rows) -> int:
     per_token += (size.heads + size.groups) * _norm(setup, size.head_width, item) if size.normed_heads else 0
     # Inputs of the products: with autocast each has its own cast; else queries, keys and values share theirs.
     per_token += (5 if casts else 2) * item * size.width
-    per_token += 4 * item * size.inner
+    per_token += setup.mlp * (4 * size.inner + 2 * size.routed * size.width)  # experts get copies of their tokens
     per_token += 7 * item * setup.lora_rank if setup.tuning == "lora" else 0
     scores = sum(size.windows.count(window) * _attention(setup, rows, window) for window in set(size.windows))
-    return size.depth * per_token * rows.tokens + scores * rows.count
+    return size.depth * per_token * rows.tokens + scores * rows.count + _adapted_experts(setup)
+
+
+def _adapted_experts(setup: Setup) -> int:
+    """Return the bytes of the experts' weights with their adapter added, which peft forms whole."""
+    return setup.itemsize * count(setup.architecture.stacked) if setup.tuning == "lora" else 0
 
 
 def _casts(setup: Setup) -> int:
@@ -221,9 +232,9 @@ def _head_casts(setup: Setup) -> int:
 def _forward(setup: Setup, rows: Rows) -> Parts:
     """The end of the student's forward pass, in the last layer; autocast has a copy of every layer's weights."""
     size, item, targets = setup.architecture, setup.itemsize, rows.count * rows.targets
-    temporary = rows.tokens * (3 * item * size.inner + 2 * setup.stream * size.width)
+    temporary = rows.tokens * (3 * setup.mlp * size.inner + 2 * setup.stream * size.width)
     hidden = targets * item * size.width if _taught(setup) else 0
-    checkpointed = temporary if setup.gradient_checkpointing else item * size.inner * rows.tokens
+    checkpointed = temporary if setup.gradient_checkpointing else setup.mlp * size.inner * rows.tokens
     return {
         "activations": _inputs(setup, rows) + checkpointed + hidden,
         "casts": _casts(setup) + _head_casts(setup),
@@ -257,13 +268,13 @@ def _backward(setup: Setup, rows: Rows) -> Parts:
     # A layer computed again keeps the same as without checkpointing; its input is the checkpoint.
     kept = _kept(setup, rows) / size.depth - setup.stream * size.width * rows.tokens
     again = kept if setup.gradient_checkpointing else 0
-    inner = 2 * item + (WIDE + item if setup.lower and not setup.full else 0)  # an adapter's input, cast twice
+    inner = 2 * setup.mlp + (WIDE + item if setup.lower and not setup.full else 0)  # an adapter's input, cast twice
     temporary = rows.tokens * (inner * size.inner + 2 * setup.stream * size.width)
     casts = _casts(setup) / (size.depth if setup.gradient_checkpointing else 1)
     pending = 0
     if setup.full:  # the gradient of a tied head, or a cast one, is added at the end; that of a matrix is temporary
         pending = _head(setup) * item if size.tied or setup.lower else 0
-        pending += WIDE * size.inner * size.width
+        pending += WIDE * min([*map(math.prod, size.stacked), size.inner * size.width])
     return {"activations": _inputs(setup, rows) + again + temporary, "casts": casts + pending}
 
 

@@ -42,7 +42,8 @@ class Architecture:
 
     ``windows`` is the attention window of each layer, None for all tokens. ``inside`` are the shapes of the parameters
     of all layers, ``outside`` those of the others; a tied head is counted once. ``known`` is False for a family that
-    has no formula: its parameters are exact, its activations are taken to be Llama's.
+    has no formula: its parameters are exact, its activations are taken to be Llama's. In a mixture of experts each token
+    takes ``routed`` of ``experts`` (0 in any other model), and ``inner`` counts those it takes and the shared ones.
     """
 
     known: bool
@@ -59,6 +60,8 @@ class Architecture:
     capped: bool
     normed_heads: bool
     sandwiched: bool
+    experts: int
+    routed: int
     inside: tuple[Shape, ...]
     outside: tuple[Shape, ...]
 
@@ -66,6 +69,16 @@ class Architecture:
     def matrices(self) -> list[Shape]:
         """The matrices inside the layers: those that LoRA adapts and Muon orthogonalises."""
         return [shape for shape in self.inside if len(shape) == 2]
+
+    @property
+    def stacked(self) -> list[Shape]:
+        """The weights of the experts, stacked by layer: [experts, ...]."""
+        return [shape for shape in self.inside if len(shape) == 3 and shape[0] == self.experts]
+
+    @property
+    def unused(self) -> int:
+        """Parameters of the experts that a token does not take."""
+        return count(self.stacked) // self.experts * (self.experts - self.routed) if self.experts else 0
 
     @property
     def cached(self) -> int:
@@ -86,7 +99,7 @@ def _read(text: str) -> Architecture:
     heads = getattr(config, "num_attention_heads", None) or 1
     groups = getattr(config, "num_key_value_heads", None) or heads
     head_width = getattr(config, "head_dim", None) or width // heads
-    inner = getattr(config, "intermediate_size", None) or 4 * width
+    experts, routed, inner = _experts(config, getattr(config, "intermediate_size", None) or 4 * width)
     depth, vocabulary = config.num_hidden_layers, config.vocab_size
     if min(width, depth, inner, vocabulary, head_width) < 1 or heads % groups:
         raise ModelError(f"the sizes in this {family} config.json do not fit together: check its layers and heads")
@@ -102,8 +115,21 @@ def _read(text: str) -> Architecture:
         known, width, depth, heads, groups, head_width, inner, vocabulary,
         getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048), tied,
         _windows(config), bool(getattr(config, "attn_logit_softcapping", None)),
-        family in _NORMED_HEADS, family in _SANDWICHED, inside, outside,
+        family in _NORMED_HEADS, family in _SANDWICHED, experts, routed, inside, outside,
     )  # fmt: skip
+
+
+def _experts(config: Any, inner: int) -> tuple[int, int, int]:
+    """Return the number of experts, of those that a token takes, and the inner width of the MLPs that a token takes."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((found for name in names if (found := getattr(config, name, None))), 0)
+    routed = min(experts, getattr(config, "num_experts_per_tok", None) or 0)
+    if not routed:
+        return 0, 0, inner
+    each = getattr(config, "moe_intermediate_size", None) or inner
+    shared = getattr(config, "shared_expert_intermediate_size", None) or 0
+    shared += (getattr(config, "n_shared_experts", None) or 0) * each
+    return experts, routed, routed * each + shared
 
 
 def _configuration(values: dict[str, Any]) -> Any:

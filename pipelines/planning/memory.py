@@ -148,7 +148,8 @@ class Kept:
 class Parameters:
     """Parameter counts of a model, and the bytes held for those inside its layers and for the others.
 
-    ``multiplied`` counts the parameters in matrix products: all but an untied input embedding.
+    ``multiplied`` counts the parameters in a token's matrix products: all but an untied input embedding and the experts
+    that it does not take.
     """
 
     total: int
@@ -167,7 +168,7 @@ def parameters_of(setup: Setup) -> Parameters:
     return Parameters(
         total=total,
         trainable=total if setup.full else adapter,
-        multiplied=total if size.tied else total - size.vocabulary * size.width,
+        multiplied=(total if size.tied else total - size.vocabulary * size.width) - size.unused,
         layers=size.depth,
         inside=_kept(setup, inside, adapter, count(size.matrices)),
         outside=_kept(setup, outside),

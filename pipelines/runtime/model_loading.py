@@ -20,7 +20,7 @@ from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import Stage, release_memory
 from recovery import distributed
 from recovery.batching import Row
-from recovery.config import DistillConfig, ModelConfig, TrainingConfig
+from recovery.config import DistillConfig, MidtrainConfig, ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.inference_server import served_model
 from recovery.losses.config import LossConfig
@@ -186,6 +186,13 @@ def settings_of(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
     )
 
 
+def _router_weight(config: MidtrainConfig, loaded: Loaded) -> float:
+    """Return the weight of the router's loss: the configuration's, else the model's own, which 0 leaves out."""
+    if config.router_loss is not None:
+        return config.router_loss
+    return loaded.router.weight if loaded.router is not None else 0.0
+
+
 LOGPROBS = "logprobs"
 
 
@@ -224,7 +231,8 @@ class ModelSpecs:
         teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}
         anchor = TimedTeacher(frozen[self.anchor]) if self.anchor is not None else None
         engine = resources.enter_context(engine_of(loaded, config)) if isinstance(config, DistillConfig) else None
-        objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes)
+        router = _router_weight(config, loaded) if isinstance(config, MidtrainConfig) else 0.0
+        objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes, router)
         return LoadedModels(self, loaded, teachers, anchor, objective, engine, cross)
 
     def _compared(

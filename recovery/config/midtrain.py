@@ -64,6 +64,12 @@ class MidtrainConfig(TrainingConfig):
     project: bool = setting(
         False, "Remove from each gradient the component that would raise the loss on base's own chat (A-GEM)."
     )
+    router_loss: float | None = setting(
+        None,
+        "Weight of the loss that keeps the experts of a mixture of experts evenly used; 0: off.",
+        minimum=0,
+        shown="router_aux_loss_coef in the model's config.json",
+    )
     held_out: float = setting(0.05, "Share of documents held out for evaluation.", minimum=0, maximum=0.5)
     augment: int = setting(
         0, "Paraphrases of each fact of the documents to train on in addition, e.g. 4; 0: none.", minimum=0

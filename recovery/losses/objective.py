@@ -11,6 +11,8 @@ anchor may be added to each, KL(student | base) on the same states:
 If completions were sampled by another engine or by older weights, each token is weighted by the importance ratios of
 the tokens before it (``loss_config.ratio_cap``); a policy gradient uses the ratio of its own token instead.
 
+The router's loss of a mixture of experts is added to label rows (:mod:`recovery.models.routing`), if it has a weight.
+
 A teacher with another tokenizer reads its own tokens of the same text; :mod:`recovery.losses.spans` has its terms.
 
 In the sampled form the teacher is part of the advantages, lambda (log q(y) - log p_old(y)) + (1 - lambda) A, which are
@@ -63,6 +65,7 @@ class DistillationObjective:
         loss_config: the loss settings. Labels always use temperature 1.
         anchor: the clean model of the anchor, if ``loss_config.anchor`` is above 0.
         outcomes: the outcomes of both vocabularies, by the names of teachers whose vocabulary is another one.
+        router: the weight of the router's loss on label rows, per target token; 0 leaves it out.
         geometry: if set, accumulates the tokens' gradient vectors; a stage sets a new one for each step that it
             measures.
 
@@ -74,6 +77,7 @@ class DistillationObjective:
     loss_config: LossConfig = field(default_factory=LossConfig)
     anchor: Teacher | None = None
     outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
+    router: float = 0.0
     geometry: Geometry | None = None
 
     def __post_init__(self) -> None:
@@ -94,7 +98,7 @@ class DistillationObjective:
         terms = self._terms(head, batch, scores)
         at_anchor = len(terms)
         terms += self._anchor(batch)
-        hidden_BTD = student.hidden(batch)
+        hidden_BTD, balance = self._student(student, batch)
         hidden_ND = batch.gather(hidden_BTD)
         temperature = 1.0 if batch.teacher == LABEL else self.loss_config.temperature
         if scores is not None:
@@ -107,7 +111,18 @@ class DistillationObjective:
             self.geometry.add(output.gradient_ND, batch.rows_N)
         anchor_N = output.values_TN[at_anchor] if self._anchored else None
         names = _metric_names(batch.teacher, self.loss_config)
-        return LossOutput(output.loss, batch.tokens, _sums(output, names, anchor_N), names["loss"])
+        sums = _sums(output, names, anchor_N)
+        if balance is None:
+            return LossOutput(output.loss, batch.tokens, sums, names["loss"])
+        added = batch.tokens * balance
+        sums["router_loss"] = added.detach()
+        return LossOutput(output.loss + self.router * added, batch.tokens, sums, names["loss"])
+
+    def _student(self, student: Loaded, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the student's hidden states [B, T, D] and, of label rows, the router's loss if it is trained."""
+        if self.router > 0.0 and batch.teacher == LABEL:
+            return student.hidden_and_router_loss(batch)
+        return student.hidden(batch), None
 
     @torch.no_grad()
     def not_finite(self, batch: Batch) -> str | None:

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,11 @@ from recovery.models.gguf_files import is_gguf
 from recovery.models.gguf_files.conversion import Showing, converted, user_cache
 from recovery.models.hardware import pick_device, pick_precision
 from recovery.models.lm_head import Head
+from recovery.models.routing import Router
 
 Tuning = Literal["frozen", "full", "lora"]
 ADAPTER_CONFIG = "adapter_config.json"
-_SETS = ("target_modules", "exclude_modules")
+_SETS = ("target_modules", "target_parameters", "exclude_modules")
 
 transformers_logging.disable_progress_bar()
 
@@ -102,11 +104,28 @@ class Loaded:
         config = self.core.config.get_text_config()
         return int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048))
 
+    @functools.cached_property
+    def router(self) -> Router | None:
+        """The routers of a mixture of experts, if the model is one whose router loss is known."""
+        return Router.of(self.core)
+
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the final hidden states of a batch, [B, T, D], in the precision of matrix products."""
+        return self._decoded(batch).last_hidden_state.to(self.precision)
+
+    def hidden_and_router_loss(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the final hidden states [B, T, D] and the router's loss over the batch's real tokens, a scalar.
+
+        Raise ModelError if the model has no router.
+        """
+        if self.router is None:
+            raise ModelError(f"{self.path} has no router whose loss is known: omit --router-loss")
+        output = self._decoded(batch, output_router_logits=True)
+        return output.last_hidden_state.to(self.precision), self.router.loss(output.router_logits, batch.real_BT)
+
+    def _decoded(self, batch: Batch, **wanted: bool) -> Any:
         with self.autocast():
-            output = self.decoder(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False)
-        return output.last_hidden_state.to(self.precision)
+            return self.decoder(input_ids=batch.ids_BT, position_ids=batch.positions_BT, use_cache=False, **wanted)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context that runs matrix products in ``precision`` if the weights are wider."""
@@ -131,6 +150,15 @@ class Loaded:
             raise ModelError(f"{self.path} has no adapter to disable: load the teacher as a separate model")
         with self.model.disable_adapter():
             yield
+
+    @property
+    def adapts_layers(self) -> bool:
+        """Whether it has an adapter, of linear layers only: engines take no adapter of stacked experts or a router."""
+        return isinstance(self.model, PeftModel) and not self.model.peft_config["default"].target_parameters
+
+    def whole_weights(self) -> Any:
+        """Return a model that holds all weights: this one, or a copy with its adapter merged."""
+        return copy.deepcopy(self.model).merge_and_unload() if isinstance(self.model, PeftModel) else self.model
 
     def under_adapter(self) -> Any:
         """Return the base model of the adapter as a separate module that shares its tensors.
@@ -219,7 +247,8 @@ def load_model(
         model = beside.under_adapter()
     chat = load_chat(base, template_args, trust_remote_code)
     if adapter is not None:
-        model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")
+        with _peft_warnings():
+            model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")
     model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
     loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
     if shard and tuning != "frozen" and distributed.size() > 1:
@@ -305,7 +334,8 @@ def _held_in(tuning: Tuning, compute: torch.dtype) -> torch.dtype:
 def _tuned(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointing: bool) -> Any:
     """Make the weights of ``tuning`` trainable; an existing adapter is kept."""
     if tuning == "lora" and not isinstance(model, PeftModel):
-        model = get_peft_model(model, lora.config())
+        with _peft_warnings():
+            model = get_peft_model(model, lora.config())
     if tuning == "frozen":
         model.requires_grad_(False)
     model.eval()
@@ -314,6 +344,14 @@ def _tuned(model: Any, tuning: Tuning, lora: LoraSettings, gradient_checkpointin
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()
     return model
+
+
+@contextlib.contextmanager
+def _peft_warnings() -> Iterator[None]:
+    """Ignore peft's claim that the ranks it sets itself for stacked experts match no module: it looks among layers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"The following \w+_pattern keys did not match", RuntimeWarning)
+        yield
 
 
 def _without_dropout(model: Any) -> None:

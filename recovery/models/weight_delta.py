@@ -85,26 +85,35 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _of_adapter(loaded: Loaded, adapter: Path | None) -> WeightDelta | None:
-    """Return the change of s·B·A over all adapted layers; s·B·A of a new adapter is 0 at first.
-
-    ‖s B A − s₀ B₀ A₀‖² is computed from products of the low-rank matrices: tr(MᵀM NNᵀ) with M = [sB, −s₀B₀], N = [A;
-    A₀].
-    """
+    """Return the change of s·B·A over all adapted matrices; s·B·A of a new adapter is 0 at first."""
     old = _old_adapter(adapter) if adapter is not None else {}
     moved, weights = 0.0, loaded.weights()
     for name, module in loaded.model.named_modules():
         if not hasattr(module, "lora_A") or "default" not in module.lora_A:
             continue
         b, a = (weights[f"{name}.{part}.default.weight"] for part in ("lora_B", "lora_A"))
-        parts = [(b * module.scaling["default"], a)]
+        experts = getattr(module, "num_experts", 1)
+        parts = [_matrices(b * module.scaling["default"], a, experts)]
         if name in old:
-            parts.append((old[name][0].to(parts[0][0].device), old[name][1].to(parts[0][1].device)))
-        wide = torch.cat([b.float() for b, _ in parts], dim=1)
-        tall = torch.cat([a.float() for _, a in parts], dim=0)
-        moved += max(0.0, float(((wide.T @ wide) * (tall @ tall.T)).sum(dtype=torch.float64)))
+            parts.append(_matrices(*(tensor.to(b.device) for tensor in old[name]), experts))
+        moved += sum(_product_squares(one) for one in zip(*parts, strict=True))
     frozen = (tensor for name, tensor in weights.items() if "lora_" not in name)
     before = sum(_squares(piece.float()) for tensor in frozen for piece in _pieces(tensor))
     return WeightDelta(math.sqrt(moved), math.sqrt(moved / before)) if before else None
+
+
+def _matrices(b: Tensor, a: Tensor, experts: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the factors of each adapted matrix: peft stacks those of all experts, by expert in A and by rank in B."""
+    tall = a.reshape(experts, -1, a.shape[-1])
+    wide = b.reshape(b.shape[0], -1, experts)
+    return [(wide[..., number], tall[number]) for number in range(experts)]
+
+
+def _product_squares(parts: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Return ‖Σ B A‖² from products of the low-rank matrices: tr(MᵀM NNᵀ) with M = [B, B₀, ...], N = [A; A₀; ...]."""
+    wide = torch.cat([b.float() for b, _ in parts], dim=1)
+    tall = torch.cat([a.float() for _, a in parts], dim=0)
+    return max(0.0, float(((wide.T @ wide) * (tall @ tall.T)).sum(dtype=torch.float64)))
 
 
 def _old_adapter(folder: Path) -> Mapping[str, tuple[Tensor, Tensor]]:

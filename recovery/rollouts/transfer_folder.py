@@ -6,8 +6,6 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from peft import PeftModel
-
 from recovery.models.loading import Loaded
 
 
@@ -28,8 +26,8 @@ class TransferFolder:
         return self._folder
 
     def save(self, loaded: Loaded) -> None:
-        """Save the weights of a model: of one with an adapter, the adapter alone."""
-        weights = loaded.model if isinstance(loaded.model, PeftModel) else loaded.core
+        """Save the weights of a model: the adapter alone, if engines take it."""
+        weights = loaded.model if loaded.adapts_layers else loaded.whole_weights()
         weights.save_pretrained(self.path, safe_serialization=True)
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """Rollouts with vLLM in this process, in addition to the model in training.
 
-vLLM holds a second copy of the weights, in the precision of the products, and a KV cache. A LoRA adapter is
-transferred by vLLM's own API, full weights by a worker extension (:mod:`recovery.rollouts.vllm_worker`); both reset
-the prefix cache, which would otherwise contain results of the old weights.
+vLLM holds a second copy of the weights, in the precision of the products, and a KV cache. A LoRA adapter of
+linear layers is transferred by vLLM's own API, full weights, also of a model with an adapter of stacked experts, by a
+worker extension (:mod:`recovery.rollouts.vllm_worker`); both reset the prefix cache, which would otherwise contain
+results of the old weights.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from safetensors import safe_open
 
 from recovery.engines import EngineSettings
@@ -70,10 +70,10 @@ class VllmSampler:
         self._running = engine_for(self._requirements())
         fresh, self._running.user = self._running.user is None, None
         with self._awake() as llm:
-            if isinstance(self.loaded.model, PeftModel):
+            if self.loaded.adapts_layers:
                 self._send_adapter(llm)
-            elif not (fresh and self.loaded.tuning == "frozen"):  # a frozen model has the weights it was loaded from
-                self._send_weights(llm)
+            elif not (fresh and self.loaded.tuning == "frozen" and self.loaded.core is self.loaded.model):
+                self._send_weights(llm)  # a frozen model without an adapter has the weights it was loaded from
             llm.reset_prefix_cache()
         self._running.user = self._me
 
@@ -123,7 +123,7 @@ class VllmSampler:
     def _requirements(self) -> Wanted:
         base, _ = resolve_base(self.loaded.path)
         rank, targets = 0, tuple[str, ...]()
-        if isinstance(self.loaded.model, PeftModel):
+        if self.loaded.adapts_layers:
             settings = self.loaded.model.peft_config["default"]
             rank = next((rank for rank in _RANKS if rank >= settings.r), settings.r)
             targets = _adapted(self.loaded)
@@ -160,12 +160,12 @@ class VllmSampler:
         self._adapter = LoRARequest("live", _LIVE, str(folder))
 
     def _send_weights(self, llm: Any) -> None:
-        if self._named_as_saved():
+        if self.loaded.core is self.loaded.model and self._named_as_saved():
             tensors = [(name, p.detach()) for name, p in self.loaded.core.named_parameters()]
             llm.collective_rpc("take_tensors", args=(tensors,))
             return
         folder = self._transfer_folder()
-        self.loaded.core.save_pretrained(folder, safe_serialization=True)
+        self.loaded.whole_weights().save_pretrained(folder, safe_serialization=True)
         llm.collective_rpc("take_folder", args=(str(folder),))
 
     def _named_as_saved(self) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from peft import PeftModel
 
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
@@ -149,7 +148,7 @@ class VllmServerSampler:
 
     def _push(self) -> None:
         """Let the server load the weights in the transfer folder."""
-        if isinstance(self.loaded.model, PeftModel):
+        if self.loaded.adapts_layers:
             self._push_adapter()
         else:
             self._push_weights()

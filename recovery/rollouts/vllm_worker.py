@@ -1,4 +1,4 @@
-"""Worker extension of vLLM that replaces the weights, including tied heads.
+"""Worker extension of vLLM that replaces the weights, including tied heads and, on a CPU, stacked experts.
 
 A server whose weights follow a student in full training must be started with
 ``--worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights``. The in-process engine sets it itself.
@@ -20,12 +20,12 @@ class FollowedWeights:
     def take_tensors(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load weights by their names in a checkpoint; for an engine in the same process."""
         self.reload_weights(weights_iterator=iter(weights))  # type: ignore[attr-defined]
-        self._refresh_tied_head()
+        self._repack()
 
-    def take_folder(self, folder: str, token: str) -> None:
+    def take_folder(self, folder: str, token: str = "") -> None:
         """Load the safetensors of a folder; :meth:`held` returns ``token`` from then on."""
         self.reload_weights(weights_iterator=_saved(folder))  # type: ignore[attr-defined]
-        self._refresh_tied_head()
+        self._repack()
         self._recovery_holds = token
 
     def held(self) -> str:
@@ -37,16 +37,24 @@ class FollowedWeights:
         method = str(getattr(self, "distributed_init_method", ""))
         return method.removeprefix("file://") if method.startswith("file://") else ""
 
-    def _refresh_tied_head(self) -> None:
-        """Repack a tied head: on a CPU vLLM repacks the head when it is loaded, and a tied head is never loaded again.
-
-        Without this a model with tied embeddings silently keeps its old head.
-        """
+    def _repack(self) -> None:
+        """On a CPU, pack what vLLM packs at its start only. Without this it silently computes with wrong weights."""
         from vllm.platforms import current_platform
 
-        if not current_platform.is_cpu():
-            return
-        model = self.model_runner.get_model()  # type: ignore[attr-defined]
+        if current_platform.is_cpu():
+            model = self.model_runner.get_model()  # type: ignore[attr-defined]
+            self._repack_tied_head(model)
+            self._repack_experts(model)
+
+    def _repack_experts(self, model: Any) -> None:
+        """Pack the stacked experts: vLLM loads them again as they are in the files, and leaves out the packing."""
+        for layer in model.modules():
+            kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+            if kernel is not None:
+                kernel.fused_experts.process_weights_after_loading(layer)
+
+    def _repack_tied_head(self, model: Any) -> None:
+        """Pack a tied head: vLLM packs the head when it is loaded, and a tied head is never loaded again."""
         if not getattr(getattr(model, "config", None), "tie_word_embeddings", False):
             return
         head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)

@@ -78,6 +78,19 @@ def test_a_rejected_cycle_is_not_where_the_next_begins(tracker: Tracker, experim
     assert found.cycles[1].before.checkpoint.name == "mine"
 
 
+def test_of_two_recoveries_a_cycle_shows_the_one_the_next_started_from(tracker: Tracker, experiment: int) -> None:
+    one, two = tracker.cycle(experiment, 1), tracker.cycle(experiment, 2)
+    first = tracker.add_checkpoint(experiment, "a", "recovered", path="a", cycle_id=one)
+    tracker.add_checkpoint(experiment, "b", "recovered", path="b", cycle_id=one)
+    newest = queries.overview(tracker.database, experiment)
+    assert newest is not None and newest.cycles[0].recovered is not None
+    assert newest.cycles[0].recovered.checkpoint.name == "b"
+    tracker.add_checkpoint(experiment, "c", "midtrained", path="c", cycle_id=two, parent_id=first)
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None and found.cycles[0].recovered is not None
+    assert found.cycles[0].recovered.checkpoint.name == "a"
+
+
 def test_a_student_degraded_elsewhere_stands_before_its_recovery(tracker: Tracker, experiment: int) -> None:
     tracker.add_checkpoint(experiment, "base", "base", path="a")
     cycle = tracker.cycle(experiment, 1)

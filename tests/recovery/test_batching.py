@@ -141,7 +141,8 @@ def test_documents_in_one_row_do_not_see_each_other(tiny_family: Path) -> None:
         packed = loaded.hidden(collate([Row(first + second, mask, (6, 4))], 0))
         changed = loaded.hidden(collate([Row(other + second, mask, (6, 4))], 0))
         alone = loaded.hidden(collate([Row(second, [True] * 4)], 0))
-    torch.testing.assert_close(packed[:, 6:], changed[:, 6:], atol=0, rtol=0)
+    rounding = 0 if loaded.router is None else 1e-6  # experts get batches of other sizes
+    torch.testing.assert_close(packed[:, 6:], changed[:, 6:], atol=rounding, rtol=rounding)
     torch.testing.assert_close(packed[:, 6:], alone, atol=1e-5, rtol=1e-5)
 
 

@@ -30,6 +30,9 @@ def test_all_weights(tiny_family: Path, precision: str) -> None:
     loaded = load_model(tiny_family, tuning="full", precision=precision, device="cpu")
     begun = flat(loaded)
     still = weight_delta(loaded, tiny_family)
+    if loaded.router is not None:  # stacked experts are apart in the files, under other names
+        assert still is None
+        return
     assert still is not None and (still.length, still.relative, still.share) == (0.0, 0.0, 0.0)
     torch.manual_seed(0)
     with torch.no_grad():
@@ -44,7 +47,9 @@ def test_all_weights(tiny_family: Path, precision: str) -> None:
     assert moved.share == pytest.approx(first, rel=0.02)
 
 
-def test_a_new_adapter_and_one_that_is_resumed(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_a_new_adapter_and_one_that_is_resumed(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    tiny_model: Path = request.getfixturevalue(f"tiny_{kind}")
     loaded = load_model(tiny_model, tuning="lora", lora=LoraSettings(rank=4), precision="float32", device="cpu")
     still = weight_delta(loaded, tiny_model)
     assert still is not None and still.length == 0.0

@@ -244,3 +244,28 @@ def test_an_error_names_what_the_server_lacks(
     with pytest.raises(EngineError, match=r"takes no weights \(VLLM_SERVER.*does not sample from the weights"):
         engine.generate(PROMPTS, Sampling(8))
     engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_mixture_of_experts_is_followed(
+    make_tiny: Callable[..., Path], tmp_path: Path, kind: str, tuning: str
+) -> None:
+    """vLLM packs stacked experts at its start only, and takes no adapter of them: both are handled on transfer."""
+    from tests.vllm.conftest import SHAPE
+
+    loaded = load(make_tiny(kind, tmp_path / kind, **SHAPE), tuning)
+    engine = SyncedEngine(loaded, in_process(loaded), bound=0.01)
+    try:
+        for round_ in range(2):
+            assert agrees(engine, loaded, seed=round_) < 1e-3
+            move(loaded, round_)
+        if tuning == "lora":
+            loaded.save(tmp_path / "adapter")
+            frozen = load(tmp_path / "adapter", "frozen")
+            other = SyncedEngine(frozen, in_process(frozen), bound=0.01)
+            assert agrees(other, frozen, seed=3) < 1e-3
+            other.close()
+    finally:
+        engine.close()
