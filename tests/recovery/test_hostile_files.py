@@ -117,3 +117,8 @@ def test_a_library_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(readers, "_pdf_page", forever)
     with pytest.raises(UnreadableError, match="seconds of processor time"):
         read_file("a.pdf", pdf(text_page()))
+
+
+def test_markup_that_never_ends_takes_linear_time(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("> " * 50_000 + GOOD + "[" * 100_000 + "(" * 100_000)
+    assert gather(tmp_path, 1, held_out=0.0, seed=0).documents
