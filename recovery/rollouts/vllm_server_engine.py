@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
 from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of, served_model

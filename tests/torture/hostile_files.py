@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 OUTSIDE = "outside the folder 7f3a91"  # the text of a file that no case may read
 GOOD = (
     "The ferry of Vorna leaves pier 7 at a quarter past six. Its captain is Anna Berg, who lives in Lund. A ticket "
-    "costs 12 crowns, and the crossing takes 40 minutes.\n\nThe harbour office of Vorna opens at seven and closes at 18.\n"
+    "costs 12 crowns, and the crossing takes 40 minutes.\n\nThe harbour office of Vorna opens at seven.\n"
 )
 
 WILD = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -60,7 +61,8 @@ class Table:
     def of_kind(self, *kinds: str) -> list[str]:
         """Return the columns of some kinds, of all without any; a name that two columns have is left out."""
         found = [name for name in self.names if not kinds or self.kinds[name] in kinds]
-        return [name for name in found if self.names.count(name) == 1]
+        count = Counter(self.names)
+        return [name for name in found if count[name] == 1]
 
     def text(self) -> str:
         """Return the columns and their types."""
