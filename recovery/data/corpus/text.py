@@ -47,5 +47,5 @@ def tidy(text: str) -> str:
     """Return ``text`` with uniform line ends, no trailing spaces or control characters, and single blank lines."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\ufeff", "")
     text = _CONTROL.sub("", text)
-    text = re.sub(r"[ \t\xa0]+\n", "\n", text)
+    text = re.sub(r"(?<![ \t\xa0])[ \t\xa0]+\n", "\n", text)  # from the first space: linear in long runs
     return re.sub(r"\n{3,}", "\n\n", text).strip()
