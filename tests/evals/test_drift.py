@@ -118,7 +118,8 @@ def test_short_responses_have_fewer_states() -> None:
 
 def test_lexical_features_are_hashed_words_and_pairs(base: Loaded) -> None:
     def features(*texts: str) -> np.ndarray:
-        return lexical_features(base.chat, [State(Rollout(tuple(base.chat.encode(text)), (), ""), 0) for text in texts])
+        states = [State(Rollout(tuple(base.chat.control.encode(text)), (), ""), 0) for text in texts]
+        return lexical_features(base.chat, states)
 
     rows = features("the small boat", "The small, boat!", "<|im_start|>the small<|im_end|> boat", "green mast", "?!")
     assert rows.shape == (5, 512)

@@ -20,6 +20,7 @@ from recovery.data.corpus.passages import endings, openings, passages
 from recovery.data.corpus.sentence_filter import leans, usable
 from recovery.data.corpus.sentences import Sentence, sentences
 from recovery.data.document_questions import document_questions
+from recovery.errors import UsageError
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import TransformersEngine
 from recovery.types import Probe
@@ -243,11 +244,10 @@ def test_an_empty_line_of_a_passage_stands_in_no_document() -> None:
     assert about([probe], [Document("x", "X", "Something else altogether.", "x")]) == []
 
 
-def test_half_a_character_is_kept_in_a_file(tmp_path: Path) -> None:
-    probe = Probe("p", "question", "What is \ud83d?", ("Anna",), passage="half \ud83d")
-    write_probes(tmp_path / "probes.jsonl", [probe])
-    assert load_probes(tmp_path / "probes.jsonl") == [probe]
-    assert probes_hash(load_probes(tmp_path / "probes.jsonl")) == probes_hash([probe])
+def test_half_a_character_in_a_file_is_refused(tmp_path: Path) -> None:
+    write_probes(tmp_path / "probes.jsonl", [Probe("p", "question", "What is \ud83d?", ("Anna",))])
+    with pytest.raises(UsageError, match=r"line 1: not valid JSON \(half of a surrogate pair"):
+        load_probes(tmp_path / "probes.jsonl")
 
 
 def test_a_review_leaves_alone_what_it_does_not_change(tmp_path: Path) -> None:

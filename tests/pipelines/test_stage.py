@@ -140,7 +140,7 @@ def test_names_in_use_are_left_alone(session: Session) -> None:
 
 
 def test_one_line_of_any_error() -> None:
-    assert one_line(CheckpointError("what\nmore")) == "what"
+    assert one_line(CheckpointError("what\nmore")) == r"what\nmore"
     assert one_line(KeyError()) == "KeyError"
 
 

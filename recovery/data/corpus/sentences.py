@@ -18,7 +18,8 @@ _BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]*_`]*(\s+)(?=[\"'(\[*_`]*[A-Z0-9])")
 _OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
 _PROSE = re.compile(r"[.!?:;,]\s*$|[a-z]\. [A-Z]|^\s*(?:[-*+•>|#]|\d+[.)])\s")  # not the name of an entry
 _LONGEST_ENTRY, _LONGEST_NAME = 10, 60  # words, characters
-_LONGEST_SENTENCE = 5_000  # characters
+_LONGEST_PARAGRAPH = 5_000  # characters
+_PARAGRAPHS = re.compile(r"(\n[ \t]*\n)")
 _MARKUP = (
     (re.compile(r"!\[([^\]]*)\]\([^)]*\)"), r"\1"),  # image
     (re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"),  # link
@@ -64,12 +65,21 @@ def side(sentence: Sentence) -> str:
     return "probe" if share(sentence.plain, "side") < 0.5 else "question"
 
 
+def _unmarked(raw: str) -> str:
+    """Return a text without inline markup, if it is not too long."""
+    if len(raw) > _LONGEST_PARAGRAPH:
+        return raw
+    raw = _TAG.sub(lambda match: match[1] or "", raw)
+    for pattern, replacement in _MARKUP:
+        raw = pattern.sub(replacement, raw)
+    return raw
+
+
 def plain_text(raw: str) -> str:
-    """Return ``raw`` on one line without inline markup. The markup of what is far too long for a sentence stays."""
-    if len(raw) <= _LONGEST_SENTENCE:  # the patterns take time in the square of the length, of brackets alone
-        raw = _TAG.sub(lambda match: match[1] or "", raw)
-        for pattern, replacement in _MARKUP:
-            raw = pattern.sub(replacement, raw)
+    """Return ``raw`` on one line without inline markup. The markup of a paragraph far too long for one stays."""
+    # The patterns take time in the square of the length, of brackets alone.
+    whole = len(raw) <= _LONGEST_PARAGRAPH
+    raw = _unmarked(raw) if whole else "".join(map(_unmarked, _PARAGRAPHS.split(raw)))
     raw = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", raw)  # a compound split at a line break
     return re.sub(r"\s+", " ", raw).strip()
 
