@@ -231,7 +231,7 @@ def load_model(
     (or continues the existing one); "full" makes all weights trainable in float32. ``shard`` shards a trained model's
     layers over all processes; ``offload`` keeps the shards in CPU memory. ``compiled`` compiles the layers of a trained
     model that is not sharded. ``beside`` is an already loaded, unsharded model with an adapter on the same base: the
-    base is shared instead of loaded again. ``quantize`` "nf4" holds the linear layers of a LoRA student's base in 4 bits.
+    base is shared instead of loaded again. ``quantize`` "nf4" holds the linear layers of the base in 4 bits.
     Raise ModelError or UsageError, in one line, if the model cannot be loaded.
     """
     base, found = resolve_base(path)
