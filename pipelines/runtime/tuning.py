@@ -46,8 +46,8 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
         if name == "lora" and student.tuning != "lora":
             reason += f"; rank {config.lora_rank} on {', '.join(planned.setup.adapted)}"
         if config.quantize != "none":
-            teacher = "with the adapter off is a quantised teacher" if config.quantized_teacher else "is no teacher"
-            reason += f"; its base in {config.quantize} {teacher}"
+            teachers = "quantised too (--quantized-teacher)" if config.quantized_teacher else "not quantised"
+            reason += f"; its base in {config.quantize}, teachers {teachers}"
         return Tuning(name, reason, needs, parameters(student.weights), network_of(planned.setup), speed)
 
     if student.tuning == "lora":

@@ -15,6 +15,7 @@ from recovery.config import MidtrainConfig
 from recovery.models.loading import load_model
 from recovery.teachers import AdapterOff, Frozen
 from recovery.workspace import Checkpoint
+from tests.models import make_tiny
 
 CONFIG = MidtrainConfig(tuning="lora", quantize="nf4", precision="float32", device="cpu", lora_rank=4)
 
@@ -36,11 +37,13 @@ def test_the_teacher_is_not_quantised_unless_asked_for(tiny_llama: Path) -> None
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_plan_counts_the_bytes_of_the_weights(tiny_family: Path, precision: str) -> None:
-    base = Checkpoint("base", "clean", tiny_family, "", tiny_family)
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_plan_counts_the_bytes_of_the_weights(kind: str, tmp_path: Path, precision: str) -> None:
+    folder = make_tiny(kind, tmp_path / "model")
+    base = Checkpoint("base", "clean", folder, "", folder)
     model = load_student(base, "lora", replace(CONFIG, precision=precision)).model
     found = sum(p.nbytes for p in model.parameters())
     found += sum(p.quant_state.absmax.nbytes for p in model.parameters() if hasattr(p, "quant_state"))
-    setup = Setup((tiny_family / "config.json").read_text(), "lora", precision, False, lora_rank=4, quantized=True)
+    setup = Setup((folder / "config.json").read_text(), "lora", precision, False, lora_rank=4, quantized=True)
     counts = parameters_of(setup)
     assert counts.inside.weights + counts.outside.weights == found
