@@ -30,7 +30,7 @@ ARGS ?=
 REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
 .PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format docs site lock bench \
-	bench-until soak container chromium postgresql clean
+	bench-until soak torture container chromium postgresql clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -114,6 +114,11 @@ bench-until: $(BENCH)/.ready  ## Tokens until recovered, against a peer: an hour
 soak: $(READY) $(VLLM)/.ready  ## Twenty minutes of cycles with each engine; monitors memory, files and processes
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.soak --write
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.soak --engine vllm --write
+
+# Minutes of all campaigns together, and the seed by which a fault comes back: make torture MINUTES=240 SEED=3
+MINUTES ?= 10
+torture: $(READY)  ## Kill, fill disks, damage files, feed hostile input; ARGS="kill --only 17" repeats one try
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Make the tested packages importable in environment $(1), after its own.
 sees_tested = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \

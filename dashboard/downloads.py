@@ -20,6 +20,8 @@ from dashboard.tracker_source import Source
 from db import DatabaseError, queries, reviews
 
 _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
+# What begins a formula in a spreadsheet, after a line break too, and the wide forms that some read alike.
+_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _LONGEST = 120.0  # seconds a report may take
 _TYPES = {"csv": "text/csv; charset=utf-8", "json": "application/json"}
 _ABOUT = ("suite", "item", "prompt", "first_response", "second_response", "reviewer")
@@ -111,7 +113,7 @@ def _cell(value: Any) -> Any:
     """Return a cell that no spreadsheet reads as a formula: such text is prefixed with a quote."""
     if isinstance(value, Mapping | list | tuple):
         value = json.dumps(value, ensure_ascii=False)
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    return f"'{value}" if isinstance(value, str) and value[:1] in _FORMULA else value
 
 
 def _json(columns: Sequence[str], rows: Rows) -> Iterator[str]:

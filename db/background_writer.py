@@ -34,6 +34,11 @@ class Batch:
     points: list[Point] = field(default_factory=list)
     usage: dict[str, float] = field(default_factory=dict)
 
+    def use(self, usage: Mapping[str, float]) -> None:
+        """Add to the usage."""
+        for name, amount in usage.items():
+            self.usage[name] = self.usage.get(name, 0) + amount
+
 
 @dataclass
 class Held:
@@ -112,8 +117,11 @@ class Writer:
         self._work_lost = self._work_lost or next((name for lease, name in work.items() if lease not in kept), "")
         self._check(held)
 
-    def log(self, held: Held, step: int, metrics: Mapping[str, Any]) -> None:
-        """Buffer points. Raises DatabaseError if writing fails repeatedly, StageBusyError if taken over."""
+    def log(self, held: Held, step: int, metrics: Mapping[str, Any], usage: Mapping[str, float]) -> None:
+        """Buffer points and the usage they are written with.
+
+        Raises DatabaseError if writing fails repeatedly, StageBusyError if taken over.
+        """
         self._check(held)
         if self._failures >= _FAILURES_TOLERATED and self._error is not None:
             raise self._error
@@ -121,13 +129,13 @@ class Writer:
         points = [(name, int(step), finite(value), now) for name, value in metrics.items()]
         with self._buffer:
             held.pending.points.extend(points)
+            held.pending.use(usage)
             held.steps_done = int(step)
 
     def use(self, held: Held, usage: Mapping[str, float]) -> None:
         """Add to the resources a stage has used."""
         with self._buffer:
-            for name, amount in usage.items():
-                held.pending.usage[name] = held.pending.usage.get(name, 0) + amount
+            held.pending.use(usage)
 
     def flush(self, *, beat: bool = True) -> None:
         """Write all pending data. Raises DatabaseError and keeps the data for the next attempt if that fails."""
@@ -178,8 +186,7 @@ class Writer:
         with self._buffer:
             for held, batch in batches:
                 held.pending.points[:0] = batch.points
-                for name, amount in batch.usage.items():
-                    held.pending.usage[name] = held.pending.usage.get(name, 0) + amount
+                held.pending.use(batch.usage)
 
     def _write(self, batches: list[tuple[Held, Batch]], work: Mapping[str, str]) -> None:
         """Write all stages in one transaction, except those that lost their lease."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from contextlib import closing
@@ -76,9 +77,17 @@ def _known_revision(connection: Connection, shown: str) -> str | None:
 
 
 def _copy(path: Path, revision: str) -> Path:
-    """Make a consistent copy of a SQLite file next to it, named after its schema and the time."""
+    """Make a consistent copy of a SQLite file next to it, named after its schema and the time.
+
+    It is written under a temporary name: a copy that was not finished must not look like one.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     target = path.with_name(f"{path.name}.schema-{revision}.{stamp}.bak")
-    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(target)) as copy:
-        source.backup(copy)
+    writing = path.with_name(f".writing-{os.getpid()}-{target.name}")
+    try:
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(writing)) as copy:
+            source.backup(copy)
+        writing.rename(target)
+    finally:
+        writing.unlink(missing_ok=True)
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -244,7 +245,7 @@ def _in_words(url: URL, verb: str) -> Iterator[None]:
         yield
     except DBAPIError as error:
         raise DatabaseError(f"{describe(url)} cannot be {verb}: {_reason(str(error.orig))}") from error
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, sqlite3.Error) as error:  # SQLAlchemy passes on what fails in a new connection
         raise DatabaseError(f"{describe(url)} cannot be {verb}: {_reason(str(error))}") from error
 
 

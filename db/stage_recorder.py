@@ -35,12 +35,14 @@ class StageRecorder:
         self.kind = kind
         writer.hold(held)
 
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def log(self, step: int, metrics: Mapping[str, Any], tokens: Mapping[str, int] | None = None) -> None:
         """Record metrics of a step; a background thread writes them within half a second.
 
+        ``tokens`` (see ``TOKEN_COUNTS``) are added to the stage's usage in the same transaction: a resumed stage takes
+        the counts of the steps it repeats from it.
         Raises StageBusyError if another process took the stage over, DatabaseError if writing fails repeatedly.
         """
-        self._writer.log(self._held, step, metrics)
+        self._writer.log(self._held, step, metrics, tokens or {})
 
     def progress(self, done: int, total: int | None = None) -> None:
         """Record the progress of a stage without metrics (for an evaluation: items done and their total)."""

@@ -309,7 +309,8 @@ class Tracker:
         """Record a suite's result with its items in one transaction. Returns the evaluation's id.
 
         ``items`` have the attributes, or keys, id, prompt, response, score, verdicts, group, extra. All evaluations
-        are kept; overviews show the newest of each checkpoint, suite and corpus. ``by`` as for ``add_checkpoint``.
+        are kept; overviews show the newest of each checkpoint, suite and corpus. ``by`` as for ``add_checkpoint``; such
+        a stage records each of them once: a resumed one keeps what it recorded before it was killed.
         """
         values = {
             "checkpoint_id": checkpoint_id,
@@ -326,6 +327,8 @@ class Tracker:
         rows = [_sample(item) for item in items]
         with self.database.writing() as connection:
             _require_held(connection, by)
+            if by is not None and (known := connection.scalar(_same_evaluation(values))) is not None:
+                return int(known)
             evaluation = insert_row(connection, Evaluation, values)
             for start in range(0, len(rows), _SAMPLES_AT_ONCE):
                 chunk = rows[start : start + _SAMPLES_AT_ONCE]
@@ -423,6 +426,12 @@ def _forget_after(connection: Connection, stage_id: int, step: int) -> dict[str,
             values = {"last_step": last.step, "last_value": last.value, "last_time": last.time}
             connection.execute(update(MetricSeries).where(MetricSeries.id == series_id).values(values))
     return deleted
+
+
+def _same_evaluation(values: Mapping[str, Any]) -> Any:
+    """Return the query for a stage's evaluation of the same checkpoint, suite and corpus."""
+    columns = ("checkpoint_id", "stage_id", "suite", "name", "corpus")
+    return select(Evaluation.id).where(*(getattr(Evaluation, one).is_not_distinct_from(values[one]) for one in columns))
 
 
 def _superseded(connection: Connection, known: Any, new_hash: str) -> bool:

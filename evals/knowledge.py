@@ -264,7 +264,7 @@ def _choice_requests(loaded: Loaded, probes: Sequence[Probe]) -> tuple[list[Requ
     texts: list[str] = []
     for probe in probes:
         texts += [probe.question.rstrip(), *(probe.question + choice for choice in probe.choices)]
-    encoded = iter(loaded.tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"])
+    encoded = map(loaded.chat.encode, texts)
     prefix = document_prefix(loaded)
     start = prefix or [start_token(loaded)]
     requests: list[Request] = []

@@ -93,9 +93,8 @@ class EngineLM(TemplateLM):
             text = self.loaded.chat.render(messages, generation_prompt=True)
             self._chat_ids[text] = self.loaded.chat.prompt_ids(messages)
             return text
-        opening = self.loaded.chat.render(messages[:-1], generation_prompt=True)
-        text = opening + messages[-1]["content"]  # lm-eval gives the beginning of the response
-        self._chat_ids[text] = self.loaded.chat.encode(text)
+        text, ids = self.loaded.chat.begun(messages)  # lm-eval gives the beginning of the response
+        self._chat_ids[text] = ids
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:

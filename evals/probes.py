@@ -21,7 +21,7 @@ from recovery.data.corpus.passages import endings, openings
 from recovery.data.corpus.question_templates import wh_question
 from recovery.data.corpus.sentences import Sentence, sentences, side
 from recovery.data.corpus.text import share
-from recovery.errors import UsageError
+from recovery.errors import UsageError, printable
 from recovery.types import Probe
 from recovery.workspace import write_atomically
 
@@ -62,9 +62,9 @@ def load_probes(path: Path, *, problems: list[str] | None = None) -> list[Probe]
         raise UsageError(f"no usable probe in {path}{first}: give question and answers on each line")
     for problem in found:
         if problems is None:
-            logger.warning("%s %s", path.name, problem)
+            logger.warning("%s", printable(f"{path.name} {problem}"))
         else:
-            problems.append(f"{path.name} {problem}")
+            problems.append(printable(f"{path.name} {problem}"))
     return probes
 
 

@@ -27,7 +27,7 @@ from pipelines.evaluation.acceptance import (
     rules_of,
 )
 from pipelines.evaluation.plan import EVERYTHING, Scope
-from pipelines.evaluation.stage import corpora_measured, evaluate, measured
+from pipelines.evaluation.stage import IMPORTED, corpora_measured, evaluate, measured
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.reports.cycle_report import write_report
@@ -221,20 +221,24 @@ def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number:
 
 
 def resumable(session: Session) -> records.Stage | None:
-    """Return the newest stage that was interrupted or failed and not replaced by a finished one."""
+    """Return the newest stage that was interrupted or failed and not replaced by a finished one.
+
+    An import is not resumed: the same command starts it again.
+    """
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
     done: set[tuple[Any, ...]] = set()
     for stage in stages:
         key = (stage.kind, stage.cycle, stage.student_id if stage.kind == "evaluate" else None)
         if stage.status == "finished":
             done.add(key)
-        elif stage.status in STOPPED and key not in done:
+        elif stage.status in STOPPED and key not in done and IMPORTED not in stage.config:
             return stage
     return None
 
 
 def resume(session: Session) -> str:
     """Resume what was interrupted and return one line about it. Raises UsageError if nothing was."""
+    session.remove_finished()
     plan = read_plan(session)
     if plan is not None:
         run_plan(session, plan)

@@ -6,11 +6,12 @@ The key is read from the environment at each request and is never stored, printe
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from recovery.errors import ServerError, UsageError
 CONNECTIONS = 64
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0  # seconds between two attempts
 _NOTIFY_TIMEOUT = 5.0  # seconds, for requests that need not arrive
+_ROUNDING = 1e-3  # nats above 0 that rounding may give a log-probability
 _POLL_INTERVAL = 0.25  # seconds between two calls of `progress` while no result arrives
 # Status codes of a server that starts, is overloaded or shuts down; any other error is final.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
@@ -173,6 +175,23 @@ def ask_all(
     finally:
         given_up.set()
     return [found[index] for index in range(len(items))]
+
+
+def log_probability(value: Any) -> float:
+    """Return a log-probability (nats) of a response. Raise ValueError if it cannot be one: NaN, infinite, above 0."""
+    found = float(value)
+    if not (math.isfinite(found) and found <= _ROUNDING):
+        raise ValueError(f"{found} is no log-probability")
+    return found
+
+
+@contextlib.contextmanager
+def response_of(address: str) -> Iterator[None]:
+    """Name the server in every ServerError about its response."""
+    try:
+        yield
+    except ServerError as error:
+        raise ServerError(f"{address}: {error}") from error
 
 
 def served_model(server: InferenceServer) -> dict[str, Any]:

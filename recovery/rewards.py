@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 from recovery.data.checkers import judge
 from recovery.data.corpus.text import normalise
-from recovery.errors import RecoveryError, UsageError
+from recovery.errors import RecoveryError, UsageError, first_line
+from recovery.time_limit import Overdue, time_limit
 from recovery.types import Prompt
 
 Reward = Callable[[Prompt, str], float]
@@ -63,8 +64,8 @@ def resolve_reward(name: str) -> Reward:
         raise UsageError(f"--reward {name!r} is unknown: use {known}, or a callable as package.module:function")
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # importing a user's module may raise anything
-        raise UsageError(f"--reward {name} cannot be imported: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # importing a user's module may raise anything
+        raise UsageError(f"--reward {name} cannot be imported: {type(error).__name__}: {first_line(error)}") from error
     if not callable(found):
         raise UsageError(f"--reward {name} is not callable: give a function of (prompt, response)")
     reward: Reward = found
@@ -78,13 +79,22 @@ def can_judge(name: str, prompt: Prompt) -> bool:
     return name not in NAMED or bool(prompt.checks) or prompt.answer is not None
 
 
-def judged(reward: Reward, prompt: Prompt, response: str) -> float:
-    """Return the reward of one response. Raise RecoveryError if the callable fails or returns no finite number."""
+def judged(reward: Reward, prompt: Prompt, response: str, limit: float = 0.0) -> float:
+    """Return the reward of one response. Raise RecoveryError if the callable fails, returns no finite number, or takes
+    longer than ``limit`` seconds (0: any time).
+    """
     try:
-        value = float(reward(prompt, response))
-    except Exception as error:  # a user's callable may raise anything
+        with time_limit(limit):
+            value = float(reward(prompt, response))
+    except Overdue as error:
         raise RecoveryError(
-            f"the reward failed on prompt {prompt.id!r}: {type(error).__name__}: {error}; fix the function of --reward"
+            f"the reward returned nothing for prompt {prompt.id!r} within {limit:g} seconds: fix the function of "
+            f"--reward, or raise --reward-timeout"
+        ) from error
+    except (Exception, SystemExit) as error:  # a user's callable may raise anything
+        raise RecoveryError(
+            f"the reward failed on prompt {prompt.id!r}: {type(error).__name__}: {first_line(error)}; fix the function "
+            f"of --reward"
         ) from error
     if not math.isfinite(value):
         raise RecoveryError(

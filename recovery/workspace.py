@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recovery.errors import UsageError
+from recovery.disk import WRITING, sweep, written
+from recovery.errors import UsageError, disk_failure
 from recovery.models.gguf_files.header import is_gguf, sha256_of
 
 FORMAT = 1
@@ -156,6 +157,19 @@ class Workspace:
         text = json.dumps({"format": FORMAT, "model": model, **more}, indent=2) + "\n"
         write_atomically(self.folder / SETTINGS, text)
 
+    def create(self) -> None:
+        """Create the folder. Raise UsageError if that is not possible."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(disk_failure(self.folder, error)) from error
+
+    def sweep(self) -> None:
+        """Remove the temporary files that killed processes left here; only for the holder of the lock."""
+        names = ("models", "corpora", "cache", "reports")
+        checkpoints = self.folder / "checkpoints"
+        sweep([self.folder, *(self.folder / name for name in names), checkpoints, *checkpoints.glob("*/")])
+
     def check_model(self, model: str | None) -> None:
         """Raise UsageError if ``model`` is not the clean model of this workspace."""
         settings = self.settings()
@@ -182,7 +196,7 @@ class Workspace:
 
         Raise UsageError, naming the holder, if another process holds it.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.create()
         handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
@@ -207,15 +221,11 @@ def model_key(model: str) -> str:
 
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file atomically, a text in UTF-8. Raise UsageError if it cannot be written."""
-    try:
+    writing = path.with_name(f"{WRITING}{os.getpid()}-{path.name}")  # two processes may create a workspace at once
+    with written(path, writing):
         path.parent.mkdir(parents=True, exist_ok=True)
-        writing = path.with_name(f".writing-{os.getpid()}-{path.name}")  # two processes may create a workspace at once
         with writing.open("wb") as stream:
             stream.write(content.encode("utf-8") if isinstance(content, str) else content)
             stream.flush()
             os.fsync(stream.fileno())
         writing.replace(path)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written ({error.strerror}): check the folder, its rights and the disk"
-        ) from error

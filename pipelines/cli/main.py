@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import click
 
 from recovery import __version__
-from recovery.errors import RecoveryError
+from recovery.errors import DISK_FAILURES, RecoveryError, UsageError, disk_failure
 
 # name -> (module that defines `command`, or module:name, and the one line of help), in the order of the help.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -123,6 +123,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         return INTERRUPTED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in DISK_FAILURES:
+            return _report(UsageError(disk_failure(error.filename, error, "read or written")))
         if not _is_deliberate(error):
             raise
         return _report(error)

@@ -30,7 +30,17 @@ dials = several(
     options_of(DistillConfig, "experts", "alpha", "lam"),
     divergence,
     options_of(DistillConfig, "beta", "anchor", "clip", "drop", "entry_clip", "floor", "batch_epochs", "positions"),
-    options_of(DistillConfig, "skip_first", "continuation", "answers", "data", "reward", "keep_above", "context"),
+    options_of(
+        DistillConfig,
+        "skip_first",
+        "continuation",
+        "answers",
+        "data",
+        "reward",
+        "reward_timeout",
+        "keep_above",
+        "context",
+    ),
     options_of(DistillConfig, "context_file", "context_template", "ema_decay", "temperature", "max_tokens", "alarm"),
     option_of(DistillConfig, "geometry_every"),
 )

@@ -18,7 +18,8 @@ from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, to
 from recovery.data.corpus import Corpus, Document, read_corpus
 from recovery.data.document_questions import QUESTIONS_FILE, document_questions
 from recovery.data.prompts import load_prompts, write_prompts
-from recovery.data.sources import beside, parse
+from recovery.data.sources import given_beside, parse
+from recovery.disk import WRITING, written
 from recovery.errors import CorpusError
 from recovery.types import Probe, Prompt
 from recovery.workspace import Workspace
@@ -52,9 +53,9 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int) -> CorpusSnaps
     """
     corpus = read_corpus(docs, held_out=held_out, seed=seed)
     problems: list[str] = []
-    probes, lines = _probes(beside(docs, PROBES_FILE), corpus, seed, problems)
+    probes, lines = _probes(given_beside(docs, PROBES_FILE), corpus, seed, problems)
     questions = document_questions(docs, corpus, exclude=probes, seed=seed, problems=problems)
-    given = beside(docs, QUESTIONS_FILE)
+    given = given_beside(docs, QUESTIONS_FILE)
     lines = [*corpus.report.lines(), *problems, *lines]
     lines.append(_origin("questions for the knowledge teacher", len(questions), given))
     remark = too_few(probes)
@@ -68,7 +69,7 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int) -> CorpusSnaps
         corpus.held_out,
         tuple(probes),
         tuple(questions),
-        given is not None and given.is_file(),
+        given is not None,
     )
 
 
@@ -78,8 +79,8 @@ def _probes(given: Path | None, corpus: Corpus, seed: int, problems: list[str]) 
     Generated probes that occur in the documents with their answer are dropped, since training on the documents would
     leak them; all probes about held-out text are dropped.
     """
-    own = given is not None and given.is_file()
-    probes = load_probes(given, problems=problems) if given and own else build_probes(corpus, seed=seed)
+    own = given is not None
+    probes = load_probes(given, problems=problems) if given else build_probes(corpus, seed=seed)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
     hidden = {p.id for p in about(probes, corpus.held_out)}
     kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text)]
@@ -95,26 +96,27 @@ def _probes(given: Path | None, corpus: Corpus, seed: int, problems: list[str]) 
 def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
     """Save a snapshot in the workspace, atomically; one of a cycle that never trained is replaced."""
     folder = workspace.corpus(corpus.cycle)
-    writing = folder.with_name(f".writing-{folder.name}")
+    writing = folder.with_name(f"{WRITING}{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
-    _write_documents(writing / "documents.jsonl", corpus.documents)
-    _write_documents(writing / "held_out.jsonl", corpus.held_out)
-    write_probes(writing / PROBES_FILE, corpus.probes)
-    write_prompts(writing / QUESTIONS_FILE, corpus.questions)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
     about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given}
     text = json.dumps(about, indent=2, ensure_ascii=False)
-    (writing / ABOUT).write_text(text + "\n", encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    writing.rename(folder)
+    with written(folder, writing):
+        writing.mkdir(parents=True)
+        _write_documents(writing / "documents.jsonl", corpus.documents)
+        _write_documents(writing / "held_out.jsonl", corpus.held_out)
+        write_probes(writing / PROBES_FILE, corpus.probes)
+        write_prompts(writing / QUESTIONS_FILE, corpus.questions)
+        (writing / ABOUT).write_text(text + "\n", encoding="utf-8", errors="surrogatepass")  # of the folder's name
+        shutil.rmtree(folder, ignore_errors=True)
+        writing.rename(folder)
 
 
 def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
     """Return the snapshot of a cycle. Raise CorpusError if it is missing or damaged."""
     folder = workspace.corpus(cycle)
     try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8", errors="surrogatepass"))
         corpus = CorpusSnapshot(
             cycle,
             about["folder"],
@@ -142,7 +144,7 @@ def load_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, Cor
 
 
 def _origin(what: str, count: int, path: Path | None) -> str:
-    return f"{count} {what} " + (f"from {path.name}" if path and path.is_file() else "made from the documents")
+    return f"{count} {what} " + (f"from {path.name}" if path else "made from the documents")
 
 
 def _holds(path: Path) -> bool:

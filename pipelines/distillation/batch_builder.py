@@ -246,7 +246,8 @@ class BatchBuilder:
         if self.reward is None or self.config.lam == 1.0:
             return None
         # The checks apply to a dialogue's last response: its reward is that of every turn that led to it.
-        values = [judged(self.reward, turn.prompt, turn.outcome) for turn in turns]
+        limit = self.config.reward_timeout
+        values = [judged(self.reward, turn.prompt, turn.outcome, limit) for turn in turns]
         metrics["reward"] = sum(values) / max(1, len(values))
         # The turns of one place in the dialogue are compared with each other.
         groups = [f"{turn.prompt.id}\x1f{len(turn.messages)}" for turn in turns]

@@ -65,7 +65,8 @@ def given_completions(
         each=config.samples_per_prompt if config.answers == "rejection" else 1,
     )
     if config.answers == "rejection" and resolved.reward is not None:
-        answered = [a for a in answered if judged(resolved.reward, a.prompt, a.answer) >= config.keep_above]
+        reward, limit = resolved.reward, config.reward_timeout
+        answered = [a for a in answered if judged(reward, a.prompt, a.answer, limit) >= config.keep_above]
     if not answered:
         raise UsageError(f"no answer of {source.name} was kept: lower --keep-above, or raise --max-new-tokens")
     return [a.messages for a in answered], sampled_tokens

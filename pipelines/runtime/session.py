@@ -71,7 +71,7 @@ class Session:
             exists = workspace.exists
             if not exists:
                 source = _locate(workspace, model or fallback or MINIATURE, display)
-            workspace.folder.mkdir(parents=True, exist_ok=True)
+            workspace.create()
             tracker = resources.enter_context(Tracker(workspace.database))
             tracker.reap_dead_stages()
             name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
@@ -86,6 +86,7 @@ class Session:
                 session._register_base(source, name, line)
             if purpose is not None:
                 resources.enter_context(session.interrupts.installed())
+                workspace.sweep()
             session._resources = resources.pop_all()
         return session
 
@@ -172,6 +173,13 @@ class Session:
         lineage = {one.cycle for one in (checkpoint, *self.ancestors(checkpoint))}
         counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
+
+    def remove_finished(self) -> None:
+        """Remove the folders of finished stages: a process that is killed while it removes one leaves the rest."""
+        for folder in (self.workspace.folder / "stages").glob("[0-9]*-*"):
+            stage = queries.stage(self.tracker.database, int(folder.name.partition("-")[0]))
+            if stage is not None and stage.status == "finished":
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _register_base(self, source: Path, name: str, line: str) -> None:
         path = self.workspace.stored(source)

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from db import StageRecorder, records
+from db import StageRecorder, queries, records
 from db.stage_recorder import TOKEN_COUNTS
 from pipelines.planning.throughput import GIB, peak_memory
 from pipelines.runtime.progress import Bar
@@ -80,11 +80,22 @@ class Stage:
         return progress
 
     def count_once(self, file: str, tokens: int) -> None:
-        """Record tokens sampled before the training, only once even if the stage is resumed."""
-        counted = self.folder / file
+        """Record tokens sampled before the training, only once even if the stage is resumed.
+
+        ``file`` holds the stage's count before they were added: after a kill it shows whether they have been.
+        """
+        counted, tracker = self.folder / file, self.session.tracker
+        tracker.flush()
+        stage = queries.stage(tracker.database, self.recorder.id)
+        assert stage is not None
         if not counted.is_file():
-            self.recorder.usage(tokens_sampled=tokens)
-            write_atomically(counted, json.dumps(tokens))
+            write_atomically(counted, json.dumps({"before": stage.tokens_sampled}))
+        else:
+            before = _before(counted)
+            if before is None or stage.tokens_sampled >= before + tokens:
+                return
+        self.recorder.usage(tokens_sampled=tokens)
+        tracker.flush()
 
     def keep(
         self, loaded: Loaded, kind: str, student: Checkpoint, extra: Mapping[str, Any], name: str | None = None
@@ -133,9 +144,8 @@ class Stage:
             peak = peak_memory(device)
             metrics["memory_gib"] = peak / GIB
             hooks.log(step, metrics)
-            self.recorder.log(step, metrics)
-            tokens = {name: int(metrics.get(name, 0)) for name in TOKEN_COUNTS}
-            self.recorder.usage(**tokens, peak_memory_bytes=peak)
+            self.recorder.log(step, metrics, {name: int(metrics.get(name, 0)) for name in TOKEN_COUNTS})
+            self.recorder.usage(peak_memory_bytes=peak)
             bar.update(step, f"{figure} {metrics.get(figure, metrics['loss']):.3f}")
 
         def after_step(step: int) -> str | None:
@@ -165,6 +175,7 @@ def running(
         session.interrupts.check()
     finally:
         session.interrupts.requested = False  # handled
+    session.remove_finished()
     if resume is not None:
         states = session.workspace.stage(resume.id, kind) / "states"
         recorder = session.tracker.resume_stage(resume.id, from_step=resume_step(states))
@@ -197,6 +208,15 @@ def running(
         recorder.finish(stage.stopped, {**stage.details, **figures} or None)
         shutil.rmtree(folder, ignore_errors=True)
         release_memory()
+
+
+def _before(counted: Path) -> int | None:
+    """Return the count before tokens were added; None if they were: 0.1 wrote their number afterwards."""
+    try:
+        known = json.loads(counted.read_text(encoding="utf-8"))
+        return int(known["before"]) if isinstance(known, dict) else None
+    except (ValueError, KeyError, TypeError):  # a damaged file: rather lost than twice
+        return None
 
 
 def release_memory() -> None:

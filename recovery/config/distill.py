@@ -117,6 +117,9 @@ class DistillConfig(TrainingConfig):
         "verifiable, all-checks, exact, normalised, or a callable as package.module:function.",
         metavar="NAME",
     )
+    reward_timeout: float = setting(
+        300.0, "Seconds that the reward of one response may take; 0: no limit.", minimum=0.0, metavar="SECONDS"
+    )
     keep_above: float = setting(1.0, "Minimum reward of a completion that rejection keeps.")
     context: str = setting("none", "Context that the teacher sees and the student does not.", choices=("none", *KINDS))
     context_file: Path | None = setting(None, "Text of the context, for prompts without their own.", metavar="FILE")

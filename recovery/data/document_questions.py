@@ -15,7 +15,7 @@ from recovery.data.corpus.question_templates import BLANK, cloze, missing, place
 from recovery.data.corpus.sentences import sentences, side
 from recovery.data.corpus.text import normalise, words
 from recovery.data.prompts import load_prompts, prompt_id
-from recovery.data.sources import beside
+from recovery.data.sources import given_beside
 from recovery.types import Message, Probe, Prompt
 
 QUESTIONS_FILE = "questions.jsonl"
@@ -57,8 +57,8 @@ def document_questions(
     are intended: a question is also dropped if it asks for a probe's answer with all words of the probe, or for a
     fact that a probe asks for in any wording.
     """
-    given, guard = beside(docs, QUESTIONS_FILE), ProbeGuard(exclude)
-    if given is not None and given.is_file():
+    given, guard = given_beside(docs, QUESTIONS_FILE), ProbeGuard(exclude)
+    if given is not None:
         found = load_prompts(given, kind="knowledge", problems=problems)
         return [p for p in found if not guard.has_wording(p.text)]
     return _generated(corpus, guard, seed, count)

@@ -19,7 +19,7 @@ from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS, Origin, is_t
 from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
 from recovery.data.tool_calls import read_calls, read_tools, signature
-from recovery.errors import UsageError
+from recovery.errors import UsageError, printable
 from recovery.types import Check, Message, Prompt, tools_of
 
 logger = logging.getLogger(__name__)
@@ -166,9 +166,9 @@ def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str,
 
 def _report(problem: str, problems: list[str] | None) -> None:
     if problems is None:
-        logger.warning("%s", problem)
+        logger.warning("%s", printable(problem))
     else:
-        problems.append(problem)
+        problems.append(printable(problem))
 
 
 def from_record(record: Any, kind: str = "behaviour") -> Prompt:
@@ -180,7 +180,7 @@ def from_record(record: Any, kind: str = "behaviour") -> Prompt:
     messages = _messages(record)
     answer = next((str(record[k]) for k in ANSWER_KEYS if isinstance(record.get(k), (str, int, float))), None)
     tags = record.get("tags") or ()
-    if isinstance(tags, str) or not all(isinstance(tag, str) for tag in tags):
+    if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) for tag in tags):
         raise ValueError("tags is not a list of strings")
     kind = record.get("kind") or kind
     if kind not in ("behaviour", "knowledge"):
@@ -307,9 +307,9 @@ def _question(record: dict[str, Any]) -> list[Message]:
 
 def _checks(record: dict[str, Any]) -> tuple[Check, ...]:
     ids = record.get("instruction_id_list") or []
-    kwargs = record.get("kwargs") or [{} for _ in ids]
     if not isinstance(ids, list) or not all(isinstance(i, str) for i in ids):
         raise ValueError("instruction_id_list is not a list of strings")
+    kwargs = record.get("kwargs") or [{} for _ in ids]
     if not isinstance(kwargs, list) or len(kwargs) != len(ids) or not all(isinstance(k, dict) for k in kwargs):
         raise ValueError(f"{len(ids)} instruction ids need {len(ids)} kwargs objects")
     return tuple(  # data sets list every argument of every checker, null if it does not apply

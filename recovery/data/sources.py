@@ -85,6 +85,21 @@ def beside(docs: str | Path, name: str) -> Path | None:
     return source.path.with_name(f"{source.path.stem}.{name}") if source.path.is_file() else source.path / name
 
 
+def given_beside(docs: str | Path, name: str) -> Path | None:
+    """Return the file called ``name`` beside documents, None if there is none.
+
+    Raise UsageError if it is something else, or a link that leads out of the folder: documents may come from others.
+    """
+    path = beside(docs, name)
+    if path is None or not (path.exists() or path.is_symlink()):
+        return None
+    if not path.is_file():
+        raise UsageError(f"{path} is not a regular file: remove it, or put the {name} of these documents there")
+    if path.is_symlink() and not path.resolve().is_relative_to(path.parent.resolve()):
+        raise UsageError(f"{path} is a symbolic link to a path outside the folder: copy the file in its place")
+    return path
+
+
 def _named(text: str, names: Sequence[str]) -> tuple[str, ...]:
     if not all(names):
         raise UsageError(f"{text}: a colon is followed by the name of a split or a column: add it, or omit the colon")

@@ -124,6 +124,25 @@ class DistillationObjective:
             return student.hidden_and_router_loss(batch)
         return student.hidden(batch), None
 
+    @torch.no_grad()
+    def not_finite(self, batch: Batch) -> str | None:
+        """Return which teacher, or which input of a batch's loss, is not finite; None if all are."""
+        for name in ("advantages_N", "old_logprobs_N"):
+            values_N = getattr(batch, name)
+            if values_N is not None and not bool(values_N.isfinite().all()):
+                return f"the rows' {name.removesuffix('_N').replace('_', ' ')} are not"
+        found = self.teachers.get(batch.teacher)
+        several = [teacher for teacher, _ in found.parts] if isinstance(found, Weighted) else [found]
+        for teacher in [*several, self.anchor if self._anchored else None]:
+            if teacher is None or isinstance(teacher, Scorer):
+                continue
+            seen = batch if teacher is self.anchor else batch.seen_by_teacher or batch
+            hidden_NE = seen.gather(teacher.hidden(seen))
+            if not bool(hidden_NE.isfinite().all()) or not bool(teacher.head.weight_VD.isfinite().all()):
+                name = "clean model of the anchor" if teacher is self.anchor else f"teacher {batch.teacher!r}"
+                return f"the {name} is not"
+        return None
+
     def _span_scores(self, batch: Batch) -> SpanScores | None:
         """Return the scores of a teacher with another tokenizer; None if these rows have no such teacher."""
         if batch.spans is None or batch.seen_by_teacher is None or self.loss_config.lam == 0.0:

@@ -1,11 +1,13 @@
 """Chat templates: convert messages to token ids and response masks, and response ids to text.
 
 Student and teacher read the same ids, unless the teacher has another tokenizer; template arguments (such as
-``enable_thinking``) are set once, for both.
+``enable_thinking``) are set once, for both. A control token that a message spells is text, not control: see
+:mod:`recovery.models.control_tokens`.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +16,8 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from recovery.errors import ModelError
+from recovery.models.control_tokens import TURN_ENDS, ControlTokens
 from recovery.types import Message, tools_of
-
-# Tokens that end an assistant turn in common chat formats; a model often lists only one of its own.
-TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|end|>", "<|return|>")
 
 # For base models without a template: plain turns, the end-of-text token ends a response.
 PLAIN_TEMPLATE = (
@@ -38,6 +38,8 @@ _CALLED: tuple[Message, ...] = (
 )
 
 _THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+# The marks of thinking, which templates look for in the assistant's turns. Some tokenizers declare them special.
+_THINKING = ("<think>", "</think>")
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,16 @@ class ChatFormat:
         For a template that refuses system messages (Gemma's) they are merged into the first user turn. Raise ModelError
         if the template refuses the conversation, or leaves out its tools or tool calls.
         """
-        self.check_tools(messages)
-        try:
-            return self._apply(messages, generation_prompt)
-        except TemplateError as error:
-            folded = _fold_system(messages)
-            if folded == list(messages):
-                raise ModelError(f"the chat template refuses this conversation: {error}") from error
-            return self._apply(folded, generation_prompt)
+        return self.control.unmark(self._marked(messages, generation_prompt))
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Return the token ids of a conversation up to the start of the assistant's response."""
-        return self.encode(self.render(messages, generation_prompt=True))
+        return self.control.encode(self._marked(messages, True))
+
+    def begun(self, messages: Sequence[Message]) -> tuple[str, list[int]]:
+        """Return a conversation up to the last message, which begins the assistant's response, as text and as ids."""
+        marked = self._marked(messages[:-1], True) + self.control.mark(messages[-1]["content"], _THINKING)
+        return self.control.unmark(marked), self.control.encode(marked)
 
     def conversation(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
         """Return the token ids of a conversation and the mask of the assistant's tokens, end tokens included.
@@ -103,7 +103,7 @@ class ChatFormat:
         ids: list[int] = []
         mask: list[bool] = []
         for text, marked in pieces:
-            piece = self.encode(text)
+            piece = self.control.encode(text)
             ids += piece
             mask += self._until_end(piece) if marked else [False] * len(piece)
         return ids, mask
@@ -125,8 +125,13 @@ class ChatFormat:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text without special tokens added."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        """Return the token ids of a text, which spells no control tokens, without special tokens added."""
+        return self.control.plain(text)
+
+    @functools.cached_property
+    def control(self) -> ControlTokens:
+        """The control tokens of the tokenizer, with all that end a response."""
+        return ControlTokens(self.tokenizer, self.end_ids)
 
     def check_tools(self, messages: Sequence[Message]) -> None:
         """Raise ModelError for tools or tool calls that the template would silently leave out; fast, nothing is
@@ -155,11 +160,23 @@ class ChatFormat:
             return " or ".join(dict.fromkeys(names.values()))
         return next((what for name, what in names.items() if name not in text), "")
 
+    def _marked(self, messages: Sequence[Message], generation_prompt: bool = False) -> str:
+        """Return the conversation as text, with marks in place of the control tokens that its messages spell."""
+        self.check_tools(messages)
+        try:
+            return self._apply(messages, generation_prompt)
+        except TemplateError as error:
+            folded = _fold_system(messages)
+            if folded == list(messages):
+                reason = self.control.unmark(str(error))
+                raise ModelError(f"the chat template refuses this conversation: {reason}") from error
+            return self._apply(folded, generation_prompt)
+
     def _apply(self, messages: Sequence[Message], generation_prompt: bool) -> str:
         template: dict[str, Any] = {"chat_template": PLAIN_TEMPLATE} if self.plain else {}
         if tools := tools_of(messages):
-            template["tools"] = tools
-        turns = [{key: value for key, value in message.items() if key != "tools"} for message in messages]
+            template["tools"] = self.control.mark_all(tools)
+        turns = [self._turn({key: value for key, value in message.items() if key != "tools"}) for message in messages]
         return str(
             self.tokenizer.apply_chat_template(
                 turns,
@@ -170,27 +187,31 @@ class ChatFormat:
             )
         )
 
+    def _turn(self, message: dict[str, Any]) -> dict[str, Any]:
+        marked: dict[str, Any] = self.control.mark_all(message, _THINKING if message["role"] == "assistant" else ())
+        return marked | {"role": message["role"]}
+
     def _turns(self, messages: Sequence[Message]) -> list[tuple[str, bool]]:
         done, pieces = "", []
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            opening = self.render(messages[:index], generation_prompt=True)
+            opening = self._marked(messages[:index], True)
             if not opening.startswith(done):
                 return self._last_turn(messages)
             closed = self._closed(opening, messages[: index + 1])
             pieces += [(opening[len(done) :], False), (closed[len(opening) :], True)]
             done = closed
-        return pieces or [(self.render(messages), False)]
+        return pieces or [(self._marked(messages), False)]
 
     def _last_turn(self, messages: Sequence[Message]) -> list[tuple[str, bool]]:
         last = max(i for i, m in enumerate(messages) if m["role"] == "assistant")
-        opening = self.render(messages[:last], generation_prompt=True)
+        opening = self._marked(messages[:last], True)
         return [(opening, False), (self._closed(opening, messages[: last + 1])[len(opening) :], True)]
 
     def _closed(self, opening: str, messages: Sequence[Message]) -> str:
         """Return the conversation with its last turn, as it is generated after ``opening``."""
-        closed = self.render(messages)
+        closed = self._marked(messages)
         if closed.startswith(opening):
             return closed
         if "tool_calls" in messages[-1]:
@@ -198,7 +219,7 @@ class ChatFormat:
                 "the model's chat template writes an assistant's tool call differently from how it opens the turn, so "
                 "the call cannot be imitated: set --template-arg, or leave out these conversations"
             )
-        return opening + messages[-1]["content"] + self.turn_end
+        return opening + self.control.mark(messages[-1]["content"], _THINKING) + self.turn_end
 
     @property
     def turn_end(self) -> str:

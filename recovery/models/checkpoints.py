@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from recovery.disk import OLD, WRITING, written
 from recovery.errors import CheckpointError
 from recovery.models.loading import Loaded
 
@@ -80,22 +81,20 @@ def save_checkpoint(
 
     A crash leaves either the old folder or the new one, never a partial one.
     """
-    writing = folder.with_name(f".writing-{folder.name}")
+    writing, old = folder.with_name(f"{WRITING}{folder.name}"), folder.with_name(f"{OLD}{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
-    loaded.save(writing)
-    info = CheckpointInfo(
-        name, kind, content_hash(writing), str(folder), parent, stage, loaded.tuning, base, dict(extra or {})
-    )
-    (writing / INFO_FILE).write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n")
-    if folder.exists():
-        old = folder.with_name(f".old-{folder.name}")
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
+    with written(folder, writing):
+        writing.mkdir(parents=True)
+        loaded.save(writing)
+        info = CheckpointInfo(
+            name, kind, content_hash(writing), str(folder), parent, stage, loaded.tuning, base, dict(extra or {})
+        )
+        (writing / INFO_FILE).write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n")
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
         writing.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        writing.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
     return info
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from transformers.utils import output_capturing
 
 from recovery import distributed
 from recovery.errors import ModelError
@@ -39,6 +40,8 @@ def shard(decoder: Any, device: torch.device, precision: torch.dtype, *, offload
     # The decoder itself has no shards; as the root module it enables prefetching of the layers' weights.
     outside = {p for p in decoder.parameters() if not isinstance(p, DTensor)}
     fully_shard(decoder, mesh=mesh, ignored_params=outside, reshard_after_forward=False)
+    # Its class is a new one now, and transformers looks up by class what it can record: a router's logits.
+    output_capturing._CAN_RECORD_REGISTRY[str(type(decoder))] = getattr(decoder, "_can_record_outputs", None)
     for module in _sharded(decoder):
         # The loss is already divided by the tokens of all processes: gradients are summed, not averaged.
         module.set_gradient_divide_factor(1.0)

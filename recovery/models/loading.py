@@ -121,6 +121,10 @@ class Loaded:
         if self.router is None:
             raise ModelError(f"{self.path} has no router whose loss is known: omit --router-loss")
         output = self._decoded(batch, output_router_logits=True)
+        if not output.get("router_logits"):
+            raise ModelError(
+                f"{self.path} returns no logits of its router: set --router-loss 0 (with --compile: omit it)"
+            )
         return output.last_hidden_state.to(self.precision), self.router.loss(output.router_logits, batch.real)
 
     def _decoded(self, batch: Batch, **wanted: bool) -> Any:
@@ -269,11 +273,31 @@ def load_model(
     model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
     loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
     if shard and tuning != "frozen" and distributed.size() > 1:
+        _check_finite(loaded)
         return _sharded(loaded, offload)
     model.to(place)
+    _check_finite(loaded)
     if compiled and tuning != "frozen":
         compile_layers(loaded.decoder, place)
     return loaded
+
+
+def not_finite(model: Any) -> str | None:
+    """Return the name of the first weight of a model that has NaN or infinite entries, or None."""
+    for name, weight in model.named_parameters():
+        if weight.is_floating_point() and weight.numel():
+            smallest, largest = torch.aminmax(weight.detach())  # makes no copy; NaN is both
+            if not bool(torch.isfinite(smallest) & torch.isfinite(largest)):
+                return str(name)
+    return None
+
+
+def _check_finite(loaded: Loaded) -> None:
+    if name := not_finite(loaded.model):
+        raise ModelError(
+            f"the weights in {loaded.path} are not all finite numbers ({name}): use another checkpoint, or copy the "
+            f"files again"
+        )
 
 
 def only_lora(adapter: Path | None) -> bool:

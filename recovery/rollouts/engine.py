@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from recovery.errors import UsageError
+from recovery.errors import ServerError, UsageError
+from recovery.inference_server import log_probability
 
 # progress(completions finished, tokens sampled), both since the last call. It may be called with 0 completions, so that
 # a caller can show progress; an exception it raises ends the work.
@@ -47,6 +48,23 @@ class Engine(Protocol):
     ) -> list[Completion]:
         """Return one completion per prompt, in order; an exception of ``progress`` ends the work."""
         ...
+
+
+def check_completion(completion: Completion, limit: int, vocabulary: int) -> Completion:
+    """Return a server's completion. Raise ServerError if it is none of at most ``limit`` tokens of a ``vocabulary``."""
+    if len(completion.ids) > limit:
+        raise ServerError(f"the server sampled {len(completion.ids)} tokens, not at most {limit}: check the server")
+    strange = next((token for token in completion.ids if not 0 <= token < vocabulary), None)
+    if strange is not None:
+        raise ServerError(
+            f"the server sampled token {strange}, the model has {vocabulary}: let it serve the model that is trained"
+        )
+    try:
+        for value in completion.logprobs:
+            log_probability(value)
+    except ValueError as error:
+        raise ServerError(f"the server's scores are not sound: {error}; check the served model") from error
+    return completion
 
 
 def check_room(prompts: Sequence[Sequence[int]], limit: int) -> None:

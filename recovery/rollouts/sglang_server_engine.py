@@ -18,9 +18,9 @@ from peft import PeftModel
 
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
-from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all
+from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of
 from recovery.models.loading import Loaded
-from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.engine import Completion, Progress, Sampling, check_completion
 from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds
 
@@ -75,7 +75,9 @@ class SglangServerSampler:
 
         def ask(one: tuple[Sequence[int], int], given_up: threading.Event) -> tuple[Completion, str]:
             answer = self.server.post("/generate", self._body(*one, sampling), given_up=given_up)
-            return parse_completion(answer, self.loaded.chat.end_ids)
+            with response_of(self.server.address):
+                completion, version = parse_completion(answer, self.loaded.chat.end_ids)
+                return check_completion(completion, sampling.max_new_tokens, self.loaded.head.vocabulary), version
 
         def report(found: Sequence[tuple[Completion, str]]) -> None:
             if progress is not None:
@@ -150,7 +152,7 @@ def parse_completion(answer: Any, ends: Iterable[int]) -> tuple[Completion, str]
             raise ServerError(f"the server aborted a request: {' '.join(str(reason.get('message', '')).split())[:200]}")
         pairs = [(int(token), float(logprob)) for logprob, token, *_ in about["output_token_logprobs"]]
         version = str(about["weight_version"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(
             "the server's response has no log-probabilities with the version of its weights: use SGLang 0.5.3 or later"
         ) from error

@@ -15,9 +15,9 @@ from typing import Any
 
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
-from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, served_model
+from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of, served_model
 from recovery.models.loading import Loaded
-from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.engine import Completion, Progress, Sampling, check_completion
 from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds
 
@@ -121,7 +121,9 @@ class VllmServerSampler:
                 if self._adapter == model:
                     self._push()
             answer = self.server.post("/v1/completions", body | {"model": self.model}, given_up=given_up)
-        return parse_completion(answer, self.loaded.chat.end_ids)
+        with response_of(self.server.address):
+            found = parse_completion(answer, self.loaded.chat.end_ids)
+            return check_completion(found, sampling.max_new_tokens, self.loaded.head.vocabulary)
 
     def _holds_weights(self) -> bool:
         """Return whether the server still has the weights transferred last; otherwise transfer them again.
@@ -202,7 +204,7 @@ def parse_completion(answer: Any, ends: Iterable[int]) -> Completion:
         (choice,) = answer["choices"]
         ids = [int(token) for token in choice["token_ids"]]
         logprobs = [float(value) for value in choice["logprobs"]["token_logprobs"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(
             "the server's response has no token ids with log-probabilities: use vLLM 0.10.2 or later"
         ) from error

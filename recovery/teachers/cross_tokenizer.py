@@ -93,9 +93,10 @@ class CrossTokenizer:
         """
         prompt = self.prompt_ids(messages)
         ended = bool(response) and response[-1] in self.student.end_ids
-        said = _spelling(self._student_bytes, response[: len(response) - ended])
+        answer = response[: len(response) - ended]
+        said = _spelling(self._student_bytes, answer)
         other_lead = self._replace_lead(said)
-        ids = self._encode(b"".join(said))
+        ids = self._encode(self._marked(answer, said))
         spans = common_spans(said, _spelling(self._teacher_bytes, ids))
         whole = not said or (bool(spans) and (spans[-1][1], spans[-1][3]) == (len(said), len(ids)))
         if ended and whole:
@@ -182,10 +183,23 @@ class CrossTokenizer:
     def _end_texts(chat: ChatFormat) -> dict[str, int]:
         return {str(chat.tokenizer.convert_ids_to_tokens(token)): token for token in sorted(chat.end_ids)}
 
-    def _encode(self, data: bytes) -> list[int]:
+    def _marked(self, answer: Sequence[int], said: Sequence[bytes]) -> str:
+        """Return the text of a response for the teacher: the student's control tokens are the teacher's of the same
+        name, what its other tokens spell is text (see :mod:`recovery.models.control_tokens`).
+        """
+        parts = []
+        for control, run in itertools.groupby(zip(answer, said, strict=True), self._is_control):
+            text = b"".join(spelled for _, spelled in run).decode("utf-8", errors="surrogateescape")
+            parts.append(text if control else self.teacher.control.mark(text))
+        return "".join(parts)
+
+    def _is_control(self, token: tuple[int, bytes]) -> bool:
+        return token[0] in self.student.control
+
+    def _encode(self, marked: str) -> list[int]:
         """Return the teacher's tokens of a text, up to the first byte that it has no token for."""
         ids: list[int] = []
-        for piece in _NOT_UTF8.split(data.decode("utf-8", errors="surrogateescape")):
+        for piece in _NOT_UTF8.split(marked):
             if not _NOT_UTF8.match(piece):
                 ids += self._encode_text(piece) if piece else []
                 continue
@@ -195,12 +209,13 @@ class CrossTokenizer:
             ids.append(byte)
         return ids
 
-    def _encode_text(self, text: str) -> list[int]:
-        ids = self.teacher.encode(text)
+    def _encode_text(self, marked: str) -> list[int]:
+        control = self.teacher.control
+        ids = control.encode(marked)
         spelled = b"".join(_spelling(self._teacher_bytes, ids))
-        if spelled == text.encode() or not spelled.startswith(b" "):
+        if spelled == control.unmark(marked).encode() or not spelled.startswith(b" "):
             return ids
-        guarded = self.teacher.encode(_GUARD + text)
+        guarded = control.encode(_GUARD + marked)
         read = itertools.accumulate(_spelling(self._teacher_bytes, guarded))
         cut = next((number for number, spelled in enumerate(read, 1) if spelled.lstrip(b" ") == _GUARD.encode()), 0)
         return guarded[cut:]

@@ -6,6 +6,7 @@ divergences top_k (with one bucket for the rest) and sampled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 from recovery.batching import Batch
-from recovery.errors import ServerError, UsageError
-from recovery.inference_server import InferenceServer, NotOffered, ask_all, served_model
+from recovery.errors import ServerError, UsageError, first_line
+from recovery.inference_server import InferenceServer, NotOffered, ask_all, log_probability, response_of, served_model
 from recovery.models.chat_template import ChatFormat
 
 KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
@@ -23,6 +24,7 @@ _PROMPTS, _REQUESTS = 16, 8  # prompts per request, and concurrent requests
 _WORDS = 256  # entries of the vocabulary whose ids are compared
 _PROBE = 8  # tokens whose scores identify a model independently of its name
 _SAME = 0.1  # nats: tolerance for rounding
+_MOST = 1.01  # sum of a distribution, with rounding
 _TEXTS = (
     "The ferry leaves at 7:45 a.m.; return tickets cost 12.50 EUR.\n\n\tTwo  spaces, then a line.",
     "def double(value):\n    return value * 2  # doubles",
@@ -71,7 +73,8 @@ class RemoteTeacher:
     def check(self) -> None:
         """Check that the server can teach this student: same tokens, enough log-probabilities."""
         served = served_model(self.server)
-        self.model, self.window = str(served["id"]), int(served.get("max_model_len") or 0)
+        window = served.get("max_model_len")
+        self.model, self.window = str(served["id"]), window if isinstance(window, int) else 0
         self._check_tokens()
         try:
             self._scores = self._probe()
@@ -110,18 +113,20 @@ class RemoteTeacher:
         ids = self._tokenizer(_TEXTS[0], add_special_tokens=False)["input_ids"][:_PROBE]
         count = max(1, self._count)
         [positions] = self._ask([ids], count)
-        return [entries(position, token, 1).target for position, token in zip(positions[1:], ids[1:], strict=True)]
+        with response_of(self.server.address):
+            return [entries(position, token, 1).target for position, token in zip(positions[1:], ids[1:], strict=True)]
 
     def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and log-probabilities of ``count`` entries at each target, including the target, [N, count]."""
         found = self._scored(batch, count)
         ids = torch.tensor([entry.ids for entry in found], device=batch.targets_N.device)
         logprobs = torch.tensor([entry.logprobs for entry in found], device=batch.targets_N.device)
-        if int(ids.max()) >= self._vocabulary:
-            raise UsageError(
-                f"{self.server.address} returned token {int(ids.max())}, the student has {self._vocabulary}: use a "
-                f"teacher of the student's model family"
-            )
+        for token in (int(ids.min()), int(ids.max())):
+            if not 0 <= token < self._vocabulary:
+                raise UsageError(
+                    f"{self.server.address} returned token {token}, the student has {self._vocabulary}: use a teacher "
+                    f"of the student's model family"
+                )
         return ids, logprobs
 
     def logprobs(self, batch: Batch) -> torch.Tensor:
@@ -145,10 +150,11 @@ class RemoteTeacher:
         parts = [ids[start : start + _PROMPTS] for start in range(0, len(ids), _PROMPTS)]
         responses = ask_all(lambda part, given_up: self._ask(part, count, given_up), parts, _REQUESTS)
         positions = dict(zip(order, (found for part in responses for found in part), strict=True))
-        return [
-            entries(positions[row][position], int(token), count)
-            for row, position, token in zip(rows, at, batch.targets_N.tolist(), strict=True)
-        ]
+        with response_of(self.server.address):
+            return [
+                entries(positions[row][position], int(token), count)
+                for row, position, token in zip(rows, at, batch.targets_N.tolist(), strict=True)
+            ]
 
     def _ask(self, prompts: Sequence[Sequence[int]], count: int, given_up: Event | None = None) -> list[list[Any]]:
         """Return the server's log-probabilities at every position of each prompt."""
@@ -160,7 +166,9 @@ class RemoteTeacher:
             "prompt_logprobs": count,
             "return_token_ids": True,
         }
-        return parse_positions(self.server.post("/v1/completions", body, given_up=given_up), prompts)
+        answer = self.server.post("/v1/completions", body, given_up=given_up)
+        with response_of(self.server.address):
+            return parse_positions(answer, prompts)
 
     def _check_tokens(self) -> None:
         """Raise UsageError if the server tokenizes text differently: scores would belong to other tokens."""
@@ -201,11 +209,11 @@ def parse_positions(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
         found = [list(choice["prompt_logprobs"]) for choice in choices]
         read = [choice.get("prompt_token_ids") for choice in choices]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError("the teacher's response has no prompt_logprobs: serve it with vLLM") from error
     if [len(positions) for positions in found] != [len(prompt) for prompt in prompts]:
         raise ServerError("the teacher's response has another number of tokens than were sent: serve it with vLLM")
-    if any(ids is not None and list(ids) != list(prompt) for ids, prompt in zip(read, prompts, strict=True)):
+    if any(ids is not None and ids != list(prompt) for ids, prompt in zip(read, prompts, strict=True)):
         raise ServerError("the teacher read other tokens than were sent: check for a proxy that changes requests")
     return found
 
@@ -214,13 +222,21 @@ def entries(position: Any, target: int, count: int) -> Entries:
     """Return ``count`` entries at one position, including the target token.
 
     The server returns the ``count`` most likely tokens and, if it is not one of them, the target, which then replaces
-    the least likely. All other tokens are one bucket of the divergence. Raise ServerError if an entry is missing.
+    the least likely. All other tokens are one bucket of the divergence. Raise ServerError if an entry is missing, or
+    if the entries are no distribution.
     """
     try:
-        known = {int(token): float(entry["logprob"]) for token, entry in position.items()}
-        logprob = known.pop(target)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        given = {int(token): entry["logprob"] for token, entry in position.items()}
+        logprob = float(given[target])
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(f"the teacher's response has no log-probability of token {target}") from error
+    try:
+        known = {token: log_probability(value) for token, value in given.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ServerError(f"the teacher's scores are not sound: {first_line(error)}; check the served model") from error
+    if (total := math.fsum(map(math.exp, known.values()))) > _MOST:
+        raise ServerError(f"the teacher's probabilities at a token sum to {total:.3g}: check the served model")
+    del known[target]
     others = sorted(known.items(), key=lambda item: (-item[1], item[0]))[: count - 1]
     if len(others) < count - 1:
         raise ServerError(f"the teacher returned {len(others) + 1} entries at a token, not {count}")

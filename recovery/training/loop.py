@@ -27,7 +27,7 @@ from recovery.batching import Batch, Row, micro_batches
 from recovery.errors import Interrupted, RecoveryError, UsageError
 from recovery.losses.objective import LossOutput
 from recovery.models.fsdp import apart, dot, local, total_norm
-from recovery.models.loading import Loaded
+from recovery.models.loading import Loaded, not_finite
 from recovery.rng import derive_seed
 from recovery.training.resumable import Resumable
 from recovery.training.resume_state import Reader, States
@@ -75,6 +75,10 @@ class Objective(Protocol):
     """Computes the loss of a batch, summed over its target tokens."""
 
     def __call__(self, student: Loaded, batch: Batch) -> LossOutput: ...
+
+    def not_finite(self, batch: Batch) -> str | None:
+        """Return what of a batch, other than the student, is not finite; None if all of it is."""
+        ...
 
 
 class AveragedWeights(Protocol):
@@ -324,10 +328,6 @@ class _Run:
         sums = {name: sum(share.sums.get(name, 0.0) for share in totals) for name in names}
         means = {name: sums[name] / sum(share.tokens.get(name, 0) for share in totals) for name in names}
         loss = sum(value for name, value in sums.items() if name in losses) / tokens
-        if not math.isfinite(loss):
-            raise RecoveryError(
-                "the loss is not finite: lower --lr, or use --precision float32; the last saved state is kept"
-            )
         return {"loss": loss} | means
 
     def _score(self, rows: list[Row], tokens: int) -> _Totals:
@@ -351,7 +351,23 @@ class _Run:
                 (output.loss * 0.0 if batch.idle else output.loss / tokens).backward()
                 if not batch.idle:
                     totals.add(output)
+                    self._check_finite(batch, output)
         return totals
+
+    def _check_finite(self, batch: Batch, output: LossOutput) -> None:
+        """Raise RecoveryError if a batch's loss is not finite, naming where that begins; the weights are unchanged."""
+        if math.isfinite(float(output.loss.detach())):
+            return
+        source = not_finite(self.loaded.model) if not self.loaded.sharded else None
+        cause = (
+            f"the student's weights are not ({source})"
+            if source
+            else self.objective.not_finite(batch) or "the student's logits are not"
+        )
+        raise RecoveryError(
+            f"the loss is not finite ({output.metric}): {cause}; lower --lr, or use --precision float32; the last "
+            f"saved state is kept"
+        )
 
     def _add_up(self) -> None:
         """Sum the gradients over all processes; those of sharded layers were summed in the backward pass."""

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +24,12 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from recovery import distributed
+from recovery.disk import WRITING, written
 from recovery.errors import CheckpointError, UsageError
 
 META, WHOLE = "state.json", "state.safetensors"
+SUMS = "sums.json"
+"""CRC-32 of each file of a state: one with a wrong bit would train on, to other weights."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,12 @@ class States:
         if self.folder is None:
             return
         folder = self.folder
-        final, writing = folder / f"step-{step:06d}", folder / f".writing-{step:06d}"
-        if distributed.lead(lambda: _prepare(final, writing)):
-            return
-        distributed.gather(lambda: _write_part(writing, tensors))
-        distributed.lead(lambda: self._complete(final, writing, meta))
+        final, writing = folder / f"step-{step:06d}", folder / f"{WRITING}{step:06d}"
+        with written(final, writing):
+            if distributed.lead(lambda: _prepare(final, writing)):
+                return
+            sums = distributed.gather(lambda: _write_part(writing, tensors))
+            distributed.lead(lambda: self._complete(final, writing, meta, [part for part in sums if part]))
 
     def read(self) -> tuple[dict[str, Any], Reader] | None:
         """Return ``meta`` and the tensors of the newest readable state; None if there is none."""
@@ -53,18 +58,19 @@ class States:
             return None
         return json.loads((folder / META).read_text()), Reader(folder)
 
-    def _complete(self, final: Path, writing: Path, meta: Mapping[str, Any]) -> None:
+    def _complete(self, final: Path, writing: Path, meta: Mapping[str, Any], sums: list[tuple[str, int]]) -> None:
         assert self.folder is not None
         (writing / META).write_text(json.dumps(meta))
         _sync(writing / META)
+        (writing / SUMS).write_text(json.dumps(dict([*sums, (META, _sum(writing / META))])))
+        _sync(writing / SUMS)
         writing.rename(final)
         _sync(self.folder)
         for _, old in sorted(states(self.folder))[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
 
     def _newest(self) -> Path | None:
-        found = sorted(states(self.folder), reverse=True) if self.folder is not None else []
-        return next((folder for _, folder in found if _is_readable(folder)), None)
+        return _newest(self.folder)[1] if self.folder is not None else None
 
 
 @dataclass
@@ -115,21 +121,29 @@ def states(folder: Path) -> list[tuple[int, Path]]:
 
 
 def resume_step(folder: Path) -> int:
-    """Return the step of the newest complete state; 0 if there is none."""
-    return max((number for number, _ in states(folder)), default=0)
+    """Return the step of the newest readable state, from which a run resumes; 0 if there is none."""
+    return _newest(folder)[0]
+
+
+def _newest(folder: Path) -> tuple[int, Path | None]:
+    return next((found for found in sorted(states(folder), reverse=True) if _is_readable(found[1])), (0, None))
 
 
 def _prepare(final: Path, writing: Path) -> bool:
     """Return whether the state exists already; otherwise create an empty folder for it."""
-    if final.exists():
+    if final.exists() and _is_readable(final):
         return True
-    shutil.rmtree(writing, ignore_errors=True)
+    for left in (final, writing):
+        shutil.rmtree(left, ignore_errors=True)
     writing.mkdir(parents=True)
     return False
 
 
-def _write_part(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write this process's file: its rows of sharded tensors and, in the main process, all other tensors."""
+def _write_part(folder: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[str, int] | None:
+    """Write this process's file: its rows of sharded tensors and, in the main process, all other tensors.
+
+    Return its name and sum; None if this process has none.
+    """
     if not folder.is_dir():
         raise UsageError(f"there is no {folder} on this node: use a --workspace on a file system that all nodes share")
     mine, first = {}, {"format": "pt"}
@@ -142,12 +156,13 @@ def _write_part(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             mine[name] = tensor
     sharded = any(isinstance(tensor, DTensor) for tensor in tensors.values())
     if not sharded and not distributed.is_main():
-        return
+        return None
     path = folder / (
         f"state-{distributed.rank() + 1:05d}-of-{distributed.size():05d}.safetensors" if sharded else WHOLE
     )
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in mine.items()}, path, metadata=first)
     _sync(path)
+    return path.name, _sum(path)
 
 
 def _rows(tensor: DTensor) -> tuple[int, int]:
@@ -165,7 +180,10 @@ def _is_readable(folder: Path) -> bool:
             with safe_open(path, "pt"):
                 pass
         json.loads((folder / META).read_text())
-    except (OSError, ValueError, SafetensorError):
+        sums = json.loads((folder / SUMS).read_text()) if (folder / SUMS).is_file() else {}  # none before 0.2
+        if any(_sum(folder / name) != value for name, value in sums.items()):
+            return False
+    except (OSError, ValueError, AttributeError, SafetensorError):
         return False
     several = re.search(r"-of-(\d+)", parts[0].name) if parts else None
     return len(parts) == (int(several[1]) if several else 1)
@@ -173,6 +191,14 @@ def _is_readable(folder: Path) -> bool:
 
 def _parts(folder: Path) -> Iterator[Path]:
     yield from sorted(folder.glob("state*.safetensors"))
+
+
+def _sum(path: Path) -> int:
+    found = 0
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def _sync(path: Path) -> None:

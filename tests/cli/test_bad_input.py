@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,3 +102,17 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     assert plan["documents"] == 1
     assert run(["checkpoints", "--json"]) == 0
     assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["base"]
+
+
+def test_a_workspace_that_cannot_be_written(
+    refused: Say, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    start = ("midtrain", "--docs", "corpus", "--model", tiny_model, "--workspace")
+    assert "file/x cannot be written (Not a directory): check" in refused(*start, "file/x")
+
+    def broken(path: Path, *_: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "open", broken)
+    assert "w/lock cannot be read or written (Read-only file system): check" in refused(*start, "w")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import multiprocessing
+import os
 import shutil
+import signal
 import sqlite3
 import tarfile
 from collections.abc import Callable
@@ -14,7 +19,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine, event
 
 from db import Database, SchemaError, Tracker, database_url, migrate, open_database, open_readonly, queries, reviews
 from db.schema import Base
@@ -115,6 +120,50 @@ def test_a_failed_upgrade_changes_nothing(address: Path | str, add_revision: Cal
     (row,) = select(address, "SELECT * FROM experiment")
     assert "calm" not in row
     assert select(address, "SELECT version_num FROM alembic_version") == [(before,)]
+
+
+def upgrade_killed(path: Path, statement: int) -> None:
+    """Open a tracker in a process that is killed before a statement."""
+    count = itertools.count(1)
+
+    def kill(*_: object) -> None:
+        if next(count) == statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    event.listen(Engine, "before_cursor_execute", kill)
+    open_database(path).close()
+
+
+@pytest.mark.parametrize("left", [2, 6, 10])
+def test_an_upgrade_that_is_killed_changes_nothing_and_goes_on(
+    tmp_path: Path, add_revision: Callable[..., None], left: int
+) -> None:
+    path = tmp_path / "tracker.db"
+    with Tracker(path) as tracker:
+        tracker.experiment("kept")
+    add_revision()
+    process = multiprocessing.get_context("fork").Process(target=upgrade_killed, args=(path, left))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    open_database(path).close()
+    assert select(path, "SELECT name, mood FROM experiment") == [("kept", "calm")]
+
+
+def test_a_copy_that_cannot_be_finished_is_none(
+    tmp_path: Path, add_revision: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tracker.db"
+    Tracker(path).close()
+    add_revision()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(OSError, match="No space"):
+        open_database(path)
+    assert {one.name for one in tmp_path.iterdir() if "bak" in one.name} == set()
 
 
 def test_a_new_file_needs_no_copy(tmp_path: Path) -> None:

@@ -102,6 +102,31 @@ def test_usage_adds_up_and_memory_keeps_its_peak(tracker: Tracker, experiment: i
     assert (found.tokens_sampled, found.tokens_trained, found.peak_memory_bytes) == (15, 3_000_000_000, 700)
 
 
+def test_points_and_their_tokens_are_written_together(tracker: Tracker, experiment: int) -> None:
+    """A kill between the two would let a resumed stage take tokens from its count that were never added."""
+    stage = tracker.start_stage(experiment, "distill")
+    stage.log(1, {"tokens_trained": 100.0}, {"tokens_trained": 100})
+    tracker.flush()
+    assert read(tracker, stage.id).tokens_trained == 100
+    stage.interrupt()
+    tracker.resume_stage(stage.id, from_step=0).finish()
+    assert read(tracker, stage.id).tokens_trained == 0
+
+
+def test_a_resumed_stage_records_a_suite_once(tracker: Tracker, experiment: int) -> None:
+    """It was killed after it had recorded one of them."""
+    checkpoint = tracker.add_checkpoint(experiment, "base", "base", path="x")
+    stage = tracker.start_stage(experiment, "evaluate")
+    score = {"value": 0.5, "stderr": 0.1, "n": 1}
+    first = tracker.add_evaluation(checkpoint, "ifeval", **score, items=[{"id": "a"}], by=stage)
+    stage.interrupt()
+    again = tracker.resume_stage(stage.id, from_step=0)
+    assert tracker.add_evaluation(checkpoint, "ifeval", **score, items=[{"id": "a"}], by=again) == first
+    tracker.add_evaluation(checkpoint, "ifeval", **score, corpus=1, by=again)
+    again.finish()
+    assert [e.corpus for e in queries.stage_evaluations(tracker.database, stage.id)] == [None, 1]
+
+
 def test_details_known_later_are_added(tracker: Tracker, experiment: int) -> None:
     stage = tracker.start_stage(experiment, "evaluate", config={"a": 1})
     stage.describe(versions={"torch": "2.13"}, steps_total=40, folder=Path("state"))

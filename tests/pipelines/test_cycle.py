@@ -12,6 +12,7 @@ import pytest
 from db import queries
 from pipelines import cycle
 from pipelines.cycle import drop_plan, read_plan, resumable, resume, start_cycles
+from pipelines.evaluation.stage import IMPORTED
 from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
@@ -109,6 +110,12 @@ def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
     assert stage is not None
     assert (stage.kind, stage.status) == ("midtrain", "interrupted")
     assert "made cycle-1/midtrained" in resume(session)
+    assert resumable(session) is None
+
+
+def test_a_killed_import_is_not_what_resume_continues(session: Session) -> None:
+    """It was the newest stage, and its settings are none of an evaluation."""
+    session.tracker.start_stage(session.experiment_id, "evaluate", config={IMPORTED: "logs", "logs": []}).interrupt()
     assert resumable(session) is None
 
 

@@ -27,6 +27,21 @@ def test_the_first_use_registers_the_clean_model(session: Session, tiny_model: P
     assert session.next_cycle() == 1
 
 
+def test_work_begins_by_removing_what_killed_processes_left(session: Session, tiny_model: Path) -> None:
+    folder = session.workspace.folder
+    stages = [session.tracker.start_stage(session.experiment_id, "evaluate") for _ in range(2)]
+    for stage in stages:
+        (folder / "stages" / f"{stage.id:04d}-evaluate" / "states").mkdir(parents=True)
+    stages[0].finish()
+    stages[1].interrupt()
+    (folder / "checkpoints" / "cycle-1" / ".writing-recovered").mkdir(parents=True)
+    (folder / ".writing-plan.json").touch()
+    with Session.open(folder, display=Display(quiet=True), purpose="test") as opened:
+        opened.remove_finished()
+        assert [path.name for path in (folder / "stages").iterdir()] == [f"{stages[1].id:04d}-evaluate"]
+    assert not list(folder.rglob(".writing-*"))
+
+
 def test_another_clean_model_is_refused_in_a_begun_workspace(
     open_session: Callable[..., Session], tiny_llama: Path, tiny_model: Path
 ) -> None:

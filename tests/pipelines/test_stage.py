@@ -15,7 +15,7 @@ from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import free_name, one_line, running
 from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, UsageError
-from recovery.workspace import Workspace
+from recovery.workspace import Workspace, write_atomically
 
 
 def only_stage(session: Session) -> records.Stage:
@@ -28,6 +28,22 @@ def test_an_error_is_recorded_in_one_line_and_goes_on_up(session: Session) -> No
         raise ValueError("first line\nsecond line")
     stage = only_stage(session)
     assert (stage.status, stage.error) == ("failed", "ValueError: first line")
+
+
+def test_tokens_before_the_training_count_once_after_any_kill(session: Session) -> None:
+    """The file that says so is written before they are added, or after: neither a kill between them loses any."""
+    with running(session, "evaluate", EvalConfig()) as stage:
+        stage.recorder.usage(tokens_sampled=7)
+        stage.count_once("spoken.json", 30)
+        stage.count_once("spoken.json", 30)
+        session.tracker.flush()
+        assert only_stage(session).tokens_sampled == 37
+        write_atomically(stage.folder / "written.json", '{"before": 37}')  # killed before they were added
+        stage.count_once("written.json", 5)
+        stage.count_once("written.json", 5)
+        write_atomically(stage.folder / "older.json", "12")  # as 0.1 wrote it
+        stage.count_once("older.json", 12)
+    assert only_stage(session).tokens_sampled == 42
 
 
 def test_a_first_signal_asks_and_a_second_one_insists(session: Session) -> None:

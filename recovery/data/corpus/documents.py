@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from recovery.errors import printable
+
 _NAMED_PER_REASON = 8
 
 
@@ -46,7 +48,8 @@ class ReadReport:
             f"to train on, {self.held_out} held out, {self.characters:,} characters"
         )
         skipped = few_of_each((item.path, item.reason) for item in self.skipped)
-        return [head, *_first(self.notes), *(f"skipped {where}: {reason}" for where, reason in skipped)]
+        lines = [head, *_first(self.notes), *(f"skipped {where}: {reason}" for where, reason in skipped)]
+        return [printable(line) for line in lines]
 
 
 @dataclass(frozen=True)

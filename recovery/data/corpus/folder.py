@@ -18,7 +18,7 @@ from recovery.data.corpus.table_documents import table_documents
 from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
 from recovery.data.corpus.text import text_hash
 from recovery.data.sources import TABLE_SUFFIXES, Source, parse
-from recovery.errors import CorpusError
+from recovery.errors import CorpusError, printable
 
 # Also those of a single file: reviews.probes.jsonl.
 _NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(?:questions|probes)\.jsonl")
@@ -90,7 +90,7 @@ def _read_path(source: Source, reading: _Reading) -> None:
     path, reading.place, reading.column = of_source(source)
     if not path.is_dir() or splits_of(path) is not None:
         whole = path.absolute()  # not resolved: the target of a link may have no suffix
-        _take(whole.name, lambda: _read(whole, reading), reading)
+        _take(printable(whole.name), lambda: _read(whole, reading), reading)
         return
     root = path.resolve()
     for found in _files(root, root, reading.skipped):
@@ -198,7 +198,7 @@ def _documents(table: Table, name: str, reading: _Reading) -> Read:
 
 
 def _name(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path != root else "."
+    return printable(path.relative_to(root).as_posix()) if path != root else "."
 
 
 def _nothing(source: Source, skipped: list[Skipped]) -> str:

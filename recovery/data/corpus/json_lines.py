@@ -9,9 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from recovery.data.corpus.encodings import NotTextError, decode
-from recovery.errors import UsageError
+from recovery.errors import UsageError, first_line
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def load_json(text: str) -> Any:
+    """Return the value of a JSON text. Raise JSONDecodeError, or RecursionError, if it is none.
+
+    An escaped half of a surrogate pair is no character: no tokenizer takes it and no file can hold it.
+    """
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:  # a number of thousands of digits
+        raise json.JSONDecodeError(first_line(error), text, 0) from error
+    half = _ESCAPED.search(text)
+    if half and _SURROGATES.search(json.dumps(value, ensure_ascii=False)):
+        raise json.JSONDecodeError("half of a surrogate pair, which is no character,", text, half.start())
+    return value
 
 
 def parse_json_lines(text: str) -> tuple[list[tuple[int, Any]], list[str]]:
@@ -22,7 +40,7 @@ def parse_json_lines(text: str) -> tuple[list[tuple[int, Any]], list[str]]:
         if not line.strip():
             continue
         try:
-            records.append((number, json.loads(line)))
+            records.append((number, load_json(line)))
         except (json.JSONDecodeError, RecursionError) as error:
             problems.append(f"line {number}: not valid JSON ({_short(error)})")
     return records, problems
@@ -35,6 +53,8 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
     or a .json file is invalid.
     """
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for, a device may never end
+            raise UsageError(f"cannot read {path}: it is not a regular file")
         text = decode(path.read_bytes()).text
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
@@ -43,7 +63,7 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
     if path.suffix.lower() != ".json":
         return parse_json_lines(text)
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except (json.JSONDecodeError, RecursionError) as error:
         records, problems = parse_json_lines(text)  # JSON Lines in a .json file is common
         if records:
@@ -56,7 +76,7 @@ def json_text(value: Any) -> Any:
     """Return the list or the object that a text holds as JSON; any other value as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
-            return json.loads(value)
+            return load_json(value)
         except (json.JSONDecodeError, RecursionError):
             return value
     return value

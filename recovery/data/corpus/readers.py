@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import re
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -14,13 +16,20 @@ from typing import Any
 from lxml import etree, html
 
 from recovery.data.corpus.encodings import NotTextError, decode
-from recovery.data.corpus.json_lines import parse_json_lines
+from recovery.data.corpus.json_lines import load_json, parse_json_lines
 from recovery.data.corpus.text import tidy, words
+from recovery.errors import printable
+from recovery.time_limit import Overdue, time_limit
 
 TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", "passage", "article")
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
 CHAT_KEYS = ("messages", "conversations", "conversation")
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
+# Limits of files that explode when they are opened, far above what documents need.
+_LARGEST_PAGE = 20_000_000  # bytes of drawing operators
+_LARGEST_UNPACKED = 1_000_000_000  # bytes; pictures are among them
+_LARGEST_XML = 100_000_000  # bytes, which need ten times as much memory
+_SECONDS, _SECONDS_PER_MB = 30.0, 30.0  # of processor time
 _DOCS_HINT = "pip install 'recovery[docs]'"
 
 
@@ -67,6 +76,7 @@ def _decoded(data: bytes) -> tuple[str, list[str]]:
 
 def stem(name: str) -> str:
     """Return the name of a file as a title."""
+    name = printable(name)
     return re.sub(r"[-_\s]+", " ", PurePath(name).stem).strip() or name
 
 
@@ -172,7 +182,7 @@ def with_title(title: str, body: str) -> str:
 def _json(name: str, data: bytes) -> Read:
     text, notes = _decoded(data)
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except (json.JSONDecodeError, RecursionError) as error:
         reason = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
         raise UnreadableError(f"not valid JSON ({reason})") from error
@@ -241,11 +251,12 @@ def _pdf(name: str, data: bytes) -> Read:
         raise UnreadableError(f"reading PDF needs {_DOCS_HINT}") from error
     logging.getLogger("pypdf").setLevel(logging.ERROR)
     try:
-        reader = pypdf.PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):
-            raise UnreadableError("PDF protected by a password")
-        pages = [page.extract_text() or "" for page in reader.pages]
-        title = one_line((reader.metadata.title if reader.metadata else None) or "")
+        with _limited(data):
+            reader = pypdf.PdfReader(io.BytesIO(data))
+            if reader.is_encrypted and not reader.decrypt(""):
+                raise UnreadableError("PDF protected by a password")
+            pages = [_pdf_page(page) for page in reader.pages]
+            title = one_line(str((reader.metadata.title if reader.metadata else None) or ""))
     except UnreadableError:
         raise
     except Exception as error:  # pypdf raises many types on damaged files; all mean that the file is skipped
@@ -256,6 +267,36 @@ def _pdf(name: str, data: bytes) -> Read:
     return Read([Piece(title or stem(name), with_title(title, text))])
 
 
+def _pdf_page(page: Any) -> str:
+    contents = page.get_contents()
+    if contents is not None and (size := len(contents.get_data())) > _LARGEST_PAGE:
+        raise UnreadableError(f"a PDF page of {size / 1e6:,.0f} MB")
+    return page.extract_text() or ""
+
+
+@contextlib.contextmanager
+def _limited(data: bytes) -> Iterator[None]:
+    """Raise UnreadableError if a library takes far longer than a file of this size needs: such files may never end."""
+    seconds = _SECONDS + _SECONDS_PER_MB * len(data) / 1e6
+    try:
+        with time_limit(seconds, of_processor=True):
+            yield
+    except Overdue as error:
+        raise UnreadableError(f"not read after {seconds:,.0f} seconds of processor time") from error
+
+
+def _check_unpacked(data: bytes) -> None:
+    """Raise UnreadableError if a DOCX file unpacks to too much; more than it declares is never read."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        parts = archive.infolist()
+    for sizes, most in (
+        ([part.file_size for part in parts], _LARGEST_UNPACKED),
+        ([part.file_size for part in parts if part.filename.endswith((".xml", ".rels"))], _LARGEST_XML),
+    ):
+        if sum(sizes) > most:
+            raise UnreadableError(f"a DOCX file that unpacks to {sum(sizes) / 1e6:,.0f} MB")
+
+
 def _docx(_: str, data: bytes) -> Read:
     try:
         import docx
@@ -263,14 +304,18 @@ def _docx(_: str, data: bytes) -> Read:
     except ImportError as error:
         raise UnreadableError(f"reading DOCX needs {_DOCS_HINT}") from error
     try:
-        document = docx.Document(io.BytesIO(data))
-        blocks = []
-        for item in document.iter_inner_content():
-            if isinstance(item, Table):
-                blocks.append("\n".join(" | ".join(one_line(c.text) for c in row.cells) for row in item.rows))
-            else:
-                blocks.append(item.text)
-        title = one_line(document.core_properties.title or "")
+        _check_unpacked(data)
+        with _limited(data):
+            document = docx.Document(io.BytesIO(data))
+            blocks = []
+            for item in document.iter_inner_content():
+                if isinstance(item, Table):
+                    blocks.append("\n".join(" | ".join(one_line(c.text) for c in row.cells) for row in item.rows))
+                else:
+                    blocks.append(item.text)
+            title = one_line(document.core_properties.title or "")
+    except UnreadableError:
+        raise
     except Exception as error:  # a damaged archive can fail in zipfile, lxml or docx
         raise UnreadableError(f"damaged DOCX ({type(error).__name__})") from error
     text = tidy("\n\n".join(block for block in blocks if block.strip()))

@@ -8,6 +8,7 @@ from typing import Any
 
 from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.text import paragraphs
+from recovery.models.control_tokens import ControlTokens
 
 _DOCUMENT_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>")
 _TITLE_SHARE = 0.25
@@ -45,9 +46,7 @@ def document_rows(
     if room < 8:
         raise ValueError(f"rows of {max_length} tokens are too short to hold text")
 
-    def encode(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"])
-
+    encode = ControlTokens(tokenizer).plain
     rows = []
     for document in documents:
         windows = [w for w in _windows(document, encode, room) if w]

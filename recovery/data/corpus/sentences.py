@@ -18,6 +18,7 @@ _BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]*_`]*(\s+)(?=[\"'(\[*_`]*[A-Z0-9])")
 _OPENER = re.compile(r"(?:The|A|An|It|In|If|On|At|To|This|That|They|We|You|He|She|When|For|After|Before|No|All)\b")
 _PROSE = re.compile(r"[.!?:;,]\s*$|[a-z]\. [A-Z]|^\s*(?:[-*+•>|#]|\d+[.)])\s")  # not the name of an entry
 _LONGEST_ENTRY, _LONGEST_NAME = 10, 60  # words, characters
+_LONGEST_SENTENCE = 5_000  # characters
 _MARKUP = (
     (re.compile(r"!\[([^\]]*)\]\([^)]*\)"), r"\1"),  # image
     (re.compile(r"\[([^\]]+)\]\([^)]*\)"), r"\1"),  # link
@@ -64,10 +65,11 @@ def side(sentence: Sentence) -> str:
 
 
 def plain_text(raw: str) -> str:
-    """Return ``raw`` on one line without inline markup."""
-    raw = _TAG.sub(lambda match: match[1] or "", raw)
-    for pattern, replacement in _MARKUP:
-        raw = pattern.sub(replacement, raw)
+    """Return ``raw`` on one line without inline markup. The markup of what is far too long for a sentence stays."""
+    if len(raw) <= _LONGEST_SENTENCE:  # the patterns take time in the square of the length, of brackets alone
+        raw = _TAG.sub(lambda match: match[1] or "", raw)
+        for pattern, replacement in _MARKUP:
+            raw = pattern.sub(replacement, raw)
     raw = re.sub(r"(?<=\w)-\n\s*(?=\w)", "-", raw)  # a compound split at a line break
     return re.sub(r"\s+", " ", raw).strip()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -60,7 +61,8 @@ class Table:
     def of_kind(self, *kinds: str) -> list[str]:
         """Return the columns of some kinds, of all without any; a name that two columns have is left out."""
         found = [name for name in self.names if not kinds or self.kinds[name] in kinds]
-        return [name for name in found if self.names.count(name) == 1]
+        count = Counter(self.names)
+        return [name for name in found if count[name] == 1]
 
     def text(self) -> str:
         """Return the columns and their types."""
@@ -82,13 +84,15 @@ def open_table(path: Path) -> Table:
     try:
         if path.is_dir():
             return _dataset(path)
+        if path.exists() and not path.is_file():
+            raise TableError("not a regular file")
         if path.stat().st_size == 0:
             raise TableError("empty file")
         readers = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}
         return readers.get(path.suffix.lower(), _arrow)(path)
     except NotTextError as error:
         raise TableError(str(error)) from error
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeDecodeError) as error:
         raise TableError(f"not {path.suffix[1:]}, or cut off ({first_line(error)})") from error
     except OSError as error:
         raise TableError(f"cannot be read ({error.strerror or first_line(error)})") from error
@@ -184,7 +188,7 @@ def _numbered(batches: Iterable[Any], names: Sequence[str]) -> Iterator[Row]:
                 for row in _rows_of(batch.slice(start, _BATCH), names):
                     number += 1
                     yield number, row
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
         raise TableError(f"damaged or cut off after row {number:,} ({first_line(error)})") from error
 
 

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from recovery.errors import ModelError
-from recovery.models.chat_template import TURN_ENDS
+from recovery.models.control_tokens import TURN_ENDS
 from recovery.models.gguf_files.header import Header
 
 # Pre-tokenizers by llama.cpp's names. transformers uses GPT-2's for names it does not know; those in _DIGITS split off

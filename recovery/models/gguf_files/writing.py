@@ -24,7 +24,8 @@ from transformers import AutoConfig, GenerationConfig
 
 from recovery.errors import ModelError
 from recovery.lazy_import import lazily
-from recovery.models.chat_template import PLAIN_TEMPLATE, TURN_ENDS, ChatFormat
+from recovery.models.chat_template import PLAIN_TEMPLATE, ChatFormat
+from recovery.models.control_tokens import TURN_ENDS
 from recovery.models.gguf_files.conversion import SAMPLING, Showing, config_of
 from recovery.models.gguf_files.header import read_header
 from recovery.models.gguf_files.positions import llama3_factors

@@ -1,0 +1,74 @@
+"""Writing to a disk that may be full, broken or read-only: one line in place of a traceback, and nothing half-written.
+
+A file or folder is written under a temporary name and renamed when it is whole. :func:`sweep` removes what a killed
+process left.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from recovery.errors import UsageError, disk_failure
+
+WRITING, OLD = ".writing-", ".old-"
+
+
+@contextmanager
+def written(path: Path, temporary: Path) -> Iterator[None]:
+    """Remove ``temporary`` if the block fails. Raise UsageError, which names ``path``, if it cannot be written."""
+    try:
+        yield
+    except BaseException as error:
+        _remove(temporary)
+        if isinstance(error, OSError | SafetensorError):
+            raise UsageError(disk_failure(path, error)) from error
+        raise
+
+
+def sweep(folders: Iterable[Path]) -> None:
+    """Remove what killed processes left directly in the folders: temporary files, and what was being replaced.
+
+    What was replaced is put back if its successor is not there. The caller holds the workspace's lock.
+    """
+    for folder in folders:
+        for left in [*folder.glob(f"{WRITING}*")]:
+            if not _is_alive(left.name):
+                _remove(left)
+        for left in [*folder.glob(f"{OLD}*")]:
+            replaced = left.with_name(left.name.removeprefix(OLD))
+            if replaced.exists():
+                _remove(left)
+            else:
+                left.rename(replaced)
+
+
+def _is_alive(name: str) -> bool:
+    """Whether a temporary name holds the number of another process that runs."""
+    number = re.match(rf"{re.escape(WRITING)}(\d+)-", name)
+    if number is None or int(number[1]) == os.getpid():
+        return False
+    try:
+        os.kill(int(number[1]), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, as far as possible."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            return

@@ -1,0 +1,43 @@
+"""A limit of time on work of others: a user's function, or a library on a file that somebody else made."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+
+class Overdue(BaseException):
+    """The time is over. Not an Exception: the work may catch all of those and go on."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float, *, of_processor: bool = False) -> Iterator[None]:
+    """Raise :class:`Overdue` in the body after some seconds, by the clock or of the processor's time.
+
+    The processor's time does not depend on what else runs on the machine. No limit with 0, or outside the main thread.
+    """
+    if seconds <= 0 or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    timer, kind, now = (
+        (signal.ITIMER_PROF, signal.SIGPROF, time.process_time)
+        if of_processor
+        else (signal.ITIMER_REAL, signal.SIGALRM, time.monotonic)
+    )
+
+    def overdue(_signal: int, _frame: object) -> None:
+        raise Overdue
+
+    former = signal.signal(kind, overdue)
+    started = now()
+    left, interval = signal.setitimer(timer, seconds, 1.0)  # again each second, if it is suppressed
+    try:
+        yield
+    finally:
+        signal.setitimer(timer, 0)
+        signal.signal(kind, former)
+        if left:  # another limit was running
+            signal.setitimer(timer, max(left - (now() - started), 1e-3), interval)

@@ -1,0 +1,70 @@
+"""Disks that are full or damaged, and what killed processes leave: one line, and nothing half-written is used."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from recovery.disk import sweep
+from recovery.errors import UsageError
+from recovery.training.resume_state import States, resume_step
+from recovery.workspace import write_atomically
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_what_killed_processes_left_is_removed_or_put_back(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    for name in (f".writing-{ended.pid}-plan.json", f".writing-{os.getppid()}-plan.json", ".writing-recovered"):
+        (tmp_path / name).touch()
+    for name in (".old-midtrained", ".old-recovered", "recovered"):
+        (tmp_path / name).mkdir()
+    sweep([tmp_path, tmp_path / "nowhere"])
+    assert names(tmp_path) == {f".writing-{os.getppid()}-plan.json", "midtrained", "recovered"}
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UsageError, match=r"plan\.json cannot be written \(No space left on device\): check"):
+        write_atomically(tmp_path / "plan.json", "{}")
+    assert names(tmp_path) == set()
+
+
+def test_a_state_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_tensors: object, name: Path, **_: object) -> None:
+        Path(name).write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(safetensors.torch, "serialize_file", full)
+    with pytest.raises(UsageError, match=r"step-000002 cannot be written \(.*No space left.*\): check"):
+        States(tmp_path, 2).write(2, {"w": torch.ones(3)}, {})
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json", "sums.json"])
+def test_a_state_with_one_wrong_bit_is_not_read(tmp_path: Path, name: str) -> None:
+    saved = States(tmp_path, 2)
+    for step in (2, 4):
+        saved.write(step, {"w": torch.full((3,), float(step))}, {"trained": step})
+    path = tmp_path / "step-000004" / name
+    data = bytearray(path.read_bytes())
+    data[-2] ^= 1
+    path.write_bytes(data)
+    found = saved.read()
+    assert found is not None
+    assert (resume_step(tmp_path), found[0]["trained"], found[1].get("w").tolist()) == (2, 2, [2.0] * 3)
+    saved.write(4, {"w": torch.full((3,), 4.0)}, {"trained": 4})
+    assert resume_step(tmp_path) == 4, "it is replaced by the step's new state"

@@ -1,0 +1,124 @@
+"""Hostile documents, prompts and probes: a share of the cases of tests/torture, and the faults that they found."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from evals.probes import load_probes
+from pipelines.data.corpus_snapshot import gather
+from recovery.data.corpus import readers
+from recovery.data.corpus.json_lines import load_json
+from recovery.data.corpus.readers import UnreadableError, read_file
+from recovery.data.prompts import load_prompts
+from recovery.errors import RecoveryError, UsageError, printable
+from tests.torture.corpus import run
+from tests.torture.hostile_files import GOOD, docx, pdf, text_page
+
+PROBE = json.dumps({"question": "Who keeps ferry 3?", "answers": ["Anna Berg"]})
+
+
+def test_a_share_of_the_hostile_cases() -> None:
+    outcome = run(0, 0.0, lambda _: None, large=False, every=41)
+    assert sum(outcome.tried.values()) > 15
+    assert outcome.faults == []
+
+
+def test_messages_and_names_are_one_printable_line(tmp_path: Path) -> None:
+    assert str(RecoveryError("a\nb\x1b[2J\u202ec\u2028d\udcff é東")) == "a\\nb\\x1b[2J\\u202ec\\u2028d\\udcff é東"
+    assert len(printable("x" * 10_000)) < 2000
+    (tmp_path / "a\nb\x1b[2J.md").write_text(GOOD)
+    (tmp_path / os.fsdecode(b"c\xff.md")).write_bytes(b"\x00\x01")
+    found = gather(tmp_path, 1, held_out=0.0, seed=0)
+    assert found.documents[0].id == "a\\nb\\x1b[2J.md"
+    assert "skipped c\\udcff.md: binary, not text" in found.lines
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
+@pytest.mark.parametrize("name", ["probes.jsonl", "questions.jsonl"])
+def test_files_beside_documents_are_regular_and_in_their_folder(tmp_path: Path, name: str, kind: str) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.md").write_text(GOOD)
+    (tmp_path / "outside.jsonl").write_text(PROBE)
+    if kind == "pipe":
+        os.mkfifo(docs / name)
+    elif kind == "folder":
+        (docs / name).mkdir()
+    else:
+        (docs / name).symlink_to(tmp_path / "outside.jsonl")
+    with pytest.raises(UsageError, match="outside the folder" if kind == "link" else "not a regular file"):
+        gather(docs, 1, held_out=0.0, seed=0)
+
+
+def test_a_link_within_the_folder_is_used(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(GOOD)
+    (tmp_path / "mine.probes.jsonl").write_text(PROBE)
+    (tmp_path / "probes.jsonl").symlink_to("mine.probes.jsonl")
+    assert [p.question for p in gather(tmp_path, 1, held_out=0.0, seed=0).probes] == ["Who keeps ferry 3?"]
+
+
+def test_a_pipe_is_never_waited_for(tmp_path: Path) -> None:
+    for suffix in (".jsonl", ".csv", ".parquet"):
+        os.mkfifo(tmp_path / f"a{suffix}")
+        with pytest.raises(UsageError, match="not a regular file"):
+            load_prompts(tmp_path / f"a{suffix}")
+    with pytest.raises(UsageError, match="not a regular file"):
+        load_probes(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [({"tags": True}, "tags is not a list"), ({"instruction_id_list": 1e308}, "instruction_id_list is not a list")],
+)
+def test_values_of_a_wrong_type_are_named(tmp_path: Path, field: dict[str, object], reason: str) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        f"{json.dumps({'prompt': 'Say it.'})}\n{json.dumps({'prompt': 'Now.'} | field)}\n"
+    )
+    problems: list[str] = []
+    assert len(load_prompts(tmp_path / "a.jsonl", problems=problems)) == 1
+    assert reason in problems[0]
+
+
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path: Path) -> None:
+    assert load_json('"\\ud83d\\ude00 \\\\ud800"') == "\U0001f600 \\ud800"
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a \\ud800"}\n{"prompt": "b"}\n')
+    problems: list[str] = []
+    assert [p.text for p in load_prompts(tmp_path / "a.jsonl", problems=problems)] == ["b"]
+    assert "half of a surrogate pair" in problems[0]
+    with pytest.raises(UnreadableError, match="half of a surrogate pair"):
+        read_file("a.json", b'{"text": "\\udfff"}')
+    with pytest.raises(json.JSONDecodeError):
+        load_json("1" * 5000)
+
+
+def test_files_that_explode_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_LARGEST_XML", 100_000)
+    monkeypatch.setattr(readers, "_LARGEST_UNPACKED", 1_000_000)
+    assert read_file("a.docx", docx("<w:p><w:r><w:t>Short.</w:t></w:r></w:p>", {"word/a.png": b"x" * 200_000})).pieces
+    for more in ({"word/a.xml": b" " * 200_000}, {"word/a.png": b" " * 2_000_000}):
+        with pytest.raises(UnreadableError, match="unpacks to"):
+            read_file("a.docx", docx("<w:p/>", more))
+    with zipfile.ZipFile(io.BytesIO(docx("<w:p/>"))) as archive:
+        assert archive.testzip() is None
+
+
+def test_a_library_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forever(_: object) -> str:
+        while True:
+            pass
+
+    monkeypatch.setattr(readers, "_SECONDS", 0.2)
+    monkeypatch.setattr(readers, "_pdf_page", forever)
+    with pytest.raises(UnreadableError, match="seconds of processor time"):
+        read_file("a.pdf", pdf(text_page()))
+
+
+def test_markup_that_never_ends_takes_linear_time(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text("> " * 50_000 + GOOD + "[" * 100_000 + "(" * 100_000)
+    assert gather(tmp_path, 1, held_out=0.0, seed=0).documents

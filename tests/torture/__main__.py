@@ -1,0 +1,95 @@
+"""Torture: campaigns that look for faults for as long as they are given; ``make torture``.
+
+    python -m tests.torture --seed 0 --minutes 10 kill disks
+
+Each campaign is a module of this package with ``run(seed, seconds, report)``. A fault is printed with the arguments
+that bring it back; the exit status is then 1. ``--write`` writes docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+for _name, _value in {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+}.items():
+    os.environ[_name] = _value  # before torch is imported
+
+from tests.torture.outcome import Outcome  # noqa: E402
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "reliability.md"
+ORDER = ("kill", "disks", "upgrades", "corpus", "numbers")
+
+
+def main() -> int:
+    """Run the campaigns and print what was tried and found."""
+    known = [name for name in ORDER if (HERE / f"{name}.py").is_file()]
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description="Look for faults.")
+    parser.add_argument("campaigns", nargs="*", default=known, help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="default: the time")
+    parser.add_argument("--minutes", type=float, default=10, help="for all campaigns together, without their start")
+    parser.add_argument("--only", type=int, help="one try of a campaign, by its number")
+    parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
+    given = parser.parse_args()
+    if unknown := [name for name in given.campaigns if name not in known]:
+        parser.error(f"there is no campaign {unknown[0]}: use {', '.join(known)}")
+    found: dict[str, Outcome] = {}
+    for name in given.campaigns:
+        print(f"{name}: --seed {given.seed}", flush=True)
+        campaign = importlib.import_module(f"tests.torture.{name}")
+        more = {} if given.only is None else {"only": given.only}
+        seconds = 60 * given.minutes / len(given.campaigns)
+        found[name] = campaign.run(given.seed, seconds, lambda line: print(line, flush=True), **more)
+    print("\n".join(summary(found)))
+    if given.write:
+        write(found, given.seed, given.minutes)
+    return 1 if any(outcome.faults for outcome in found.values()) else 0
+
+
+def summary(found: dict[str, Outcome]) -> list[str]:
+    """Return what was tried how often, and the faults, as lines."""
+    lines = []
+    for name, outcome in found.items():
+        lines.append(f"{name}: {sum(outcome.tried.values())} tries, {len(outcome.faults)} faults")
+        lines += [f"  {count:5} {what}" for what, count in sorted(outcome.tried.items())]
+        lines += [f"  FAULT {fault}" for fault in outcome.faults]
+    return lines
+
+
+def write(found: dict[str, Outcome], seed: int, minutes: float) -> None:
+    """Write the page: seed, machine, date, what was tried how often, what was found."""
+    lines = [
+        "# Reliability",
+        "",
+        "Written by `python -m tests.torture --write` (`make torture`): campaigns that disturb a small cycle, or give",
+        "the program hostile input, and compare what is left with what an undisturbed run leaves. "
+        "[Contributing](../CONTRIBUTING.md) says how to run them.",
+        "",
+        f"{time.strftime('%Y-%m-%d')}, seed {seed}, {minutes:g} minutes, {os.cpu_count()} cores "
+        f"({platform.machine()}), Python {platform.python_version()}.",
+    ]
+    for name, outcome in found.items():
+        module = sys.modules[f"tests.torture.{name}"]
+        about = (module.__doc__ or "").strip().removeprefix("Campaign: ")
+        lines += ["", f"## {name}", "", *(about[:1].upper() + about[1:]).splitlines(), ""]
+        lines += ["| what | tries |", "|---|---:|"]
+        lines += [f"| {what} | {count} |" for what, count in sorted(outcome.tried.items())]
+        faults = [f"- {fault}" for fault in outcome.faults] or ["No fault."]
+        lines += ["", *faults]
+    mended = (HERE / "found.md").read_text(encoding="utf-8")
+    PAGE.write_text("\n".join(lines) + "\n\n" + mended, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""Reads hostile documents, prompts and probes, each in a process of its own with little memory and time.
+
+What is read must be read properly, what is refused must be refused in one line that names the file; a case that ends in
+any other way, or brings in text from outside its folder, is a fault. ``python -m tests.torture.corpus SEED`` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+from evals.probes import load_probes, write_probes
+from pipelines.data.corpus_snapshot import gather, load_snapshot, save_snapshot
+from recovery.data.corpus.rows import document_rows
+from recovery.data.prompts import load_prompts, write_prompts
+from recovery.errors import RecoveryError
+from recovery.workspace import Workspace
+from tests.models import make_tokenizer
+from tests.torture.hostile_files import OUTSIDE, Case, cases
+from tests.torture.outcome import Outcome
+
+_MEMORY = 1 << 30  # bytes that a case may add to the process
+_SECONDS = 60  # of processor time
+_IDLE = 2000  # times that a case was seen asleep, one after the other: it waits for something that never comes
+
+
+def run(
+    seed: int, seconds: float, report: Callable[[str], None], *, large: bool = True, every: int = 1, part: str = ""
+) -> Outcome:
+    """Try the cases of a seed whose name holds ``part``, one of ``every`` so many, for ``seconds`` at most (0: all)."""
+    outcome, started = Outcome(), time.monotonic()
+    chosen = [case for number, case in enumerate(cases(seed, large)) if part in case.name and number % every == 0]
+    tokenizer = make_tokenizer("qwen3")
+    for number, case in enumerate(chosen):
+        if seconds and time.monotonic() - started > seconds:
+            report(f"corpus: stopped after {number} cases")
+            break
+        result = attempt(case, tokenizer)
+        what = result.partition(":")[0]
+        outcome.tried[f"{case.kind}: {what}"] += 1
+        if what not in ("read", "refused"):
+            fault = f"corpus, seed {seed}, case {case.name!r}: {result}"
+            outcome.faults.append(fault)
+            report(fault)
+    return outcome
+
+
+def attempt(case: Case, tokenizer: object) -> str:
+    """Return how a case ends: "read", "refused: REASON", or what is wrong."""
+    base = Path(tempfile.mkdtemp(prefix="hostile-"))
+    (base / "secret.txt").write_text(OUTSIDE)
+    (base / "docs").mkdir()
+    try:
+        case.write(base / "docs")
+        return _forked(lambda: _read(case, base, tokenizer))
+    finally:
+        # Folders may be closed, or nested too deeply for shutil.rmtree; neither program follows links.
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, str(base)], stderr=subprocess.DEVNULL, check=False)
+
+
+def _forked(work: Callable[[], str]) -> str:
+    """Do the work in a forked process with limits; return its result, or how it ended."""
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        result = "the process ended"
+        try:
+            _limit()
+            result = work()
+        except RecoveryError as error:
+            result = _refusal(str(error))
+        except BaseException as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            result = f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}: {str(error)[:200]}"
+        finally:
+            os.write(writer, result.encode("utf-8", "backslashreplace")[:4000])
+            os._exit(0)
+    os.close(writer)
+    return _ended(child, reader)
+
+
+def _limit() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + _MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    used = int(time.process_time()) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (used + _SECONDS, used + _SECONDS))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def _ended(child: int, reader: int) -> str:
+    idle, used = 0, 0
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            break
+        fields = Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks = int(fields[11]) + int(fields[12])
+        idle, used = (idle + 1 if fields[0] == "S" and ticks == used else 0), ticks
+        if idle > _IDLE:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reader)
+            return "it waits without end"
+        time.sleep(0.005)
+    with os.fdopen(reader, "rb") as file:
+        result = file.read().decode()
+    if os.WIFSIGNALED(status):
+        name = signal.Signals(os.WTERMSIG(status)).name
+        return f"over {_SECONDS} seconds of processor time" if name in ("SIGXCPU", "SIGKILL") else f"signal {name}"
+    return result
+
+
+def _refusal(message: str) -> str:
+    if problem := _not_a_line(message):
+        return f"the message {problem}: {message!r:.200}"
+    return f"refused: {message[:200]}"
+
+
+def _read(case: Case, base: Path, tokenizer: object) -> str:
+    place = base / "docs" / case.target if case.target else base / "docs"
+    texts: list[str] = []
+    lines: list[str] = []
+    if case.kind == "docs":
+        found = gather(place, 1, held_out=0.1, seed=0)
+        workspace = Workspace(base / "workspace")
+        save_snapshot(workspace, found)
+        if load_snapshot(workspace, 1) != found:
+            return "the saved snapshot differs"
+        document_rows([*found.documents[:200], *found.held_out[:20]], tokenizer, 256)
+        texts, lines = [d.text for d in (*found.documents, *found.held_out)], list(found.lines)
+    elif case.kind == "prompts":
+        prompts = load_prompts(place, problems=lines)
+        write_prompts(base / "again.jsonl", prompts)
+        if load_prompts(base / "again.jsonl", problems=[]) != prompts:
+            return "the prompts that were written differ"
+    else:
+        probes = load_probes(place, problems=lines)
+        write_probes(base / "again.jsonl", probes)
+        if load_probes(base / "again.jsonl", problems=[]) != probes:
+            return "the probes that were written differ"
+    if any(OUTSIDE in text for text in texts):
+        return "text from outside the folder was read"
+    if wrong := next((line for line in lines if _not_a_line(line)), None):
+        return f"a line of the report {_not_a_line(wrong)}: {wrong!r:.200}"
+    json.dumps(lines)
+    return "read"
+
+
+def _not_a_line(text: str) -> str:
+    """Return why a text is not one line that can be printed, or ""."""
+    odd = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in "\u202e\u2066"), None)
+    if odd is not None:
+        return f"holds the character {odd!r}"
+    return f"has {len(text):,} characters" if len(text) > 2000 else ""
+
+
+if __name__ == "__main__":
+    arguments = [*sys.argv[1:], "", ""][:2]
+    found = run(
+        int(arguments[0] or 0),
+        0.0,
+        print,
+        large="--large" in sys.argv,
+        part="" if arguments[1].startswith("--") else arguments[1],
+    )
+    print(dict(found.tried), len(found.faults), "faults")

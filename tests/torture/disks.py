@@ -1,0 +1,239 @@
+"""Campaign: the disk is full, broken, read-only or damaged while a cycle runs, or the workspace is moved in between.
+
+The command must end with one line that says what is wrong and where, must take nothing half-written for whole, and must
+go on to the undisturbed result once there is room again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.torture.outcome import Outcome
+from tests.torture.process import Ended
+from tests.torture.traps import GROWING, Trap, die, fails_with
+from tests.torture.world import BEGIN, RESUME, WORKSPACE, World, faults_of, furnish, go_on, recover, world
+
+# What the error line must say: one of these, in any case.
+FULL = ("no space left", "disk is full", "quota", "input/output error", "disk i/o error", "read-only", "readonly")
+
+
+def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
+    """Try for ``seconds``; ``only`` repeats one try by its number."""
+    outcome = Outcome()
+    ways = dict(_WAYS)
+    if not can_mount():
+        report("disks: a file system cannot be mounted here, so no real disk is filled")
+        ways = {name: way for name, way in ways.items() if way[1] not in (_really_full, _read_only)}
+    with world() as made:
+        until = time.monotonic() + seconds
+        number = 0 if only is None else only
+        while time.monotonic() < until:
+            draw = random.Random(f"{seed} disks {number}")
+            name = draw.choices(list(ways), weights=[weight for weight, _ in ways.values()])[0]
+            what, faults = ways[name][1](made, made.place("try"), draw)
+            outcome.tried[name] = outcome.tried.get(name, 0) + 1
+            report(f"disks {number}: {name}: {what}: {'; '.join(faults) or 'sound'}")
+            outcome.faults += [f"--seed {seed} disks --only {number}: {name}: {what}: {fault}" for fault in faults]
+            number += 1
+            if only is not None:
+                break
+    return outcome
+
+
+def said(ended: Ended, words: tuple[str, ...], place: Path | str = WORKSPACE) -> list[str]:
+    """Return what is wrong with how a command refused: it must be one line that names reason and place."""
+    if ended.complaint:
+        return [ended.complaint]
+    if ended.status != 1:
+        return [f"status {ended.status}, not 1"]
+    line = ended.error
+    if ended.err.count("recover: error: ") != 1:
+        return [f"not one error line: {ended.err[-500:]}"]
+    if not any(word in line.lower() for word in words) or str(place) not in line:
+        return [f"the line does not say what is wrong and where: {line}"]
+    return []
+
+
+def _disturbed(made: World, trap: Trap) -> tuple[str, list[str]]:
+    """Run the cycle with a trap that makes calls fail, check what it says, and go on without the trap."""
+    folder = trap.folder.parent
+    ended = recover(BEGIN, folder, trap)
+    faults = [] if ended.status == 0 else said(ended, FULL)
+    done = go_on(folder)  # also if nothing is left to do: what could not be removed is removed now
+    how = "absorbed" if ended.status == 0 else ended.error or ended.err[-200:]
+    return f"{ended.sprung} ({how})", faults + faults_of(made, folder, done)
+
+
+def _full(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    kind = draw.choice([kind for kind in sorted(made.counts) if kind in GROWING])
+    at = draw.randint(1, made.counts[kind])
+    return _disturbed(made, Trap(folder / WORKSPACE, kind, at, fails_with(errno.ENOSPC), lasting=True))
+
+
+def _broken_once(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    kind = draw.choice([kind for kind in sorted(made.counts) if kind != "update"])
+    at = draw.randint(1, made.counts[kind])
+    return _disturbed(made, Trap(folder / WORKSPACE, kind, at, fails_with(errno.EIO)))
+
+
+def _really_full(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    """Fill a real file system, which safetensors' and SQLite's own code write to, too."""
+    size = draw.randint(60, 2600)
+    with mounted(folder / WORKSPACE, f"size={size}k") as remount:
+        ended = recover(BEGIN, folder)
+        faults = [] if ended.status == 0 else said(ended, FULL)
+        remount("size=64m")
+        done = [Ended(0, "", "")] if ended.status == 0 else go_on(folder)
+        what = f"{size} KiB ({ended.error or ended.status})"
+        return what, faults + faults_of(made, folder, done)
+
+
+def _read_only(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    with mounted(folder / WORKSPACE, "size=64m") as remount:
+        _killed(made, folder, draw)
+        remount("ro")
+        ended = recover(RESUME, folder)
+        shown = recover(("status", "--workspace", WORKSPACE), folder)
+        begun = (folder / WORKSPACE / "workspace.json").exists()
+        faults = said(ended, FULL if begun else (*FULL, "no workspace"))
+        faults += [shown.complaint] if shown.complaint else []
+        remount("rw")
+        return ended.error, faults + faults_of(made, folder, go_on(folder))
+
+
+def _killed(made: World, folder: Path, draw: random.Random, kinds: tuple[str, ...] = ()) -> Trap:
+    """Run the cycle until it is killed at a random moment."""
+    kind = draw.choice(kinds or sorted(made.counts))
+    trap = Trap(folder / WORKSPACE, kind, draw.randint(1, made.counts[kind]), die)
+    recover(BEGIN, folder, trap)
+    return trap
+
+
+def _moved(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    """Move the workspace after a kill; the documents stay where they were."""
+    trap = _killed(made, folder, draw)
+    shutil.rmtree(made.folder / "elsewhere", ignore_errors=True)
+    elsewhere = furnish(made.folder / "elsewhere")
+    if trap.folder.exists():
+        trap.folder.rename(elsewhere / WORKSPACE)
+    return f"{trap.kind} {trap.at}", faults_of(made, elsewhere, go_on(elsewhere))
+
+
+def _damaged(made: World, folder: Path, draw: random.Random, pattern: str) -> tuple[str, list[str]]:
+    """Damage one of the files of a killed cycle: it must be noticed, or make no difference."""
+    trap = _killed(made, folder, draw, ("update", "sync", "statement"))
+    files = sorted(path for path in trap.folder.glob(pattern) if path.is_file() and path.stat().st_size)
+    if not files:
+        return "no such file yet", faults_of(made, folder, go_on(folder))
+    path = draw.choice(files)
+    whole = path.read_bytes()
+    how = _damage(path, draw)
+    done = go_on(folder)
+    what = f"{how} of {path.relative_to(folder)} ({done[-1].error or done[-1].status})"
+    if done[-1].status == 0:
+        return what, faults_of(made, folder, done)
+    faults = said(done[-1], ("",))
+    if path.suffix != ".db":  # a tracker that was damaged and written to is not the one before
+        path.write_bytes(whole)
+        faults += faults_of(made, folder, go_on(folder))
+    return what, faults
+
+
+def _damage(path: Path, draw: random.Random) -> str:
+    """Flip one bit, cut the file, or overwrite a part of it; return which."""
+    data = bytearray(path.read_bytes())
+    way = draw.choice(("one bit", "the end", "a part"))
+    at = draw.randrange(len(data))
+    if way == "one bit":
+        data[at] ^= 1 << draw.randrange(8)
+    elif way == "the end":
+        del data[at:]
+    else:
+        data[at : at + 4096] = draw.randbytes(len(data[at : at + 4096]))
+    path.write_bytes(data)
+    return way
+
+
+def _damaged_weights(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    return _damaged(made, folder, draw, "checkpoints/**/*")
+
+
+def _damaged_state(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    return _damaged(made, folder, draw, "stages/**/*")
+
+
+def _damaged_rest(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    return _damaged(made, folder, draw, draw.choice(("cache/*", "corpora/**/*", "*.json")))
+
+
+def _damaged_tracker(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    """Nothing can be asked of a damaged tracker but one line."""
+    trap = _killed(made, folder, draw)
+    path = trap.folder / "tracker.db"
+    if not path.is_file() or not path.stat().st_size:
+        return "no tracker yet", faults_of(made, folder, go_on(folder))
+    how = _damage(path, draw)
+    done = [recover(RESUME, folder), recover(("status", "--workspace", WORKSPACE), folder)]
+    what = f"{how} ({done[0].error or done[0].status}; status: {done[1].error or done[1].status})"
+    return what, [
+        fault for ended in done if ended.status and not ended.error.count("no") for fault in said(ended, ("",))
+    ]
+
+
+def _left_over(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    """Locks and temporary files of processes that are gone."""
+    trap = _killed(made, folder, draw)
+    trap.folder.mkdir(exist_ok=True)
+    (trap.folder / "lock").write_text("recover cycle (process 1)")
+    return f"{trap.kind} {trap.at}", faults_of(made, folder, go_on(folder))
+
+
+def can_mount() -> bool:
+    """Whether this process may mount a file system."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        return False
+    folder = Path("/tmp") / f".torture-{os.getpid()}"
+    try:
+        with mounted(folder, "size=64k"):
+            return True
+    except subprocess.CalledProcessError:
+        return False
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Callable[[str], None]]:
+    """Mount a file system in memory on a folder; yield a function that changes its options."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def call(*words: str | Path) -> None:
+        subprocess.run([str(word) for word in words], check=True, capture_output=True)
+
+    call("mount", "-t", "tmpfs", "-o", options, "tmpfs", folder)
+    try:
+        yield lambda new: call("mount", "-o", f"remount,{new}", folder)
+    finally:
+        call("umount", folder)
+
+
+_WAYS: dict[str, tuple[float, Callable[[World, Path, random.Random], tuple[str, list[str]]]]] = {
+    "full from a moment on": (6, _full),
+    "one call fails": (4, _broken_once),
+    "a small file system": (5, _really_full),
+    "read-only": (1, _read_only),
+    "moved": (1, _moved),
+    "a damaged checkpoint": (2, _damaged_weights),
+    "a damaged training state": (2, _damaged_state),
+    "a damaged tracker": (2, _damaged_tracker),
+    "another damaged file": (2, _damaged_rest),
+    "a lock left over": (1, _left_over),
+}
