@@ -47,7 +47,7 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
             reason += f"; rank {config.lora_rank} on {', '.join(planned.setup.adapted)}"
         if config.quantize != "none":
             teachers = "quantised too (--quantized-teacher)" if config.quantized_teacher else "not quantised"
-            reason += f"; its base in {config.quantize}, teachers {teachers}"
+            reason += f"; its base in {config.quantize} while it trains, unquantised afterwards; teachers {teachers}"
         return Tuning(name, reason, needs, parameters(student.weights), network_of(planned.setup), speed)
 
     if student.tuning == "lora":

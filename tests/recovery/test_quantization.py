@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,22 @@ def test_what_cannot_be_quantised_is_refused(tiny_llama: Path, tmp_path: Path) -
             MidtrainConfig(quantize="nf4", **options)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="add --quantize nf4"):
         MidtrainConfig(quantized_teacher=True)
+
+
+def test_no_native_code_is_fetched_from_the_hub(tmp_path: Path) -> None:
+    """On some processors bitsandbytes would, by a package that anything else may have installed."""
+    (tmp_path / "kernels.py").write_text("raise SystemExit('imported')")
+    code = "import recovery.models.loading, bitsandbytes, sys; print(sys.modules['kernels'])"
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=_beside(tmp_path))
+    assert (run.returncode, run.stdout.strip()) == (0, "None"), run.stderr
+    assert "gemm" not in run.stderr
+
+
+def _beside(folder: Path) -> dict[str, str]:
+    """Return an environment in which modules of a folder, and of this project, are found."""
+    root = Path(__file__).resolve().parents[2]
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{root}"}
 
 
 def test_bitsandbytes_missing_is_told_in_one_line(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
