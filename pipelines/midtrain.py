@@ -268,7 +268,8 @@ def _material(session: Session, config: MidtrainConfig, student: Checkpoint, own
 def _plan(session: Session, config: MidtrainConfig, material: _Material) -> MidtrainPlan:
     student, length, lines = material.student, _length(config, material), _augmentation(session, config, material)
     computed = round(length.steps * length.per_step * _computed(config, material, length.row))
-    footprint = teacher_footprint(student, [material.clean] if config.anchor or config.distils_replay else [])
+    teachers = [material.clean] if config.anchor or config.distils_replay else []
+    footprint = teacher_footprint(student, teachers, apart=config.clean_teacher)
     tuning: Tuning = choose_tuning(
         config, student, lambda *given: midtraining(config, *given, beside=footprint, row_length=length.row)
     )

@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import _report, _sides, attention, loss, scaling, step, until
+from benchmarks import _report, _sides, attention, loss, quantization, scaling, step, until
 from recovery.batching import micro_batches
+from recovery.lazy_import import lazily
 from recovery.losses.objective import DistillationObjective
+from recovery.models.loading import load_model
 
+bitsandbytes = lazily("bitsandbytes")
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -131,3 +134,22 @@ def test_every_way_of_attention_is_timed_on_the_same_tensors(packed: bool) -> No
     assert all(error < 0.02 for error in found.errors.values())
     found.seconds.update(ours=[1.0, 2.0], kernel=[3.0, 2.0], plain=[1.0, 1.0])
     assert (found.ratio("kernel"), found.ratio("plain")) == (2.0, 0.75)
+
+
+def test_a_quantised_base_is_that_of_its_dequantised_weights(tiny_qwen3: Path) -> None:
+    """The distance that is reported is that of the weights in NF4, not of how their products are computed."""
+    clean, quantised, rounded = (
+        load_model(tiny_qwen3, precision="float32", device="cpu", quantize=way) for way in ("none", "nf4", "none")
+    )
+    for name, layer in quantised.core.named_modules():
+        if isinstance(layer, bitsandbytes.nn.Linear4bit):
+            weight = bitsandbytes.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+            rounded.core.get_submodule(name).weight.data.copy_(weight)
+    rows = quantization.answers(clean, seed=0, prompts=2, tokens=8)
+    assert max(quantization.distance(clean, clean, rows).forward) == 0.0
+    assert max(quantization.distance(quantised, rounded, rows).forward) < 1e-5
+    found = quantization.distance(clean, quantised, rows)
+    assert min(max(found.forward), max(found.reverse)) > 1e-4
+    assert quantization.size(quantised) < quantization.size(clean)
+    nf4, plain = quantization.by_turns(tiny_qwen3, rows, rounds=2)
+    assert (len(nf4.seconds), len(plain.seconds)) == (2, 2)

@@ -33,7 +33,19 @@ MAY_IMPORT = {
 CLI = "pipelines.cli"
 ENTRY_POINT = "recovery.__main__"
 # Installed only with an extra, so imported only where they are used.
-OPTIONAL = {"pypdf", "docx", "gguf", "vllm", "psycopg", "wandb", "mlflow", "trackio", "swanlab", "inspect_ai"}
+OPTIONAL = {
+    "pypdf",
+    "docx",
+    "gguf",
+    "bitsandbytes",
+    "vllm",
+    "psycopg",
+    "wandb",
+    "mlflow",
+    "trackio",
+    "swanlab",
+    "inspect_ai",
+}
 # Functions that import the module they are given the name of.
 IMPORTERS = {"import_module", "lazily", "__import__"}
 LONGEST_FUNCTION = 80
@@ -236,7 +248,14 @@ def test_a_circle_would_be_found() -> None:
 def test_every_foreign_import_is_a_declared_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    declared = [*project["dependencies"], *extras["vllm"], *extras["docs"], *extras["gguf"], *extras["postgres"]]
+    declared = [
+        *project["dependencies"],
+        *extras["vllm"],
+        *extras["docs"],
+        *extras["gguf"],
+        *extras["quantized"],
+        *extras["postgres"],
+    ]
     names = {re.split(r"[\[<>=!~ ]", line)[0].lower().replace("_", "-") for line in declared}
     owners = importlib.metadata.packages_distributions()
     wrong = []

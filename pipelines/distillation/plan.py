@@ -74,7 +74,9 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
     config = resolved.config
     chat = load_chat(str(resolved.student.weights), config.template_args)
     prompt, notes = _prompt_tokens(resolved, chat), other_tokenizers(resolved, chat)
-    footprint = teacher_footprint(resolved.student, resolved.frozen, copied=config.teaching.is_copy)
+    footprint = teacher_footprint(
+        resolved.student, resolved.frozen, copied=config.teaching.is_copy, apart=config.clean_teacher
+    )
     tuning = choose_tuning(
         config,
         resolved.student,

@@ -44,6 +44,7 @@ class Setup:
 
     ``teachers`` is the number of frozen copies loaded with the student; ``own_teacher``: the student's own weights are
     a teacher too, with its adapter off if it has one. Without either, the rows' own tokens are the targets.
+    ``quantized``: the matrices inside the layers of a LoRA student are in NF4.
     """
 
     config: str
@@ -54,6 +55,7 @@ class Setup:
     lora_rank: int = 32
     teachers: int = 0
     own_teacher: bool = False
+    quantized: bool = False
 
     @property
     def architecture(self) -> Architecture:

@@ -7,6 +7,7 @@ Weights, gradients and optimizer state follow from the shapes of the parameters,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +27,8 @@ MARGIN_GPU, MARGIN_CPU = 0.08, 0.25
 CUDA_CONTEXT = GIB * 3 // 4
 # Tokens of a prompt, if not known.
 USUAL_PROMPT = 128
+# Bytes of a weight in NF4: four bits, and a float32 constant for each block of 64 (bitsandbytes).
+NF4_BITS, NF4_BLOCK = 4, 64
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,8 @@ def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0) -> Ke
     trained = WIDE * (weights if setup.full else adapter)
     by_muon = WIDE * (matrices if setup.full else adapter)
     held = (WIDE if setup.full else setup.itemsize) * weights + WIDE * adapter
+    if setup.quantized:
+        held -= setup.itemsize * matrices - (matrices * NF4_BITS // 8 + WIDE * matrices // NF4_BLOCK)
     return Kept(held, trained, 2 * trained, 2 * trained - by_muon)
 
 
@@ -247,7 +252,8 @@ def _setup(
         precision = config.precision
     apart = beside.apart(tuning)
     own = itself or beside.count > apart
-    return Setup(model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own)
+    quantized = config.quantize != "none" and tuning == "lora"
+    return Setup(model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own, quantized)
 
 
 def memory_of(plan: Plan) -> Memory:
@@ -264,6 +270,8 @@ def memory_of(plan: Plan) -> Memory:
         held["CUDA"] = CUDA_CONTEXT
     training = {"gradients": outside.gradients + inside.gradients // plan.shards}
     training |= training_memory(setup, plan.rows)
+    if setup.quantized:  # the matrix that is multiplied with, in the precision of the product
+        training["dequantised"] = setup.itemsize * max(map(math.prod, setup.architecture.matrices))
     if plan.shards > 1:  # the current layer and the prefetched next one
         training["gathered"] = 2 * inside.weights // counts.layers
     sampling: dict[str, int] = {}
@@ -293,4 +301,6 @@ def _teachers(plan: Plan, counts: Parameters, frozen: int) -> int:
     if plan.setup.tuning != "lora":
         return (beside.count - beside.copies) * frozen + beside.copies * whole + larger
     adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else whole
+    if plan.setup.quantized:  # a separate teacher is not
+        whole = frozen + adapter
     return (beside.adapters + beside.copies) * adapter + beside.others * whole + larger

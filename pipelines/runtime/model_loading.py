@@ -65,6 +65,7 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
         offload=config.offload,
         compiled=config.compile,
         beside=sharing,
+        quantize=config.quantize,
         **_place(config),
     )
 
@@ -128,10 +129,15 @@ def share_base_weights(one: Checkpoint, other: Checkpoint) -> bool:
     return one.weights.resolve() == other.weights.resolve() and only_lora(one.adapter) and only_lora(other.adapter)
 
 
-def teacher_footprint(student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False) -> TeacherFootprint:
-    """Return the models that teachers add in memory, each once; ``copied`` adds a copy of the student."""
+def teacher_footprint(
+    student: Checkpoint, teachers: Sequence[Checkpoint], *, copied: bool = False, apart: bool = False
+) -> TeacherFootprint:
+    """Return the models that teachers add in memory, each once; ``copied`` adds a copy of the student.
+
+    ``apart``: the teachers must not share the student's base weights, which are quantised.
+    """
     teachers = list(dict.fromkeys(teachers))
-    sharing = [teacher for teacher in teachers if share_base_weights(student, teacher)]
+    sharing = [teacher for teacher in teachers if not apart and share_base_weights(student, teacher)]
     bases = sum(teacher.adapter is None for teacher in sharing)
     alone = copied and not share_base_weights(student, student)
     others, own = [teacher for teacher in teachers if teacher not in sharing], parameters(student.weights)
@@ -140,14 +146,14 @@ def teacher_footprint(student: Checkpoint, teachers: Sequence[Checkpoint], *, co
 
 
 def teacher_of(
-    student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: ModelConfig, held: Loaded | None = None
+    student: Checkpoint, loaded: Loaded, teacher: Checkpoint, config: TrainingConfig, held: Loaded | None = None
 ) -> Teacher:
     """Load a teacher: the student's weights with the adapter off if they are the same model, else a frozen copy.
 
     If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
-    it is in memory already.
+    it is in memory already. The base weights of a quantised student are not shared, unless the configuration says so.
     """
-    shared = loaded.tuning == "lora" and share_base_weights(student, teacher)
+    shared = loaded.tuning == "lora" and not config.clean_teacher and share_base_weights(student, teacher)
     if shared and teacher.adapter is None:
         return AdapterOff(loaded)
     return Frozen(held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None))
@@ -218,7 +224,7 @@ class ModelSpecs:
 
     def apart(self) -> list[Checkpoint]:
         """Return the frozen models that do not share the student's base weights in memory."""
-        shares = self.config.tuning == "lora"
+        shares = self.config.tuning == "lora" and not self.config.clean_teacher
         return [teacher for teacher in self.frozen if not (shares and share_base_weights(self.student, teacher))]
 
     def load(

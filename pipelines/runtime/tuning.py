@@ -45,6 +45,9 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
         speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
         if name == "lora" and student.tuning != "lora":
             reason += f"; rank {config.lora_rank} on {', '.join(planned.setup.adapted)}"
+        if config.quantize != "none":
+            teachers = "quantised too (--quantized-teacher)" if config.quantized_teacher else "not quantised"
+            reason += f"; its base in {config.quantize} while it trains, unquantised afterwards; teachers {teachers}"
         return Tuning(name, reason, needs, parameters(student.weights), network_of(planned.setup), speed)
 
     if student.tuning == "lora":
@@ -54,6 +57,8 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
                 f"(`recover export {student.name} --merge`) and start from the merged folder"
             )
         return chosen("lora", f"LoRA: {student.name} is an adapter, which is trained further")
+    if config.quantize != "none" and config.tuning == "auto":
+        return chosen("lora", "LoRA, which a quantised base requires")
     if config.tuning != "auto":
         title = "full fine-tuning" if config.tuning == "full" else "LoRA"
         return chosen(config.tuning, f"{title}, as requested")

@@ -98,6 +98,14 @@ class TrainingConfig(ModelConfig):
         "Full fine-tuning, or a LoRA adapter; auto uses full if the optimizer fits in memory.",
         choices=("auto", "lora", "full"),
     )
+    quantize: str = setting(
+        "none",
+        "Hold the frozen weights below a LoRA adapter in 4 bits: nf4, by bitsandbytes.",
+        choices=("none", "nf4"),
+    )
+    quantized_teacher: bool = setting(
+        False, "Let the quantised student with its adapter off be the teacher: saves the memory of a separate one."
+    )
     lora_rank: int = setting(32, "Rank of a new LoRA adapter.", minimum=1)
     lora_alpha: int = setting(64, "Scale of a new LoRA adapter.", minimum=1)
     gradient_checkpointing: bool = setting(False, "Recompute activations in the backward pass: less memory, more time.")
@@ -135,6 +143,31 @@ class TrainingConfig(ModelConfig):
             raise UsageError("--optimizer muon needs whole matrices: use --shard none, or --optimizer adamw")
         if self.shard == "full" and self.compile:
             raise UsageError("--compile does not work with sharded layers: use --shard none, or omit --compile")
+
+        self._check_quantized()
+
+    def _check_quantized(self) -> None:
+        if self.quantize == "none":
+            if self.quantized_teacher:
+                raise UsageError("--quantized-teacher needs a quantised student: add --quantize nf4")
+            return
+        for given, message in (
+            (self.tuning == "full", "--tuning full trains all weights, which cannot be quantised: use --tuning lora"),
+            (self.shard == "full", "--shard full cannot shard 4-bit weights: use --shard none, or omit --quantize"),
+            (self.compile, "--compile is not supported with 4-bit weights: omit --compile or --quantize"),
+            (
+                self.engine != "transformers",
+                f"--engine {self.engine} would sample from unquantised weights: use --engine transformers, "
+                "or omit --quantize",
+            ),
+        ):
+            if given:
+                raise UsageError(message)
+
+    @property
+    def clean_teacher(self) -> bool:
+        """Whether a teacher must not share the student's base weights, since they are quantised."""
+        return self.quantize != "none" and not self.quantized_teacher
 
     def rate(self, tuning: str, parameters: float) -> float:
         """Return the peak learning rate for ``tuning`` "full" or "lora" of a model with ``parameters`` parameters."""

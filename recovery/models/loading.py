@@ -25,7 +25,7 @@ from transformers.utils import logging as transformers_logging
 from recovery import distributed
 from recovery.batching import Batch
 from recovery.errors import ModelError, UsageError, first_line
-from recovery.models import attention, fsdp
+from recovery.models import attention, fsdp, quantization
 from recovery.models.chat_template import ChatFormat
 from recovery.models.compilation import compile_layers
 from recovery.models.gguf_files import is_gguf
@@ -237,6 +237,7 @@ def load_model(
     offload: bool = False,
     compiled: bool = False,
     beside: Loaded | None = None,
+    quantize: str = "none",
     trust_remote_code: bool = False,
 ) -> Loaded:
     """Load a model from a folder, a GGUF file or a hub id.
@@ -245,7 +246,7 @@ def load_model(
     (or continues the existing one); "full" makes all weights trainable in float32. ``shard`` shards a trained model's
     layers over all processes; ``offload`` keeps the shards in CPU memory. ``compiled`` compiles the layers of a trained
     model that is not sharded. ``beside`` is an already loaded, unsharded model with an adapter on the same base: the
-    base is shared instead of loaded again.
+    base is shared instead of loaded again. ``quantize`` "nf4" holds the linear layers of the base in 4 bits.
     Raise ModelError or UsageError, in one line, if the model cannot be loaded.
     """
     base, found = resolve_base(path)
@@ -256,8 +257,13 @@ def load_model(
         raise UsageError(
             f"{path} is an adapter: train it with --tuning lora, or merge it first (recover export --merge)"
         )
+    if quantize != "none" and tuning == "full":
+        raise UsageError(f"{path} cannot be quantised and fully fine-tuned: use --tuning lora, or omit --quantize")
     if beside is None:
-        model = _load_weights(base, _held_in(tuning, compute), trust_remote_code)
+        more = {} if quantize == "none" else quantization.arguments(compute, place)
+        model = _load_weights(base, _held_in(tuning, compute), trust_remote_code, more)
+        if quantize != "none":
+            quantization.check(model, base)
     else:
         model = beside.under_adapter()
     chat = load_chat(base, template_args, trust_remote_code)
@@ -416,10 +422,10 @@ def resolve_base(
     return str(folder), None
 
 
-def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool, more: Mapping[str, Any]) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+            base, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code, **more
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(f"cannot load the model in {base}: {first_line(error)}") from error

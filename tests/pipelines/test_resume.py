@@ -118,6 +118,21 @@ def test_mid_training_killed_at_random(
     assert made(tmp_path / "killed", tiny_model, "midtrained")[:2] == (whole, steps)
 
 
+def test_mid_training_on_a_quantised_base_killed_once(
+    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig
+) -> None:
+    config = dataclasses.replace(midtrain_config, steps=12, checkpoint_every=2, tuning="lora", quantize="nf4")
+
+    def work(session: Session) -> None:
+        midtrain(session, config)
+
+    in_workspace(tmp_path / "whole", tiny_model, work)
+    assert run_and_kill(tmp_path / "killed", tiny_model, work, 4, 0.0)
+    in_workspace(tmp_path / "killed", tiny_model, lambda session: goes_on(session, work, "midtrained"))
+    whole, steps, _ = made(tmp_path / "whole", tiny_model, "midtrained")
+    assert made(tmp_path / "killed", tiny_model, "midtrained") == (whole, steps, 2)
+
+
 @pytest.mark.parametrize("first", ["full", "lora"])
 def test_a_resumed_stage_keeps_the_tuning_it_began_with(
     tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch, first: str

@@ -1,0 +1,42 @@
+"""Weights in NF4 (QLoRA, arXiv:2305.14314): the frozen linear layers below a LoRA adapter, held in 4 bits.
+
+Embeddings, norms and the output head keep the precision of matrix products: the losses need the head's own matrix.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig
+
+from recovery.errors import ModelError, UsageError
+from recovery.lazy_import import lazily
+
+bitsandbytes = lazily("bitsandbytes")
+
+
+def arguments(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Return what from_pretrained needs to load in NF4. Raise UsageError if bitsandbytes is not installed."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UsageError("--quantize nf4 needs: pip install 'recovery[quantized]'")
+    config = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=compute,
+        bnb_4bit_use_double_quant=False,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
+
+
+def check(model: Any, base: str) -> None:
+    """Prepare the quantised layers of a loaded model. Raise ModelError if its matrices are not linear layers."""
+    layers = [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
+    if not layers or any(parameter.dim() == 3 for parameter in model.parameters()):
+        kind = model.config.model_type
+        raise ModelError(f"{base} is a {kind} model, whose matrices are not all linear layers: omit --quantize")
+    for layer in layers:
+        # On CPUs with AVX512-BF16, bitsandbytes repacks the weights in the first forward pass without gradient: their
+        # constants are rounded to bfloat16, for good, and results would depend on the machine and on what ran before.
+        layer.support_avx512bf16_for_cpu = False

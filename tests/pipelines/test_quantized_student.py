@@ -1,0 +1,49 @@
+"""The teacher of a student on a base in NF4, and the plan of its memory against real tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.planning.activations import Setup
+from pipelines.planning.memory import parameters_of
+from pipelines.runtime.model_loading import load_student, teacher_footprint, teacher_of
+from recovery.config import MidtrainConfig
+from recovery.models.loading import load_model
+from recovery.teachers import AdapterOff, Frozen
+from recovery.workspace import Checkpoint
+from tests.models import make_tiny
+
+CONFIG = MidtrainConfig(tuning="lora", quantize="nf4", precision="float32", device="cpu", lora_rank=4)
+
+
+def test_the_teacher_is_not_quantised_unless_asked_for(tiny_llama: Path) -> None:
+    base = Checkpoint("base", "clean", tiny_llama, "", tiny_llama)
+    student = load_student(base, "lora", CONFIG)
+    teacher = teacher_of(base, student, base, CONFIG)
+    assert isinstance(teacher, Frozen)
+    ids, clean = torch.arange(1, 33)[None], load_model(tiny_llama, precision="float32", device="cpu")
+    with torch.no_grad():
+        expected = clean.model(input_ids=ids).logits
+        assert torch.equal(teacher.loaded.model(input_ids=ids).logits, expected)
+        assert not torch.equal(student.model(input_ids=ids).logits, expected)
+    asked = replace(CONFIG, quantized_teacher=True)
+    assert isinstance(teacher_of(base, student, base, asked), AdapterOff)
+    assert teacher_footprint(base, [base], apart=CONFIG.clean_teacher).others == 1
+    assert teacher_footprint(base, [base], apart=asked.clean_teacher).bases == 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_the_plan_counts_the_bytes_of_the_weights(kind: str, tmp_path: Path, precision: str) -> None:
+    folder = make_tiny(kind, tmp_path / "model")
+    base = Checkpoint("base", "clean", folder, "", folder)
+    model = load_student(base, "lora", replace(CONFIG, precision=precision)).model
+    found = sum(p.nbytes for p in model.parameters())
+    found += sum(p.quant_state.absmax.nbytes for p in model.parameters() if hasattr(p, "quant_state"))
+    setup = Setup((folder / "config.json").read_text(), "lora", precision, False, lora_rank=4, quantized=True)
+    counts = parameters_of(setup)
+    assert counts.inside.weights + counts.outside.weights == found
