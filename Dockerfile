@@ -20,7 +20,8 @@ FROM base AS source
 WORKDIR /source
 COPY . .
 RUN pip install --no-deps --root /image/recovery . \
-    && mkdir -p /image/needs && cp requirements/lock.txt /image/needs/ \
+    && mkdir -p /image/needs && sed -nE 's/^([a-z0-9._-]+==[^ ;]+).*/\1/p' requirements/lock.txt requirements/torch.txt \
+        > /image/needs/lock.txt \
     && python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = project['optional-dependencies']; \
 print(*project['dependencies'], *extras['docs'], *extras['gguf'], *extras['postgres'], sep='\n', file=open('/image/needs/cpu.txt', 'w')); \

@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 LOCK := requirements/lock.txt
+TORCH := requirements/torch.txt
 READY := $(VENV)/.ready
 BENCH := $(VENV)/benchmarks
 VLLM := $(VENV)/vllm
@@ -87,15 +88,15 @@ docs: $(READY)  ## Write the option tables of docs/commands, the method pages, t
 site: $(SITE)/.ready  ## Build the documentation site in build/site, and follow its links
 	$(SITE)/bin/python docs/build_site.py
 
-# Resolve pyproject.toml into pinned versions, keeping existing pins; UPGRADE=1 updates all to the newest.
-# The local label of a CPU build of torch (2.13.0+cpu) is removed, so that the lock is valid for every build.
-lock: $(READY)  ## Write requirements/lock.txt from pyproject.toml
-	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile pyproject.toml \
-		--extra docs --extra gguf --extra postgres --extra dev --output-file $(LOCK) \
-		--strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
-		--unsafe-package pip --unsafe-package setuptools --unsafe-package wheel \
-		$(if $(UPGRADE),--upgrade) --quiet
-	sed -i -E 's/^(torch==[0-9.]+)\+[a-z0-9]+/\1/' $(LOCK)
+# Resolve pyproject.toml into pinned versions for Linux and macOS, with the hashes of all their published files, keeping
+# existing pins; UPGRADE=1 updates all to the newest. torch has a list of its own: see requirements/README.md.
+COMPILE = $(BIN)/uv pip compile --quiet --config-file requirements/uv.toml --universal --python-version 3.11 \
+	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
+lock: $(READY)  ## Write requirements/lock.txt and torch.txt from pyproject.toml
+	$(COMPILE) pyproject.toml --extra docs --extra gguf --extra postgres --extra dev --generate-hashes \
+		--no-emit-package torch --no-emit-package pip --no-emit-package setuptools --no-emit-package wheel \
+		--output-file $(LOCK)
+	$(COMPILE) pyproject.toml --no-deps --no-annotate --no-header | grep '^torch==' > $(TORCH)
 
 bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## The benchmarks that take minutes; each prints its ratio
 	$(BIN)/python -m benchmarks.startup
@@ -171,12 +172,12 @@ postgresql:
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 
-# torch first and separately: once installed, no other package pulls another build of it.
-$(READY): pyproject.toml $(LOCK)
+# torch first and separately, from the index of its build; every other file must have a hash of the lock.
+$(READY): pyproject.toml $(LOCK) $(TORCH)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Recovery needs Python 3.11 or later: choose one with make PYTHON=python3.12 ..."; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@$(INSTALL) $(BIN)/python $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $$(grep '^torch==' $(LOCK))
-	@$(INSTALL) $(BIN)/python -r $(LOCK)
+	@$(INSTALL) $(BIN)/python $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r $(TORCH)
+	@$(INSTALL) $(BIN)/python --no-deps --require-hashes -r $(LOCK)
 	@$(INSTALL) $(BIN)/python --no-deps --editable .
 	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,26 @@ def test_a_wrong_hash_is_refused(python: Path, wheels: Path, tmp_path: Path) -> 
     (tmp_path / "list.txt").write_text(f"harbour==1.0 --hash=sha256:{'0' * 64}\n")
     done = install(python, "--no-index", "--find-links", wheels, "--require-hashes", "-r", tmp_path / "list.txt", UV="")
     assert done.returncode != 0 and not has_it(python)
+    assert done.stderr.splitlines()[-1].startswith("A downloaded file is not the one that the list names by its hash")
+
+
+def test_pip_does_not_take_over_from_a_uv_that_met_a_wrong_hash(python: Path, wheels: Path, tmp_path: Path) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\necho 'error: Hash mismatch for `harbour==1.0`' >&2\nexit 1\n")
+    uv.chmod(0o755)
+    done = install(python, "--no-index", "--find-links", wheels, "harbour", UV=str(uv))
+    assert done.returncode == 1 and not has_it(python)
+    assert "was not installed" in done.stderr.splitlines()[-1]
+
+
+def test_every_pin_of_the_lock_has_a_hash_and_torch_a_list_of_its_own() -> None:
+    lock = (ROOT / "requirements" / "lock.txt").read_text()
+    entries = re.split(r"^(?=[a-z0-9])", lock, flags=re.MULTILINE)[1:]
+    assert len(entries) > 100
+    for entry in entries:
+        assert re.match(r"[a-z0-9._-]+==\S+ (; .*)?\\\n    --hash=sha256:[0-9a-f]{64}", entry), entry.splitlines()[0]
+    torch = (ROOT / "requirements" / "torch.txt").read_text()
+    assert re.fullmatch(r"torch==[0-9.]+\n", torch) and not re.search(r"^(torch|nvidia|triton)", lock, re.MULTILINE)
 
 
 @pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not on the path")
