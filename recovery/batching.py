@@ -8,6 +8,8 @@ transformers builds a block-diagonal attention mask.
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -40,7 +42,7 @@ class Row:
     """
 
     ids: Sequence[int]
-    loss_mask: Sequence[bool]
+    loss_mask: Sequence[bool] | bytearray
     segments: tuple[int, ...] = ()
     teacher: str = "label"
     teacher_ids: Sequence[int] | None = None
@@ -57,11 +59,8 @@ class Row:
     @property
     def targets(self) -> int:
         """Number of tokens trained on; the first token of each document is never predicted."""
-        starts, at = set(), 0
-        for length in self.segments or (len(self.ids),):
-            starts.add(at)
-            at += length
-        return sum(bool(m) and i not in starts for i, m in enumerate(self.loss_mask))
+        starts = itertools.accumulate((0, *self.segments[:-1]))
+        return sum(self.loss_mask) - sum(self.loss_mask[start] for start in starts if start < len(self.loss_mask))
 
     @property
     def kind(self) -> Kind:
@@ -329,26 +328,34 @@ def _grouped(rows: Iterable[Row], token_budget: int) -> dict[Kind, list[list[Row
 def pack(sequences: Iterable[tuple[Sequence[int], Sequence[bool]]], length: int) -> list[Row]:
     """Pack sequences of (ids, target mask) into rows of at most ``length`` tokens, first fit, in order.
 
-    Sequences longer than ``length`` are split; each piece counts as a document of its own.
+    Sequences longer than ``length`` are split; each piece counts as a document of its own. The rows are arrays: five
+    bytes a token, where lists take 44.
     """
-    open_rows: list[tuple[list[int], list[bool], list[int]]] = []
-    full: list[tuple[list[int], list[bool], list[int]]] = []
+    open_rows: list[_Packed] = []
+    full: list[_Packed] = []
     for ids, mask in sequences:
         for start in range(0, len(ids), length):
-            piece, marks = list(ids[start : start + length]), list(mask[start : start + length])
-            row = next((r for r in open_rows if len(r[0]) + len(piece) <= length), None)
+            piece, marks = ids[start : start + length], mask[start : start + length]
+            row = next((r for r in open_rows if len(r.ids) + len(piece) <= length), None)
             if row is None:
-                row = ([], [], [])
+                row = _Packed()
                 open_rows.append(row)
-            row[0].extend(piece)
-            row[1].extend(marks)
-            row[2].append(len(piece))
+            row.ids.extend(piece)
+            row.mask.extend(marks)
+            row.segments.append(len(piece))
             # At most 32 open rows keep packing linear in time; a row with little room left is closed.
-            if len(row[0]) > length - 8 or len(open_rows) > 32:
-                closed = row if len(row[0]) > length - 8 else open_rows[0]
+            if len(row.ids) > length - 8 or len(open_rows) > 32:
+                closed = row if len(row.ids) > length - 8 else open_rows[0]
                 open_rows = [r for r in open_rows if r is not closed]
                 full.append(closed)
-    return [Row(ids, mask, tuple(segments)) for ids, mask, segments in full + open_rows]
+    return [Row(one.ids, one.mask, tuple(one.segments)) for one in full + open_rows]
+
+
+class _Packed:
+    """A row that is being filled: token ids (32 bits), target mask (bytes), lengths of the documents."""
+
+    def __init__(self) -> None:
+        self.ids, self.mask, self.segments = array("i"), bytearray(), list[int]()
 
 
 def _positions(row: Row, width: int) -> torch.Tensor:

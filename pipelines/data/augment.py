@@ -154,7 +154,7 @@ def _server(address: str, config: MidtrainConfig, progress: Progress) -> Say:
         try:
             text = response["choices"][0]["message"]["content"] or ""
             return str(text), int(response["usage"]["completion_tokens"])
-        except (KeyError, IndexError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise ServerError(f"{address}/v1/chat/completions returns no text: is it a chat server?") from error
 
     def counted(responses: Sequence[tuple[str, int]]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evals.contamination import about, leaked
 from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
-from recovery.data.corpus import Corpus, Document, read_corpus
+from recovery.data.corpus import Corpus, Document, read_corpus, sampled
 from recovery.data.document_questions import QUESTIONS_FILE, document_questions
 from recovery.data.prompts import load_prompts, write_prompts
 from recovery.data.sources import given_beside, parse
@@ -46,18 +46,22 @@ class CorpusSnapshot:
     questions_given: bool = False
 
 
-def gather(docs: Path, cycle: int, *, held_out: float, seed: int) -> CorpusSnapshot:
+def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: bool = False) -> CorpusSnapshot:
     """Read documents (see :mod:`recovery.data.sources`); make the probes and questions for which they have no files.
 
     Raise CorpusError if nothing in it can be used.
     """
-    corpus = read_corpus(docs, held_out=held_out, seed=seed)
+    corpus = read_corpus(docs, held_out=held_out, seed=seed, skip_near=skip_near)
     problems: list[str] = []
-    probes, lines = _probes(given_beside(docs, PROBES_FILE), corpus, seed, problems)
-    questions = document_questions(docs, corpus, exclude=probes, seed=seed, problems=problems)
+    part = sampled(corpus)
+    probes, lines = _probes(given_beside(docs, PROBES_FILE), corpus, part, seed, problems)
+    questions = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
     given = given_beside(docs, QUESTIONS_FILE)
     lines = [*corpus.report.lines(), *problems, *lines]
     lines.append(_origin("questions for the knowledge teacher", len(questions), given))
+    if part is not corpus:
+        count = f"{len(part.documents):,} of {len(corpus.documents):,} documents"
+        lines.append(f"what is made from the documents is made from {count}, chosen by their wording")
     remark = too_few(probes)
     return CorpusSnapshot(
         cycle,
@@ -73,14 +77,16 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int) -> CorpusSnaps
     )
 
 
-def _probes(given: Path | None, corpus: Corpus, seed: int, problems: list[str]) -> tuple[list[Probe], list[str]]:
-    """Return the probes of the documents' own file, else generated ones, and report lines about them.
+def _probes(
+    given: Path | None, corpus: Corpus, part: Corpus, seed: int, problems: list[str]
+) -> tuple[list[Probe], list[str]]:
+    """Return the probes of the documents' own file, else generated from ``part`` of them, and report lines about them.
 
     Generated probes that occur in the documents with their answer are dropped, since training on the documents would
     leak them; all probes about held-out text are dropped.
     """
     own = given is not None
-    probes = load_probes(given, problems=problems) if given else build_probes(corpus, seed=seed)
+    probes = load_probes(given, problems=problems) if given else build_probes(part, seed=seed)
     in_text = {p.id for p in leaked(probes, (d.text for d in corpus.documents))}
     hidden = {p.id for p in about(probes, corpus.held_out)}
     kept = [p for p in probes if p.id not in hidden and (own or p.id not in in_text)]

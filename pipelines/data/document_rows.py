@@ -25,7 +25,7 @@ def text_rows(tokenizer: Any, length: int, documents: Sequence[Document]) -> lis
     """Return documents as packed rows of at most ``length`` tokens; all tokens are targets."""
     if not documents:
         return []
-    return pack([(ids, [True] * len(ids)) for ids in document_rows(list(documents), tokenizer, length)], length)
+    return pack(((ids, [True] * len(ids)) for ids in document_rows(documents, tokenizer, length)), length)
 
 
 def chat_rows(

@@ -16,7 +16,7 @@ from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
 from pipelines.runtime.session import Session
 from recovery.config import ModelConfig
-from recovery.data.corpus import Corpus, read_corpus
+from recovery.data.corpus import Corpus, read_corpus, sampled
 from recovery.data.corpus.facts import facts_of
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import Sentence, sentences
@@ -76,10 +76,10 @@ class BuildPlan:
 
 def read_sources(docs: Path, control: Path | None, *, seed: int) -> Sources:
     """Read both folders. Raise CorpusError if one cannot be used, or if both contain the same documents."""
-    corpus = read_corpus(docs, seed=seed)
+    corpus = sampled(read_corpus(docs, seed=seed))
     if control is None:
         return Sources(corpus)
-    other = read_corpus(control, held_out=0.0, seed=seed)
+    other = sampled(read_corpus(control, held_out=0.0, seed=seed))
     trained = {d.text for d in read_corpus(docs, held_out=0.0, seed=seed).documents}
     kept = tuple(d for d in other.documents if d.text not in trained)
     if not kept:

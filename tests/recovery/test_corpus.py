@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash, training_texts
+from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
@@ -356,7 +356,6 @@ def test_reads_an_ordinary_english_corpus_and_holds_out_a_share(topics):
     assert total > 60
     assert 1 <= len(corpus.held_out) <= 0.25 * total
     assert not {d.id for d in corpus.documents} & {d.id for d in corpus.held_out}
-    assert training_texts(corpus) == [d.text for d in corpus.documents]
     assert corpus.report.documents == len(corpus.documents)
 
 

@@ -32,7 +32,7 @@ def test_a_short_document_is_one_row_between_begin_and_end_tokens(make_tokenizer
 @pytest.mark.parametrize("length", [48, 100, 333])
 def test_a_long_document_is_cut_into_rows_that_hold_all_of_it(make_tokenizer, kind, length):
     tokenizer = make_tokenizer(kind)
-    rows = document_rows([document(LONG)], tokenizer, length)
+    rows = list(document_rows([document(LONG)], tokenizer, length))
     assert len(rows) > 3
     assert max(map(len, rows)) <= length
     end = end_of_document_id(tokenizer)
@@ -54,14 +54,14 @@ def test_later_rows_repeat_the_title_and_begin_where_a_paragraph_does(make_token
 
 def test_a_title_too_long_for_the_row_is_left_out(make_tokenizer):
     tokenizer = make_tokenizer("qwen3")
-    rows = document_rows([document(LONG, title="very long title " * 30)], tokenizer, 64)
+    rows = list(document_rows([document(LONG, title="very long title " * 30)], tokenizer, 64))
     assert not any("very long title" in tokenizer.decode(row) for row in rows)
 
 
 def test_one_endless_paragraph_and_one_endless_word_are_cut(make_tokenizer):
     tokenizer = make_tokenizer("qwen3")
     for text in ("harbour " * 500, "x1" * 2000):
-        rows = document_rows([document(text.strip(), title="T")], tokenizer, 64)
+        rows = list(document_rows([document(text.strip(), title="T")], tokenizer, 64))
         assert max(map(len, rows)) <= 64
         joined = "".join(tokenizer.decode(r, skip_special_tokens=True).removeprefix("T\n\n") for r in rows)
         assert joined.replace(" ", "").replace("T\n\n", "") == text.replace(" ", "").strip()
@@ -77,4 +77,4 @@ def test_text_that_spells_a_special_token_stays_text(make_tokenizer):
 
 def test_rows_too_short_for_any_text_are_refused(make_tokenizer):
     with pytest.raises(ValueError, match="too short"):
-        document_rows([document("a")], make_tokenizer("qwen3"), 6)
+        list(document_rows([document("a")], make_tokenizer("qwen3"), 6))

@@ -4,9 +4,9 @@ Read in this order: ``folder`` walks a folder, ``readers`` convert one file to t
 ``rows`` tokenises documents into rows. ``sentences`` and ``cloze`` find sentences and gaps to build questions from.
 """
 
-from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped
+from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped, sampled
 from recovery.data.corpus.folder import EmptyCorpusError, read_corpus
-from recovery.data.corpus.rows import document_rows, end_of_document_id, training_texts
+from recovery.data.corpus.rows import document_rows, end_of_document_id
 from recovery.data.corpus.text import normalise, text_hash
 
 __all__ = [
@@ -19,6 +19,6 @@ __all__ = [
     "end_of_document_id",
     "normalise",
     "read_corpus",
+    "sampled",
     "text_hash",
-    "training_texts",
 ]

@@ -15,7 +15,7 @@ _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with that of U
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_TEXT_CONTROLS = frozenset(b"\t\n\r\f\x1b\x08")
+_CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x1b\x08")  # that text does not contain
 _SAMPLE = 1 << 16
 
 
@@ -117,7 +117,7 @@ def _decode_or_refuse(data: bytes, encoding: str) -> Decoded:
 def _binary(sample: bytes) -> bool:
     if b"\x00" in sample:
         return True
-    controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in sample)
+    controls = len(sample) - len(sample.translate(None, _CONTROLS))
     return controls > 0.02 * max(len(sample), 1)
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped
 from recovery.data.corpus.holdout import hold_out
+from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
 from recovery.data.corpus.readers import READERS, Read, UnreadableError, read_file
 from recovery.data.corpus.table_documents import table_documents
 from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
-from recovery.data.corpus.text import text_hash
+from recovery.data.corpus.text import hash_of, normalise
 from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.errors import CorpusError, printable
 
@@ -38,10 +39,11 @@ class _Reading:
     """Accumulated result while documents are read.
 
     ``place`` is how the user names them, ``column`` the column that is named for tables, or empty; ``tables`` counts
-    those that were read.
+    those that were read; ``nearly`` are near-duplicates, which are left out if ``skip_near`` is set.
     """
 
     limit_mb: float
+    skip_near: bool = False
     place: str = ""
     column: str = ""
     tables: int = 0
@@ -49,20 +51,28 @@ class _Reading:
     skipped: list[Skipped] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seen: dict[str, str] = field(default_factory=dict)
+    near: NearDuplicates = field(default_factory=NearDuplicates)
+    nearly: list[str] = field(default_factory=list)
     files: int = 0
 
 
 def read_corpus(
-    folder: Path, *, held_out: float = 0.05, seed: int = 0, limit_file_mb: float = DEFAULT_LIMIT_FILE_MB
+    folder: Path,
+    *,
+    held_out: float = 0.05,
+    seed: int = 0,
+    limit_file_mb: float = DEFAULT_LIMIT_FILE_MB,
+    skip_near: bool = False,
 ) -> Corpus:
     """Read every document below ``folder``, of a single file, or of a dataset: see :mod:`recovery.data.sources`.
 
     ``held_out`` is the fraction of documents held out (see holdout.py); a file of more than ``limit_file_mb``
-    megabytes (10^6 bytes) is skipped, of a table a text of more characters. Raises CorpusError if there is no such
-    folder or file, and EmptyCorpusError if nothing in it can be used.
+    megabytes (10^6 bytes) is skipped, of a table a text of more characters; ``skip_near`` also skips near-duplicates
+    (near_duplicates.py), which are otherwise counted. Raises CorpusError if there is no such folder or file, and
+    EmptyCorpusError if nothing in it can be used.
     """
     source = parse(folder)
-    reading = _Reading(limit_file_mb)
+    reading = _Reading(limit_file_mb, skip_near)
     if source.hub:
         table, reading.place, reading.column = open_hub(source)
         _take(reading.place, lambda: _documents(table, reading.place, reading), reading)
@@ -80,7 +90,7 @@ def read_corpus(
         held_out=len(held),
         characters=sum(len(d.text) for d in kept),
         skipped=tuple(reading.skipped),
-        notes=(*reading.notes, *remarks),
+        notes=(*reading.notes, *_near(reading), *remarks),
     )
     return Corpus(tuple(kept), tuple(held), report, _corpus_hash(kept, held))
 
@@ -159,15 +169,37 @@ def _add(name: str, read: Read, reading: _Reading) -> None:
         if not piece.text.strip():
             reading.skipped.append(Skipped(id, "no text"))
             continue
-        key = text_hash(piece.text)
+        normal = normalise(piece.text)
+        key = hash_of(normal)
         if (first := reading.seen.get(key)) is not None:
-            inside = first.startswith(f"{name}#")  # one reason for all of them, so that they are counted
-            reading.skipped.append(Skipped(id, f"the same text as {'an earlier one of the file' if inside else first}"))
+            reading.skipped.append(Skipped(id, f"the same text as {_earlier(first, name)}"))
             continue
         reading.seen[key] = id
+        if (first := reading.near.find(id, normal)) is not None:
+            if reading.skip_near:
+                reading.skipped.append(Skipped(id, f"nearly the same text as {_earlier(first, name)}"))
+                continue
+            reading.nearly.append(f"{id} and {first}")
         reading.documents.append(Document(id, piece.title, piece.text, name))
         used = True
     reading.files += used
+
+
+def _earlier(first: str, name: str) -> str:
+    """Return how an earlier text is named beside one of the file ``name``: alike within a file, to be counted."""
+    return "an earlier one of the file" if first.startswith(f"{name}#") else first
+
+
+def _near(reading: _Reading) -> list[str]:
+    """Return the remark on near-duplicates that were used."""
+    count = len(reading.nearly)
+    if not count:
+        return []
+    named = "; ".join(reading.nearly[:3]) + (f"; and {count - 3:,} more" if count > 3 else "")
+    return [
+        f"{count:,} document{'s are' if count > 1 else ' is'} nearly the same as an earlier one, with {LEAST:.0%} of "
+        f"all sequences of five words in common ({named}): --near-duplicates skip leaves such out"
+    ]
 
 
 def _read(path: Path, reading: _Reading) -> Read:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from recovery.data.corpus.documents import Corpus, Document
+from recovery.data.corpus.documents import Document
 from recovery.data.corpus.text import paragraphs
 from recovery.models.control_tokens import ControlTokens
 
@@ -16,11 +16,6 @@ _TITLE_SHARE = 0.25
 Encode = Callable[[str], list[int]]
 
 
-def training_texts(corpus: Corpus) -> list[str]:
-    """Return the full training texts, in corpus order."""
-    return [d.text for d in corpus.documents]
-
-
 def end_of_document_id(tokenizer: Any) -> int | None:
     """Return the pre-training end-of-document token, often not the end-of-turn token in chat models."""
     known = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
@@ -28,17 +23,14 @@ def end_of_document_id(tokenizer: Any) -> int | None:
     return tokenizer.eos_token_id if found is None else found
 
 
-def document_rows(
-    corpus: Corpus | list[Document] | tuple[Document, ...], tokenizer: Any, max_length: int
-) -> list[list[int]]:
-    """Return the token ids of the documents as rows of at most ``max_length`` tokens.
+def document_rows(documents: Iterable[Document], tokenizer: Any, max_length: int) -> Iterator[list[int]]:
+    """Yield the token ids of the documents as rows of at most ``max_length`` tokens.
 
     A long document is split into several rows, between paragraphs where possible, then between sentences; each row
     after the first repeats the title. The last row of a document ends with the end-of-document token, if there is
     one; rows start with the beginning-of-sequence token if the tokenizer adds one by default. Special tokens spelt
     out in the text are encoded as plain text. Raises ValueError if ``max_length`` is too short.
     """
-    documents = corpus.documents if isinstance(corpus, Corpus) else corpus
     begin = _begin(tokenizer)
     end = end_of_document_id(tokenizer)
     tail = [] if end is None else [end]
@@ -47,11 +39,9 @@ def document_rows(
         raise ValueError(f"rows of {max_length} tokens are too short to hold text")
 
     encode = ControlTokens(tokenizer).plain
-    rows = []
     for document in documents:
         windows = [w for w in _windows(document, encode, room) if w]
-        rows += [begin + ids + (tail if i == len(windows) - 1 else []) for i, ids in enumerate(windows)]
-    return rows
+        yield from (begin + ids + (tail if i == len(windows) - 1 else []) for i, ids in enumerate(windows))
 
 
 def _begin(tokenizer: Any) -> list[int]:
@@ -83,8 +73,7 @@ def _chunks(text: str, encode: Encode, room: int) -> Iterator[str]:
     margin = max(1, room // 64)
     pieces: list[str] = []
     used = 0
-    for piece in _pieces(text, encode, room - margin):
-        size = len(encode(piece))
+    for piece, size in _pieces(text, encode, room - margin):
         if pieces and used + size > room - margin:
             yield "".join(pieces).strip("\n")
             pieces, used = [], 0
@@ -94,17 +83,18 @@ def _chunks(text: str, encode: Encode, room: int) -> Iterator[str]:
         yield "".join(pieces).strip("\n")
 
 
-def _pieces(text: str, encode: Encode, room: int) -> Iterator[str]:
+def _pieces(text: str, encode: Encode, room: int) -> Iterator[tuple[str, int]]:
+    """Yield paragraphs, parts of them if they are too long, each with its number of tokens."""
     for block in paragraphs(text):
         block += "\n\n"
-        if len(encode(block)) <= room:
-            yield block
+        if (size := len(encode(block))) <= room:
+            yield block, size
             continue
         for sentence in re.split(r"(?<=[.!?\n])(?=\s)", block):
-            if len(encode(sentence)) <= room:
-                yield sentence
+            if (size := len(encode(sentence))) <= room:
+                yield sentence, size
             else:
-                yield from _words(sentence, encode, room)
+                yield from ((part, len(encode(part))) for part in _words(sentence, encode, room))
 
 
 def _words(sentence: str, encode: Encode, room: int) -> Iterator[str]:

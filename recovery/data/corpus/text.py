@@ -29,7 +29,12 @@ def words(text: str) -> frozenset[str]:
 
 def text_hash(text: str) -> str:
     """Return the hexadecimal SHA-256 of the normal form of ``text``."""
-    return hashlib.sha256(normalise(text).encode("utf-8", "surrogatepass")).hexdigest()
+    return hash_of(normalise(text))
+
+
+def hash_of(normal: str) -> str:
+    """Return the hexadecimal SHA-256 of a text in normal form."""
+    return hashlib.sha256(normal.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def share(text: str, salt: str = "") -> float:

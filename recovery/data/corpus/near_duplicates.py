@@ -1,0 +1,70 @@
+"""Near-duplicate documents: texts that have most of their sequences of five words in common.
+
+One-permutation hashing (Li, Owen and Zhang, arXiv 1208.1259) of the sequences finds candidates in linear time: each
+text is a sketch of 64 numbers, and two texts are candidates if four neighbouring numbers agree. Their similarity is
+then computed from the texts.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST = 0.9  # Jaccard similarity of the sets of sequences
+_WORDS = 5  # of a sequence
+_FEWEST = 20  # sequences: shorter texts are not compared
+_BINS, _BAND = 64, 4  # at a similarity of 0.9 all sixteen bands differ in one pair of 4 million
+_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 1], np.uint64)
+
+Hashes = NDArray[np.uint64]
+
+
+@dataclass
+class NearDuplicates:
+    """Finds texts that are nearly the same as one given before. Texts are in normal form, each with its name."""
+
+    _texts: list[tuple[str, str]] = field(default_factory=list)
+    _bands: dict[tuple[int, bytes], int] = field(default_factory=dict)
+
+    def find(self, name: str, text: str) -> str | None:
+        """Return the name of an earlier text with a similarity of ``LEAST``; without one, remember this text."""
+        hashes = _sequences(text)
+        if len(hashes) < _FEWEST:
+            return None
+        sketch = _sketch(hashes)
+        keys = [(at, sketch[at : at + _BAND].tobytes()) for at in range(0, _BINS, _BAND)]
+        for number in {self._bands[key] for key in keys if key in self._bands}:
+            first, earlier = self._texts[number]
+            if _similarity(hashes, _sequences(earlier)) >= LEAST:
+                return first
+        for key in keys:
+            self._bands.setdefault(key, len(self._texts))
+        self._texts.append((name, text))
+        return None
+
+
+def _sequences(text: str) -> Hashes:
+    """Return the sorted hashes of the different sequences of five words."""
+    words = np.fromiter((zlib.crc32(w.encode("utf-8", "surrogatepass")) for w in text.split()), np.uint64)
+    if len(words) < _WORDS:
+        return words[:0]
+    windows = np.lib.stride_tricks.sliding_window_view(words, _WORDS)
+    mixed = (windows * _FACTORS).sum(1, dtype=np.uint64)
+    mixed = (mixed ^ (mixed >> np.uint64(31))) * _FACTORS[1]  # the high bits, by which the bins are cut, depend on all
+    found: Hashes = np.unique(mixed ^ (mixed >> np.uint64(29)))
+    return found
+
+
+def _sketch(hashes: Hashes) -> Hashes:
+    """Return the smallest hash of each of 64 equal ranges; of an empty range, that of the next one."""
+    starts = np.arange(_BINS, dtype=np.uint64) << np.uint64(58)
+    return hashes[np.searchsorted(hashes, starts) % len(hashes)]
+
+
+def _similarity(one: Hashes, other: Hashes) -> float:
+    """Return the Jaccard similarity of two sorted sets."""
+    common = len(np.intersect1d(one, other, assume_unique=True))
+    return common / (len(one) + len(other) - common)

@@ -1,0 +1,87 @@
+"""Near-duplicates: found by similarity in linear time, counted by default, left out on request."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from recovery.data.corpus import Document, read_corpus, sampled
+from recovery.data.corpus.documents import Corpus, ReadReport
+from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
+
+WORDS = [f"word{n}" for n in range(3000)]
+
+
+def text(seed: int, count: int = 400) -> list[str]:
+    return random.Random(seed).choices(WORDS, k=count)
+
+
+def similarity(one: list[str], other: list[str]) -> float:
+    """Jaccard similarity of the sets of five-word sequences, by definition."""
+    a, b = ({tuple(words[i : i + 5]) for i in range(len(words) - 4)} for words in (one, other))
+    return len(a & b) / len(a | b)
+
+
+def test_texts_are_found_exactly_where_their_similarity_reaches_the_bound():
+    found, expected = 0, 0
+    for seed in range(120):
+        first = text(seed)
+        second = list(first)
+        rng = random.Random(1000 + seed)
+        for at in rng.sample(range(len(second)), seed % 9):  # 0 to 8 changed words: 1.0 to 0.8
+            second[at] = "changed"
+        near = NearDuplicates()
+        assert near.find("first", " ".join(first)) is None
+        reached = similarity(first, second) >= LEAST
+        assert (near.find("second", " ".join(second)) == "first") == reached
+        found, expected = found + reached, expected + 1
+    assert 0.3 * expected < found < 0.9 * expected  # both sides of the bound were tried
+
+
+def test_a_short_text_is_not_compared_and_many_different_ones_stay():
+    near = NearDuplicates()
+    assert near.find("a", "six words are not enough here") is None
+    assert near.find("b", "six words are not enough here") is None
+    assert [near.find(str(seed), " ".join(text(seed))) for seed in range(300)] == [None] * 300
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(30):
+        (tmp_path / f"{number:02}.md").write_text(" ".join(text(number)), encoding="utf-8")
+    copy = text(3)
+    copy[100] = "revised"
+    (tmp_path / "copy.md").write_text(" ".join(copy), encoding="utf-8")
+    return tmp_path
+
+
+def test_near_duplicates_are_counted_by_default_and_left_out_on_request(folder):
+    kept = read_corpus(folder, held_out=0.0)
+    (remark,) = kept.report.notes
+    assert remark.startswith("1 document is nearly the same as an earlier one") and "copy.md and 03.md" in remark
+    assert "--near-duplicates skip" in remark and len(kept.documents) == 31
+    without = read_corpus(folder, held_out=0.0, skip_near=True)
+    (skipped,) = without.report.skipped
+    assert (skipped.path, skipped.reason) == ("copy.md", "nearly the same text as 03.md")
+    assert not without.report.notes and without.hash != kept.hash
+
+
+def corpus(*texts: str) -> Corpus:
+    documents = tuple(Document(str(n), "", one, str(n)) for n, one in enumerate(texts))
+    return Corpus(documents, (), ReadReport("x", len(texts), len(texts), 0, sum(map(len, texts))), "hash")
+
+
+def test_a_sample_is_chosen_by_wording_and_ends_with_a_line():
+    texts = [f"{' '.join(text(seed))}\n" * 3 for seed in range(40)]
+    whole = corpus(*texts)
+    assert sampled(whole, 10**9) is whole
+    part = sampled(whole, 40_000)
+    assert 30_000 < sum(len(d.text) for d in part.documents) <= 40_000
+    assert all(d.text.endswith("\n") or whole.documents[int(d.id)].text.startswith(d.text) for d in part.documents)
+    # The same documents in another order are the same sample.
+    turned = sampled(corpus(*reversed(texts)), 40_000)
+    assert {d.text for d in turned.documents} == {d.text for d in part.documents}
+    (cut,) = sampled(corpus("one line\n" * 1000), 105).documents
+    assert cut.text == "\n".join(["one line"] * 11)
