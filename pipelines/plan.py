@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelines.data.corpus_snapshot import gather
-from pipelines.data.document_rows import rows_of
+from pipelines.data.document_rows import text_rows
 from pipelines.planning.activations import Setup
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.gpus import Card, card_of
@@ -33,9 +33,11 @@ from pipelines.planning.throughput import GIB, GPU_UTILISATION, Work, size
 from pipelines.planning.work import distilling_work, midtraining_work
 from pipelines.runtime.progress import duration
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.data.corpus import read_corpus
 from recovery.errors import ModelError, RecoveryError
 from recovery.lazy_import import lazily
 from recovery.miniature.package import WEIGHTS
+from recovery.models.folder_check import check_model, read_config
 from recovery.models.gguf_files import is_gguf
 from recovery.vllm_memory import WEIGHTS_ALLOWED, WORKSPACE
 from recovery.workspace import MINIATURE
@@ -194,11 +196,9 @@ def model_text(name: str) -> str:
         if is_gguf(path):
             text: str = conversion.config_of(path).to_json_string(use_diff=False)
         elif path.exists():
-            own = path if path.is_file() else path / "config.json"
-            file = own if own.is_file() else Path(loading.resolve_base(path)[0]) / "config.json"
-            text = file.read_text(encoding="utf-8")
+            text = json.dumps(_config_of(path))
         else:
-            text = transformers.AutoConfig.from_pretrained(name).to_json_string(use_diff=False)
+            text = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False).to_json_string(use_diff=False)
         Architecture.of(text)
     except RecoveryError:
         raise
@@ -214,12 +214,26 @@ def model_text(name: str) -> str:
     return text
 
 
+def _config_of(path: Path) -> dict[str, Any]:
+    """Return the config.json of a model folder, of the base of an adapter, or in a file."""
+    if not path.is_dir():
+        if not path.is_file():
+            raise ModelError(
+                f"{path} is not a regular file: --model takes a folder, a GGUF file, a config.json or a hub id"
+            )
+        return read_config(path)
+    if (path / "config.json").is_file():
+        check_model(path)
+        return read_config(path / "config.json")
+    return read_config(Path(loading.resolve_base(path)[0]) / "config.json")
+
+
 def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:
     """Count the tokens of a folder, with the model's own tokenizer if it has one."""
-    corpus = gather(docs, 1, held_out=config.held_out, seed=config.seed)
+    corpus = read_corpus(docs, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near)
     tokenizer = _tokenizer(model)
     if tokenizer is not None:
-        return sum(len(row.ids) for row in rows_of(tokenizer, config.row_length, corpus))
+        return sum(len(row.ids) for row in text_rows(tokenizer, config.row_length, corpus.documents))
     return round(sum(len(document.text.encode()) for document in corpus.documents) / BYTES_A_TOKEN)
 
 

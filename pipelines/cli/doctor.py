@@ -93,7 +93,9 @@ def look_at_python() -> Finding:
     absent = [name for name, version in versions.items() if version == "missing" and name != "recovery"]
     line = ", ".join(f"{name} {version}" for name, version in versions.items())
     if absent:
-        return Finding("versions", "failed", line, "reinstall: pip install -r requirements/lock.txt", versions)
+        return Finding(
+            "versions", "failed", line, "reinstall: pip install --no-deps -r requirements/lock.txt", versions
+        )
     return Finding("versions", "ok", line, facts=versions)
 
 

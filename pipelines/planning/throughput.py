@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import resource
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +13,8 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
+
+from recovery.models.folder_check import read_shapes
 
 GIB = 1 << 30
 _FLOPS_TRAINED, _FLOPS_FORWARD = 6, 2
@@ -27,18 +27,7 @@ _BANDWIDTH_SHARE, _LAYER_SECONDS = 0.6, 0.6e-3
 
 def parameters(folder: Path) -> int:
     """Count the parameters of the weights in ``folder`` from the headers of its safetensors files."""
-    total = 0
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        for name, entry in header.items():
-            if name != "__metadata__":
-                size = 1
-                for width in entry["shape"]:
-                    size *= width
-                total += size
-    return total
+    return read_shapes(folder).elements
 
 
 def size(count: int) -> str:

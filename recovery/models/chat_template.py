@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from recovery.errors import ModelError
+from recovery.errors import ModelError, first_line
 from recovery.models.control_tokens import TURN_ENDS, ControlTokens
 from recovery.types import Message, tools_of
 
@@ -171,6 +171,10 @@ class ChatFormat:
                 reason = self.control.unmark(str(error))
                 raise ModelError(f"the chat template refuses this conversation: {reason}") from error
             return self._apply(folded, generation_prompt)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # a template can cause any error
+            raise ModelError(f"the chat template fails: {self.control.unmark(first_line(error))}") from error
 
     def _apply(self, messages: Sequence[Message], generation_prompt: bool) -> str:
         template: dict[str, Any] = {"chat_template": PLAIN_TEMPLATE} if self.plain else {}

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,26 +18,42 @@ from typing import Any, Literal
 import torch
 from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from recovery import distributed
 from recovery.batching import Batch
-from recovery.errors import ModelError, UsageError, first_line
+from recovery.errors import ModelError, RecoveryError, UsageError, first_line
+from recovery.memory_limit import memory_limit
 from recovery.models import attention, fsdp, quantization
 from recovery.models.chat_template import ChatFormat
 from recovery.models.compilation import compile_layers
+from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_model, check_total, read_shapes
 from recovery.models.gguf_files import is_gguf
 from recovery.models.gguf_files.conversion import Showing, converted, user_cache
 from recovery.models.hardware import pick_device, pick_precision
 from recovery.models.lm_head import Head
 from recovery.models.routing import Router
+from recovery.time_limit import Overdue, time_limit
+from recovery.types import Message
 
 Tuning = Literal["frozen", "full", "lora"]
-ADAPTER_CONFIG = "adapter_config.json"
 _SETS = ("target_modules", "target_parameters", "exclude_modules")
+# Entries of an adapter's configuration with regular expressions, which are compared with the names of all modules.
+_PATTERNS = (
+    "target_modules",
+    "exclude_modules",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_pattern",
+    "target_parameters",
+)
+# Of processor time and memory, for a template and an adapter's patterns: thousands of times what they need.
+_SECONDS, _BYTES = 10.0, 1 << 30
+_LONGEST_RENDERED = 1_000_000  # characters
+# A normaliser may make a text this many times longer.
+_GROWTH, _LONGEST_REPLACEMENT = 1000, 1000
 
 transformers_logging.disable_progress_bar()
 
@@ -268,8 +285,7 @@ def load_model(
         model = beside.under_adapter()
     chat = load_chat(base, template_args, trust_remote_code)
     if adapter is not None:
-        with _peft_warnings():
-            model = PeftModel.from_pretrained(model, str(adapter), is_trainable=tuning == "lora")
+        model = _with_adapter(model, adapter, tuning == "lora")
     model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
     loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
     if shard and tuning != "frozen" and distributed.size() > 1:
@@ -316,7 +332,32 @@ def only_lora(adapter: Path | None) -> bool:
 
 def load_chat(base: str, template_args: Mapping[str, Any] | None = None, trust_remote_code: bool = False) -> ChatFormat:
     """Load the tokenizer of a model folder with its chat format. Raise ModelError if they do not fit the model."""
-    return ChatFormat.of(_load_tokenizer(base, trust_remote_code), _generation_config(base), template_args)
+    tokenizer = _load_tokenizer(base, trust_remote_code)
+    with _reading(f"the tokenizer in {base}"):
+        chat = ChatFormat.of(tokenizer, _generation_config(base), template_args)
+        _try_template(chat, base)
+    return chat
+
+
+def _try_template(chat: ChatFormat, base: str) -> None:
+    """Render and encode a conversation once. Raise ModelError if that needs much time or memory.
+
+    Others may be refused by the template, which is said where they occur.
+    """
+    messages = [Message(role="user", content="Hello"), Message(role="assistant", content="Good morning")]
+    try:
+        with time_limit(_SECONDS, of_processor=True), memory_limit(_BYTES):
+            text = chat.render(messages, generation_prompt=True)
+    except ModelError:
+        text = ""
+    except (Overdue, MemoryError, RecursionError) as error:
+        raise ModelError(
+            f"the chat template in {base} does not end within {_SECONDS:.0f} seconds and {_BYTES >> 30} GiB of memory: "
+            "use another"
+        ) from error
+    if len(text) > _LONGEST_RENDERED:
+        raise ModelError(f"the chat template in {base} writes {len(text):,} characters around two words: use another")
+    chat.encode(text[:10_000])
 
 
 def outline(
@@ -410,27 +451,110 @@ def resolve_base(
     folder = Path(path).expanduser()
     if is_gguf(folder):
         return str(converted(folder, cache or user_cache(), showing)), None
-    if not folder.is_dir():
-        return _download(str(path)), None
+    if not _is_folder(folder):
+        downloaded = _download(str(path))
+        check_model(Path(downloaded))
+        return downloaded, None
     if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
-        base = json.loads((folder / ADAPTER_CONFIG).read_text()).get("base_model_name_or_path")
-        if not base:
+        base = check_adapter(folder).get("base_model_name_or_path")
+        if not base or not isinstance(base, str):
             raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
-        return resolve_base(base, cache, showing)[0], folder
+        if _is_adapter(Path(base).expanduser()):
+            raise ModelError(
+                f"{folder} is an adapter on an adapter, {base}: merge that one first (recover export --merge)"
+            )
+        try:
+            return resolve_base(base, cache, showing)[0], folder
+        except ModelError as error:
+            raise ModelError(f"the adapter {folder} names a base model that cannot be used: {error}") from error
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} holds no model: expected config.json and *.safetensors in it")
+    check_model(folder)
     return str(folder), None
 
 
-def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool, more: Mapping[str, Any]) -> Any:
+def _is_folder(path: Path) -> bool:
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            base, dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code, **more
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that cannot be a path
+        return False
+
+
+def _is_adapter(folder: Path) -> bool:
+    try:
+        return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+    except (OSError, ValueError):  # a name that cannot be a path
+        return False
+
+
+@contextlib.contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn whatever a library raises for the files of a model into ModelError: what a file can cause has no limit."""
+    try:
+        yield
+    except RecoveryError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+            raise
+        raise ModelError(f"cannot load {what}: {first_line(error)}") from error
+
+
+def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool, more: Mapping[str, Any]) -> Any:
+    stored = read_shapes(Path(base)).elements
+    if not stored:
+        raise ModelError(
+            f"{base} holds no weights in *.safetensors, and pickles (*.bin) are not read: convert them first"
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the model in {base}: {first_line(error)}") from error
+    with _reading(f"the model in {base}"):
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):  # takes no memory, whatever the sizes are
+            planned = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        check_total(sum(p.numel() for p in planned.parameters()), config, stored, base)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            base,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            **more,
+        )
+    if found["missing_keys"]:
+        raise ModelError(
+            f"{base} lacks weights of its model, for example {min(found['missing_keys'])}: download it again"
+        )
     _pick_attention(model)
     return model
+
+
+def _with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:
+    config = check_adapter(adapter)
+    with _reading(f"the adapter in {adapter}"):
+        _try_patterns(config, [name for name, _ in model.named_modules()], adapter)
+        with _peft_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys", UserWarning)
+            adapted = PeftModel.from_pretrained(model, str(adapter), is_trainable=trainable, use_safetensors=True)
+    if any(config.is_prompt_learning for config in adapted.peft_config.values()):
+        raise ModelError(f"the adapter in {adapter} adds tokens to the prompt, not to the layers: use a LoRA adapter")
+    return adapted
+
+
+def _try_patterns(config: Mapping[str, Any], names: list[str], adapter: Path) -> None:
+    """Raise ModelError if a regular expression of an adapter takes for ever: peft matches all with all modules."""
+    found = [config.get(key) for key in _PATTERNS]
+    patterns = [
+        p for value in found for p in ([value] if isinstance(value, str) else value or ()) if isinstance(p, str)
+    ]
+    try:
+        with time_limit(_SECONDS, of_processor=True):
+            for pattern in patterns:
+                compiled = re.compile(pattern)
+                for name in names:
+                    compiled.fullmatch(name)
+    except Overdue:
+        raise ModelError(
+            f"{adapter / ADAPTER_CONFIG} has a pattern that cannot be matched in {_SECONDS:.0f} seconds: use another"
+        ) from None
 
 
 def _pick_attention(model: Any) -> None:
@@ -441,11 +565,10 @@ def _pick_attention(model: Any) -> None:
 
 
 def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
-    try:
+    with _reading(f"the tokenizer in {base}"):
         tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(f"cannot load the tokenizer in {base}: {first_line(error)}") from error
-    size = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).get_text_config().vocab_size
+        _check_growth(tokenizer, base)
+        size = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code).get_text_config().vocab_size
     if len(tokenizer) > size:
         raise ModelError(
             f"the tokenizer in {base} has {len(tokenizer)} tokens, the model only {size}: they do not belong together"
@@ -455,11 +578,36 @@ def _load_tokenizer(base: str, trust_remote_code: bool) -> Any:
     return tokenizer
 
 
+def _check_growth(tokenizer: Any, base: str) -> None:
+    """Raise ModelError if a tokenizer replaces parts of texts by far longer ones."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    growth = 1.0
+    for part in (getattr(backend, "normalizer", None), getattr(backend, "decoder", None)):
+        for step in _steps(json.loads(part.__getstate__()) if part is not None else {}):
+            content = str(step.get("content") or step.get("prepend") or "")
+            pattern = step.get("pattern") or {}
+            replaced = len(pattern.get("String", "x")) or 1 if isinstance(pattern, dict) else 1
+            growth *= max(1.0, len(content) / replaced) if "content" in step else 1.0
+            if growth > _GROWTH or len(content) > _LONGEST_REPLACEMENT:
+                raise ModelError(
+                    f"the tokenizer in {base} makes texts more than {_GROWTH:,} times longer: download it again"
+                )
+
+
+def _steps(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the parts of a normaliser or decoder, which may be sequences of others."""
+    inner = part.get("normalizers") or part.get("decoders")
+    if inner is None:
+        yield part
+    for one in inner or ():
+        yield from _steps(one)
+
+
 def _generation_config(base: str) -> GenerationConfig | None:
-    try:
-        return GenerationConfig.from_pretrained(base)
-    except OSError:
+    if not (Path(base) / "generation_config.json").is_file():
         return None
+    with _reading(f"the generation_config.json in {base}"):
+        return GenerationConfig.from_pretrained(base)
 
 
 def _download(name: str) -> str:

@@ -24,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, mod
 from transformers.utils import logging as transformers_logging
 
 from recovery.errors import ModelError, first_line
+from recovery.models.folder_check import check_total
 from recovery.models.gguf_files.header import ARRAY, MAGIC, ORIGIN, STRING, Header, origin_of, read_header, sha256_of
 from recovery.models.gguf_files.positions import set_positions
 from recovery.models.gguf_files.tokens import end_ids, read_tokenizer
@@ -40,8 +41,6 @@ _LICENCE = {
     "license_link": "general.license.link",
 }
 _PLAIN = ("F64", "F32")
-_REFUSALS = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError)
-
 transformers_logging.disable_progress_bar()
 
 
@@ -239,7 +238,7 @@ def _read_config(header: Header, slim: Path) -> Any:
     try:
         with _quiet():
             config = AutoConfig.from_pretrained(slim.parent, gguf_file=slim.name)
-    except _REFUSALS as error:
+    except Exception as error:  # what a file can cause in transformers has no limit
         raise ModelError(
             f"{header.path}: its architecture {header.architecture!r} is not one that transformers "
             f"{transformers.__version__} can read from GGUF ({first_line(error)}); use the model's safetensors"
@@ -257,6 +256,7 @@ def _read_config(header: Header, slim: Path) -> Any:
 
 def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> Any:
     """Load the model with all its weights, in float32. Raise ModelError if some are missing or unused."""
+    _check_sizes(header, config)
     settings: dict[str, Any] = {}
     if hasattr(transformers, "GgufConfig"):  # releases that keep blocks quantised if they have kernels for them
         settings["quantization_config"] = transformers.GgufConfig(dequantize=True)
@@ -270,7 +270,7 @@ def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> A
                 output_loading_info=True,
                 **settings,
             )
-    except _REFUSALS as error:
+    except Exception as error:
         raise ModelError(f"{header.path} cannot be converted: {first_line(error)}") from error
     if found["missing_keys"]:
         first = min(found["missing_keys"])
@@ -285,6 +285,16 @@ def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> A
             "use the model's safetensors"
         )
     return model
+
+
+def _check_sizes(header: Header, config: Any) -> None:
+    """Raise ModelError if the metadata describe a larger model than the file's tensors."""
+    try:
+        with torch.device("meta"):  # takes no memory
+            planned = AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise ModelError(f"{header.path}: no model has the sizes of its metadata ({first_line(error)})") from error
+    check_total(sum(p.numel() for p in planned.parameters()), config, sum(t.count for t in header.tensors), header.path)
 
 
 def _left_out(name: str, tied: bool, layers: int) -> bool:

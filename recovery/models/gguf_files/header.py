@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recovery.errors import ModelError
+from recovery.errors import ModelError, first_line
+from recovery.models.folder_check import MOST_LAYERS, MOST_TENSORS
 
 SUFFIX = ".gguf"
 ORIGIN = "gguf.json"  # next to converted weights: describes the source file
@@ -26,6 +27,7 @@ _VERSIONS = (2, 3)
 STRING, ARRAY = 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _BLOCK = 1 << 22
+_MOST_KEYS, _LONGEST_ARRAY = 100_000, 10_000_000
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ def read_header(path: str | Path) -> Header:
     """
     path = Path(path).expanduser()
     if not path.is_file():
+        if path.exists():
+            raise ModelError(f"{path} is not a regular file: --model takes a GGUF file, a folder or a hub id")
         raise ModelError(f"there is no file {path}: --model takes a GGUF file, a folder, a hub id or 'miniature'")
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -126,8 +130,11 @@ def read_header(path: str | Path) -> Header:
                 header = _parse(path, data, sizes)
         except (struct.error, EOFError):
             raise _truncated(path, size, "its header does not end") from None
-        except (UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:
-            raise ModelError(f"{path} is damaged: its header cannot be read ({error}); download it again") from error
+        except ModelError:
+            raise
+        except Exception as error:  # what wrong numbers in a header cause has no limit
+            reason = first_line(error)
+            raise ModelError(f"{path} is damaged: its header cannot be read ({reason}); download it again") from error
     end = max((tensor.offset + tensor.bytes for tensor in header.tensors), default=0)
     if end > size:
         raise _truncated(path, size, f"its tensors take {end:,} bytes")
@@ -182,7 +189,10 @@ def _check_model(header: Header) -> None:
         raise ModelError(f"{path} contains no model: it has no architecture or no tensors")
     if metadata.get("general.type", "model") != "model":
         raise ModelError(f"{path} is a file of type {metadata['general.type']!r}, not a whole model: name the model's")
-    if int(metadata.get("split.count", 1)) > 1:
+    layers = header.own("block_count")
+    if isinstance(layers, int) and layers > min(len(header.tensors), MOST_LAYERS):
+        raise ModelError(f"{path} has {len(header.tensors):,} tensors for {layers:,} layers: download it again")
+    if isinstance(metadata.get("split.count"), int) and metadata["split.count"] > 1:
         raise ModelError(
             f"{path} is one of {metadata['split.count']} parts of a model: merge them first (llama-gguf-split --merge)"
         )
@@ -233,6 +243,8 @@ class _Bytes:
         if kind != ARRAY:
             return self.number(_NUMBERS[kind])
         inner, count = self.numbers("I", 1)[0], self.number("Q")
+        if count > _LONGEST_ARRAY:
+            raise ValueError(f"an array of {count:,} values")
         return self.skip_texts(count) if inner == STRING else list(self.numbers(_NUMBERS[inner], count))
 
 
@@ -244,10 +256,14 @@ def _parse(path: Path, data: mmap.mmap, sizes: Mapping[int, tuple[str, int, int]
     if version not in _VERSIONS:
         raise ModelError(f"{path} is GGUF version {version}: versions 2 and 3 can be read")
     tensors, values = at.numbers("Q", 2)
+    if tensors > MOST_TENSORS or values > _MOST_KEYS:
+        raise ValueError(f"{tensors:,} tensors and {values:,} keys, more than any model has")
     metadata: dict[str, Any] = {}
     spans = {}
     for _ in range(values):
         begun, key = at.at, at.text()
+        if key in metadata:  # readers differ in which they take
+            raise ValueError(f"the key {key!r:.80} is there twice")
         metadata[key] = at.value(at.number("I"))
         spans[key] = (begun, at.at)
     table, found = at.at, []
@@ -258,6 +274,8 @@ def _parse(path: Path, data: mmap.mmap, sizes: Mapping[int, tuple[str, int, int]
         if kind not in sizes:
             raise ModelError(f"{path} has tensors of a type (number {kind}) that this gguf package does not support")
         found.append((name, shape, kind, offset))
+    if len({name for name, *_ in found}) < len(found):
+        raise ValueError("a tensor is there twice")
     alignment = int(metadata.get("general.alignment", 32))
     start = -(-at.at // alignment) * alignment
     placed = []

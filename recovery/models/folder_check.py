@@ -1,0 +1,198 @@
+"""Checks of a model folder or an adapter that a stranger may have made, before any library reads it.
+
+Nothing here executes what it reads: sizes are compared with one another, so that the libraries allocate no more than
+the files hold. Links, pipes and devices are refused: what is loaded is what lies in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from recovery.errors import ModelError, first_line
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MOST_TENSORS = 500_000  # the largest mixtures of experts have some 200,000
+MOST_LAYERS = 10_000
+_LARGEST_TEXT = 64_000_000  # bytes of a JSON file or template; the largest tokenizers have half of it
+_TEXTS = (".json", ".jinja", ".txt", ".model", ".toml", ".md")
+_INDEX = "model.safetensors.index.json"
+_SUBFOLDERS = ("additional_chat_templates", "suites")
+# Numbers of which libraries make lists, one entry each.
+_LISTED = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_labels"}
+_RANKS = ("r", "init_r", "target_r", "num_virtual_tokens")
+# Stored numbers of quantised weights may hold up to sixteen weights each (2 bits in an int32).
+_PACKED = 16
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The shapes of the tensors in the safetensors files of a folder, by name."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def elements(self) -> int:
+        """Number of stored elements."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def check_model(folder: Path) -> None:
+    """Check the files of a model folder, its index, the headers of its weights and the counts in its config.json.
+
+    Raise ModelError that names the file.
+    """
+    _check_files(folder)
+    stored = read_shapes(folder)
+    _check_index(folder)
+    read_config(folder / "config.json", max(len(stored.shapes), 100) if stored.shapes else MOST_LAYERS)
+
+
+def check_total(total: int, config: Any, stored: int, place: str | Path) -> None:
+    """Raise ModelError if a model has more parameters than its ``stored`` weights: loading it would invent the rest."""
+    packed = _PACKED if getattr(config, "quantization_config", None) else 1
+    if total > 2 * packed * stored:  # twice: a missing part is reported by its name later
+        raise ModelError(
+            f"the configuration of {place} describes a model of {total:,} parameters, and its weights hold {stored:,} "
+            "numbers: they do not belong together; download it again"
+        )
+
+
+def check_adapter(folder: Path) -> dict[str, Any]:
+    """Check the files of an adapter and the ranks in its configuration, which is returned.
+
+    Raise ModelError that names the file.
+    """
+    _check_files(folder)
+    path = folder / ADAPTER_CONFIG
+    config = _json_object(path)
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise ModelError(f"{folder} holds no {ADAPTER_WEIGHTS}: an adapter needs its weights in that format")
+    stored = _shapes_in(folder / ADAPTER_WEIGHTS)
+    if not stored:
+        raise ModelError(f"{folder / ADAPTER_WEIGHTS} holds no tensors: download it again")
+    if config.get("megatron_config"):  # peft would import a module whose name the file gives
+        raise ModelError(f"{path} asks for code of its own (megatron_config): remove the entry, or use another adapter")
+    matrices = {name: shape for name, shape in stored.items() if "lora_A" in name and shape} or stored
+    most = max((max(shape, default=1) for shape in matrices.values()), default=1)
+    if matrices is not stored:
+        most = max(shape[0] for shape in matrices.values())
+    given = [config.get(name) for name in _RANKS]
+    patterns = config.get("rank_pattern") or {}
+    given += list(patterns.values()) if isinstance(patterns, dict) else [patterns]
+    if wrong := [rank for rank in given if rank is not None and not (_is_count(rank) and 1 <= rank <= most)]:
+        raise ModelError(
+            f"{path} has the rank {wrong[0]!r:.40}, and its weights have {most}: they do not belong together"
+        )
+    replicated = config.get("layer_replication")
+    if replicated and (not isinstance(replicated, list) or len(replicated) > MOST_LAYERS):
+        raise ModelError(f"{path} repeats layers without end (layer_replication): remove the entry")
+    return config
+
+
+def read_config(path: Path, most: int = MOST_LAYERS) -> dict[str, Any]:
+    """Return a config.json. Raise ModelError if it is no object, or counts more than ``most`` layers or labels."""
+    config = _json_object(path)
+    for key, value in _entries(config):
+        if key in _LISTED and _is_count(value) and value > most:
+            raise ModelError(
+                f"{path} has {key} {value!r:.40}, more than the model can hold ({most:,}): download it again"
+            )
+    return config
+
+
+def read_shapes(folder: Path) -> Stored:
+    """Return the shapes in all safetensors files of a folder. Raise ModelError if one is damaged or too many."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        shapes |= _shapes_in(path)
+        if len(shapes) > MOST_TENSORS:
+            raise ModelError(f"{path} brings the tensors to {len(shapes):,}, no model has so many: download it again")
+    return Stored(shapes)
+
+
+def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        # The library checks that offsets fit the shapes, the file and one another.
+        with safe_open(path, framework="np") as file:
+            names = list(file.keys())
+            if len(names) > MOST_TENSORS:
+                raise ModelError(f"{path} holds {len(names):,} tensors, no model has so many: download it again")
+            return {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    except (SafetensorError, OSError, ValueError, TypeError, OverflowError) as error:
+        raise ModelError(f"{path} is not a sound safetensors file ({first_line(error)}): download it again") from error
+
+
+def _check_index(folder: Path) -> None:
+    path = folder / _INDEX
+    if not path.is_file() or (folder / "model.safetensors").is_file():
+        return
+    mapping = _json_object(path).get("weight_map")
+    if not isinstance(mapping, dict) or not mapping or len(mapping) > MOST_TENSORS:
+        raise ModelError(f"{path} has no usable weight_map: download it again")
+    present = {file.name for file in folder.glob("*.safetensors")}
+    for name in mapping.values():
+        if name not in present if isinstance(name, str) else True:
+            raise ModelError(
+                f"{path} names {name!r:.80}, which is not a safetensors file of the folder: download it again"
+            )
+
+
+def _check_files(folder: Path) -> None:
+    """Raise ModelError for links that leave the folder, files that are none, and texts that are too large."""
+    whole = folder.resolve()
+    allowed = [whole]
+    if whole.parent.name == "snapshots":  # the hub's cache: its files are links to a folder beside the snapshots
+        allowed.append(whole.parent.parent / "blobs")
+    for path in _files(folder):
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if not any(target.is_relative_to(place) for place in allowed):
+                raise ModelError(f"{path} is a link to a place outside the folder: copy the file itself there")
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read ({error.strerror}): remove it, or copy the file again") from error
+        named = path.suffix in (*_TEXTS, ".safetensors")
+        if stat.S_ISDIR(found.st_mode) and not named:
+            continue
+        if not stat.S_ISREG(found.st_mode):
+            raise ModelError(f"{path} is not a regular file: remove it, or copy the file again")
+        if path.suffix in _TEXTS and found.st_size > _LARGEST_TEXT:
+            raise ModelError(f"{path} has {found.st_size:,} bytes, more than any model needs ({_LARGEST_TEXT:,})")
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from sorted(folder.iterdir())
+    for name in _SUBFOLDERS:
+        if (folder / name).is_dir():
+            yield from sorted((folder / name).iterdir())
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read as JSON ({first_line(error)}): download it again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} holds no JSON object: download it again")
+    return found
+
+
+def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        yield key, value
+        if isinstance(value, dict):
+            yield from _entries(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,132 @@
+"""Campaign: hostile model folders, adapters and GGUF files, each loaded by real commands in a process of its own.
+
+`recover plan --model` and `recover ask --checkpoint` must load a model, or refuse it in one line that names it, within
+30 seconds of processor time and 2 GiB of memory; nothing is executed, nothing from outside the folder is read.
+``python -m tests.torture.models PART`` tries the cases whose name holds PART.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipelines.runtime.session import Session
+from tests.models import make_tiny
+from tests.torture.corpus import not_a_line
+from tests.torture.hostile_models import OUTSIDE, Case, cases
+from tests.torture.outcome import Outcome
+from tests.torture.process import Ended, start, waited_out
+
+MEMORY = 2 << 30  # bytes that a case may add to the process
+SECONDS = 30  # of processor time
+COMMANDS = {
+    "plan": ("plan", "--gpus", "24GB", "--model"),
+    "ask": ("ask", "Hello", "--max-new-tokens", "2", "--device", "cpu", "--checkpoint"),
+}
+
+
+def run(
+    seed: int,
+    seconds: float,
+    report: Callable[[str], None],
+    *,
+    only: int | None = None,
+    large: bool = True,
+    every: int = 1,
+    part: str = "",
+) -> Outcome:
+    """Try the cases, from one that depends on the seed, for ``seconds`` at most (0: all).
+
+    ``only`` is one case by its number, ``every`` one of so many, ``part`` a part of their names.
+    """
+    outcome, started = Outcome(), time.monotonic()
+    known = list(enumerate(cases(large)))
+    first = 0 if seconds <= 0 else seed % len(known)
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        place = Path(folder)
+        make_tiny("qwen3", place / "sound")
+        make_tiny("qwen3", place / "outside", seed=1)
+        (place / "outside" / "secret.txt").write_text(OUTSIDE)
+        Session.open(place / "workspace", model=str(place / "sound")).__exit__(None, None, None)
+        for number, case in [*known[first:], *known[:first]]:
+            if part not in case.name or number % every or only not in (None, number):
+                continue
+            if 0 < seconds < time.monotonic() - started:
+                break
+            for name, command in COMMANDS.items():
+                what = attempt(case, command, place)
+                outcome.tried[f"{name}: {what.partition(':')[0]}"] += 1
+                if what.partition(":")[0] not in ("loaded", "refused"):
+                    outcome.faults.append(f"models --only {number} ({name}, {case.name}): {what}")
+                    report(outcome.faults[-1])
+                elif "--verbose" in sys.argv:
+                    report(f"{number} {name}, {case.name}: {what}")
+    return outcome
+
+
+def attempt(case: Case, command: Sequence[str], place: Path) -> str:
+    """Return how a command ends on a case: "loaded", "refused: REASON", or what is wrong."""
+    base = place / "case"
+    base.mkdir()
+    try:
+        shutil.copytree(place / "sound", base / "model")
+        shutil.copytree(place / "sound", base / "base")
+        (base / "outside").symlink_to(place / "outside", target_is_directory=True)
+        case.write(base / "model")
+        target = base / case.target
+        more = ["--workspace", str(place / "workspace")] if command[0] == "ask" else []
+        child = start([*command, target, *more], base / "run", before=_limit)
+        if not waited_out(child):
+            return "it waits without end"
+        return _judged(case, command[0], child.ended(), base, target)
+    finally:
+        for remove in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):  # neither follows links
+            subprocess.run([*remove, str(base)], stderr=subprocess.DEVNULL, check=False)
+
+
+def _limit() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    used = int(time.process_time()) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (used + SECONDS, used + SECONDS))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _judged(case: Case, command: str, ended: Ended, base: Path, target: Path) -> str:
+    if (base / "executed").exists() or (base.parent / "executed").exists():
+        return "code of the model was executed"
+    if OUTSIDE in ended.out + ended.err:
+        return "text from outside the folder is shown"
+    if ended.status in (-signal.SIGXCPU, -signal.SIGKILL):
+        return f"over {SECONDS} seconds of processor time"
+    if ended.complaint:
+        return ended.complaint
+    if ended.status == 0:
+        # A plan reads no weights, no tokenizer and no template.
+        return "loaded" if case.fine is not False or command == "plan" else "it was loaded"
+    error = ended.error.removeprefix("recover: error: ")
+    if case.fine:
+        return f"a sound model was refused: {error}"
+    if problem := not_a_line(error):
+        return f"the message {problem}: {error!r:.300}"
+    # What only a conversation brings to light is said of the template or the checkpoint.
+    known = (target, base / "base", base / "other", "external/model", "chat template", "prompt 0 has 0 tokens")
+    if not any(str(name) in error for name in known):
+        return f"the message does not name the model: {error[:300]}"
+    return f"refused: {error[:300]}"
+
+
+if __name__ == "__main__":
+    chosen = next((a for a in sys.argv[1:] if not a.startswith("--")), "")
+    found = run(0, 0.0, lambda line: print(line, flush=True), large="--large" in sys.argv, part=chosen)
+    print(dict(found.tried), len(found.faults), "faults")
+    os._exit(bool(found.faults))
