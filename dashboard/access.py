@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from db import DatabaseError
 
@@ -22,8 +21,9 @@ _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 POLICY = "; ".join(
     (
         "default-src 'self'",
-        # Gradio and Plotly use inline scripts and styles, and compile templates.
+        # Gradio and Plotly use inline scripts and styles, and compile templates; none needs handlers in attributes.
         "script-src 'self' 'unsafe-inline' 'unsafe-eval'",
+        "script-src-attr 'none'",
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
         "font-src 'self' data:",
@@ -41,6 +41,16 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-frame-options": "DENY",
 }
+LONGEST_REQUEST = 2**20
+"""Bytes that a request may have: the longest prompt and reason need a few thousand."""
+
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")  # a name or an address, perhaps with a port
+# What the pages use of Gradio. The rest takes uploads, reads files, fetches other addresses, or describes the server.
+_GRADIO, _SESSION = "/gradio_api/", "/gradio_api/heartbeat/"
+_USED = {
+    _GRADIO + name for name in ("queue/join", "queue/data", "startup-events", "info", "app_id", "theme.css", "cancel")
+}
+_UNUSED = ("/login", "/logout", "/monitoring", "/openapi.json", "/run-history", "/runs")
 
 
 @dataclass
@@ -71,28 +81,46 @@ class Access:
             return ""
         if not authorization or not authorization.lower().startswith("basic "):
             return None
-        digest = hashlib.sha256(authorization.encode()).hexdigest()
-        if digest in self._known:  # the slow hash runs once per header, not for every request of a page
-            return self._known[digest]
+        known = self.known(authorization)
+        if known is not None:
+            return known
         try:
             name, _, password = base64.b64decode(authorization[6:], validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # not base64, not ASCII, or not UTF-8
             return None
         if not matches(password, self.users.get(name, hash_password("nobody", b"0" * 16))) or name not in self.users:
             return None
-        self._known[digest] = name
+        self._known[_digest(authorization)] = name
         return name
+
+    def known(self, authorization: str | None) -> str | None:
+        """Return the user of a header that was accepted before, "" if none is needed, else None; does not hash slowly.
+
+        So a page's many requests, and those of users while others guess passwords, need no slow hash.
+        """
+        if self.users is None:
+            return ""
+        return self._known.get(_digest(authorization)) if authorization else None
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
         """Return why a request is rejected (another host name, or another site as origin), or None."""
         host = headers.get("host", "")
-        name = urlsplit(f"//{host}").hostname or ""
-        if is_loopback(self.host) and not is_loopback(name):
-            return f"this dashboard accepts requests from this machine only, not for the host name {name}"
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return "the request does not name the host that it is for"
+        if is_loopback(self.host) and not is_loopback(found[1].lower()):
+            return f"this dashboard accepts requests from this machine only, not for the host name {found[1]}"
         origin = headers.get("origin")
-        if method not in ("GET", "HEAD", "OPTIONS") and origin and urlsplit(origin).netloc != host:
+        if method not in ("GET", "HEAD", "OPTIONS") and origin and origin.partition("://")[2] != host:
             return "requests from another site are not allowed to change anything"
         return None
+
+
+def is_used(path: str) -> bool:
+    """Whether the pages use the route of a path: all but those of Gradio's that they do not need."""
+    if path.startswith(_GRADIO):
+        return path in _USED or path.startswith(_SESSION)
+    return not any(path == one or path.startswith(f"{one}/") for one in _UNUSED)
 
 
 def is_loopback(host: str) -> bool:
@@ -151,6 +179,10 @@ def add_user(path: Path, name: str, password: str) -> None:
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write("".join(f"{key}:{kept}\n" for key, kept in users.items()))
+
+
+def _digest(authorization: str) -> str:
+    return hashlib.sha256(authorization.encode()).hexdigest()
 
 
 def _is_hash(kept: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -9,11 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Response
+from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
 from dashboard.tracker_source import Source
@@ -30,6 +33,9 @@ _REVIEWED = {
     "labels": (*_ABOUT, "label", "note", "created_at"),
 }
 Rows = Iterable[Mapping[str, Any]]
+Number = Annotated[int, InPath(ge=0, le=2**31 - 1)]
+"""A number in an address: an id that a database can have."""
+_WRITING = threading.BoundedSemaphore(2)  # reports at once: each is a process
 
 
 def add_routes(api: FastAPI, source: Source) -> None:
@@ -39,11 +45,11 @@ def add_routes(api: FastAPI, source: Source) -> None:
     """
 
     @api.get("/download/stage/{number}.{kind}")
-    def stage(number: int, kind: str) -> StreamingResponse:
+    def stage(number: Number, kind: str) -> StreamingResponse:
         return _send(f"stage-{number}", kind, ("metric", "step", "value", "time"), _points(source, number))
 
     @api.get("/download/evaluation/{number}.{kind}")
-    def evaluation(number: int, kind: str) -> StreamingResponse:
+    def evaluation(number: Number, kind: str) -> StreamingResponse:
         columns = ("item", "group", "prompt", "response", "score", "verdicts")
         return _send(f"evaluation-{number}", kind, columns, _samples(source, number))
 
@@ -61,7 +67,7 @@ def add_routes(api: FastAPI, source: Source) -> None:
         return _send(what, kind, _REVIEWED[what], _reviewed(source, what, experiment, first, second))
 
     @api.get("/download/report/{cycle}.{kind}")
-    def report(cycle: int, kind: str) -> Response:
+    def report(cycle: Number, kind: str) -> Response:
         if kind not in _REPORTS:
             raise HTTPException(404, "reports are available as html and md")
         heading = {"content-disposition": f'attachment; filename="cycle-{cycle}.{kind}"'}
@@ -73,12 +79,20 @@ def _report(source: Source, cycle: int, kind: str) -> bytes:
     workspace = source.workspace()
     if workspace is None:
         raise HTTPException(404, "this database has no workspace here: run `recover report` in its workspace")
-    with tempfile.TemporaryDirectory() as folder:
+    if not _WRITING.acquire(blocking=False):
+        raise HTTPException(429, "other reports are being written: try again in a moment")
+    with contextlib.ExitStack() as stack:
+        stack.callback(_WRITING.release)
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         command = [sys.executable, "-m", "recovery", "report", str(cycle), "--workspace", str(workspace)]
         env = os.environ | source.environment()
-        done = subprocess.run(
-            [*command, "--out", folder], capture_output=True, text=True, timeout=_LONGEST, check=False, env=env
-        )
+        try:
+            done = subprocess.run(
+                [*command, "--out", folder], capture_output=True, text=True, timeout=_LONGEST, check=False, env=env
+            )
+        except subprocess.TimeoutExpired:
+            text = f"the report took more than {_LONGEST:.0f} seconds: run `recover report {cycle}` in the workspace"
+            raise HTTPException(503, text) from None
         if done.returncode:
             raise HTTPException(404, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no report")
         return (Path(folder) / f"cycle-{cycle}.{kind}").read_bytes()

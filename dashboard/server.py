@@ -12,12 +12,14 @@ from typing import Any
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard import downloads, health
-from dashboard.access import HEADERS, Access
+from dashboard.access import HEADERS, LONGEST_REQUEST, Access, is_used
 from dashboard.ask_process import Asker
 from dashboard.theme import SCRIPT, STYLE, theme
 from dashboard.tracker_source import Source
@@ -28,6 +30,8 @@ SESSIONS = 24
 at its next tick."""
 
 _ASK = {"www-authenticate": 'Basic realm="Recovery", charset="UTF-8"'}
+
+_FORGED = (b"x-forwarded-host", b"x-gradio-server")
 
 
 def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None = None) -> FastAPI:
@@ -54,7 +58,30 @@ def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None 
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "SSR mode is not supported")  # it is off, but Gradio warns anyway
-        return gr.mount_gradio_app(api, pages, path="/", auth_dependency=_named if access.users else None, **look())
+        gr.mount_gradio_app(api, pages, path="/", auth_dependency=_named if access.users else None, **look())
+    api.add_exception_handler(Exception, _failed)
+    api.add_exception_handler(RequestValidationError, _malformed)
+    for route in api.routes:
+        if isinstance(route, Mount) and isinstance(route.app, FastAPI):  # Gradio's own application
+            route.app.add_exception_handler(Exception, _failed)
+            route.app.add_exception_handler(RequestValidationError, _malformed)
+            route.app.add_exception_handler(KeyError, _unknown)
+    return api
+
+
+async def _failed(_request: Request, _error: Exception) -> Response:
+    """Return the response to a request whose handling failed; the traceback goes to the terminal."""
+    return PlainTextResponse("this request failed: reload the page; the dashboard's terminal says why", 500, HEADERS)
+
+
+async def _malformed(_request: Request, _error: Exception) -> Response:
+    """Return the response to a malformed request; FastAPI's own repeats the input, and fails if that holds NaN."""
+    return PlainTextResponse("the request is malformed: a part is missing, or of a wrong type", 422)
+
+
+async def _unknown(_request: Request, _error: Exception) -> Response:
+    """Return the response to a call of a function that Gradio does not have; functions themselves run in its queue."""
+    return PlainTextResponse("there is no such function: reload the page", 404)
 
 
 class Guard:
@@ -90,10 +117,23 @@ class Guard:
             return PlainTextResponse(reason, 403, HEADERS)
         if scope["path"] == health.PATH:  # container engines have no password; the response contains only the status
             return None
-        user = await asyncio.to_thread(self.access.user, headers.get("authorization"))
+        key = headers.get("authorization")
+        user = self.access.known(key)
+        if user is None:
+            user = await asyncio.to_thread(self.access.user, key)
         if user is None:
             return PlainTextResponse("a user name and a password are required", 401, HEADERS | _ASK)
         scope.setdefault("state", {})["user"] = user
+        if not is_used(scope["path"]):
+            return PlainTextResponse("there is no such page", 404, HEADERS)
+        if scope["method"] not in ("GET", "HEAD"):
+            size = headers.get("content-length", "")
+            if not size.isdecimal():
+                return PlainTextResponse("the length of the request is missing", 411, HEADERS)
+            if int(size) > LONGEST_REQUEST:
+                return PlainTextResponse(f"a request may have {LONGEST_REQUEST:,} bytes at most", 413, HEADERS)
+        # Gradio would take these for its own address; a proxy keeps the Host header.
+        scope["headers"] = [(name, value) for name, value in scope["headers"] if name not in _FORGED]
         return None
 
 

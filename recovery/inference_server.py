@@ -23,6 +23,7 @@ CONNECTIONS = 64
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 15.0  # seconds between two attempts
 _NOTIFY_TIMEOUT = 5.0  # seconds, for requests that need not arrive
 _ROUNDING = 1e-3  # nats above 0 that rounding may give a log-probability
+_LONGEST_ANSWER = 64 * 2**20  # bytes of a response, unless the caller expects more
 _POLL_INTERVAL = 0.25  # seconds between two calls of `progress` while no result arrives
 # Status codes of a server that starts, is overloaded or shuts down; any other error is final.
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
@@ -42,7 +43,8 @@ class InferenceServer:
 
     ``keys`` are environment variables; the first that is set holds the key. ``timeout`` is how long one request may
     take, ``patience`` how long a server may be unavailable before an error is raised, both in seconds. ``returned`` is
-    called by the requesting thread when the server responds again after it was unavailable. Thread-safe.
+    called by the requesting thread when the server responds again after it was unavailable, but not by itself.
+    Thread-safe.
     """
 
     address: str
@@ -51,6 +53,7 @@ class InferenceServer:
     patience: float = 600.0
     returned: Callable[[], None] = lambda: None
     _client: httpx.Client = field(init=False, repr=False)
+    _thread: threading.local = field(init=False, repr=False, default_factory=threading.local)
 
     def __post_init__(self) -> None:
         limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
@@ -60,14 +63,23 @@ class InferenceServer:
         """Send a GET request and return the JSON response."""
         return self._request("GET", path, None, _TRANSIENT)
 
-    def post(self, path: str, body: Any, *, retried: bool = True, given_up: threading.Event | None = None) -> Any:
-        """Send ``body`` as JSON and return the JSON response; None if the response is not JSON.
+    def post(
+        self,
+        path: str,
+        body: Any,
+        *,
+        retried: bool = True,
+        given_up: threading.Event | None = None,
+        most: int = _LONGEST_ANSWER,
+    ) -> Any:
+        """Send ``body`` as JSON and return the JSON response of ``most`` bytes; None if the response is not JSON.
 
         Retry with exponential backoff while the server is unavailable or overloaded, until ``given_up`` is set; without
         ``retried`` an internal error of the server (500) is final. Raise ServerError if ``patience`` is exhausted or
         the request is refused, :class:`NotOffered` if the path does not exist.
         """
-        return self._request("POST", path, body, _TRANSIENT if retried else tuple(set(_TRANSIENT) - {500}), given_up)
+        transient = _TRANSIENT if retried else tuple(set(_TRANSIENT) - {500})
+        return self._request("POST", path, body, transient, given_up, most)
 
     def tell(self, path: str, body: Any) -> None:
         """Send a request once with a short timeout; ignore its response and any failure."""
@@ -79,19 +91,25 @@ class InferenceServer:
         self._client.close()
 
     def _request(
-        self, method: str, path: str, body: Any, transient: Sequence[int], given_up: threading.Event | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        transient: Sequence[int],
+        given_up: threading.Event | None = None,
+        most: int = _LONGEST_ANSWER,
     ) -> Any:
         given_up = given_up or threading.Event()
         gone_since: float | None = None
         pause = _FIRST_PAUSE
         while True:
             try:
-                answer = self._client.request(method, self.address + path, json=body, headers=self._headers())
+                answer = self._exchange(method, path, body, most)
                 problem = f"returned status {answer.status_code}" if answer.status_code in transient else ""
             except httpx.TimeoutException:
                 problem = f"did not respond within {self.timeout:g} seconds"
-            except httpx.TransportError as error:
-                problem = str(error) or type(error).__name__
+            except httpx.RequestError as error:  # no connection, one that ended, or an encoding that is none
+                problem = one_line(str(error) or type(error).__name__)
             if not problem:
                 break
             now = time.monotonic()
@@ -103,9 +121,29 @@ class InferenceServer:
                 )
             given_up.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-        if gone_since is not None:
-            self.returned()
+        if gone_since is not None and not getattr(self._thread, "returning", False):
+            self._thread.returning = True  # the requests of `returned` may have to be repeated too
+            try:
+                self.returned()
+            finally:
+                self._thread.returning = False
         return self._read(answer, path)
+
+    def _exchange(self, method: str, path: str, body: Any, most: int) -> httpx.Response:
+        """Send a request once and return its response; httpx's own timeout is for each part of it only."""
+        until, size = time.monotonic() + self.timeout, 0
+        parts: list[bytes] = []
+        with self._client.stream(method, self.address + path, json=body, headers=self._headers()) as answer:
+            for part in answer.iter_bytes():
+                size += len(part)
+                if size > most:
+                    problem = f"returned more than {most:,} bytes: check the server, or a proxy before it"
+                    raise ServerError(f"{self.address}{path} {problem}")
+                if time.monotonic() > until:
+                    raise httpx.ReadTimeout("the response takes too long")
+                parts.append(part)
+        kind = {"content-type": answer.headers.get("content-type", "")}
+        return httpx.Response(answer.status_code, content=b"".join(parts), headers=kind)
 
     def _read(self, answer: httpx.Response, path: str) -> Any:
         if answer.status_code in (401, 403):
@@ -116,7 +154,7 @@ class InferenceServer:
             raise ServerError(f"{self.address}{path} returned status {answer.status_code}: {_reason(answer)}")
         try:
             return answer.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def _headers(self) -> dict[str, str]:
@@ -194,14 +232,33 @@ def response_of(address: str) -> Iterator[None]:
         raise ServerError(f"{address}: {error}") from error
 
 
+def one_line(text: str) -> str:
+    """Return what a server said as one line of at most 300 characters."""
+    return " ".join(text.split())[:300]
+
+
+def window_of(value: Any) -> int | None:
+    """Return a number of tokens of a server's description; None if it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def check_model(answer: Any, model: str) -> None:
+    """Raise ServerError if a response says that it is another model's than was asked for."""
+    found = answer.get("model") if isinstance(answer, dict) else None
+    if found is not None and found != model:
+        raise ServerError(
+            f"the model {one_line(str(found))!r} answered, not {model!r}: check the server, or a proxy before it"
+        )
+
+
 def served_model(server: InferenceServer) -> dict[str, Any]:
     """Return the server's description of its model ("id", "root", "max_model_len"), ignoring adapters.
 
     Raise ServerError if it serves none.
     """
     listed = server.get("/v1/models")
-    models = listed.get("data", []) if isinstance(listed, dict) else []
-    for model in models:
+    models = listed.get("data") if isinstance(listed, dict) else None
+    for model in models if isinstance(models, list) else []:
         if isinstance(model, dict) and model.get("id") and model.get("parent") is None:
             return model
     raise ServerError(f"{server.address} lists no model at /v1/models: is it a vLLM server?")
@@ -211,9 +268,9 @@ def _reason(answer: httpx.Response) -> str:
     """Return the server's error message as one line."""
     try:
         reason = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         reason = answer.text
     for name in ("error", "message", "detail"):
         if isinstance(reason, dict) and name in reason:
             reason = reason[name]
-    return " ".join(str(reason).split())[:300]
+    return one_line(str(reason))

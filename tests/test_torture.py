@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.models import make_tiny
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,7 +22,7 @@ def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("campaign", ["kill", "disks", "upgrades"])
+@pytest.mark.parametrize("campaign", ["kill", "disks", "upgrades", "models", "dashboard", "servers"])
 def test_a_campaign_tries_and_finds_nothing(campaign: str) -> None:
     finished = torture("--seed", "0", "--minutes", "0.5", campaign)
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -31,3 +34,27 @@ def test_an_unknown_campaign_is_refused_with_the_known_ones() -> None:
     finished = torture("nothing")
     assert finished.returncode == 2
     assert "there is no campaign nothing: use kill, disks, upgrades" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["teacher: tokens that are none", "teacher: reset, then sound", "teacher: exchanged between two requests"]
+)
+def test_a_teacher_that_misbehaves_is_refused_or_asked_again(name: str, tmp_path: Path) -> None:
+    from tests.torture import servers
+    from tests.torture.misbehaving import Server, serving
+
+    server = Server(make_tiny("qwen3", tmp_path / "teacher"))
+    make_tiny("qwen3", tmp_path / "student", seed=9)
+    with serving(server) as address:
+        ended = servers.attempt(servers.tries_of(server, address, tmp_path)[name], random.Random(0))
+    assert ended.partition(":")[0] == ("same" if name.endswith("sound") else "refused"), ended
+
+
+def test_two_reviewers_at_once_and_hostile_values_leave_a_dashboard_sound(tmp_path: Path) -> None:
+    from tests.torture import attacks
+    from tests.torture.served import dashboard
+
+    with dashboard(tmp_path / "workspace") as served:
+        for attack in (attacks.decisions, attacks.votes, attacks.headers):
+            assert attack(served, random.Random(0)) == [], attack.__name__
+        assert served.faults() == []

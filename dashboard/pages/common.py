@@ -81,6 +81,11 @@ def live_address(experiment: str, stage: Stage) -> str:
     return f"live?experiment={quoted(experiment)}&stage={stage.id}"
 
 
+def whole(asked: str | None) -> int | None:
+    """Return a number of an address, one that a database's ids can have; None if it is none."""
+    return int(asked) if asked and asked.isascii() and asked.isdigit() and len(asked) < 10 else None
+
+
 def numbered(number: int, one: str, several: str) -> str:
     """Return a number with its noun in the singular or plural."""
     return f"1 {one}" if number == 1 else f"{number} {several}"

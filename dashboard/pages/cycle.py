@@ -22,6 +22,7 @@ WORDS = {"accepted": "accepted", "rejected": "rejected", "rolled_back": "rolled 
 TONES = {"accepted": "good", "rejected": "bad", "rolled_back": "bad"}
 VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 SUITES = ("instruction_following", "ifeval")
+LONGEST_NAME, LONGEST_REASON = 80, 2000
 BUTTONS = (("Accept", "accepted", "primary"), ("Reject", "rejected", "stop"), ("Roll back", "rolled_back", "secondary"))
 
 
@@ -39,8 +40,10 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
             )
         )
         with gr.Row(elem_classes="reason"):
-            name = gr.Textbox(label="Your name", visible=access.users is None, max_length=80, scale=1, min_width=140)
-            why = gr.Textbox(label="Reason", max_length=2000, scale=4, min_width=220)
+            name = gr.Textbox(
+                label="Your name", visible=access.users is None, max_length=LONGEST_NAME, scale=1, min_width=140
+            )
+            why = gr.Textbox(label="Reason", max_length=LONGEST_REASON, scale=4, min_width=220)
         with gr.Row(elem_classes="buttons"):
             buttons = [gr.Button(label, variant=variant, min_width=110) for label, _, variant in BUTTONS]
         result = gr.HTML(elem_classes="said")
@@ -62,12 +65,16 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
 
 def _enter(source: Source, access: Access, request: gr.Request, word: str, who: str, reason: str) -> str:
     """Record a decision; return a notice with the result."""
-    user = (request.username if access.users is not None else who) or ""
+    user, reason = (request.username if access.users is not None else who) or "", reason or ""
     if access.read_only:
         return markup.notice("Read only", "This dashboard was started with --read-only.", tone="bad")
     if not user.strip() or not reason.strip():
         missing = "your name" if not user.strip() else "a reason"
         return markup.notice("Not recorded", f"Give {missing}: a decision is stored with both.", tone="warn")
+    for what, given, longest in (("name", user, LONGEST_NAME), ("reason", reason, LONGEST_REASON)):
+        if len(given) > longest:
+            problem = f"The {what} has {len(given):,} characters; at most {longest:,} are allowed."
+            return markup.notice("Not recorded", problem, tone="warn")
     try:
         found = _find(source, request)
         if found is None:

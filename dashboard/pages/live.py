@@ -153,8 +153,8 @@ def _refresh(source: Source, seen: Seen | None, request: gr.Request) -> list[Any
 
 def _asked_stage(database: Database, experiment: Experiment, asked: str | None) -> Stage | None:
     """Return the stage named in the address, else the running one, else the last training stage."""
-    if asked and asked.isdecimal():
-        found = queries.stage(database, int(asked))
+    if (number := common.whole(asked)) is not None:
+        found = queries.stage(database, number)
         if found is not None and found.experiment_id == experiment.id:
             return found
     running = queries.running_stage(database, experiment.id)

@@ -68,7 +68,7 @@ def _page(source: Source, overview: Overview, row: CycleRow, asked: dict[str, st
     fate = asked.get("show", "still-lost")
     fate = fate if fate in FATES else "all"
     kind, search = asked.get("type", ""), asked.get("search", "").strip()[:200]
-    offset = int(asked["from"]) if asked.get("from", "").isdigit() else 0
+    offset = common.whole(asked.get("from")) or 0
     three = found["recovered"] is not None and middle is not None
     page = side_by_side(
         source.database(), base.id, middle.id if three and middle else None, end.id,

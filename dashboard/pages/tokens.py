@@ -79,12 +79,13 @@ def _page(database: Database, experiment: Experiment, asked: dict[str, str]) -> 
 
 def _place(experiment: Experiment, chosen: Named, rows: Sequence[TokenNumbers], asked: dict[str, str]) -> Place:
     """Return the state named in the address; by default the last step, its first response and its largest token."""
-    step = int(asked["step"]) if asked.get("step", "").isdecimal() else max(row.step for row in rows)
+    step = common.whole(asked.get("step"))
+    step = max(row.step for row in rows) if step is None else step
     item = asked.get("item") or next((row.item for row in rows if row.step == step), "")
     row = next((one for one in rows if (one.step, one.item) == (step, item)), None)
-    token = asked.get("token", "")
-    if row is not None and token.isdecimal() and 0 < int(token) <= len(row.tokens):
-        return Place(experiment.name, chosen.stage.id, step, item, int(token) - 1)
+    token = common.whole(asked.get("token")) or 0
+    if row is not None and 0 < token <= len(row.tokens):
+        return Place(experiment.name, chosen.stage.id, step, item, token - 1)
     furthest = _furthest([row], 1) if row is not None else []
     return Place(experiment.name, chosen.stage.id, step, item, furthest[0][1] if furthest else None)
 

@@ -18,7 +18,7 @@ from peft import PeftModel
 
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
-from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of
+from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of, window_of
 from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_completion
 from recovery.rollouts.transfer_folder import TransferFolder
@@ -59,8 +59,9 @@ class SglangServerSampler:
             served = self.server.get("/get_server_info")
         except NotOffered:
             served = None
-        limits = [served.get(name) for name in ("context_length", "max_total_num_tokens")] if served else []
-        return min((int(limit) for limit in limits if limit), default=self.loaded.max_length)
+        served = served if isinstance(served, dict) else {}
+        limits = (window_of(served.get(name)) for name in ("context_length", "max_total_num_tokens"))
+        return min((limit for limit in limits if limit), default=self.loaded.max_length)
 
     def sync(self) -> None:
         """Save the weights in the transfer folder and let the server load them."""

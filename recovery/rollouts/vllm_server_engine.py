@@ -15,13 +15,23 @@ from typing import Any
 
 from recovery.engines import EngineSettings, server_address
 from recovery.errors import EngineError, ServerError
-from recovery.inference_server import CONNECTIONS, InferenceServer, NotOffered, ask_all, response_of, served_model
+from recovery.inference_server import (
+    CONNECTIONS,
+    InferenceServer,
+    NotOffered,
+    ask_all,
+    check_model,
+    response_of,
+    served_model,
+    window_of,
+)
 from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_completion
 from recovery.rollouts.transfer_folder import TransferFolder
 from recovery.rollouts.weight_sync import seeds
 
 KEYS = ("RECOVER_ENGINE_KEY", "VLLM_API_KEY")
+_ATTEMPTS = 3  # transfers for one batch, before another client is assumed to replace the weights
 _WEIGHT_OPTIONS = (
     "VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights"
 )
@@ -53,7 +63,7 @@ class VllmServerSampler:
     @property
     def window(self) -> int:
         """Maximum length of a prompt with its completion, in tokens."""
-        return min(self.loaded.max_length, int(self._served().get("max_model_len") or self.loaded.max_length))
+        return min(self.loaded.max_length, window_of(self._served().get("max_model_len")) or self.loaded.max_length)
 
     @property
     def model(self) -> str:
@@ -79,11 +89,12 @@ class VllmServerSampler:
             if progress is not None:
                 progress(len(completions), sum(len(completion.ids) for completion in completions))
 
-        while True:
+        for _ in range(_ATTEMPTS):
             found = ask_all(ask, requests, CONNECTIONS, report)
             if self._holds_weights():
                 return found
             progress = None  # reported already
+        raise EngineError(f"{self.name} lost its weights {_ATTEMPTS} times in one batch: another client replaces them")
 
     def close(self) -> None:
         """Unload the adapter, delete the transfer folder, and close the connections."""
@@ -120,8 +131,10 @@ class VllmServerSampler:
             with self._pushing:
                 if self._adapter == model:
                     self._push()
-            answer = self.server.post("/v1/completions", body | {"model": self.model}, given_up=given_up)
+            model = self.model
+            answer = self.server.post("/v1/completions", body | {"model": model}, given_up=given_up)
         with response_of(self.server.address):
+            check_model(answer, model)
             found = parse_completion(answer, self.loaded.chat.end_ids)
             return check_completion(found, sampling.max_new_tokens, self.loaded.head.vocabulary)
 
@@ -134,7 +147,7 @@ class VllmServerSampler:
             return True
         response = self.server.post("/collective_rpc", {"method": "held"}, retried=False)
         held = response.get("results") if isinstance(response, dict) else None
-        if held and all(token == self._token for token in held):
+        if isinstance(held, list) and held and all(token == self._token for token in held):
             return True
         with self._pushing:
             self._push()

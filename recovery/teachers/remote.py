@@ -7,6 +7,7 @@ divergences top_k (with one bucket for the rest) and sampled.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event
@@ -16,13 +17,24 @@ import torch
 
 from recovery.batching import Batch
 from recovery.errors import ServerError, UsageError, first_line
-from recovery.inference_server import InferenceServer, NotOffered, ask_all, log_probability, response_of, served_model
+from recovery.inference_server import (
+    InferenceServer,
+    NotOffered,
+    ask_all,
+    check_model,
+    log_probability,
+    response_of,
+    served_model,
+    window_of,
+)
 from recovery.models.chat_template import ChatFormat
 
 KEYS = ("RECOVER_TEACHER_KEY", "VLLM_API_KEY")
 _PROMPTS, _REQUESTS = 16, 8  # prompts per request, and concurrent requests
 _WORDS = 256  # entries of the vocabulary whose ids are compared
 _PROBE = 8  # tokens whose scores identify a model independently of its name
+_FIXED_BYTES, _ENTRY_BYTES = 2**20, 512  # of a response, and of one entry in it: more than vLLM sends
+_GAP = 5.0  # seconds without a response in which a server may have been exchanged
 _SAME = 0.1  # nats: tolerance for rounding
 _MOST = 1.01  # sum of a distribution, with rounding
 _TEXTS = (
@@ -52,7 +64,8 @@ class Identity:
 class RemoteTeacher:
     """The model of ``server`` as a teacher of students with ``vocabulary`` entries.
 
-    :meth:`check` must be called before use; :meth:`check_again` is called when the server was unavailable. Raises
+    :meth:`check` must be called before use; :meth:`check_again` is called when the server was unavailable, and before a
+    batch if it was not asked for some seconds, in which it may have been started with another model. Raises
     ServerError if the server does not respond or its response is invalid, UsageError if its tokens differ from the
     student's.
     """
@@ -63,6 +76,7 @@ class RemoteTeacher:
         self.window = 0
         self._tokenizer, self._chat, self._vocabulary, self._count = tokenizer, chat, vocabulary, count
         self._scores: list[float] = []
+        self._answered = time.monotonic()
         server.returned = self.check_again
 
     @property
@@ -73,8 +87,7 @@ class RemoteTeacher:
     def check(self) -> None:
         """Check that the server can teach this student: same tokens, enough log-probabilities."""
         served = served_model(self.server)
-        window = served.get("max_model_len")
-        self.model, self.window = str(served["id"]), window if isinstance(window, int) else 0
+        self.model, self.window = str(served["id"]), window_of(served.get("max_model_len")) or 0
         self._check_tokens()
         try:
             self._scores = self._probe()
@@ -119,14 +132,14 @@ class RemoteTeacher:
     def top(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids and log-probabilities of ``count`` entries at each target, including the target, [N, count]."""
         found = self._scored(batch, count)
-        ids = torch.tensor([entry.ids for entry in found], device=batch.targets_N.device)
-        logprobs = torch.tensor([entry.logprobs for entry in found], device=batch.targets_N.device)
-        for token in (int(ids.min()), int(ids.max())):
-            if not 0 <= token < self._vocabulary:
+        for token in (pick(entry.ids) for entry in found for pick in (min, max)):
+            if not 0 <= token < self._vocabulary:  # before they become a tensor, which has its own bounds
                 raise UsageError(
                     f"{self.server.address} returned token {token}, the student has {self._vocabulary}: use a teacher "
                     f"of the student's model family"
                 )
+        ids = torch.tensor([entry.ids for entry in found], device=batch.targets_N.device)
+        logprobs = torch.tensor([entry.logprobs for entry in found], device=batch.targets_N.device)
         return ids, logprobs
 
     def logprobs(self, batch: Batch) -> torch.Tensor:
@@ -147,8 +160,11 @@ class RemoteTeacher:
                 f"a row of {longest} tokens does not fit the window of {self.window} tokens of "
                 f"{self.server.address}: lower --max-new-tokens, or start it with a larger --max-model-len"
             )
+        if time.monotonic() - self._answered > _GAP:
+            self.check_again()
         parts = [ids[start : start + _PROMPTS] for start in range(0, len(ids), _PROMPTS)]
         responses = ask_all(lambda part, given_up: self._ask(part, count, given_up), parts, _REQUESTS)
+        self._answered = time.monotonic()
         positions = dict(zip(order, (found for part in responses for found in part), strict=True))
         with response_of(self.server.address):
             return [
@@ -166,8 +182,10 @@ class RemoteTeacher:
             "prompt_logprobs": count,
             "return_token_ids": True,
         }
-        answer = self.server.post("/v1/completions", body, given_up=given_up)
+        most = _FIXED_BYTES + _ENTRY_BYTES * (count + 2) * sum(map(len, prompts))
+        answer = self.server.post("/v1/completions", body, given_up=given_up, most=most)
         with response_of(self.server.address):
+            check_model(answer, self.model)
             return parse_positions(answer, prompts)
 
     def _check_tokens(self) -> None:
@@ -193,7 +211,7 @@ class RemoteTeacher:
         try:
             answer = self.server.post("/tokenize", body)
             return [int(token) for token in answer["tokens"]]
-        except (NotOffered, KeyError, TypeError, ValueError) as error:
+        except (NotOffered, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ServerError(
                 f"{self.server.address} has no /tokenize, so its tokens cannot be compared with the student's: "
                 f"serve the teacher with vLLM"

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from dashboard.access import Access, add_user, hash_password, is_loopback, matches, read_users
+from dashboard import downloads
+from dashboard.access import LONGEST_REQUEST, Access, add_user, hash_password, is_loopback, matches, read_users
 from dashboard.app import build_app
+from dashboard.tracker_source import Source
 from db import DatabaseError, Tracker
 
 HERE = {"host": "127.0.0.1:7860"}
@@ -120,3 +122,64 @@ def test_downloads_hold_every_point_and_no_formula(seeded: Any, client: TestClie
         (row,) = csv.DictReader(io.StringIO(other.get(f"/download/evaluation/{number}.csv").text))
         assert (row["item"], row["prompt"], row["response"]) == ("'=1+1", "'@SUM(A1)", "plain")
         assert other.get(f"/download/evaluation/{number}.json").json()[0]["prompt"] == "@SUM(A1)"
+
+
+def test_a_host_or_an_origin_that_is_none_is_refused_with_the_policy(client: TestClient) -> None:
+    for host in ("[", "[::1", "a b", "evil.example@127.0.0.1", "127.0.0.1/evil", "127.0.0.1:7860:1"):
+        answer = client.get("/", headers={"host": host})
+        assert answer.status_code == 403 and "content-security-policy" in answer.headers, host
+    for origin in ("http://[", "null", "x", "http://127.0.0.1:7860.evil.example"):
+        assert client.post("/gradio_api/queue/join", json={}, headers={"origin": origin}).status_code == 403, origin
+    assert client.get("/health", headers={"host": "localhost:7860"}).text == "ok"
+
+
+def test_no_header_makes_another_machine_the_address_of_the_page(client: TestClient) -> None:
+    for name in ("x-forwarded-host", "x-gradio-server"):
+        assert "evil.example" not in client.get("/", headers={name: "http://evil.example"}).text, name
+
+
+def test_what_the_pages_do_not_use_of_gradio_is_not_there(client: TestClient) -> None:
+    uploaded = client.post("/gradio_api/upload", files={"files": ("x.txt", b"x")})
+    assert uploaded.status_code == 404 and uploaded.text == "there is no such page"
+    for path in ("/gradio_api/file=/etc/passwd", "/gradio_api/proxy=http://x", "/monitoring/summary", "/openapi.json"):
+        assert client.get(path).status_code == 404, path
+    assert client.get("/gradio_api/info").status_code == client.get("/config").status_code == 200
+
+
+def test_a_request_has_a_bounded_length_and_a_function_that_exists(client: TestClient) -> None:
+    body = {"data": [], "fn_index": 100_000, "session_hash": "x"}
+    answer = client.post("/gradio_api/queue/join", json=body)
+    assert (answer.status_code, answer.text) == (404, "there is no such function: reload the page")
+    json_type = {"content-type": "application/json"}
+    answer = client.post("/gradio_api/queue/join", content=b'{"data": NaN}', headers=json_type)
+    assert answer.status_code == 422 and "malformed" in answer.text
+    assert client.post("/gradio_api/queue/join", content=b"x" * (LONGEST_REQUEST + 1)).status_code == 413
+    assert client.post("/gradio_api/queue/join", content=iter([b"{}"])).status_code == 411
+
+
+def test_a_key_that_is_no_text_is_refused_and_a_known_one_is_not_hashed_again() -> None:
+    access = Access({"ada": hash_password("correct horse")})
+    for bad in ("Basic é", "Basic /w==", "Basic"):
+        assert access.user(bad) is None
+    good = basic("ada", "correct horse")["authorization"]
+    assert access.known(good) is None
+    assert access.user(good) == "ada" == access.known(good)
+    assert access.known(basic("ada", "wrong")["authorization"]) is None
+
+
+def test_a_number_that_no_id_can_be_is_refused(client: TestClient) -> None:
+    for path in ("stage/{}.csv", "evaluation/{}.json", "report/{}.html"):
+        for number in ("9" * 30, "-1"):
+            assert client.get(f"/download/{path.format(number)}").status_code == 422, path
+
+
+def test_no_more_than_two_reports_are_written_at_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Source, "workspace", lambda _: Path("there"))
+    taken = [downloads._WRITING.acquire(blocking=False) for _ in range(2)]
+    try:
+        assert taken == [True, True]
+        answer = client.get("/download/report/1.html")
+        assert answer.status_code == 429 and "try again" in answer.text
+    finally:
+        for _ in taken:
+            downloads._WRITING.release()

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from starlette.datastructures import QueryParams
 
-from dashboard.pages import compare, live, overview
+from dashboard.access import Access
+from dashboard.pages import common, compare, cycle, live, overview, samples
 from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
 from db import Tracker, queries
@@ -305,3 +306,25 @@ def test_hostile_names_stay_text(address: Path | str, seeding: ModuleType) -> No
         html = [output for output in outputs[1:] if isinstance(output, str)]
         assert len(html) >= 3 and not any("<img" in piece for piece in html)
         assert any("&lt;img" in piece for piece in html)
+
+
+def test_a_number_in_an_address_that_no_id_can_be_is_ignored(seeded: Any) -> None:
+    assert common.whole("7") == 7
+    odd = ("²", "٣", "9" * 30, "9" * 5000, "-1", "1.5", "")
+    assert [common.whole(number) for number in odd] == [None] * len(odd)
+    source = Source(seeded.address)
+    for number in odd:
+        assert "cycle 3" in live._refresh(source, None, Request({"stage": number}))[3], number[:9]
+        shown = common.text_outputs(
+            "Samples", source, lambda e, a: samples._text(source, e, a), Request({"from": number})
+        )  # type: ignore[arg-type]
+        assert "<article" in shown[2], number[:9]
+
+
+def test_a_decision_that_is_too_long_is_not_recorded(seeded: Any) -> None:
+    source = Source(seeded.address)
+    for who, why in (("a" * 81, "sound"), ("Ada", "a" * 2001), ("Ada", None)):
+        said = cycle._enter(source, Access(), Request(), "accepted", who, why)  # type: ignore[arg-type]
+        assert "Not recorded" in said and ("at most" in said or why is None)
+    kept = [one.why for number in seeded.cycles for one in queries.decisions(source.database(), number)]
+    assert kept == ["knowledge kept, behaviour back"]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from recovery.config import ModelConfig
 from recovery.engines import SAMPLERS, SERVERS, module_of, server_address
-from recovery.errors import UsageError
+from recovery.errors import EngineError, UsageError
+from recovery.inference_server import InferenceServer
+from recovery.models.loading import load_model
+from recovery.rollouts import Sampling
+from recovery.rollouts.vllm_server_engine import VllmServerSampler
+from tests.http_json import address_of, serve_json, stop
 
 
 def test_every_listed_module_makes_a_sampler() -> None:
@@ -37,3 +44,24 @@ def test_an_unknown_engine_is_an_error_in_one_line(name: str, words: str) -> Non
     with pytest.raises(UsageError) as caught:
         ModelConfig(engine=name)
     assert words in str(caught.value) and "\n" not in str(caught.value) and "key@" not in str(caught.value)
+
+
+def test_weights_that_another_client_replaces_each_time_end_the_sampling(tiny_model: Path) -> None:
+    def answer(path: str, body: Any, _key: str | None) -> tuple[int, Any]:
+        if path == "/v1/models":
+            return 200, {"data": [{"id": "clean", "parent": None, "max_model_len": "long"}]}
+        if path == "/v1/completions":
+            return 200, {"model": "clean", "choices": [{"token_ids": [5], "logprobs": {"token_logprobs": [-0.1]}}]}
+        return 200, {"results": ["another client's"], "success": True}
+
+    server = serve_json(answer)
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    sampler = VllmServerSampler(loaded, InferenceServer(address_of(server), ()))
+    try:
+        assert sampler.window == loaded.max_length, "what the server says is no number"
+        sampler.sync()
+        with pytest.raises(EngineError, match="lost its weights 3 times in one batch"):
+            sampler.sample([[5, 9]], Sampling(4, temperature=0.0))
+    finally:
+        sampler.close()
+        stop(server)

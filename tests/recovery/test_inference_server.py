@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from recovery.errors import ServerError, UsageError
-from recovery.inference_server import InferenceServer, NotOffered, ask_all, served_model
+from recovery.inference_server import InferenceServer, NotOffered, ask_all, check_model, served_model, window_of
 from recovery.rollouts import Completion
 from recovery.rollouts.vllm_server_engine import parse_completion
 from recovery.server_address import check_address, is_address
@@ -211,6 +213,71 @@ def test_an_address_that_is_none_or_holds_a_key_is_refused(address: str, why: st
 def test_addresses_are_distinguished_from_names() -> None:
     assert is_address("http://127.0.0.1:8000") and is_address("https://host") and not is_address("org/model")
     assert check_address("http://127.0.0.1:8000/v1/", "--teacher") == "http://127.0.0.1:8000"
+
+
+def test_a_reply_takes_a_bounded_time_and_has_a_bounded_length(running: Callable[..., str]) -> None:
+    server = client(running(Script([(200, {"text": "x" * 5000})])))
+    with pytest.raises(ServerError, match=r"/x returned more than 1,000 bytes: check the server"):
+        server.post("/x", {}, most=1000)
+    with raw(_drip) as address, pytest.raises(ServerError, match=r"did not respond within 0.2 seconds"):
+        client(address, timeout=0.2, patience=0.0).get("/x")
+
+
+def _drip(handler: Any) -> None:
+    for _ in range(10_000_000):
+        handler.wfile.write(b" ")
+
+
+@contextlib.contextmanager
+def raw(send: Callable[[Any], Any], *headers: tuple[str, str]) -> Iterator[str]:
+    """A server whose replies of ten million bytes are sent by a function."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            for name, value in (("Content-Length", "10000000"), *headers):
+                self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the client leaves
+                send(self)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    yield address_of(server)
+    stop(server)
+
+
+def test_what_is_no_json_or_has_no_encoding_is_no_traceback(running: Callable[..., str]) -> None:
+    assert client(running(Script([(200, "[" * 100_000)]))).get("/x") is None
+    garbled = raw(lambda handler: handler.wfile.write(b"x" * 1000), ("Content-Encoding", "gzip"))
+    with garbled as address, pytest.raises(ServerError, match="decompressing data"):
+        client(address, patience=0.0).get("/x")
+    for listed in ({"data": None}, {"data": 5}, [1]):
+        with pytest.raises(ServerError, match="lists no model"):
+            served_model(client(running(Script([(200, listed)]))))
+
+
+def test_a_server_that_is_away_every_other_time_is_checked_once(running: Callable[..., str]) -> None:
+    server = client(running(Script([(503, {}), (200, {"n": 1})] * 20)))
+    checked: list[Any] = []
+    server.returned = lambda: checked.append(server.get("/x"))
+    assert server.get("/x") == {"n": 1}
+    assert checked == [{"n": 1}]
+
+
+def test_the_model_that_answers_is_the_one_that_was_asked() -> None:
+    check_model({"choices": []}, "clean")
+    check_model({"model": "clean"}, "clean")
+    with pytest.raises(ServerError, match="the model 'other' answered, not 'clean'"):
+        check_model({"model": "other"}, "clean")
+
+
+def test_a_window_is_a_number_of_tokens() -> None:
+    assert [window_of(value) for value in (4096, "4096", None, True, -1, [5], math.nan)] == [4096, *[None] * 6]
 
 
 # --- vLLM responses --------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tests.torture.outcome import Outcome  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "reliability.md"
-ORDER = ("kill", "disks", "upgrades", "corpus", "numbers")
+ORDER = ("kill", "disks", "upgrades", "corpus", "numbers", "models", "dashboard", "servers")
 
 
 def main() -> int:

@@ -126,7 +126,7 @@ def _ended(child: int, reader: int) -> str:
 
 
 def _refusal(message: str) -> str:
-    if problem := _not_a_line(message):
+    if problem := not_a_line(message):
         return f"the message {problem}: {message!r:.200}"
     return f"refused: {message[:200]}"
 
@@ -141,7 +141,7 @@ def _read(case: Case, base: Path, tokenizer: object) -> str:
         save_snapshot(workspace, found)
         if load_snapshot(workspace, 1) != found:
             return "the saved snapshot differs"
-        document_rows([*found.documents[:200], *found.held_out[:20]], tokenizer, 256)
+        list(document_rows([*found.documents[:200], *found.held_out[:20]], tokenizer, 256))
         texts, lines = [d.text for d in (*found.documents, *found.held_out)], list(found.lines)
     elif case.kind == "prompts":
         prompts = load_prompts(place, problems=lines)
@@ -155,13 +155,13 @@ def _read(case: Case, base: Path, tokenizer: object) -> str:
             return "the probes that were written differ"
     if any(OUTSIDE in text for text in texts):
         return "text from outside the folder was read"
-    if wrong := next((line for line in lines if _not_a_line(line)), None):
-        return f"a line of the report {_not_a_line(wrong)}: {wrong!r:.200}"
+    if wrong := next((line for line in lines if not_a_line(line)), None):
+        return f"a line of the report {not_a_line(wrong)}: {wrong!r:.200}"
     json.dumps(lines)
     return "read"
 
 
-def _not_a_line(text: str) -> str:
+def not_a_line(text: str) -> str:
     """Return why a text is not one line that can be printed, or ""."""
     odd = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in "\u202e\u2066"), None)
     if odd is not None:

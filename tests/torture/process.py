@@ -17,6 +17,8 @@ from pathlib import Path
 from pipelines.cli.main import run
 from tests.torture.traps import Trap, lay
 
+_IDLE = 2000  # times that a process was seen asleep, one after the other
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -79,8 +81,13 @@ class Child:
         return Ended(self.status or 0, out, err, Counter(trap["counts"]), trap["sprung"], seconds)
 
 
-def start(arguments: Sequence[str | Path], folder: Path, trap: Trap | None = None) -> Child:
-    """Start ``recover ARGUMENTS`` in a folder, which also takes its output."""
+def start(
+    arguments: Sequence[str | Path],
+    folder: Path,
+    trap: Trap | None = None,
+    before: Callable[[], None] = lambda: None,
+) -> Child:
+    """Start ``recover ARGUMENTS`` in a folder, which also takes its output; ``before`` is called in its process."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "trap.json").unlink(missing_ok=True)
     sys.stdout.flush()
@@ -88,12 +95,28 @@ def start(arguments: Sequence[str | Path], folder: Path, trap: Trap | None = Non
     pid = os.fork()
     if pid == 0:
         try:
+            before()
             _become([str(argument) for argument in arguments], folder, trap)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(70)  # nothing of the parent's may run here
     return Child(pid, folder)
+
+
+def waited_out(child: Child) -> bool:
+    """Wait for the end of a command; False if it waited for something that never comes, and was killed."""
+    idle, used = 0, 0
+    while not child.wait(0):
+        fields = Path(f"/proc/{child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks = int(fields[11]) + int(fields[12])
+        idle, used = (idle + 1 if fields[0] == "S" and ticks == used else 0), ticks
+        if idle > _IDLE:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+            return False
+        time.sleep(0.005)
+    return True
 
 
 def recover(arguments: Sequence[str | Path], folder: Path, trap: Trap | None = None) -> Ended:
