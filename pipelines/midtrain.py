@@ -11,10 +11,11 @@ from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, save_snapshot
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, choose, schedule, step_tokens, steps_for
+from pipelines.data.prompt_sampler import weakest
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import Needs, midtraining
 from pipelines.planning.work import midtraining_work
-from pipelines.runtime.generation import answered_before
+from pipelines.runtime.generation import CompletedConversation, answered_before
 from pipelines.runtime.model_loading import FrozenModel, ModelSpecs, load_models, settings_of, teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
@@ -33,6 +34,7 @@ from recovery.models.loading import load_chat
 from recovery.rng import RandomStream
 from recovery.rollouts import Sampling
 from recovery.training.loop import Hooks, StepBatch
+from recovery.types import Prompt
 from recovery.workspace import Checkpoint
 
 # Conversations per step whose loss a projected gradient may not raise.
@@ -253,7 +255,7 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
 def _gather(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
-    return gather(config.docs, cycle, held_out=config.held_out, seed=config.seed)
+    return gather(config.docs, cycle, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near)
 
 
 def _material(session: Session, config: MidtrainConfig, student: Checkpoint, own: CorpusSnapshot) -> _Material:
@@ -371,6 +373,29 @@ def _guard(config: MidtrainConfig, chat_rows: Sequence[Row]) -> Callable[[int], 
     )
 
 
+def _answered(
+    stage: Stage,
+    frozen: FrozenModel,
+    config: MidtrainConfig,
+    base: Checkpoint,
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+) -> list[CompletedConversation]:
+    """Return the clean model's conversations to be replayed; the last of them on prompts of its weakest kinds."""
+    weak = round(config.replay_prompts * config.replay_focus)
+    if weak and not any(prompt.checks for prompt in prompts):
+        raise UsageError(
+            f"--replay-focus {config.replay_focus:g} needs prompts with checks, by which answers are judged: give "
+            f"others with --prompts, or omit it"
+        )
+    answered, _ = answered_before(stage, frozen, base, prompts, sampling, count=config.replay_prompts - weak)
+    if not weak:
+        return answered
+    chosen = weakest(answered, prompts, weak, config.seed)
+    more, _ = answered_before(stage, frozen, base, chosen, sampling, count=weak, counted="spoken-weak.json")
+    return [*answered, *more]
+
+
 def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Checkpoint) -> list[Row]:
     """Return packed rows of chat, trained on directly or towards the clean model's scores: the user's chat, or the
     clean model's completions of training prompts.
@@ -381,7 +406,7 @@ def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Che
     else:
         prompts = behaviour_prompts(base.path, config.prompts, config.seed).train
         sampling = Sampling(config.max_new_tokens, seed=config.seed)
-        answered, _ = answered_before(stage, frozen, base, prompts, sampling, count=config.replay_prompts)
+        answered = _answered(stage, frozen, config, base, prompts, sampling)
         found = [one.messages for one in answered]
         problem = (
             f"none of the clean model's answers ended within {config.max_new_tokens} tokens, so there is no chat to "

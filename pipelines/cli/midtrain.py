@@ -20,8 +20,10 @@ from recovery.workspace import Workspace
 @common.report_to()
 @common.recipe
 @options_of(MidtrainConfig, "epochs", "steps", "lr", "batch_tokens", "row_length")
-@options_of(MidtrainConfig, "replay", "replay_loss", "replay_prompts", "replay_data", "anchor", "project")
-@options_of(MidtrainConfig, "replay_documents", "router_loss", "held_out")
+@options_of(
+    MidtrainConfig, "replay", "replay_loss", "replay_prompts", "replay_focus", "replay_data", "anchor", "project"
+)
+@options_of(MidtrainConfig, "replay_documents", "router_loss", "held_out", "near_duplicates")
 @stage_options.augmentation
 @stage_options.prompts
 @stage_options.max_new_tokens

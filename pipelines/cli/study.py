@@ -25,6 +25,10 @@ ALL, RESULTS = "all", "results"
     show_default="1; for results the largest available",
     help="Scales every run's steps, and below 0.5 also the items per suite.",
 )
+@click.option(
+    "--arms", default=None, metavar="A,B", help="Of a study with arms (horizon): run these; 'all': every one."
+)
+@click.option("--cycles", type=click.IntRange(min=2), default=None, help="Of such a study: number of cycles.")
 @common.write_docs
 @common.as_json
 def command(
@@ -32,6 +36,8 @@ def command(
     workspace: Workspace,
     seeds: tuple[int, ...],
     budget: float | None,
+    arms: str | None,
+    cycles: int | None,
     write_docs: Path | None,
     as_json: bool,
 ) -> None:
@@ -49,7 +55,7 @@ def command(
     from pipelines.studies.raw_figures import from_csv
     from pipelines.studies.results import as_json as shown
     from pipelines.studies.results import text
-    from pipelines.studies.runner import kept_outcome, run_study
+    from pipelines.studies.runner import Choice, kept_outcome, run_study
 
     if name is None:
         rows = [{"study": s.name, "claim": s.claim, "minutes": s.minutes, "heavy": s.heavy} for s in STUDIES.values()]
@@ -64,24 +70,51 @@ def command(
         outcomes = [outcome for outcome in kept if outcome is not None]
     else:
         with stage_options.resumable():
-            outcomes = [run_study(s, workspace, seeds or (0, 1, 2), budget or 1.0, Display()) for s in chosen(name)]
+            outcomes = [
+                run_study(s, workspace, seeds or (0, 1, 2), budget or 1.0, Display(), Choice(_arms(s, arms), cycles))
+                for s in chosen(name)
+            ]
     if write_docs is not None:
-        _write(outcomes, f"recover study {name}", write_docs)
+        chose = f" --arms {arms}" * (arms is not None) + f" --cycles {cycles}" * (cycles is not None)
+        _write(outcomes, f"recover study {name}{chose}", write_docs)
     report = "\n\n".join(text(outcome) for outcome in outcomes) or "no study has been run here: recover study NAME"
     common.emit([shown(outcome) for outcome in outcomes], as_json, report)
 
 
-def _write(outcomes: list[Any], command: str, page: Path) -> None:
-    """Write the page, its raw figures, and a picture of each study."""
-    from dashboard.interval_plot import picture
-    from pipelines.studies.raw_figures import to_csv
-    from pipelines.studies.results import as_json, markdown
+def _arms(study: Any, given: str | None) -> tuple[str, ...]:
+    """Return the names of --arms."""
+    if given == ALL:
+        return tuple(study.arms)
+    return tuple(name.strip() for name in given.split(",") if name.strip()) if given else ()
 
-    stage_options.write_page(page, markdown(outcomes, command, pictures=f"images/{page.stem}"))
+
+def _write(outcomes: list[Any], command: str, page: Path) -> None:
+    """Write the page, its raw figures, and a picture of each study; a study of many cycles has a page of its own."""
+    from pipelines.studies.raw_figures import to_csv
+    from pipelines.studies.results import markdown
+
+    pictures = f"images/{page.stem}"
+    if len(outcomes) == 1 and outcomes[0].study.arms:
+        from pipelines.studies.horizon_page import page as text_of
+
+        text = text_of(outcomes[0], command, f"{pictures}/{outcomes[0].study.name}.svg")
+    else:
+        text = markdown(outcomes, command, pictures=pictures)
+    stage_options.write_page(page, text)
     stage_options.write_page(page.with_suffix(".csv"), to_csv(outcomes))
     for outcome in outcomes:
-        path = page.parent / "images" / page.stem / f"{outcome.study.name}.svg"
-        stage_options.write_page(path, picture(as_json(outcome)["parts"]))
+        stage_options.write_page(page.parent / pictures / f"{outcome.study.name}.svg", _picture(outcome))
+
+
+def _picture(outcome: Any) -> str:
+    """Return the curves of a study of many cycles, else the statements with their intervals."""
+    from dashboard import interval_plot, line_plot
+    from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves
+    from pipelines.studies.results import as_json
+
+    if outcome.study.arms:
+        return line_plot.picture({title: curves(outcome, measure) for measure, title in DRAWN.items()}, BOUNDS)
+    return interval_plot.picture(as_json(outcome)["parts"])
 
 
 def _listed(studies: list[Any]) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipelines.data.mixing import choose
+from pipelines.data.prompt_sampler import PromptSampler
 from pipelines.distillation.prefetch import Prefetcher
-from pipelines.distillation.prompt_sampler import PromptSampler
 from pipelines.runtime.generation import SampledTurn, open_turns, sample_turns
 from recovery.batching import Row
 from recovery.config import DistillConfig

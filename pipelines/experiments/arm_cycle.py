@@ -99,12 +99,18 @@ def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnaps
     frozen = load_snapshot(session.workspace, cycle)
     if frozen.folder != docs.lasting:
         raise UsageError(f"cycle {cycle} of {session.workspace.folder} has other documents than {docs.text}")
-    if docs.path.exists() and read_corpus(config.docs, held_out=config.held_out, seed=config.seed).hash != frozen.hash:
+    if docs.path.exists() and _hash(config) != frozen.hash:
         raise UsageError(
             f"{docs.text} has changed since cycle {cycle} of {session.workspace.folder} began: restore it, or use "
             f"another --workspace"
         )
     return frozen
+
+
+def _hash(config: MidtrainConfig) -> str:
+    """Return the hash of the documents as they are now."""
+    assert config.docs is not None  # set by run
+    return read_corpus(config.docs, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near).hash
 
 
 def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given: DistillConfig) -> Checkpoint:

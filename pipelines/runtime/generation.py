@@ -149,11 +149,12 @@ def answered_before(
     *,
     count: int,
     each: int = 1,
+    counted: str = "spoken.json",
 ) -> tuple[list[CompletedConversation], int]:
     """Return a checkpoint's conversations, sampled before a stage's training and cached, and the tokens of them.
 
     They are ``each`` on the first ``count`` prompts that leave half of the context for a completion. The tokens are
-    recorded, only once even if the stage is resumed.
+    recorded, only once even if the stage is resumed: ``counted`` is the file of the stage that says so.
     """
     session = stage.session
     with frozen.sampling(checkpoint) as (loaded, engine):
@@ -170,7 +171,7 @@ def answered_before(
                 progress=stage.counting(bar),
             )
     tokens = sum(len(loaded.chat.encode(one.answer)) + 1 for one in found)
-    stage.count_once("spoken.json", tokens)
+    stage.count_once(counted, tokens)
     return found, tokens
 
 

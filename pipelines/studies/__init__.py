@@ -14,6 +14,7 @@ from pipelines.studies.mitigations import MITIGATIONS
 from pipelines.studies.pivot import PIVOT
 from pipelines.studies.razor import RAZOR
 from pipelines.studies.recovery import RECOVERY
+from pipelines.studies.slide import SLIDE
 from pipelines.studies.states import STATES
 from pipelines.studies.study import Study
 from pipelines.studies.teachers import TEACHERS
@@ -32,6 +33,7 @@ _ALL = (
     EFFICIENCY,
     GENERALISE,
     HORIZON,
+    SLIDE,
     RAZOR,
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}

@@ -49,7 +49,7 @@ def experiment_name(study: str, budget: float, seed: int) -> str:
 @dataclass
 class ExperimentRunner:
     """Named runs and their scores. ``budget`` scales steps and items; ``items`` is the maximum per suite; ``others``
-    are the figures of studies that this seed has finished.
+    are the figures of studies that this seed has finished; ``arms`` and ``cycles`` are those that were chosen, if any.
     """
 
     session: Session
@@ -57,6 +57,8 @@ class ExperimentRunner:
     budget: float = 1.0
     items: int = 300
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    arms: tuple[str, ...] = ()
+    cycles: int | None = None
     folder: Path = field(init=False)
 
     def __post_init__(self) -> None:

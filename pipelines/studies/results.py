@@ -104,7 +104,7 @@ def markdown(outcomes: Sequence[Outcome], command: str, *, pictures: str | None 
 
 
 def _section(outcome: Outcome, pictures: str | None) -> list[str]:
-    study, figures = outcome.study, as_json(outcome)["figures"]
+    study = outcome.study
     return [
         f"## {study.name}",
         "",
@@ -115,14 +115,29 @@ def _section(outcome: Outcome, pictures: str | None) -> list[str]:
         f"**Verdict: {outcome.verdict}.**",
         "",
         *([f"![Statements of {study.name} with their intervals]({pictures}/{study.name}.svg)", ""] if pictures else []),
-        *table_lines(
-            ("statement, fixed before the run", "bound", "mean", "95% interval", "verdict"),
-            [_row(part) for part in as_json(outcome)["parts"]],
-        ),
+        *statements(outcome),
         "",
-        "Mean ± spread over seeds:",
-        *(line for columns, rows in matrices(figures) for line in ("", *table_lines(columns, rows))),
+        *_all_figures(outcome),
     ]
+
+
+def _all_figures(outcome: Outcome) -> list[str]:
+    """Return every figure as tables; of a study of many cycles, which has a page of its own, the command for that."""
+    if outcome.study.arms:
+        return [f"Every cycle of every arm: `recover study {outcome.study.name} --write-docs FILE`."]
+    tables = matrices(as_json(outcome)["figures"])
+    return [
+        "Mean ± spread over seeds:",
+        *(line for columns, rows in tables for line in ("", *table_lines(columns, rows))),
+    ]
+
+
+def statements(outcome: Outcome) -> list[str]:
+    """Return a study's statements with their verdicts as the lines of a table."""
+    return table_lines(
+        ("statement, fixed before the run", "bound", "mean", "95% interval", "verdict"),
+        [_row(part) for part in as_json(outcome)["parts"]],
+    )
 
 
 def _row(part: dict[str, Any]) -> tuple[str, ...]:

@@ -33,16 +33,42 @@ class Kept:
     figures: dict[str, float]
 
 
-def run_study(study: Study, workspace: Workspace, seeds: Sequence[int], budget: float, display: Display) -> Outcome:
+@dataclass(frozen=True)
+class Choice:
+    """Arms and number of cycles of a study that has them; empty for its own."""
+
+    arms: tuple[str, ...] = ()
+    cycles: int | None = None
+
+    def check(self, study: Study) -> None:
+        """Raise UsageError if the study has no such choice."""
+        if (self.arms or self.cycles) and not study.arms:
+            raise UsageError(f"the study {study.name} has no arms and cycles to choose: omit --arms and --cycles")
+        for arm in self.arms:
+            if arm not in study.arms:
+                raise UsageError(f"the study {study.name} has no arm {arm!r}: {'; '.join(study.arms)}")
+
+
+def run_study(
+    study: Study,
+    workspace: Workspace,
+    seeds: Sequence[int],
+    budget: float,
+    display: Display,
+    choice: Choice | None = None,
+) -> Outcome:
     """Run the missing seeds of a study in a workspace and return the outcome over all seeds.
 
-    Runs of another budget are another experiment and are not used.
+    Runs of another budget are another experiment and are not used. With a ``choice`` a finished seed is extended: runs
+    that are done are not repeated. Raise UsageError if the study has no such arm.
     """
+    choice = choice or Choice()
+    choice.check(study)
     for seed in seeds:
-        if read(study, workspace.folder, seed, budget) is None:
+        if choice != Choice() or read(study, workspace.folder, seed, budget) is None:
             about = f"about {study.minutes * budget:.0f} minutes"
             display.say(f"\nstudy {study.name}, seed {seed}: {study.claim} ({about})")
-            _run(study, workspace, seed, budget, display)
+            _run(study, workspace, seed, budget, display, choice)
     outcome = kept_outcome(study, workspace.folder, seeds, budget)
     assert outcome is not None  # every seed is done
     _publish(outcome, workspace)
@@ -76,8 +102,9 @@ def read(study: Study, folder: Path, seed: int, budget: float) -> Kept | None:
         raise UsageError(f"{path} cannot be read ({error}): delete it to run that seed's last step again") from error
 
 
-def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: Display) -> None:
+def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: Display, choice: Choice) -> None:
     home = _home(study, workspace.folder, seed, budget)
+    before = read(study, workspace.folder, seed, budget)
     started = time.monotonic()
     with Session.open(
         Workspace(home, str(workspace.database), workspace.report_to),
@@ -86,8 +113,10 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
         experiment=experiment_name(study.name, budget, seed),
         purpose=f"recover study {study.name}",
     ) as session:
-        runner = ExperimentRunner(session, seed, budget, others=_others(study, workspace.folder, seed, budget))
+        others = _others(study, workspace.folder, seed, budget)
+        runner = ExperimentRunner(session, seed, budget, study.items, others, choice.arms, choice.cycles)
         figures = {name: float(value) for name, value in study.run(runner).items()}
+    figures = {**(before.figures if before else {}), **figures}
     minutes = (time.monotonic() - started) / 60  # since the last resume
     kept = Kept(seed, budget, runner.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
     write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")

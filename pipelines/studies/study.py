@@ -38,6 +38,15 @@ class Part:
     above: bool = True
     given: Part | None = None
 
+    def measured(self, runs: Sequence[Figures]) -> bool:
+        """Whether every seed has the figure: arms that were not run have none."""
+        try:
+            for run in runs:
+                self.figure(run)
+        except KeyError:
+            return False
+        return True
+
     @property
     def side(self) -> str:
         """The bound with its sign."""
@@ -71,7 +80,8 @@ class Study:
     """A published claim as an experiment.
 
     ``run`` returns one seed's figures; ``parts`` judge them; ``minutes`` is the duration of a seed on two cores;
-    ``heavy`` excludes it from ``recover study all``.
+    ``heavy`` excludes it from ``recover study all``; of ``arms``, and of its cycles, some can be chosen;
+    ``items`` is the maximum number of items per suite at the whole budget.
     """
 
     name: str
@@ -82,6 +92,8 @@ class Study:
     run: Callable[[ExperimentRunner], Figures]
     minutes: float = 10.0
     heavy: bool = False
+    arms: tuple[str, ...] = ()
+    items: int = 300
 
     @property
     def criterion(self) -> str:
@@ -103,22 +115,24 @@ class Outcome:
 
     @property
     def parts(self) -> list[tuple[Part, Word]]:
-        """Each statement with its verdict."""
-        return [(part, part.verdict(list(self.runs.values()), self.items)) for part in self.study.parts]
+        """Each statement whose figures were measured, with its verdict."""
+        runs = list(self.runs.values())
+        return [(part, part.verdict(runs, self.items)) for part in self.study.parts if part.measured(runs)]
 
     @property
     def verdict(self) -> Word:
         """The claim holds if all of its statements do, does not hold if one of them does not at a level shared by all
         that were tested (Bonferroni), and is not tested if none was.
         """
-        words = [word for _, word in self.parts]
+        judged = self.parts
+        words = [word for _, word in judged]
         if set(words) == {"holds"}:
             return "holds"
         tested = len(words) - words.count("not tested")
         if not tested:
             return "not tested"
         shared, runs = 1 - (1 - CONFIDENCE) / tested, list(self.runs.values())
-        failed = any(part.verdict(runs, self.items, shared) == "does not hold" for part in self.study.parts)
+        failed = any(part.verdict(runs, self.items, shared) == "does not hold" for part, _ in judged)
         return "does not hold" if failed else "undecided"
 
 

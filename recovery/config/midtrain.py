@@ -50,6 +50,13 @@ class MidtrainConfig(TrainingConfig):
         choices=("answers", "kl"),
     )
     replay_prompts: int = setting(1000, "Prompts that the replayed chat is sampled on.", minimum=1)
+    replay_focus: float = setting(
+        0.0,
+        "Share of these prompts drawn by the kinds of instruction that the clean model itself fails: they are "
+        "forgotten first. The rest evenly.",
+        minimum=0,
+        maximum=0.95,
+    )
     replay_data: Path | None = setting(
         None, "Conversations of your own to replay instead: JSON Lines, or a table, of messages.", metavar="SOURCE"
     )
@@ -71,6 +78,11 @@ class MidtrainConfig(TrainingConfig):
         shown="router_aux_loss_coef in the model's config.json",
     )
     held_out: float = setting(0.05, "Share of documents held out for evaluation.", minimum=0, maximum=0.5)
+    near_duplicates: str = setting(
+        "keep",
+        "Documents that have 90% of all sequences of five words in common with an earlier one: counted, or skipped.",
+        choices=("keep", "skip"),
+    )
     augment: int = setting(
         0, "Paraphrases of each fact of the documents to train on in addition, e.g. 4; 0: none.", minimum=0
     )
@@ -115,6 +127,11 @@ class MidtrainConfig(TrainingConfig):
                 "--replay-data needs --replay or --project: set the share of chat, as in --replay 0.3",
             ),
             (
+                self.replay_focus > 0 and (self.replay_data is not None or not (self.replay or self.project)),
+                "--replay-focus chooses the prompts of --replay: set the share of chat, as in --replay 0.3, and omit "
+                "--replay-data",
+            ),
+            (
                 self.augment and not self.augment_share,
                 "--augment-share 0 leaves no tokens for the paraphrases: raise it, or set --augment 0",
             ),
@@ -132,6 +149,11 @@ class MidtrainConfig(TrainingConfig):
     def distils_replay(self) -> bool:
         """Whether the clean model scores the replayed chat."""
         return self.replay_loss == "kl"
+
+    @property
+    def skips_near(self) -> bool:
+        """Whether near-duplicates are left out."""
+        return self.near_duplicates == "skip"
 
     @property
     def passes(self) -> float:

@@ -144,7 +144,28 @@ def _kl_by_hand(student: Path, clean: Path, row: Row) -> list[float]:
     return found
 
 
+def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
+    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=160)
+
+    def sampled(**settings: Any) -> int:
+        midtrain(session, dataclasses.replace(config, **settings))
+        return queries.stages(session.tracker.database, session.experiment_id)[0].tokens_sampled
+
+    even = sampled(replay_prompts=20)
+    focused = sampled(replay_prompts=40, replay_focus=0.5)
+    assert focused > even, "the first 20 prompts are the same, and 20 of the weakest kinds follow"
+    assert focused != sampled(replay_prompts=40), "half of the prompts are others"
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"prompt": "Say something."}\n', encoding="utf-8")
+    with pytest.raises(UsageError, match="--replay-focus 0.5 needs prompts with checks"):
+        sampled(replay_focus=0.5, prompts=chats)
+
+
 def test_a_loss_of_replay_needs_replay() -> None:
+    with pytest.raises(UsageError, match="--replay-focus chooses the prompts of --replay"):
+        MidtrainConfig(replay_focus=0.5)
     with pytest.raises(UsageError, match="set the share of chat"):
         MidtrainConfig(replay_loss="kl")
     with pytest.raises(UsageError, match="answers or kl"):

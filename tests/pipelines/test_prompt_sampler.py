@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from pipelines.data.mixing import choose
-from pipelines.distillation.prompt_sampler import PromptSampler
-from pipelines.runtime.generation import SampledTurn
+from pipelines.data.prompt_sampler import PromptSampler, weakest
+from pipelines.runtime.generation import CompletedConversation, SampledTurn
 from recovery.rng import RandomStream
 from recovery.rollouts import Completion
 from recovery.types import Check, Message, Prompt
@@ -68,3 +68,19 @@ def test_only_the_last_answer_of_a_conversation_is_judged() -> None:
     focus = PromptSampler(0.5)
     focus.update([SampledTurn(asked, [1], Completion([2], [0.0], True), messages) for messages in (first, whole)])
     assert focus.state.focus == {CAPITALS: [1.0, 0.0]}
+
+
+def test_more_prompts_of_the_kinds_that_a_model_fails_none_of_them_twice() -> None:
+    pool = prompts(CAPITALS, 200) + prompts(COMMAS, 200)
+    told = {CAPITALS: "no capitals", COMMAS: "no comma"}
+    done = [
+        CompletedConversation(p, (*p.messages, Message(role="assistant", content=told[p.checks[0].instruction])))
+        for p in pool[::5]
+    ]
+    more = weakest(done, pool, 60, seed=0)
+    assert len({p.id for p in more}) == 60 and not {p.id for p in more} & {one.prompt.id for one in done}
+    found = kinds(more)
+    assert found[CAPITALS] > 50, "40 of 40 were failed, of the others none"
+    assert weakest(done, pool, 60, seed=0) == more and weakest(done, pool, 60, seed=1) != more
+    assert {p.id for p in weakest(done, pool[:6], 60, seed=0)} == {p.id for p in pool[1:5]}, "all that are left"
+    assert weakest(done, pool[:1], 60, seed=0) == []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dashboard import line_plot
 from dashboard.interval_plot import picture, plot
 from db import Tracker, queries
 from pipelines.cli.main import run
@@ -21,11 +22,13 @@ from pipelines.studies import STUDIES, chosen
 from pipelines.studies.compare import as_json as compared
 from pipelines.studies.compare import compare, text
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
+from pipelines.studies.horizon import MEASURES, TOKENS, of
+from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves, page
 from pipelines.studies.raw_figures import from_csv, to_csv
 from pipelines.studies.results import as_json, markdown, matrices
 from pipelines.studies.results import text as report
-from pipelines.studies.runner import FIGURES, kept_outcome, run_study
-from pipelines.studies.study import Outcome, Part, Study, interval
+from pipelines.studies.runner import FIGURES, Choice, kept_outcome, run_study
+from pipelines.studies.study import Outcome, Part, Study, figure, interval
 from recovery.config import DistillConfig, build, to_json
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
@@ -225,11 +228,13 @@ def test_the_method_of_a_run_is_that_of_its_settings_not_of_its_name(tmp_path: P
 
 
 def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
-    wanted = "recovery states teachers mitigations ceiling merge pivot contexts razor efficiency horizon generalise"
+    wanted = (
+        "recovery states teachers mitigations ceiling merge pivot contexts razor efficiency horizon slide generalise"
+    )
     assert set(STUDIES) == set(wanted.split())
     for found in STUDIES.values():
         assert found.claim and found.source and found.setting and found.parts, found.name
-    assert {s.name for s in chosen("all")} == set(STUDIES) - {"horizon"}
+    assert {s.name for s in chosen("all")} == set(STUDIES) - {"horizon", "slide"}
     with pytest.raises(UsageError, match="did you mean pivot"):
         chosen("pivto")
 
@@ -265,3 +270,56 @@ def test_the_newest_score_of_a_checkpoint_is_used(tmp_path: Path) -> None:
         for value in (0.2, 0.7):
             session.tracker.add_evaluation(base.id, INSTRUCTIONS, value=value, stderr=0.0, n=10)
         assert ExperimentRunner(session, 0).value("base", INSTRUCTIONS) == 0.7
+
+
+def test_arms_are_chosen_and_later_runs_extend_earlier_ones(tmp_path: Path) -> None:
+    def run(runner: ExperimentRunner) -> Mapping[str, float]:
+        return {f"gain, {arm}": float(runner.cycles or 1) for arm in runner.arms or ("a",)}
+
+    mine = replace(study(run, *(Part(arm, figure(f"gain, {arm}"), 0.0) for arm in "ab")), arms=("a", "b"))
+    place = Workspace(tmp_path)
+    assert run_study(mine, place, [0], 0.1, Display()).runs == {0: {"gain, a": 1.0}}
+    found = run_study(mine, place, [0], 0.1, Display(), Choice(("b",), 4))
+    assert found.runs == {0: {"gain, a": 1.0, "gain, b": 4.0}}
+    assert [part.statement for part, _ in found.parts] == ["a", "b"]
+    later = run_study(mine, place, [0, 1], 0.1, Display())
+    assert later.runs == {0: {"gain, a": 1.0, "gain, b": 4.0}, 1: {"gain, a": 1.0}}
+    assert [part.statement for part, _ in later.parts] == ["a"], "a statement is judged where every seed has its figure"
+    with pytest.raises(UsageError, match="has no arm 'c': a; b"):
+        run_study(mine, place, [0], 0.1, Display(), Choice(("c",)))
+    with pytest.raises(UsageError, match="has no arms and cycles to choose"):
+        run_study(study(), place, [0], 0.1, Display(), Choice(cycles=3))
+
+
+def test_the_page_of_many_cycles_has_a_table_for_each_measure_and_curves_for_each_arm() -> None:
+    arms, runs = ("documents", "three-teachers"), {}
+    for seed in (0, 1):
+        cycles = 10 if seed == 0 else 4
+        found = {"base": 0.98}
+        for at, arm in enumerate(arms):
+            for number in range(1, cycles + 1):
+                value = 1 - 0.1 * (2 - at) / 10 * number + 0.01 * seed
+                found |= {of(measure, arm, number): value for measure in MEASURES}
+                found[of(TOKENS, arm, number)] = 100_000.0 + number
+        runs[seed] = found
+    made = Outcome(STUDIES["horizon"], runs, 1000, 60.0)
+    text = page(made, "recover study horizon", "picture.svg")
+    assert "## Instructions followed after the cycle, relative to base" in text
+    assert "| documents | 0.985 ± 0.007 | 0.965 ± 0.007 |" in text and "| 0.800 |" in text
+    assert "| 100,001 |" in text and "three-teachers: seeds 0, 1" in text and "one-teacher" not in text
+    assert "after ten cycles" not in text, "seed 1 has four cycles"
+    alone = Outcome(STUDIES["horizon"], {0: runs[0]}, 1000, 60.0)
+    assert "| three-teachers: instructions after ten cycles, relative to base | > 0.98 | 0.900 | one seed |" in page(
+        alone, "x", "y"
+    )
+    drawn = line_plot.picture({title: curves(made, measure) for measure, title in DRAWN.items()}, BOUNDS)
+    root = ElementTree.fromstring(drawn)
+    space = "{http://www.w3.org/2000/svg}"
+    panels = [g for g in root.findall(f"{space}g") if g.find(f"{space}text") is not None]
+    assert len(panels) == len(DRAWN)
+    for panel in panels:
+        paths = [one.get("d", "") for one in panel.findall(f"{space}path") if one.get("fill") == "none"]
+        assert [path.count("L") for path in paths] == [9, 9]
+        heights = [float(point.split()[1]) for point in paths[0][1:].split("L")]
+        assert heights == sorted(heights), "what falls is drawn downwards"
+    assert [one.text for one in root.findall(f"{space}text")] == list(arms)

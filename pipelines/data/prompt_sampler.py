@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pipelines.data.mixing import choose
-from pipelines.runtime.generation import SampledTurn
+from pipelines.runtime.generation import CompletedConversation, SampledTurn
 from recovery.data.checkers import judge
 from recovery.rng import RandomStream, derive_seed
 from recovery.training.resumable import Resumable
@@ -53,7 +53,7 @@ class PromptSampler:
         """Return the failure rate of the prompt's worst kind of instruction, between 0 and 1."""
         return max(self._rate(check.instruction) for check in prompt.checks)
 
-    def update(self, turns: Sequence[SampledTurn]) -> None:
+    def update(self, turns: Sequence[SampledTurn | CompletedConversation]) -> None:
         """Judge a batch's completions; of a conversation only the last, to which the checks apply."""
         counts = self.state.focus
         for entry in counts.values():
@@ -69,6 +69,14 @@ class PromptSampler:
     def _rate(self, instruction: str) -> float:
         count, failed = self.state.focus.get(instruction, (0.0, 0.0))
         return (failed + _PRIOR_FAILED) / (count + _PRIOR_COUNT)
+
+
+def weakest(answered: Sequence[CompletedConversation], pool: Sequence[Prompt], count: int, seed: int) -> list[Prompt]:
+    """Return ``count`` more prompts of the pool, drawn by the failure rates of the kinds in these conversations."""
+    sampler, used = PromptSampler(1.0), {one.prompt.id for one in answered}
+    sampler.update(answered)
+    left = [prompt for prompt in pool if prompt.id not in used]
+    return sampler.choose(left, min(count, len(left)), 1, seed) if left else []
 
 
 def _user_turns(messages: Sequence[Message]) -> int:
