@@ -47,12 +47,12 @@ def command(
     `recover study results` shows the finished ones. Each has its criterion fixed in the code, runs on the miniature
     with several seeds (default 0,1,2), and ends in a verdict: holds, does not hold, or undecided at this scale. A
     study that was stopped resumes at the first missing run. With `--write-docs`, every figure of every seed is also
-    written as CSV beside the page, with a picture of each study in images/; `results` adds the studies of that file
-    that have not been run here.
+    written as CSV beside the page, with a picture of each study in images/; figures that the file has from earlier
+    runs, also of other seeds, arms and studies, stay in it. `results` also shows a study that was stopped, as far as
+    it went.
     """
     from pipelines.runtime.progress import Display
     from pipelines.studies import STUDIES, chosen
-    from pipelines.studies.raw_figures import from_csv
     from pipelines.studies.results import as_json as shown
     from pipelines.studies.results import text
     from pipelines.studies.runner import Choice, kept_outcome, run_study
@@ -62,11 +62,7 @@ def command(
         common.emit(rows, as_json, lambda: _listed(list(STUDIES.values())))
         return
     if name == RESULTS:
-        earlier = from_csv(write_docs.with_suffix(".csv")) if write_docs else {}
-        kept = [
-            kept_outcome(study, workspace.folder, seeds or None, budget) or earlier.get(study.name)
-            for study in STUDIES.values()
-        ]
+        kept = [kept_outcome(study, workspace.folder, seeds or None, budget) for study in STUDIES.values()]
         outcomes = [outcome for outcome in kept if outcome is not None]
     else:
         with stage_options.resumable():
@@ -76,7 +72,7 @@ def command(
             ]
     if write_docs is not None:
         chose = f" --arms {arms}" * (arms is not None) + f" --cycles {cycles}" * (cycles is not None)
-        _write(outcomes, f"recover study {name}{chose}", write_docs)
+        outcomes = _write(outcomes, f"recover study {name}{chose}", write_docs)
     report = "\n\n".join(text(outcome) for outcome in outcomes) or "no study has been run here: recover study NAME"
     common.emit([shown(outcome) for outcome in outcomes], as_json, report)
 
@@ -88,11 +84,17 @@ def _arms(study: Any, given: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in given.split(",") if name.strip()) if given else ()
 
 
-def _write(outcomes: list[Any], command: str, page: Path) -> None:
-    """Write the page, its raw figures, and a picture of each study; a study of many cycles has a page of its own."""
-    from pipelines.studies.raw_figures import to_csv
+def _write(made: list[Any], command: str, page: Path) -> list[Any]:
+    """Write the page, its raw figures, and a picture of each study; a study of many cycles has a page of its own.
+
+    Return the outcomes of the page: those made now, joined with the ones of its raw figures.
+    """
+    from pipelines.studies import STUDIES
+    from pipelines.studies.raw_figures import from_csv, joined, to_csv
     from pipelines.studies.results import markdown
 
+    earlier, now = from_csv(page.with_suffix(".csv")), {outcome.study.name: outcome for outcome in made}
+    outcomes: list[Any] = [joined(earlier.get(name), now.get(name)) for name in STUDIES if name in {*earlier, *now}]
     pictures = f"images/{page.stem}"
     if len(outcomes) == 1 and outcomes[0].study.arms:
         from pipelines.studies.horizon_page import page as text_of
@@ -104,6 +106,7 @@ def _write(outcomes: list[Any], command: str, page: Path) -> None:
     stage_options.write_page(page.with_suffix(".csv"), to_csv(outcomes))
     for outcome in outcomes:
         stage_options.write_page(page.parent / pictures / f"{outcome.study.name}.svg", _picture(outcome))
+    return outcomes
 
 
 def _picture(outcome: Any) -> str:

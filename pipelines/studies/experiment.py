@@ -49,7 +49,8 @@ def experiment_name(study: str, budget: float, seed: int) -> str:
 @dataclass
 class ExperimentRunner:
     """Named runs and their scores. ``budget`` scales steps and items; ``items`` is the maximum per suite; ``others``
-    are the figures of studies that this seed has finished; ``arms`` and ``cycles`` are those that were chosen, if any.
+    are the figures of studies that this seed has finished; ``arms`` and ``cycles`` are those that were chosen, if any;
+    ``record`` stores figures of a study that goes on.
     """
 
     session: Session
@@ -59,6 +60,7 @@ class ExperimentRunner:
     others: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     arms: tuple[str, ...] = ()
     cycles: int | None = None
+    record: Callable[[Mapping[str, float]], None] = lambda figures: None
     folder: Path = field(init=False)
 
     def __post_init__(self) -> None:

@@ -93,6 +93,7 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
             first.append(runner.value(trained, f"{KNOWLEDGE}/{number}"))
             found = _figures(runner, trained, student, first, figures["base"])
             figures |= {of(measure, arm, number): value for measure, value in found.items()}
+            runner.record(figures)
     return figures
 
 

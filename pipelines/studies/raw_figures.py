@@ -1,10 +1,11 @@
-"""Every figure of every seed as CSV beside the page of the studies, from which the page can be written again."""
+"""Every figure of every seed as CSV beside the page of the studies, to which later runs, also elsewhere, are added."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipelines.studies import STUDIES
@@ -25,6 +26,19 @@ def to_csv(outcomes: Sequence[Outcome]) -> str:
             (*about, seed, name, repr(value)) for seed, run in o.runs.items() for name, value in run.items()
         )
     return text.getvalue()
+
+
+def joined(earlier: Outcome | None, now: Outcome | None) -> Outcome | None:
+    """Return two outcomes of a study as one: figures that are in both are the later run's.
+
+    Outcomes of different budgets or numbers of items are different experiments: then only the later one is returned.
+    """
+    if earlier is None or now is None or (earlier.budget, earlier.items) != (now.budget, now.items):
+        return now or earlier
+    seeds = sorted({*earlier.runs, *now.runs})
+    runs = {seed: {**earlier.runs.get(seed, {}), **now.runs.get(seed, {})} for seed in seeds}
+    dates = sorted({*earlier.dates, *now.dates})
+    return replace(now, runs=runs, dates=tuple(dates), minutes=max(earlier.minutes, now.minutes))
 
 
 def from_csv(path: Path) -> dict[str, Outcome]:

@@ -35,7 +35,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _part(part: Part, word: Word, outcome: Outcome) -> dict[str, Any]:
-    runs = list(outcome.runs.values())
+    runs = outcome.runs_of(part)
     low, high = part.interval(runs, outcome.items)
     found: dict[str, Any] = {"statement": part.statement, "bound": part.side, "mean": part.mean(runs), "verdict": word}
     found |= {"low": low, "high": high} if len(runs) > 1 else {}

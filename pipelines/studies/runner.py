@@ -1,4 +1,4 @@
-"""Runs studies seed by seed and stores their figures. A finished seed is not run again."""
+"""Runs studies seed by seed and stores their figures as they come. A finished seed is not run again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipelines.runtime.progress import Display, duration
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import ExperimentRunner, experiment_name
 from pipelines.studies.results import as_json
-from pipelines.studies.study import Outcome, Study
+from pipelines.studies.study import Figures, Outcome, Study
 from recovery.errors import UsageError
 from recovery.workspace import MINIATURE, Workspace, write_atomically
 
@@ -23,7 +23,7 @@ FIGURES = "figures.json"
 
 @dataclass(frozen=True)
 class Kept:
-    """One seed's stored figures, with budget and duration."""
+    """One seed's stored figures, with budget and duration; ``complete`` unless its run was stopped."""
 
     seed: int
     budget: float
@@ -31,6 +31,7 @@ class Kept:
     minutes: float
     date: str
     figures: dict[str, float]
+    complete: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ def run_study(
     choice = choice or Choice()
     choice.check(study)
     for seed in seeds:
-        if choice != Choice() or read(study, workspace.folder, seed, budget) is None:
+        kept = read(study, workspace.folder, seed, budget)
+        if choice != Choice() or kept is None or not kept.complete:
             about = f"about {study.minutes * budget:.0f} minutes"
             display.say(f"\nstudy {study.name}, seed {seed}: {study.claim} ({about})")
             _run(study, workspace, seed, budget, display, choice)
@@ -78,7 +80,7 @@ def run_study(
 def kept_outcome(
     study: Study, folder: Path, seeds: Sequence[int] | None = None, budget: float | None = None
 ) -> Outcome | None:
-    """Return the stored outcome of a study (default: of the largest budget); None if no seed is done."""
+    """Return the stored outcome of a study (default: of the largest budget); None if no seed has figures."""
     if budget is None:
         budget = max(_budgets(study, folder), default=1.0)
     wanted = seeds if seeds is not None else _seeds(study, folder, budget)
@@ -106,6 +108,14 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
     home = _home(study, workspace.folder, seed, budget)
     before = read(study, workspace.folder, seed, budget)
     started = time.monotonic()
+
+    def record(figures: Figures, complete: bool = False) -> None:
+        minutes = (time.monotonic() - started) / 60  # since the last resume
+        all_figures = {**(before.figures if before else {}), **{name: float(value) for name, value in figures.items()}}
+        today = datetime.date.today().isoformat()
+        kept = Kept(seed, budget, runner.items, round(minutes, 2), today, all_figures, complete)
+        write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")
+
     with Session.open(
         Workspace(home, str(workspace.database), workspace.report_to),
         model=MINIATURE,
@@ -114,13 +124,9 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
         purpose=f"recover study {study.name}",
     ) as session:
         others = _others(study, workspace.folder, seed, budget)
-        runner = ExperimentRunner(session, seed, budget, study.items, others, choice.arms, choice.cycles)
-        figures = {name: float(value) for name, value in study.run(runner).items()}
-    figures = {**(before.figures if before else {}), **figures}
-    minutes = (time.monotonic() - started) / 60  # since the last resume
-    kept = Kept(seed, budget, runner.items, round(minutes, 2), datetime.date.today().isoformat(), figures)
-    write_atomically(home / FIGURES, json.dumps(vars(kept), indent=2) + "\n")
-    display.say(f"study {study.name}, seed {seed}: done in {duration(minutes * 60)}")
+        runner = ExperimentRunner(session, seed, budget, study.items, others, choice.arms, choice.cycles, record)
+        record(study.run(runner), complete=True)
+    display.say(f"study {study.name}, seed {seed}: done in {duration(time.monotonic() - started)}")
 
 
 def _publish(outcome: Outcome, workspace: Workspace) -> None:
@@ -133,8 +139,8 @@ def _publish(outcome: Outcome, workspace: Workspace) -> None:
 def _others(study: Study, folder: Path, seed: int, budget: float) -> dict[str, dict[str, float]]:
     """Return this seed's figures of other studies at the same budget."""
     done = (folder / "studies").glob(f"*/budget-{budget:g}/seed-{seed}/{FIGURES}")
-    found = {path.parent.parent.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in done}
-    return {name: kept["figures"] for name, kept in sorted(found.items()) if name != study.name}
+    found = {path.parent.parent.parent.name: Kept(**json.loads(path.read_text(encoding="utf-8"))) for path in done}
+    return {name: kept.figures for name, kept in sorted(found.items()) if name != study.name and kept.complete}
 
 
 def _home(study: Study, folder: Path, seed: int, budget: float) -> Path:

@@ -35,16 +35,19 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
         student = run_cycle(runner, ARMS[TODAY], TODAY, docs[number - 1], student, number)
         for stage in ("midtrained", "recovered"):
             _kinds(runner, f"{TODAY}, {number}, {stage}", f"cycle {number}, {stage}", figures)
+            runner.record(figures)
     copying = _prompts_of(runner, COPYING)
     for name, settings in {"base alone": {}, "base alone, copying prompts": {"prompts": copying}}.items():
         again = f"again: {name}"
         runner.trained(again, student, "opd", cycle=CYCLES, steps=STEPS, **settings)
         _kinds(runner, again, f"{STEPS} more steps, {name}", figures)
+        runner.record(figures)
     for name, settings in GENTLER.items():
         trained = f"gentler: {name}"
         runner.midtrained(trained, docs[1], student=f"{TODAY}, 1, recovered", cycle=2, replay_documents=0.5, **settings)
         _kinds(runner, trained, f"mid-training, {name}", figures)
         figures[f"asked, mid-training, {name}"] = runner.value(trained, f"{KNOWLEDGE}/2")
+        runner.record(figures)
     return figures
 
 

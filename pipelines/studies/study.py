@@ -38,11 +38,10 @@ class Part:
     above: bool = True
     given: Part | None = None
 
-    def measured(self, runs: Sequence[Figures]) -> bool:
-        """Whether every seed has the figure: arms that were not run have none."""
+    def measured(self, run: Figures) -> bool:
+        """Whether a seed has the figure: arms that were not run have none."""
         try:
-            for run in runs:
-                self.figure(run)
+            self.figure(run)
         except KeyError:
             return False
         return True
@@ -115,9 +114,13 @@ class Outcome:
 
     @property
     def parts(self) -> list[tuple[Part, Word]]:
-        """Each statement whose figures were measured, with its verdict."""
-        runs = list(self.runs.values())
-        return [(part, part.verdict(runs, self.items)) for part in self.study.parts if part.measured(runs)]
+        """Each statement that at least one seed has figures for, with its verdict."""
+        judged = ((part, self.runs_of(part)) for part in self.study.parts)
+        return [(part, part.verdict(runs, self.items)) for part, runs in judged if runs]
+
+    def runs_of(self, part: Part) -> list[Figures]:
+        """Return the figures of the seeds that have a statement's."""
+        return [run for run in self.runs.values() if part.measured(run)]
 
     @property
     def verdict(self) -> Word:
@@ -131,8 +134,8 @@ class Outcome:
         tested = len(words) - words.count("not tested")
         if not tested:
             return "not tested"
-        shared, runs = 1 - (1 - CONFIDENCE) / tested, list(self.runs.values())
-        failed = any(part.verdict(runs, self.items, shared) == "does not hold" for part, _ in judged)
+        shared = 1 - (1 - CONFIDENCE) / tested
+        failed = any(part.verdict(self.runs_of(part), self.items, shared) == "does not hold" for part, _ in judged)
         return "does not hold" if failed else "undecided"
 
 

@@ -24,7 +24,7 @@ from pipelines.studies.compare import compare, text
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
 from pipelines.studies.horizon import MEASURES, TOKENS, of
 from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves, page
-from pipelines.studies.raw_figures import from_csv, to_csv
+from pipelines.studies.raw_figures import from_csv, joined, to_csv
 from pipelines.studies.results import as_json, markdown, matrices
 from pipelines.studies.results import text as report
 from pipelines.studies.runner import FIGURES, Choice, kept_outcome, run_study
@@ -97,6 +97,38 @@ def test_the_raw_figures_write_the_same_page_again(tmp_path: Path) -> None:
         from_csv(path)
     path.write_text(to_csv([replace(found, study=replace(mine, name="one that was removed"))]))
     assert from_csv(path) == {}
+
+
+def test_a_study_that_is_stopped_keeps_its_figures_and_goes_on(tmp_path: Path) -> None:
+    ran: list[int] = []
+
+    def run(runner: ExperimentRunner) -> Mapping[str, float]:
+        ran.append(runner.seed)
+        runner.record({"gain": 0.5})
+        if len(ran) == 1:
+            raise KeyboardInterrupt
+        return {"gain": 0.5, "end": 1.0}
+
+    mine = study(run, Part("", figure("gain"), 0.0), Part("", figure("end"), 0.0))
+    with pytest.raises(KeyboardInterrupt):
+        run_study(mine, Workspace(tmp_path), [0], 0.1, Display())
+    stopped = kept_outcome(mine, tmp_path)
+    assert stopped is not None and stopped.runs == {0: {"gain": 0.5}} and len(stopped.parts) == 1
+    assert run_study(mine, Workspace(tmp_path), [0], 0.1, Display()).runs == {0: {"gain": 0.5, "end": 1.0}}
+    run_study(mine, Workspace(tmp_path), [0], 0.1, Display())
+    assert ran == [0, 0]
+
+
+def test_figures_of_other_machines_are_added_by_seed_and_arm() -> None:
+    mine = study(None, Part("", figure("a"), 0.0))
+    first = Outcome(mine, {0: {"a": 1.0, "b": 2.0}}, 300, 5.0, 1.0, ("2026-01-02",))
+    later = Outcome(mine, {0: {"b": 3.0, "c": 4.0}, 1: {"a": 5.0}}, 300, 4.0, 1.0, ("2026-01-01",))
+    both = joined(first, later)
+    assert both is not None and both.runs == {0: {"a": 1.0, "b": 3.0, "c": 4.0}, 1: {"a": 5.0}}
+    assert (both.dates, both.minutes) == (("2026-01-01", "2026-01-02"), 5.0)
+    assert joined(first, None) == first and joined(None, later) == later
+    assert joined(first, replace(later, budget=0.5)) == replace(later, budget=0.5), "another experiment"
+    assert joined(first, replace(later, items=100)) == replace(later, items=100)
 
 
 def test_results_add_the_studies_of_the_page_that_were_not_run_here(tmp_path: Path) -> None:
@@ -284,7 +316,8 @@ def test_arms_are_chosen_and_later_runs_extend_earlier_ones(tmp_path: Path) -> N
     assert [part.statement for part, _ in found.parts] == ["a", "b"]
     later = run_study(mine, place, [0, 1], 0.1, Display())
     assert later.runs == {0: {"gain, a": 1.0, "gain, b": 4.0}, 1: {"gain, a": 1.0}}
-    assert [part.statement for part, _ in later.parts] == ["a"], "a statement is judged where every seed has its figure"
+    assert [len(later.runs_of(part)) for part, _ in later.parts] == [2, 1], "judged by the seeds that have its figure"
+    assert [part.get("low") is None for part in as_json(later)["parts"]] == [False, True]
     with pytest.raises(UsageError, match="has no arm 'c': a; b"):
         run_study(mine, place, [0], 0.1, Display(), Choice(("c",)))
     with pytest.raises(UsageError, match="has no arms and cycles to choose"):
@@ -307,11 +340,8 @@ def test_the_page_of_many_cycles_has_a_table_for_each_measure_and_curves_for_eac
     assert "## Instructions followed after the cycle, relative to base" in text
     assert "| documents | 0.985 ± 0.007 | 0.965 ± 0.007 |" in text and "| 0.800 |" in text
     assert "| 100,001 |" in text and "three-teachers: seeds 0, 1" in text and "one-teacher" not in text
-    assert "after ten cycles" not in text, "seed 1 has four cycles"
-    alone = Outcome(STUDIES["horizon"], {0: runs[0]}, 1000, 60.0)
-    assert "| three-teachers: instructions after ten cycles, relative to base | > 0.98 | 0.900 | one seed |" in page(
-        alone, "x", "y"
-    )
+    row = "| three-teachers: instructions after ten cycles, relative to base | > 0.98 | 0.900 | one seed |"
+    assert row in text, "seed 1 has four cycles"
     drawn = line_plot.picture({title: curves(made, measure) for measure, title in DRAWN.items()}, BOUNDS)
     root = ElementTree.fromstring(drawn)
     space = "{http://www.w3.org/2000/svg}"
