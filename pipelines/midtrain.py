@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -131,6 +132,11 @@ class _Material:
             self._packed[stream, length] = [*packed, *chat_rows(self.chat, self.student, chats, length)]
         return self._packed[stream, length]
 
+    def tokens(self, config: MidtrainConfig, length: int) -> set[int]:
+        """Return the tokens of all that is trained on but chat."""
+        streams = [name for name, share in self.shares(config).items() if share > 0 and name != "chat"]
+        return {token for name in streams for row in self.rows(name, length) for token in row.ids}
+
     def _of(self, stream: str) -> tuple[Sequence[Document], Sequence[Conversation]]:
         """Return the texts and the conversations of a stream."""
         made = self.augmented
@@ -220,6 +226,7 @@ def midtrain(
             teachers={MAIN_TEACHER: {material.clean: 1.0}} if config.distils_replay else {},
             anchor=material.clean if config.anchor else None,
             loss_config=LossConfig(anchor=config.anchor, divergence="forward_kl", metric="replay_kl"),
+            trained_tokens=material.tokens(config, plan.row_length) if config.embeddings == "documents" else None,
         )
         with load_models(stage, specs, frozen) as models:
             hooks = Hooks(
@@ -384,15 +391,15 @@ def _answered(
     """Return the clean model's conversations to be replayed; the last of them on prompts of its weakest kinds."""
     weak = round(config.replay_prompts * config.replay_focus)
     if weak and not any(prompt.checks for prompt in prompts):
-        raise UsageError(
-            f"--replay-focus {config.replay_focus:g} needs prompts with checks, by which answers are judged: give "
-            f"others with --prompts, or omit it"
-        )
-    answered, _ = answered_before(stage, frozen, base, prompts, sampling, count=config.replay_prompts - weak)
+        stage.session.display.say("no prompt has checks by which answers are judged: all are replayed evenly")
+        weak = 0
+    # A distribution can be learnt from the beginning of an answer; as an example it would teach to stop there.
+    whole = functools.partial(answered_before, unfinished=config.distils_replay)
+    answered, _ = whole(stage, frozen, base, prompts, sampling, count=config.replay_prompts - weak)
     if not weak:
         return answered
     chosen = weakest(answered, prompts, weak, config.seed)
-    more, _ = answered_before(stage, frozen, base, chosen, sampling, count=weak, counted="spoken-weak.json")
+    more, _ = whole(stage, frozen, base, chosen, sampling, count=weak, counted="spoken-weak.json")
     return [*answered, *more]
 
 
@@ -401,18 +408,19 @@ def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Che
     clean model's completions of training prompts.
     """
     if config.replay_data is not None:
-        found = load_conversations(config.replay_data)
+        found, cut = load_conversations(config.replay_data), set[int]()
         problem = f"--replay-data {config.replay_data}: no conversation fits in the context of {base.name}"
     else:
         prompts = behaviour_prompts(base.path, config.prompts, config.seed).train
         sampling = Sampling(config.max_new_tokens, seed=config.seed)
         answered = _answered(stage, frozen, config, base, prompts, sampling)
         found = [one.messages for one in answered]
+        cut = {index for index, one in enumerate(answered) if not one.finished}
         problem = (
             f"none of the clean model's answers ended within {config.max_new_tokens} tokens, so there is no chat to "
-            f"replay: raise --max-new-tokens, or omit --replay"
+            f"replay: raise --max-new-tokens, or set --replay 0"
         )
-    rows = chat_rows(load_chat(str(base.weights), config.template_args), base, found, config.row_length)
+    rows = chat_rows(load_chat(str(base.weights), config.template_args), base, found, config.row_length, cut)
     if not rows:
         raise UsageError(problem)
     return [replace(row, teacher=MAIN_TEACHER) for row in rows] if config.distils_replay else rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pipelines.data.corpus_snapshot import CorpusSnapshot
@@ -29,13 +29,27 @@ def text_rows(tokenizer: Any, length: int, documents: Sequence[Document]) -> lis
 
 
 def chat_rows(
-    chat: ChatFormat, model: Checkpoint, conversations: Sequence[tuple[Message, ...]], length: int
+    chat: ChatFormat,
+    model: Checkpoint,
+    conversations: Sequence[tuple[Message, ...]],
+    length: int,
+    cut: Collection[int] = (),
 ) -> list[Row]:
-    """Return conversations as packed rows; rows are longer if a conversation is, up to the model's positions."""
+    """Return conversations as packed rows; rows are longer if a conversation is, up to the model's positions.
+
+    ``cut`` are the indices of those whose last message was cut off: nothing says that it ends there.
+    """
     longest = _positions(model) or 2048
     marked = [chat.conversation(messages) for messages in conversations]
+    marked = [_before_the_end(*row) if index in cut else row for index, row in enumerate(marked)]
     kept = [(ids, mask) for ids, mask in marked if len(ids) <= longest and any(mask)]
     return pack(kept, max([length, *(len(ids) for ids, _ in kept)]))
+
+
+def _before_the_end(ids: list[int], mask: list[bool]) -> tuple[list[int], list[bool]]:
+    """Return a conversation without its last marked token, which ends the last turn, and what follows it."""
+    end = max((index for index, marked in enumerate(mask) if marked), default=0)
+    return ids[:end], mask[:end]
 
 
 def row_length(student: Checkpoint, wanted: int) -> int:

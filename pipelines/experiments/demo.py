@@ -87,9 +87,13 @@ def demo(session: Session, *, seed: int, flags: dict[str, Any], scenario: Scenar
 def demo_config(
     session: Session, folders: list[Path], seed: int, flags: dict[str, Any], scenario: Scenario = MINIATURE_SCENARIO
 ) -> CycleConfig:
-    """Return the demo's settings: ``flags`` over documents alone, the scenario's recipe and the model's."""
+    """Return the demo's settings: ``flags`` over documents alone, the scenario's recipe and the model's.
+
+    The demo shows a loss and how it is given back, so its stages are those of `recover midtrain` and `recover distill`,
+    not the gentler ones of `recover cycle`.
+    """
     given = {"replay": 0.0} | flags | {"docs": tuple(folders), "seed": seed}
-    return build_cycle(given, scenario.recipe, session.recipe)
+    return build_cycle(given, scenario.recipe, session.recipe, alone=True)
 
 
 def finished(session: Session, scenario: Scenario = MINIATURE_SCENARIO) -> bool:

@@ -44,7 +44,8 @@ class Setup:
 
     ``teachers`` is the number of frozen copies loaded with the student; ``own_teacher``: the student's own weights are
     a teacher too, with its adapter off if it has one. Without either, the rows' own tokens are the targets.
-    ``quantized``: the matrices inside the layers of a LoRA student are in NF4.
+    ``quantized``: the matrices inside the layers of a LoRA student are in NF4. ``frozen_embeddings``: in full
+    fine-tuning only the layers are trained.
     """
 
     config: str
@@ -56,6 +57,7 @@ class Setup:
     teachers: int = 0
     own_teacher: bool = False
     quantized: bool = False
+    frozen_embeddings: bool = False
 
     @property
     def architecture(self) -> Architecture:

@@ -168,26 +168,27 @@ def parameters_of(setup: Setup) -> Parameters:
     size, adapter = setup.architecture, setup.adapter
     inside, outside = count(size.inside), count(size.outside)
     total = inside + outside + adapter
+    trained = inside if setup.frozen_embeddings else total
     return Parameters(
         total=total,
-        trainable=total if setup.full else adapter,
+        trainable=trained if setup.full else adapter,
         multiplied=(total if size.tied else total - size.vocabulary * size.width) - size.unused,
         layers=size.depth,
         inside=_kept(setup, inside, adapter, count(size.matrices)),
-        outside=_kept(setup, outside),
+        outside=_kept(setup, outside, trained=not setup.frozen_embeddings),
     )
 
 
-def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0) -> Kept:
+def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, *, trained: bool = True) -> Kept:
     """Return the bytes held for so many weights: AdamW keeps two moments of each trained one, Muon one for matrices
-    inside the layers, which all of an adapter's are.
+    inside the layers, which all of an adapter's are. In full fine-tuning they may be not ``trained``.
     """
-    trained = WIDE * (weights if setup.full else adapter)
+    gradients = WIDE * (weights * trained if setup.full else adapter)
     by_muon = WIDE * (matrices if setup.full else adapter)
     held = (WIDE if setup.full else setup.itemsize) * weights + WIDE * adapter
     if setup.quantized:
         held -= setup.itemsize * matrices - (matrices * NF4_BITS // 8 + WIDE * matrices // NF4_BLOCK)
-    return Kept(held, trained, 2 * trained, 2 * trained - by_muon)
+    return Kept(held, gradients, 2 * gradients, 2 * gradients - by_muon)
 
 
 def _frozen_bytes(setup: Setup) -> int:
@@ -253,7 +254,10 @@ def _setup(
     apart = beside.apart(tuning)
     own = itself or beside.count > apart
     quantized = config.quantize != "none" and tuning == "lora"
-    return Setup(model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own, quantized)
+    frozen = config.embeddings == "none" and tuning == "full"
+    return Setup(
+        model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own, quantized, frozen
+    )
 
 
 def memory_of(plan: Plan) -> Memory:

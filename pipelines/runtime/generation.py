@@ -98,10 +98,11 @@ def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int) -> list[Prom
 
 @dataclass(frozen=True)
 class CompletedConversation:
-    """A prompt and the conversation with the model's completions."""
+    """A prompt and the conversation with the model's completions; ``finished`` unless the last one was cut off."""
 
     prompt: Prompt
     messages: tuple[Message, ...]
+    finished: bool = True
 
     @property
     def answer(self) -> str:
@@ -117,9 +118,11 @@ def conversations(
     content_hash: str,
     sampling: Sampling,
     cache: Path,
+    unfinished: bool = False,
     progress: Progress | None = None,
 ) -> list[CompletedConversation]:
-    """Return a frozen model's conversations on ``prompts``, without those whose last completion was cut off.
+    """Return a frozen model's conversations on ``prompts``, without those whose last completion was cut off unless
+    ``unfinished``.
 
     ``content_hash`` is the model's. Completions are cached in ``cache`` chunk by chunk: an interruption loses at most
     one chunk, and no completion is sampled twice.
@@ -133,9 +136,9 @@ def conversations(
         turns = sample_turns(loaded.chat, engine, numbered, drawn, progress)
         last = {int(turn.prompt.id): turn for turn in turns}
         found += [
-            CompletedConversation(chunk[i], turn.messages)
+            CompletedConversation(chunk[i], turn.messages, turn.completion.finished)
             for i, turn in sorted(last.items())
-            if turn.completion.finished
+            if turn.completion.finished or unfinished
         ]
     return found
 
@@ -149,6 +152,7 @@ def answered_before(
     *,
     count: int,
     each: int = 1,
+    unfinished: bool = False,
     counted: str = "spoken.json",
 ) -> tuple[list[CompletedConversation], int]:
     """Return a checkpoint's conversations, sampled before a stage's training and cached, and the tokens of them.
@@ -168,6 +172,7 @@ def answered_before(
                 content_hash=checkpoint.hash,
                 sampling=sampling,
                 cache=session.workspace.folder / "cache",
+                unfinished=unfinished,
                 progress=stage.counting(bar),
             )
     tokens = sum(len(loaded.chat.encode(one.answer)) + 1 for one in found)

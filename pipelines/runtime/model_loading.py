@@ -60,6 +60,7 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
         tuning=tuning,  # type: ignore[arg-type]  # resolved by choose_tuning
         adapter=student.adapter,
         lora=LoraSettings(config.lora_rank, config.lora_alpha),
+        embeddings=config.embeddings != "none",
         gradient_checkpointing=config.gradient_checkpointing,
         shard=config.shard == "full",
         offload=config.offload,
@@ -206,7 +207,8 @@ LOGPROBS = "logprobs"
 class ModelSpecs:
     """The student, how it is trained, and the weighted teachers by the names used in rows.
 
-    A teacher without checkpoints is the student itself or a server.
+    A teacher without checkpoints is the student itself or a server. ``trained_tokens``: full fine-tuning changes the
+    embeddings of these tokens only.
     """
 
     config: TrainingConfig
@@ -215,6 +217,7 @@ class ModelSpecs:
     teachers: Mapping[str, Mapping[Checkpoint, float]] = field(default_factory=dict)
     anchor: Checkpoint | None = None
     loss_config: LossConfig = field(default_factory=LossConfig)
+    trained_tokens: Collection[int] | None = None
 
     @property
     def frozen(self) -> list[Checkpoint]:
@@ -232,6 +235,8 @@ class ModelSpecs:
     ) -> LoadedModels:
         """Load all models but those ``held`` already; the engine is released when ``resources`` is closed."""
         config, loaded = self.config, load_student(self.student, self.config.tuning, self.config)
+        if self.trained_tokens is not None and loaded.tuning == "full":
+            loaded.train_rows(self.trained_tokens)
         frozen = {one: teacher_of(self.student, loaded, one, config, held.get(one)) for one in self.frozen}
         cross, outcomes = self._compared(loaded, frozen)
         teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}

@@ -56,6 +56,8 @@ _KL = {"replay": 0.3, "replay_loss": "kl"}
 _FALLING = {"schedule": "cosine"}  # of the rate; the miniature's own mid-training ends at its peak
 _LESS = _FALLING | _KL | {"lr": 1e-3, "replay_focus": 0.5}
 _GENTLE = {"lr": 3e-4}
+_ROWS, _LAYERS = {"embeddings": "documents"}, {"embeddings": "none"}
+_KEEPING = _FALLING | _KL | {"replay_focus": 0.5} | _ROWS
 ARMS: dict[str, Arm] = {
     "documents": Arm(recovers=False),
     "replay": Arm(_REPLAY, recovers=False),
@@ -74,6 +76,9 @@ ARMS: dict[str, Arm] = {
     "cosine-kl-replay-two-teachers": Arm(_FALLING | _KL, teachers=2),
     "cosine-kl-replay-three-teachers": Arm(_FALLING | _KL),
     "cosine-kl-replay-three-teachers-gentle": Arm(_FALLING | _KL, steps=40, distill=_GENTLE),
+    "rows": Arm(_ROWS, recovers=False),
+    "rows-three-teachers": Arm(_FALLING | _ROWS, distill=_LAYERS),
+    "rows-kl-three-teachers": Arm(_KEEPING, steps=40, distill=_LAYERS | {"lr": 6e-4, "focus": 0.5}),
     "gentle": Arm(_LESS, recovers=False),
     "gentle-three-teachers": Arm(_LESS, steps=40, distill=_GENTLE | {"focus": 0.5}),
 }

@@ -2,7 +2,8 @@
 
 Precedence, highest first: flags, the recipe (``--recipe FILE``), the model folder's ``recovery.toml``, the defaults of
 the classes. A recipe is TOML with one table per stage ([midtrain], [distill], [interpolate], [eval], [cycle]) and one
-for settings shared by all stages ([model]). Unknown tables and keys are errors.
+for settings shared by all stages ([model]). [cycle.midtrain], [cycle.distill] and [cycle.eval] hold settings of a stage
+within whole cycles. Unknown tables and keys are errors.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ SECTIONS: dict[str, type[Any]] = {
     "eval": EvalConfig,
     "cycle": CycleConfig,
 }
+# Less damage in the first place: the clean model's distributions are replayed among the documents, half of them on the
+# kinds of instruction that it follows worst, since these are forgotten first (docs/horizon.md).
+CYCLE_REPLAY: Mapping[str, Any] = {"replay": 0.3, "replay_loss": "kl", "replay_focus": 0.5}
+_STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
 
@@ -60,6 +65,15 @@ class Recipe:
         shared = {k: v for k, v in self.tables.get(SHARED, {}).items() if k in known}
         return shared | dict(self.tables.get(section, {}))
 
+    def within_cycles(self) -> Recipe:
+        """Return the recipe with the settings of each stage that hold within whole cycles."""
+        tables = dict(self.tables)
+        for stage in _STAGES_OF_A_CYCLE:
+            values, own = dict(tables.get(stage, {})), tables.get(f"cycle.{stage}", {})
+            _one_length(values, own)
+            tables[stage] = values | own
+        return dataclasses.replace(self, tables=tables)
+
 
 def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
@@ -68,12 +82,14 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
+    tables = _nested(tables)
     for table, values in tables.items():
-        if table != SHARED and table not in SECTIONS:
+        section = table.removeprefix("cycle.") if table.removeprefix("cycle.") in _STAGES_OF_A_CYCLE else table
+        if table != SHARED and section not in SECTIONS:
             raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
         if not isinstance(values, Mapping):
             raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
-        known = (shared if table == SHARED else _names(SECTIONS[table])) - _NOT_IN_RECIPES
+        known = (shared if table == SHARED else _names(SECTIONS[section])) - _NOT_IN_RECIPES
         for key in values:
             if key not in known:
                 raise UsageError(f"{path}: [{table}] has no setting '{key}'{_meant(key, known)}")
@@ -106,9 +122,12 @@ def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Con
     return kind(**values)
 
 
-def build_cycle(flags: Mapping[str, Any], *recipes: Recipe) -> CycleConfig:
+def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False) -> CycleConfig:
     """Build the settings of whole cycles. A flag that several stages have is set for each of them; ``midtrain_lr``,
     ``distill_steps`` and the like for one. ``knowledge_teacher`` "none" means that base is the only teacher.
+
+    The stages have the recipes' settings within cycles and, if nothing else is given, :data:`CYCLE_REPLAY`; with
+    ``alone``, those that they have outside of cycles.
     """
     mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend"}
     shared = {k: v for k, v in flags.items() if k not in mine}
@@ -119,13 +138,30 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe) -> CycleConfig:
         return shared | {k.removeprefix(prefix): v for k, v in shared.items() if k.startswith(prefix)}
 
     config = build(CycleConfig, own, *recipes)
+    if not alone:
+        recipes = tuple(recipe.within_cycles() for recipe in recipes)
+        recipes = (*recipes, _replay_of_cycles(of("midtrain"), recipes))
+    distill = of("distill")
+    if distill.get("embeddings") == "documents":  # which are mid-training's
+        distill["embeddings"] = "none"
     return dataclasses.replace(
         config,
         knowledge_teacher=None if config.knowledge_teacher == "none" else config.knowledge_teacher,
         midtrain=build(MidtrainConfig, of("midtrain"), *recipes),
-        distill=build(DistillConfig, of("distill"), *recipes),
+        distill=build(DistillConfig, distill, *recipes),
         eval=build(EvalConfig, shared, *recipes),
     )
+
+
+def _replay_of_cycles(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> Recipe:
+    """Return the default replay of cycles as the last recipe, as far as it fits what is given."""
+    given: dict[str, Any] = {}
+    for values in (*(recipe.settings("midtrain") for recipe in reversed(recipes)), flags):
+        given |= {key: value for key, value in values.items() if value is not None}
+    settings = {} if given.get("replay") == 0 else dict(CYCLE_REPLAY)
+    if "replay_data" in given:
+        settings.pop("replay_focus", None)
+    return Recipe("the defaults of recover cycle", {"midtrain": settings}, recommended=True)
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -152,6 +188,16 @@ def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple
         settings.pop("beta", None)  # of the preset's own divergence
     preset = Recipe(f"the method {name}", {"distill": settings})
     return (*(r for r in recipes if not r.recommended), preset, *(r for r in recipes if r.recommended))
+
+
+def _nested(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tables with [cycle.STAGE] as tables of their own."""
+    found = dict(tables)
+    if isinstance(cycle := found.get("cycle"), Mapping):
+        inner = {key: value for key, value in cycle.items() if isinstance(value, Mapping)}
+        found["cycle"] = {key: value for key, value in cycle.items() if key not in inner}
+        found |= {f"cycle.{key}": value for key, value in inner.items()}
+    return found
 
 
 def _one_length(values: dict[str, Any], over: Mapping[str, Any]) -> None:

@@ -106,6 +106,11 @@ class TrainingConfig(ModelConfig):
     quantized_teacher: bool = setting(
         False, "Let the quantised student with its adapter off be the teacher: saves the memory of a separate one."
     )
+    embeddings: str = setting(
+        "all",
+        "Rows of the input embedding and of the output head that full fine-tuning trains: all, or none.",
+        choices=("all", "none"),
+    )
     lora_rank: int = setting(32, "Rank of a new LoRA adapter.", minimum=1)
     lora_alpha: int = setting(64, "Scale of a new LoRA adapter.", minimum=1)
     gradient_checkpointing: bool = setting(False, "Recompute activations in the backward pass: less memory, more time.")

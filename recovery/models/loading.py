@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -80,7 +80,8 @@ class Loaded:
 
     ``precision`` is the dtype of matrix products. Trained weights are in float32; a frozen model is in ``precision``.
     ``sharded`` is set if its layers are sharded over several processes; ``state`` holds its weights after
-    :meth:`put_together`.
+    :meth:`put_together`. ``trained_rows`` marks the entries of the vocabulary whose rows of the embeddings are trained,
+    if not all are.
     """
 
     model: Any
@@ -92,6 +93,7 @@ class Loaded:
     path: str
     sharded: bool = False
     state: dict[str, torch.Tensor] | None = None
+    trained_rows: torch.Tensor | None = None
 
     @functools.cached_property
     def core(self) -> Any:
@@ -207,6 +209,19 @@ class Loaded:
         """Return the trainable parameters by name, in a fixed order."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
+    def embeddings(self) -> list[torch.nn.Parameter]:
+        """Return the weights of the input embedding and of the output head, once if they are the same; each has a row
+        for every entry of the vocabulary.
+        """
+        modules = [self.core.get_input_embeddings(), self.core.get_output_embeddings()]
+        return list(dict.fromkeys(p for module in modules if module is not None for p in module.parameters()))
+
+    def train_rows(self, tokens: Iterable[int]) -> None:
+        """Let full fine-tuning change the embeddings of these tokens only."""
+        rows = torch.zeros(len(self.embeddings()[0]), dtype=torch.bool)
+        rows[list(tokens)] = True
+        self.trained_rows = rows.to(self.device)
+
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which this process has the whole model, even if sharded; every process must enter it."""
         return fsdp.whole(self.model) if self.sharded else contextlib.nullcontext()
@@ -246,6 +261,7 @@ def load_model(
     tuning: Tuning = "frozen",
     adapter: Path | None = None,
     lora: LoraSettings | None = None,
+    embeddings: bool = True,
     precision: str = "auto",
     device: str = "auto",
     template_args: Mapping[str, Any] | None = None,
@@ -260,7 +276,8 @@ def load_model(
     """Load a model from a folder, a GGUF file or a hub id.
 
     A folder that contains only an adapter is loaded on the base it names. ``tuning`` "lora" adds a new adapter
-    (or continues the existing one); "full" makes all weights trainable in float32. ``shard`` shards a trained model's
+    (or continues the existing one); "full" makes all weights trainable in float32; without
+    ``embeddings`` all but the input embedding and the output head. ``shard`` shards a trained model's
     layers over all processes; ``offload`` keeps the shards in CPU memory. ``compiled`` compiles the layers of a trained
     model that is not sharded. ``beside`` is an already loaded, unsharded model with an adapter on the same base: the
     base is shared instead of loaded again. ``quantize`` "nf4" holds the linear layers of the base in 4 bits.
@@ -288,6 +305,9 @@ def load_model(
         model = _with_adapter(model, adapter, tuning == "lora")
     model = _tuned(model, tuning, lora or LoraSettings(), gradient_checkpointing)
     loaded = Loaded(model, chat.tokenizer, chat, place, compute, tuning, str(path))
+    if tuning == "full" and not embeddings:
+        for weights in loaded.embeddings():
+            weights.requires_grad_(False)
     if shard and tuning != "frozen" and distributed.size() > 1:
         _check_finite(loaded)
         return _sharded(loaded, offload)

@@ -172,7 +172,7 @@ def train(
     params = loaded.trainable()
     if not params:
         raise UsageError(f"{loaded.path} was loaded frozen: it has no trainable weights")
-    optimizers = _optimizers(params, settings)
+    optimizers = _optimizers(params, settings, loaded.embeddings() if loaded.trained_rows is not None else ())
     state = _State()
     saved = _Saved(States(state_dir, settings.keep_states), params, optimizers, averaged, resumables)
     saved.restore(state)
@@ -296,6 +296,7 @@ class _Run:
         if guard is not None:
             sums |= self._project(guard)
         self.loaded.model.eval()
+        self._keep_rows()
         norm = self._clip()
         if not math.isfinite(norm):
             raise RecoveryError(f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept")
@@ -381,6 +382,16 @@ class _Run:
                 p.grad = torch.zeros_like(p)
         distributed.add_up([p.grad for p in whole if p.grad is not None])
 
+    def _keep_rows(self) -> None:
+        """Remove the gradient of the rows of embeddings that are not trained.
+
+        The softmax gives every entry of the vocabulary a small gradient, which Adam turns into steps of full size.
+        """
+        rows = self.loaded.trained_rows
+        for p in self.loaded.embeddings() if rows is not None else ():
+            if p.grad is not None:
+                p.grad[~rows] = 0.0
+
     def _clip(self) -> float:
         """Clip the gradient to ``max_grad_norm``; return its norm before clipping."""
         norm = total_norm([p.grad for p in self.params.values() if p.grad is not None])
@@ -403,8 +414,14 @@ class _Run:
         return {"reference_loss": sums["loss"], "projected": float(scale != 0.0)}
 
 
-def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) -> list[torch.optim.Optimizer]:
-    """Create AdamW for all parameters; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024)."""
+def _optimizers(
+    params: dict[str, torch.nn.Parameter], settings: TrainSettings, kept: Sequence[torch.nn.Parameter] = ()
+) -> list[torch.optim.Optimizer]:
+    """Create AdamW for all parameters; with "muon", Muon for the matrices inside the layers (Jordan et al., 2024).
+
+    Vectors, and what is in ``kept``, do not decay.
+    """
+    still = {id(p) for p in kept}
     matrices = [p for name, p in params.items() if p.ndim == 2 and inside_layers(name)]
     muon = matrices if settings.optimizer == "muon" else []
     if any(apart(muon)[1]):
@@ -413,7 +430,11 @@ def _optimizers(params: dict[str, torch.nn.Parameter], settings: TrainSettings) 
     rest = [p for p in params.values() if id(p) not in chosen]
     # Sharded and replicated tensors are in separate groups: one call cannot update both.
     groups = [
-        {"params": [p for p in part if (p.ndim >= 2) == matrix], "weight_decay": decay, "scale": 1.0}
+        {
+            "params": [p for p in part if (p.ndim >= 2 and id(p) not in still) == matrix],
+            "weight_decay": decay,
+            "scale": 1.0,
+        }
         for matrix, decay in ((True, settings.weight_decay), (False, 0.0))
         for part in apart(rest)
     ]

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, docs: Path) -> Path:
 
         def run(**settings: Any) -> None:
             hot = {"midtrain_lr": 4e-3, "epochs": 10.0, "limit": LIMIT, "gate_samples": LIMIT, "until": 0.0}
-            start_cycles(session, build_cycle({"docs": (docs,)} | hot | settings, session.recipe))
+            start_cycles(session, build_cycle({"docs": (docs,)} | hot | settings, session.recipe, alone=True))
 
         run(gate=("ifeval >= 0.9*base",), distill_steps=1, distill_lr=1e-7)  # as good as no recovery at all
         run(gate=("ifeval >= 0.91*base",), gate_extend=3, distill_steps=1)

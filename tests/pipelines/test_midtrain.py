@@ -145,7 +145,7 @@ def _kl_by_hand(student: Path, clean: Path, row: Row) -> list[float]:
 
 
 def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
-    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path
+    session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=160)
 
@@ -159,8 +159,28 @@ def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
     assert focused != sampled(replay_prompts=40), "half of the prompts are others"
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"prompt": "Say something."}\n', encoding="utf-8")
-    with pytest.raises(UsageError, match="--replay-focus 0.5 needs prompts with checks"):
-        sampled(replay_focus=0.5, prompts=chats)
+    assert sampled(replay_focus=0.5, prompts=chats, replay_loss="kl")
+    assert "no prompt has checks by which answers are judged: all are replayed evenly" in capsys.readouterr().err
+
+
+def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
+    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[list[Row]]] = []
+
+    def noted(*given: Any) -> list[list[Row]]:
+        seen.append(schedule(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "schedule", noted)
+    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=2)
+    with pytest.raises(UsageError, match="none of the clean model's answers ended within 2 tokens"):
+        midtrain(session, config)
+    midtrain(session, dataclasses.replace(config, replay_loss="kl"))
+    rows = [row for row in seen[-1][0] if row.teacher == "base"]
+    ends = set(load_model(session.base.path, device="cpu").chat.end_ids)
+    targets = [token for row in rows for token, kept in zip(row.ids, row.loss_mask, strict=True) if kept]
+    assert targets and not ends & set(targets)
 
 
 def test_a_loss_of_replay_needs_replay() -> None:

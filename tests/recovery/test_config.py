@@ -130,6 +130,45 @@ def test_flags_of_a_cycle_reach_the_stages_that_have_them() -> None:
     assert build_cycle({}).knowledge_teacher == "midtrained"
 
 
+def test_cycles_replay_by_kl_unless_something_else_is_given(tmp_path: Path) -> None:
+    def replayed(flags: dict[str, object], *recipes: Recipe, alone: bool = False) -> tuple[float, str, float]:
+        config = build_cycle(flags, *recipes, alone=alone).midtrain
+        return config.replay, config.replay_loss, config.replay_focus
+
+    assert replayed({}) == (0.3, "kl", 0.5)
+    assert replayed({}, alone=True) == (0.0, "answers", 0.0)
+    assert replayed({"replay": 0.6}) == (0.6, "kl", 0.5)
+    assert replayed({"replay": 0.0}) == (0.0, "answers", 0.0)
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text("")
+    assert replayed({}, Recipe("x", {"midtrain": {"replay_data": str(chat)}})) == (0.3, "kl", 0.0)
+    assert replayed({}, Recipe("x", {"midtrain": {"replay": 0.0}})) == (0.0, "answers", 0.0)
+    assert replayed({}, Recipe("x", {"midtrain": {"replay_loss": "answers"}})) == (0.3, "answers", 0.5)
+
+
+def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> None:
+    (tmp_path / "recovery.toml").write_text(
+        "[midtrain]\nepochs = 7.0\nlr = 0.5\n[cycle]\nreplay_documents = 0.4\n[cycle.midtrain]\nsteps = 3\n"
+        "[cycle.distill]\nsteps = 40\n"
+    )
+    model = model_recipe(tmp_path)
+    assert build(MidtrainConfig, {}, model).epochs == 7.0 and build(DistillConfig, {}, model).steps == 200
+    config = build_cycle({}, model)
+    assert (config.midtrain.epochs, config.midtrain.steps, config.midtrain.lr) == (None, 3, 0.5)
+    assert (config.distill.steps, config.replay_documents) == (40, 0.4)
+    assert build_cycle({}, model, alone=True).distill.steps == 200
+    mine = Recipe("mine", {"midtrain": {"epochs": 2.0}})
+    assert build_cycle({}, mine, model).midtrain.epochs == 2.0, "a recipe overrides all that the model recommends"
+    for wrong, message in (
+        ("[cycle.midtrian]\nsteps = 1\n", r"no table \[cycle.midtrian\]"),
+        ("[cycle.midtrain]\nstep = 1\n", r"\[cycle.midtrain\] has no setting 'step'"),
+        ("[cycle]\nmidtrain = 3\n", r"\[cycle\] has no setting 'midtrain'"),
+    ):
+        (tmp_path / "recovery.toml").write_text(wrong)
+        with pytest.raises(UsageError, match=message):
+            model_recipe(tmp_path)
+
+
 def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:
     assert not model_recipe(tmp_path).tables
     (tmp_path / "recovery.toml").write_text("[eval]\nlimit = 12\n")

@@ -263,6 +263,41 @@ def test_reverse_kl_falls_towards_the_teacher(make_tiny: Callable[..., Path], tm
     assert log[-1]["reverse_kl"] < 0.5 * log[0]["reverse_kl"]
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_only_the_rows_of_some_tokens_are_trained(tiny_family: Path, optimizer: str) -> None:
+    loaded = load_model(tiny_family, tuning="full", precision="float32")
+    tokens = {token for step in (1, 2) for row in random_rows(step).rows for token in row.ids if token % 2}
+    loaded.train_rows(tokens)
+    before = [p.detach().clone() for p in loaded.embeddings()]
+    layers = weights(loaded)
+    settings = TrainSettings(steps=2, lr=1e-3, checkpoint_every=9, weight_decay=0.1, optimizer=optimizer)
+    train(loaded, random_rows, DistillationObjective(), settings)
+    changed = [set(_changed_rows(old, new)) for old, new in zip(before, loaded.embeddings(), strict=True)]
+    assert set.union(*changed) == tokens, "all others are the same, bit for bit"
+    kept = {id(p) for p in loaded.embeddings()}
+    assert all(not torch.equal(layers[n], p) for n, p in loaded.trainable().items() if id(p) not in kept and p.ndim > 1)
+
+
+def _changed_rows(old: torch.Tensor, new: torch.Tensor) -> list[int]:
+    differs = old != new
+    found: list[int] = (differs.any(dim=1) if old.ndim > 1 else differs).nonzero().flatten().tolist()
+    return found
+
+
+def test_embeddings_can_be_left_out_of_full_fine_tuning(tiny_family: Path, tmp_path: Path) -> None:
+    loaded = load_model(tiny_family, tuning="full", precision="float32", embeddings=False)
+    before = [p.detach().clone() for p in loaded.embeddings()]
+    assert not {id(p) for p in loaded.embeddings()} & {id(p) for p in loaded.trainable().values()}
+    settings = TrainSettings(steps=2, lr=1e-3, checkpoint_every=9)
+    train(loaded, random_rows, DistillationObjective(), settings)
+    assert all(torch.equal(old, new) for old, new in zip(before, loaded.embeddings(), strict=True))
+    loaded.save(tmp_path / "saved")
+    again = load_model(tmp_path / "saved", precision="float32")
+    assert all(torch.equal(old, new.cpu()) for old, new in zip(before, again.embeddings(), strict=True))
+    whole = load_model(tiny_family, tuning="full", precision="float32")
+    assert len(whole.trainable()) == len(loaded.trainable()) + len(loaded.embeddings())
+
+
 def test_gradient_checkpointing_gives_the_same_step(tiny_model: Path) -> None:
     results = []
     for checkpointing in (False, True):
