@@ -32,7 +32,7 @@ from pipelines.planning.memory import (
 from pipelines.planning.throughput import GIB, GPU_UTILISATION, Work, size
 from pipelines.planning.work import distilling_work, midtraining_work
 from pipelines.runtime.progress import duration
-from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, build_cycle
 from recovery.data.corpus import read_corpus
 from recovery.errors import ModelError, RecoveryError
 from recovery.lazy_import import lazily
@@ -153,7 +153,12 @@ def make_plan(
     cards = [card_of(part.strip(), tflops, utilisation) for part in gpus.split(",")]
     text = model_text(model)
     given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
-    midtrain, distill = build(MidtrainConfig, given), build(DistillConfig, given)
+    distill = build(DistillConfig, given)
+    if _in_cycles(distill):
+        whole = build_cycle(given)
+        midtrain, distill = whole.midtrain, whole.distill
+    else:
+        midtrain = build(MidtrainConfig, given)
     # As in a cycle: a knowledge teacher scores the student's own completions, if any teacher does.
     scored = distill.alpha > 0 and distill.lam > 0 and not distill.continuation
     knowledge = scored and (flags or {}).get("knowledge_teacher") != "none"
@@ -180,7 +185,11 @@ class _Asked:
     @property
     def in_cycles(self) -> bool:
         """Whether `recover cycle` can run it; other methods and teachers need `recover train`."""
-        return self.distill.method == "opd" and self.distill.teacher == "base"
+        return _in_cycles(self.distill)
+
+
+def _in_cycles(distill: DistillConfig) -> bool:
+    return distill.method == "opd" and distill.teacher == "base"
 
 
 # --- the model, the documents ---------------------------------------------------------------------------------------
@@ -273,7 +282,8 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
 
     def reading(budget: int) -> Plan:
         config = dataclasses.replace(midtrain, token_budget=budget)
-        plan = midtraining(config, asked.text, way.tuning, card.gpu, beside=TeacherFootprint(int(config.anchor > 0)))
+        clean = TeacherFootprint(int(config.anchor > 0 or config.distils_replay))
+        plan = midtraining(config, asked.text, way.tuning, card.gpu, beside=clean)
         return dataclasses.replace(plan, shards=shards)
 
     def teaching(budget: int, rollout_tokens: int) -> Plan:

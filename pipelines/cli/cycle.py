@@ -11,7 +11,7 @@ import click
 from pipelines.cli import common, stage_options
 from pipelines.cli.setting_options import option_of, options_of
 from recovery.config import (
-    CYCLE_REPLAY,
+    CYCLE_DEFAULTS,
     CycleConfig,
     DistillConfig,
     EvalConfig,
@@ -37,7 +37,7 @@ from recovery.workspace import Workspace
     "replay",
     help="Share of mid-training's tokens that are replayed chat of the clean model, learnt by its distributions (KL) "
     "and half of it on the kinds of instruction that it follows worst; 0: none.",
-    shown=f"{CYCLE_REPLAY['replay']:g}",
+    shown=f"{CYCLE_DEFAULTS['midtrain']['replay']:g}",
 )
 @option_of(CycleConfig, "replay_documents")
 @stage_options.augmentation

@@ -54,7 +54,7 @@ model_options = several(
     options_of(ModelConfig, "engine_drift", "engine_folder", "server_wait", "server_timeout"),
 )
 tuning_options = several(
-    options_of(TrainingConfig, "tuning", "quantize", "quantized_teacher", "lora_rank", "lora_alpha"),
+    options_of(TrainingConfig, "tuning", "embeddings", "quantize", "quantized_teacher", "lora_rank", "lora_alpha"),
     options_of(TrainingConfig, "gradient_checkpointing", "compile", "shard"),
     options_of(TrainingConfig, "offload", "optimizer", "checkpoint_every"),
 )

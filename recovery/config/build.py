@@ -38,9 +38,13 @@ SECTIONS: dict[str, type[Any]] = {
     "eval": EvalConfig,
     "cycle": CycleConfig,
 }
-# Less damage in the first place: the clean model's distributions are replayed among the documents, half of them on the
-# kinds of instruction that it follows worst, since these are forgotten first (docs/horizon.md).
-CYCLE_REPLAY: Mapping[str, Any] = {"replay": 0.3, "replay_loss": "kl", "replay_focus": 0.5}
+# Less damage in the first place (docs/horizon.md): the embeddings of words that are not in the documents stay, and the
+# clean model's distributions are replayed, half of them on the kinds of instruction that it follows worst, which are
+# forgotten first.
+CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "midtrain": {"embeddings": "documents", "replay": 0.3, "replay_loss": "kl", "replay_focus": 0.5},
+    "distill": {"embeddings": "none"},
+}
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
@@ -71,7 +75,7 @@ class Recipe:
         for stage in _STAGES_OF_A_CYCLE:
             values, own = dict(tables.get(stage, {})), tables.get(f"cycle.{stage}", {})
             _one_length(values, own)
-            tables[stage] = values | own
+            tables[stage] = {**values, **own}
         return dataclasses.replace(self, tables=tables)
 
 
@@ -126,7 +130,7 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     """Build the settings of whole cycles. A flag that several stages have is set for each of them; ``midtrain_lr``,
     ``distill_steps`` and the like for one. ``knowledge_teacher`` "none" means that base is the only teacher.
 
-    The stages have the recipes' settings within cycles and, if nothing else is given, :data:`CYCLE_REPLAY`; with
+    The stages have the recipes' settings within cycles and, if nothing else is given, :data:`CYCLE_DEFAULTS`; with
     ``alone``, those that they have outside of cycles.
     """
     mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend"}
@@ -140,7 +144,7 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     config = build(CycleConfig, own, *recipes)
     if not alone:
         recipes = tuple(recipe.within_cycles() for recipe in recipes)
-        recipes = (*recipes, _replay_of_cycles(of("midtrain"), recipes))
+        recipes = (*recipes, _cycle_defaults(of("midtrain"), recipes))
     distill = of("distill")
     if distill.get("embeddings") == "documents":  # which are mid-training's
         distill["embeddings"] = "none"
@@ -153,15 +157,15 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     )
 
 
-def _replay_of_cycles(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> Recipe:
-    """Return the default replay of cycles as the last recipe, as far as it fits what is given."""
+def _cycle_defaults(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> Recipe:
+    """Return :data:`CYCLE_DEFAULTS` as the last recipe, as far as they fit what is given for mid-training."""
     given: dict[str, Any] = {}
     for values in (*(recipe.settings("midtrain") for recipe in reversed(recipes)), flags):
         given |= {key: value for key, value in values.items() if value is not None}
-    settings = {} if given.get("replay") == 0 else dict(CYCLE_REPLAY)
-    if "replay_data" in given:
-        settings.pop("replay_focus", None)
-    return Recipe("the defaults of recover cycle", {"midtrain": settings}, recommended=True)
+    left_out = {name for name in CYCLE_DEFAULTS["midtrain"] if name.startswith("replay") and given.get("replay") == 0}
+    left_out |= {"replay_focus"} if "replay_data" in given else set()
+    midtrain = {name: value for name, value in CYCLE_DEFAULTS["midtrain"].items() if name not in left_out}
+    return Recipe("the defaults of recover cycle", {**CYCLE_DEFAULTS, "midtrain": midtrain}, recommended=True)
 
 
 def to_json(config: Any) -> dict[str, Any]:

@@ -281,6 +281,7 @@ class DistillConfig(TrainingConfig):
         """Refuse settings that would have no effect in combination with the others."""
         taught = self.knowledge_teacher or self.experts
         for idle, message in (
+            (self.embeddings == "documents", "--embeddings documents is for mid-training: use none or all"),
             (self.data is not None and self.alpha == 1.0, "--data needs --alpha below 1: its answers are imitated"),
             (
                 self.data is not None and self.answers != "given",

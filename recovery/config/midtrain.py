@@ -8,7 +8,7 @@ from pathlib import Path
 from recovery.config.model import TrainingConfig
 from recovery.errors import UsageError
 from recovery.server_address import check_address, is_address
-from recovery.settings import same_as, setting
+from recovery.settings import setting
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,6 @@ class MidtrainConfig(TrainingConfig):
         shown="8192, fewer for a small corpus, so that it gets about fifty steps",
     )
     row_length: int = setting(2048, "Maximum row length in tokens; longer documents are split.", minimum=16)
-    embeddings: str = same_as(
-        TrainingConfig,
-        "embeddings",
-        help="Rows of the input embedding and of the output head that full fine-tuning trains: all, those of tokens "
-        "that the documents contain, or none. If all are trained, words that are in no document drift.",
-        choices=("all", "documents", "none"),
-    )
     replay: float = setting(
         0.0,
         "Share of trained tokens that are chat with responses of the clean model itself, e.g. 0.3.",

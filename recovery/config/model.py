@@ -108,8 +108,10 @@ class TrainingConfig(ModelConfig):
     )
     embeddings: str = setting(
         "all",
-        "Rows of the input embedding and of the output head that full fine-tuning trains: all, or none.",
-        choices=("all", "none"),
+        "Rows of the input embedding and of the output head that full fine-tuning trains: all; those of tokens that "
+        "the documents contain (mid-training); none. If all are trained, words that are in no document drift.",
+        choices=("all", "documents", "none"),
+        shown="all; within cycles documents, and none in the recovery",
     )
     lora_rank: int = setting(32, "Rank of a new LoRA adapter.", minimum=1)
     lora_alpha: int = setting(64, "Scale of a new LoRA adapter.", minimum=1)

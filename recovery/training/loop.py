@@ -388,7 +388,9 @@ class _Run:
         The softmax gives every entry of the vocabulary a small gradient, which Adam turns into steps of full size.
         """
         rows = self.loaded.trained_rows
-        for p in self.loaded.embeddings() if rows is not None else ():
+        if rows is None:
+            return
+        for p in self.loaded.embeddings():
             if p.grad is not None:
                 p.grad[~rows] = 0.0
 

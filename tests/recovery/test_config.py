@@ -146,6 +146,18 @@ def test_cycles_replay_by_kl_unless_something_else_is_given(tmp_path: Path) -> N
     assert replayed({}, Recipe("x", {"midtrain": {"replay_loss": "answers"}})) == (0.3, "answers", 0.5)
 
 
+def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> None:
+    def of(flags: dict[str, object], alone: bool = False) -> tuple[str, str]:
+        config = build_cycle(flags, alone=alone)
+        return config.midtrain.embeddings, config.distill.embeddings
+
+    assert of({}) == of({"embeddings": "documents"}) == ("documents", "none")
+    assert of({"embeddings": "all"}) == of({}, alone=True) == ("all", "all")
+    assert of({"embeddings": "none"}) == ("none", "none")
+    with pytest.raises(UsageError, match="--embeddings documents is for mid-training"):
+        DistillConfig(embeddings="documents")
+
+
 def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> None:
     (tmp_path / "recovery.toml").write_text(
         "[midtrain]\nepochs = 7.0\nlr = 0.5\n[cycle]\nreplay_documents = 0.4\n[cycle.midtrain]\nsteps = 3\n"
