@@ -11,7 +11,6 @@ import click
 from pipelines.cli import common, stage_options
 from pipelines.cli.setting_options import option_of, options_of
 from recovery.config import (
-    CYCLE_DEFAULTS,
     CycleConfig,
     DistillConfig,
     EvalConfig,
@@ -32,13 +31,7 @@ from recovery.workspace import Workspace
 @option_of(MidtrainConfig, "epochs", help="Passes over each cycle's documents.")
 @option_of(MidtrainConfig, "steps", "--midtrain-steps", help="Steps of each mid-training, instead of --epochs.")
 @option_of(MidtrainConfig, "lr", "--midtrain-lr", help="Peak learning rate of mid-training.")
-@option_of(
-    MidtrainConfig,
-    "replay",
-    help="Share of mid-training's tokens that are replayed chat of the clean model, learnt by its distributions (KL) "
-    "and half of it on the kinds of instruction that it follows worst; 0: none.",
-    shown=f"{CYCLE_DEFAULTS['midtrain']['replay']:g}",
-)
+@option_of(MidtrainConfig, "replay", help="Share of mid-training's tokens that are replayed chat of the clean model.")
 @option_of(CycleConfig, "replay_documents")
 @stage_options.augmentation
 @option_of(DistillConfig, "steps", "--distill-steps", help="Maximum steps of each recovery.")

@@ -53,15 +53,15 @@ def options_of(kind: type[Any], *names: str) -> Callable[[Function], Function]:
 def option_of(kind: type[Any], name: str, *flags: str, **attributes: Any) -> Decorator:
     """Return the option that sets one field of a configuration class.
 
-    ``flags`` replace the declared one, ``attributes`` what follows from the declaration; ``shown`` is the default in
-    words. The value of an option that is not given is None, or empty, so that a recipe or a preset decides.
+    ``flags`` replace the declared one, ``attributes`` what follows from the declaration. The value of an option that is
+    not given is None, or empty, so that a recipe or a preset decides; the default is shown in the help.
     """
     declared, (inner, multiple) = settings_of(kind)[name], _inner(types_of(kind)[name])
     flags = flags or (flag_of(kind, name), name)
     if inner is bool:
         flags = (f"{flags[0]}/--no-{flags[0].removeprefix('--')}", *flags[1:])
     text = attributes.pop("help", declared.help)
-    shown = attributes.pop("shown", default_of(kind, name))
+    shown = default_of(kind, name)
     made: dict[str, Any] = {
         "type": _type(inner, declared),
         "default": None,

@@ -1,7 +1,6 @@
 """Configurations of the stages: frozen dataclasses, each field the one declaration of a setting."""
 
 from recovery.config.build import (
-    CYCLE_DEFAULTS,
     SECTIONS,
     Recipe,
     build,
@@ -18,7 +17,6 @@ from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 
 __all__ = [
-    "CYCLE_DEFAULTS",
     "SECTIONS",
     "CycleConfig",
     "DistillConfig",

@@ -38,11 +38,9 @@ SECTIONS: dict[str, type[Any]] = {
     "eval": EvalConfig,
     "cycle": CycleConfig,
 }
-# Less damage in the first place (docs/horizon.md): the embeddings of words that are not in the documents stay, and the
-# clean model's distributions are replayed, half of them on the kinds of instruction that it follows worst, which are
-# forgotten first.
+# Less damage in the first place: the embeddings of words that are not in the documents stay (docs/horizon.md).
 CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "midtrain": {"embeddings": "documents", "replay": 0.3, "replay_loss": "kl", "replay_focus": 0.5},
+    "midtrain": {"embeddings": "documents"},
     "distill": {"embeddings": "none"},
 }
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
@@ -144,7 +142,7 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     config = build(CycleConfig, own, *recipes)
     if not alone:
         recipes = tuple(recipe.within_cycles() for recipe in recipes)
-        recipes = (*recipes, _cycle_defaults(of("midtrain"), recipes))
+        recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
     distill = of("distill")
     if distill.get("embeddings") == "documents":  # which are mid-training's
         distill["embeddings"] = "none"
@@ -155,17 +153,6 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
         distill=build(DistillConfig, distill, *recipes),
         eval=build(EvalConfig, shared, *recipes),
     )
-
-
-def _cycle_defaults(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> Recipe:
-    """Return :data:`CYCLE_DEFAULTS` as the last recipe, as far as they fit what is given for mid-training."""
-    given: dict[str, Any] = {}
-    for values in (*(recipe.settings("midtrain") for recipe in reversed(recipes)), flags):
-        given |= {key: value for key, value in values.items() if value is not None}
-    left_out = {name for name in CYCLE_DEFAULTS["midtrain"] if name.startswith("replay") and given.get("replay") == 0}
-    left_out |= {"replay_focus"} if "replay_data" in given else set()
-    midtrain = {name: value for name, value in CYCLE_DEFAULTS["midtrain"].items() if name not in left_out}
-    return Recipe("the defaults of recover cycle", {**CYCLE_DEFAULTS, "midtrain": midtrain}, recommended=True)
 
 
 def to_json(config: Any) -> dict[str, Any]:

@@ -42,16 +42,13 @@ row_length = 256
 [eval]
 max_new_tokens = 128
 
-# Within cycles: a rate that falls to zero loses less, and what is left to recover needs a smaller one. The rates above
-# make a loss that can be seen; docs/horizon.md compares both over many cycles.
+# Within cycles the rate of mid-training falls to zero, which loses less behaviour; at a constant one the loss is easier
+# to see. docs/horizon.md compares both over many cycles.
 [cycle.midtrain]
-full_lr = 1e-3
 schedule = "cosine"
 
 [cycle.distill]
-full_lr = 3e-4
-steps = 40
-focus = 0.5
+steps = 80
 """
 
 

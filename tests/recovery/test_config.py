@@ -130,22 +130,6 @@ def test_flags_of_a_cycle_reach_the_stages_that_have_them() -> None:
     assert build_cycle({}).knowledge_teacher == "midtrained"
 
 
-def test_cycles_replay_by_kl_unless_something_else_is_given(tmp_path: Path) -> None:
-    def replayed(flags: dict[str, object], *recipes: Recipe, alone: bool = False) -> tuple[float, str, float]:
-        config = build_cycle(flags, *recipes, alone=alone).midtrain
-        return config.replay, config.replay_loss, config.replay_focus
-
-    assert replayed({}) == (0.3, "kl", 0.5)
-    assert replayed({}, alone=True) == (0.0, "answers", 0.0)
-    assert replayed({"replay": 0.6}) == (0.6, "kl", 0.5)
-    assert replayed({"replay": 0.0}) == (0.0, "answers", 0.0)
-    chat = tmp_path / "chat.jsonl"
-    chat.write_text("")
-    assert replayed({}, Recipe("x", {"midtrain": {"replay_data": str(chat)}})) == (0.3, "kl", 0.0)
-    assert replayed({}, Recipe("x", {"midtrain": {"replay": 0.0}})) == (0.0, "answers", 0.0)
-    assert replayed({}, Recipe("x", {"midtrain": {"replay_loss": "answers"}})) == (0.3, "answers", 0.5)
-
-
 def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> None:
     def of(flags: dict[str, object], alone: bool = False) -> tuple[str, str]:
         config = build_cycle(flags, alone=alone)
