@@ -29,6 +29,7 @@ class RandomStream(IntEnum):
     WEIGHTED_PROMPTS = 29  # prompts weighted by the checks that the student's completions failed
     GRADIENT_STATS = 30
     GUARD_ROWS = 31  # chat rows whose loss a guarded step of mid-training may not raise (29 up to release 0.1)
+    EARLIER_QUESTIONS = 33
     TEACHER_CHECK = 37  # prompts that the teacher completes when a collapse is suspected
 
 

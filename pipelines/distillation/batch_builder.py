@@ -37,10 +37,13 @@ _LARGEST_LOG_RATIO = 10.0
 
 @dataclass(frozen=True)
 class Pools:
-    """The data that steps draw from. ``given`` are conversations whose last turn is an answer to imitate."""
+    """The data that steps draw from: behaviour prompts, questions about this cycle's documents and about those of
+    ``earlier`` ones, ``given`` conversations whose last turn is an answer to imitate, rows of documents.
+    """
 
     behaviour: Sequence[Prompt]
     questions: Sequence[Prompt] = ()
+    earlier: Sequence[Prompt] = ()
     given: Sequence[tuple[Message, ...]] = ()
     documents: Sequence[Row] = ()
 
@@ -141,11 +144,16 @@ class BatchBuilder:
 
     def _prompts(self, batch: int, count: int) -> list[Prompt]:
         """Return the prompts that the student completes in this batch."""
-        config = self.config
-        questions = round(count * config.knowledge_share) if self.pools.questions and config.knowledge_teacher else 0
+        config, pools = self.config, self.pools
+        asked = config.knowledge_teacher and (pools.questions or pools.earlier)
+        questions = round(count * config.knowledge_share) if asked else 0
+        # Drawn from all corpora alike, the newest would get ever fewer as the cycles go on.
+        share = 0.0 if not pools.earlier else config.earlier_share if pools.questions else 1.0
+        earlier = round(questions * share)
         return [
-            *self.sampler.choose(self.pools.behaviour, count - questions, batch, config.seed),
-            *choose(self.pools.questions, questions, batch, config.seed, stream=RandomStream.QUESTIONS),
+            *self.sampler.choose(pools.behaviour, count - questions, batch, config.seed),
+            *choose(pools.questions, questions - earlier, batch, config.seed, stream=RandomStream.QUESTIONS),
+            *choose(pools.earlier, earlier, batch, config.seed, stream=RandomStream.EARLIER_QUESTIONS),
         ]
 
     def _sampling(self, batch: int) -> Sampling:

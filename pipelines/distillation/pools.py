@@ -24,7 +24,8 @@ def build_pools(resolved: ResolvedDistillation, loaded: Loaded, given: Sequence[
     room = loaded.max_length - min(config.max_new_tokens, loaded.max_length // 2)
     fit = fitting(loaded.chat, resolved.train, room)
     behaviour = [p for p in fit if _context_fits(resolved, loaded, p)]
-    questions = fitting(loaded.chat, resolved.questions, room) if resolved.knowledge is not None else []
+    asked = (resolved.questions, resolved.earlier_questions) if resolved.knowledge is not None else ((), ())
+    questions, earlier = (fitting(loaded.chat, prompts, room) for prompts in asked)
     if not behaviour and config.alpha > 0:
         raise UsageError(
             f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "
@@ -34,7 +35,7 @@ def build_pools(resolved: ResolvedDistillation, loaded: Loaded, given: Sequence[
     if config.document_loss:
         length = row_length(resolved.student, config.row_length)
         documents = rows_of(loaded.tokenizer, length, *resolved.corpora.values())
-    return Pools(behaviour, questions, given, documents)
+    return Pools(behaviour, questions, earlier, given, documents)
 
 
 def _context_fits(resolved: ResolvedDistillation, loaded: Loaded, prompt: Prompt) -> bool:

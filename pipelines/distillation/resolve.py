@@ -50,11 +50,18 @@ class ResolvedDistillation:
 
     @property
     def questions(self) -> list[Prompt]:
-        """Document questions of all cycles so far; those of earlier cycles are tagged if they have a teacher."""
-        earlier = (EARLIER,) if EARLIER in self.experts else ()
+        """Questions about the documents of this cycle, if it has documents."""
+        corpus = self.corpora.get(self.cycle)
+        return list(corpus.questions) if corpus is not None else []
+
+    @property
+    def earlier_questions(self) -> list[Prompt]:
+        """Questions about the documents of earlier cycles, tagged if they have a teacher of their own."""
+        tags = (EARLIER,) if EARLIER in self.experts else ()
         return [
-            question if number == self.cycle else dataclasses.replace(question, tags=(*question.tags, *earlier))
+            dataclasses.replace(question, tags=(*question.tags, *tags))
             for number, corpus in self.corpora.items()
+            if number != self.cycle
             for question in corpus.questions
         ]
 

@@ -78,6 +78,7 @@ ARMS: dict[str, Arm] = {
     "cosine-kl-replay-three-teachers-gentle": Arm(_FALLING | _KL, steps=40, distill=_GENTLE),
     "rows": Arm(_ROWS, recovers=False),
     "rows-three-teachers": Arm(_FALLING | _ROWS, distill=_LAYERS),
+    "rows-questions": Arm(_FALLING | _ROWS, distill=_LAYERS | {"knowledge_share": 0.4}),
     "rows-kl-three-teachers": Arm(_KEEPING, steps=40, distill=_LAYERS | {"lr": 6e-4, "focus": 0.5}),
     "gentle": Arm(_LESS, recovers=False),
     "gentle-three-teachers": Arm(_LESS, steps=40, distill=_GENTLE | {"focus": 0.5}),

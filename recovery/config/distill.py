@@ -45,6 +45,12 @@ class DistillConfig(TrainingConfig):
     knowledge_share: float = setting(
         0.2, "Share of prompts that are questions about the documents.", minimum=0, maximum=0.95
     )
+    earlier_share: float = setting(
+        0.5,
+        "Share of these questions that are about earlier cycles' documents, however many cycles there were.",
+        minimum=0,
+        maximum=0.95,
+    )
     earlier_teacher: str | None = setting(
         None,
         "Teacher for questions about earlier cycles' documents.",
