@@ -7,8 +7,8 @@ from pipelines.cli.setting_options import option_of, options_of, several
 from recovery.config import DistillConfig
 
 distill_options = several(
-    options_of(DistillConfig, "teacher", "student", "knowledge_teacher", "knowledge_share", "earlier_teacher"),
-    option_of(DistillConfig, "document_loss"),
+    options_of(DistillConfig, "teacher", "student", "knowledge_teacher", "knowledge_share"),
+    options_of(DistillConfig, "earlier_share", "earlier_teacher", "document_loss"),
     common.model,
     common.workspace,
     common.report_to(),

@@ -92,9 +92,7 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         knowledge_teacher=resolved.knowledge.name if resolved.knowledge is not None else None,
         prompts=resolved.prompts.source,
         behaviour_prompts=len(resolved.train),
-        knowledge_prompts=len(resolved.questions) + len(resolved.earlier_questions)
-        if resolved.knowledge is not None
-        else 0,
+        knowledge_prompts=len(resolved.asked),
         development_prompts=len(resolved.development),
         rollouts_per_step=rollouts,
         steps=config.steps,

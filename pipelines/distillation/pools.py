@@ -24,8 +24,9 @@ def build_pools(resolved: ResolvedDistillation, loaded: Loaded, given: Sequence[
     room = loaded.max_length - min(config.max_new_tokens, loaded.max_length // 2)
     fit = fitting(loaded.chat, resolved.train, room)
     behaviour = [p for p in fit if _context_fits(resolved, loaded, p)]
-    asked = (resolved.questions, resolved.earlier_questions) if resolved.knowledge is not None else ((), ())
-    questions, earlier = (fitting(loaded.chat, prompts, room) for prompts in asked)
+    scored = resolved.knowledge is not None
+    questions = fitting(loaded.chat, resolved.questions, room) if scored else []
+    earlier = fitting(loaded.chat, resolved.earlier_questions, room) if scored else []
     if not behaviour and config.alpha > 0:
         raise UsageError(
             f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "

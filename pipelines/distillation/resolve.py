@@ -66,6 +66,11 @@ class ResolvedDistillation:
         ]
 
     @property
+    def asked(self) -> list[Prompt]:
+        """All questions, if a teacher scores them."""
+        return [*self.questions, *self.earlier_questions] if self.knowledge is not None else []
+
+    @property
     def teacher(self) -> Checkpoint | None:
         """The first of the teachers."""
         return next(iter(self.teachers), None)

@@ -49,11 +49,8 @@ def _teachers(resolved: ResolvedDistillation) -> Iterator[tuple[Checkpoint, Sequ
     """Yield each frozen teacher with the prompts that it may score."""
     yield from ((teacher, resolved.train) for teacher in resolved.teachers)
     if resolved.knowledge is not None:
-        yield resolved.knowledge, [*resolved.questions, *resolved.earlier_questions]
-    asked = (
-        *resolved.train,
-        *([*resolved.questions, *resolved.earlier_questions] if resolved.knowledge is not None else ()),
-    )
+        yield resolved.knowledge, resolved.asked
+    asked = (*resolved.train, *resolved.asked)
     for tag, teacher in resolved.experts.items():
         yield teacher, [prompt for prompt in asked if tag in prompt.tags]
 

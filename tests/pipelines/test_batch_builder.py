@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,23 @@ def test_a_resumed_run_trains_on_the_rest_of_a_batch_without_sampling_it_again(l
     assert (metrics["tokens_sampled"] > 0, repeated["tokens_sampled"]) == (True, 0.0)
     assert len(engine.calls) == 1
     assert resumed(3).rows != first and len(engine.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("newest", "earlier", "drawn"), [(3, 30, (4, 4)), (3, 0, (8, 0)), (0, 3, (0, 8)), (0, 0, (0, 0))]
+)
+def test_questions_are_half_about_the_newest_documents_however_many_came_before(
+    loaded: Loaded, newest: int, earlier: int, drawn: tuple[int, int]
+) -> None:
+    def questions(name: str, count: int) -> list[Prompt]:
+        return [Prompt(f"{name}{n}", (Message(role="user", content=f"{name} {n}?"),)) for n in range(count)]
+
+    config = DistillConfig(prompts_per_step=20, knowledge_share=0.4, knowledge_teacher="midtrained", max_new_tokens=4)
+    pools = replace(pool(), questions=questions("new", newest), earlier=questions("old", earlier))
+    builder = BatchBuilder(config, loaded, Silent(), pools)
+    ids = [prompt.id for prompt in builder._prompts(3, 20)]
+    counts = tuple(sum(one.startswith(name) for one in ids) for name in ("new", "old"))
+    assert (counts, len(ids)) == (drawn, 20)
 
 
 def test_a_state_of_single_batches_holds_no_rows() -> None:
