@@ -15,7 +15,8 @@ from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunn
 from pipelines.studies.study import Figure, Figures, Part, Study
 
 CYCLES, EARLY, STEPS, ITEMS = 10, 4, 80, 1000
-TODAY = "three-teachers"
+DEFAULT = "rows-questions"  # as `recover cycle` does
+TODAY = "three-teachers"  # as it did up to November 2026
 FELL, BEHAVIOUR, FIRST, LOWEST, MEAN = (
     "instructions after mid-training",
     "instructions",
@@ -90,7 +91,7 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
     count = runner.scale(runner.cycles or CYCLES, least=2)
     docs = runner.corpora(max(count, CYCLES), entities=16)[:count]
     figures: dict[str, float] = {"base": runner.value("base", INSTRUCTIONS)}
-    for arm in runner.arms or (TODAY,):
+    for arm in runner.arms or (DEFAULT,):
         first: list[float] = []
         student = "base"
         for number in range(1, count + 1):

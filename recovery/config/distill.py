@@ -43,7 +43,11 @@ class DistillConfig(TrainingConfig):
         shown="none; inside a cycle midtrained",
     )
     knowledge_share: float = setting(
-        0.2, "Share of prompts that are questions about the documents.", minimum=0, maximum=0.95
+        0.2,
+        "Share of prompts that are questions about the documents.",
+        minimum=0,
+        maximum=0.95,
+        shown="0.2; inside a cycle 0.4",
     )
     earlier_share: float = setting(
         0.5,

@@ -111,7 +111,7 @@ class TrainingConfig(ModelConfig):
         "Rows of the input embedding and of the output head that full fine-tuning trains: all; those of tokens that "
         "the documents contain (mid-training); none. If all are trained, words that are in no document drift.",
         choices=("all", "documents", "none"),
-        shown="all; within cycles documents, and none in the recovery",
+        shown="all; inside a cycle documents, and none in its recovery",
     )
     lora_rank: int = setting(32, "Rank of a new LoRA adapter.", minimum=1)
     lora_alpha: int = setting(64, "Scale of a new LoRA adapter.", minimum=1)

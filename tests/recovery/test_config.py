@@ -136,6 +136,8 @@ def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> N
         return config.midtrain.embeddings, config.distill.embeddings
 
     assert of({}) == of({"embeddings": "documents"}) == ("documents", "none")
+    shares = [build_cycle(flags).distill.knowledge_share for flags in ({}, {"knowledge_share": 0.3})]
+    assert shares == [0.4, 0.3] and build_cycle({}, alone=True).distill.knowledge_share == 0.2
     assert of({"embeddings": "all"}) == of({}, alone=True) == ("all", "all")
     assert of({"embeddings": "none"}) == ("none", "none")
     with pytest.raises(UsageError, match="--embeddings documents is for mid-training"):
