@@ -80,6 +80,7 @@ ARMS: dict[str, Arm] = {
     "rows": Arm(_ROWS, recovers=False),
     "rows-three-teachers": Arm(_FALLING | _ROWS, distill=_LAYERS),
     "rows-questions": Arm(_FALLING | _ROWS, distill=_LAYERS | {"knowledge_share": 0.4}),
+    "rows-questions-120-steps": Arm(_FALLING | _ROWS, steps=120, distill=_LAYERS | {"knowledge_share": 0.3}),
     "rows-kl-three-teachers": Arm(_KEEPING, steps=40, distill=_LAYERS | {"lr": 6e-4, "focus": 0.5}),
     "gentle": Arm(_LESS, recovers=False),
     "gentle-three-teachers": Arm(_LESS, steps=40, distill=_GENTLE | {"focus": 0.5}),
