@@ -94,6 +94,20 @@ _ALL = (
         _TWO,
     ),
     Arm(
+        "rows",
+        "documents alone, of the embeddings only the rows of their tokens",
+        "drift of the other rows: Biś, Podkorytov and Liu, NAACL 2021; arXiv 2502.08441",
+        {"embeddings": "documents"},
+    ),
+    Arm(
+        "rows-recovery",
+        "the same, then recovery with two teachers and without embeddings, as in `recover cycle`",
+        "rows as above, then " + _OPD,
+        {"embeddings": "documents"},
+        DISTILL,
+        _TWO | {"embeddings": "none"},
+    ),
+    Arm(
         "recovery-chat",
         "the same recovery on ordinary chat prompts alone, without verifiable instructions",
         _OPD,
