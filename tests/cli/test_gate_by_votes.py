@@ -23,7 +23,9 @@ def test_a_cycle_waits_for_votes_and_they_accept_it(
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
     docs, workspace = write_corpus(tmp_path / "Harbour", "Harbour"), ["--workspace", str(tmp_path / "w")]
     rule = "preference(base) >= 0.45"
-    small = "--midtrain-steps 4 --distill-steps 1 --max-new-tokens 8 --until 0 --midtrain-lr 0.05".split()
+    small = (
+        "--midtrain-steps 4 --distill-steps 1 --max-new-tokens 8 --until 0 --midtrain-lr 0.05 --embeddings all".split()
+    )
     arguments = ["cycle", "--docs", docs, "--model", tiny_model, "--prompts", tmp_path / "prompts.jsonl"]
     assert run([*map(str, arguments), *small, *workspace, "--gate", rule]) == 0
     printed = capsys.readouterr()
