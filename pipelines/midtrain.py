@@ -417,8 +417,8 @@ def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Che
         found = [one.messages for one in answered]
         cut = {index for index, one in enumerate(answered) if not one.finished}
         problem = (
-            f"none of the clean model's answers ended within {config.max_new_tokens} tokens, so there is no chat to "
-            f"replay: raise --max-new-tokens, or set --replay 0"
+            f"none of the clean model's answers {'began' if config.distils_replay else 'ended'} within "
+            f"{config.max_new_tokens} tokens, so there is no chat to replay: raise --max-new-tokens, or omit --replay"
         )
     rows = chat_rows(load_chat(str(base.weights), config.template_args), base, found, config.row_length, cut)
     if not rows:

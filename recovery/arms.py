@@ -101,7 +101,7 @@ _ALL = (
     ),
     Arm(
         "rows-recovery",
-        "the same, then recovery with two teachers and without embeddings, as in `recover cycle`",
+        "the same, then recovery with two teachers and without embeddings",
         "rows as above, then " + _OPD,
         {"embeddings": "documents"},
         DISTILL,

@@ -46,8 +46,12 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
         dataclasses.replace(RESTORE, tuning="auto", divergence="sampled", knowledge_teacher=None),
     ),
     "cut": (
-        dataclasses.replace(LEARN, replay=0.3, replay_prompts=12, max_new_tokens=160, project=True, **CUT),
-        dataclasses.replace(RESTORE, offload=True, gradient_checkpointing=True, document_loss=0.2, **CUT),
+        dataclasses.replace(
+            LEARN, replay=0.3, replay_prompts=12, max_new_tokens=160, project=True, embeddings="documents", **CUT
+        ),
+        dataclasses.replace(
+            RESTORE, embeddings="none", offload=True, gradient_checkpointing=True, document_loss=0.2, **CUT
+        ),
     ),
     "cut-lora": (
         dataclasses.replace(LEARN, tuning="lora", lora_rank=4, **CUT),

@@ -7,6 +7,7 @@ teacher gets instead of the student's and, for a policy gradient, the advantage 
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +150,8 @@ class BatchBuilder:
         questions = round(count * config.knowledge_share) if asked else 0
         # Drawn from all corpora alike, the newest would get ever fewer as the cycles go on.
         share = 0.0 if not pools.earlier else config.earlier_share if pools.questions else 1.0
-        earlier = round(questions * share)
+        each = questions * share  # a fraction of a question is asked in some of the steps
+        earlier = math.floor(batch * each + 0.5) - math.floor((batch - 1) * each + 0.5)
         return [
             *self.sampler.choose(pools.behaviour, count - questions, batch, config.seed),
             *choose(pools.questions, questions - earlier, batch, config.seed, stream=RandomStream.QUESTIONS),

@@ -263,7 +263,8 @@ def _loss(setup: Setup, rows: Rows) -> Parts:
     normed = rows.tokens * (_norm(setup, size.width, setup.stream) + item * size.width)
     head = 0
     if setup.full:
-        head = _head_casts(setup) + _head(setup) * (WIDE + (item if setup.lower else 0))
+        head = _head_casts(setup)
+        head += 0 if setup.frozen_embeddings else _head(setup) * (WIDE + (item if setup.lower else 0))
     return {
         "activations": _inputs(setup, rows) + normed + (sides + 1) * targets * item * size.width,
         "logits": size.vocabulary * (sides * chunk * item + blocks * block * WIDE),
@@ -282,7 +283,7 @@ def _backward(setup: Setup, rows: Rows) -> Parts:
     casts = _casts(setup) / (size.depth if setup.gradient_checkpointing else 1)
     pending = 0
     if setup.full:  # the gradient of a tied head, or a cast one, is added at the end; that of a matrix is temporary
-        pending = _head(setup) * item if size.tied or setup.lower else 0
+        pending = _head(setup) * item if (size.tied or setup.lower) and not setup.frozen_embeddings else 0
         pending += WIDE * min([*map(math.prod, size.stacked), size.inner * size.width])
     return {"activations": _inputs(setup, rows) + again + temporary, "casts": casts + pending}
 
@@ -291,7 +292,7 @@ def _embedding(setup: Setup, rows: Rows) -> Parts:
     """The end of the backward pass: the gradients of embedding and head in full, before they are added."""
     size = setup.architecture
     stream = 2 * setup.stream * size.width * rows.tokens
-    if not setup.full:
+    if not setup.full or setup.frozen_embeddings:
         return {"activations": stream}
     head = (WIDE if size.tied else 0) + (setup.itemsize if setup.lower else 0)
     return {"activations": stream, "casts": _head(setup) * (WIDE + head)}

@@ -254,7 +254,7 @@ def _setup(
     apart = beside.apart(tuning)
     own = itself or beside.count > apart
     quantized = config.quantize != "none" and tuning == "lora"
-    frozen = config.embeddings == "none" and tuning == "full"
+    frozen = tuning == "full" and not config.trains_embeddings
     return Setup(
         model, tuning, precision, gpu, config.gradient_checkpointing, config.lora_rank, apart, own, quantized, frozen
     )

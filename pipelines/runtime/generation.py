@@ -121,8 +121,8 @@ def conversations(
     unfinished: bool = False,
     progress: Progress | None = None,
 ) -> list[CompletedConversation]:
-    """Return a frozen model's conversations on ``prompts``, without those whose last completion was cut off unless
-    ``unfinished``.
+    """Return a frozen model's conversations on ``prompts``, without those whose last completion was cut off; with
+    ``unfinished`` only without those that were cut off before the answer began, within thinking.
 
     ``content_hash`` is the model's. Completions are cached in ``cache`` chunk by chunk: an interruption loses at most
     one chunk, and no completion is sampled twice.
@@ -138,7 +138,7 @@ def conversations(
         found += [
             CompletedConversation(chunk[i], turn.messages, turn.completion.finished)
             for i, turn in sorted(last.items())
-            if turn.completion.finished or unfinished
+            if turn.completion.finished or (unfinished and turn.messages[-1]["content"])
         ]
     return found
 

@@ -60,7 +60,7 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
         tuning=tuning,  # type: ignore[arg-type]  # resolved by choose_tuning
         adapter=student.adapter,
         lora=LoraSettings(config.lora_rank, config.lora_alpha),
-        embeddings=config.embeddings != "none",
+        embeddings=config.trains_embeddings,
         gradient_checkpointing=config.gradient_checkpointing,
         shard=config.shard == "full",
         offload=config.offload,

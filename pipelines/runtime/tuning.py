@@ -45,6 +45,8 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
         speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
         if name == "lora" and student.tuning != "lora":
             reason += f"; rank {config.lora_rank} on {', '.join(planned.setup.adapted)}"
+        if name == "full" and config.embeddings != "all":
+            reason += "; embeddings of the documents' tokens" if config.trains_embeddings else "; without embeddings"
         if config.quantize != "none":
             teachers = "quantised too (--quantized-teacher)" if config.quantized_teacher else "not quantised"
             reason += f"; its base in {config.quantize} while it trains, unquantised afterwards; teachers {teachers}"

@@ -31,10 +31,15 @@ def to_csv(outcomes: Sequence[Outcome]) -> str:
 def joined(earlier: Outcome | None, now: Outcome | None) -> Outcome | None:
     """Return two outcomes of a study as one: figures that are in both are the later run's.
 
-    Outcomes of different budgets or numbers of items are different experiments: then only the later one is returned.
+    Raise UsageError for outcomes of different budgets or numbers of items, which are different experiments.
     """
-    if earlier is None or now is None or (earlier.budget, earlier.items) != (now.budget, now.items):
+    if earlier is None or now is None:
         return now or earlier
+    if (earlier.budget, earlier.items) != (now.budget, now.items):
+        raise UsageError(
+            f"the page has figures of {now.study.name} at budget {earlier.budget:g} with {earlier.items} items a "
+            f"suite, these are at {now.budget:g} with {now.items}: write another page, or delete its CSV file first"
+        )
     seeds = sorted({*earlier.runs, *now.runs})
     runs = {seed: {**earlier.runs.get(seed, {}), **now.runs.get(seed, {})} for seed in seeds}
     dates = sorted({*earlier.dates, *now.dates})

@@ -80,9 +80,15 @@ def run_study(
 def kept_outcome(
     study: Study, folder: Path, seeds: Sequence[int] | None = None, budget: float | None = None
 ) -> Outcome | None:
-    """Return the stored outcome of a study (default: of the largest budget); None if no seed has figures."""
+    """Return the stored outcome of a study (default: of the largest budget that a seed has finished, if any has); None
+    if no seed has figures.
+    """
     if budget is None:
-        budget = max(_budgets(study, folder), default=1.0)
+        budgets = _budgets(study, folder)
+        whole = [
+            one for one in budgets if any(_complete(study, folder, seed, one) for seed in _seeds(study, folder, one))
+        ]
+        budget = max(whole or budgets, default=1.0)
     wanted = seeds if seeds is not None else _seeds(study, folder, budget)
     kept = [found for seed in wanted if (found := read(study, folder, seed, budget)) is not None]
     if not kept:
@@ -147,8 +153,13 @@ def _home(study: Study, folder: Path, seed: int, budget: float) -> Path:
     return folder / "studies" / study.name / f"budget-{budget:g}" / f"seed-{seed}"
 
 
+def _complete(study: Study, folder: Path, seed: int, budget: float) -> bool:
+    kept = read(study, folder, seed, budget)
+    return kept is not None and kept.complete
+
+
 def _budgets(study: Study, folder: Path) -> list[float]:
-    """Return the budgets at which at least one seed is done."""
+    """Return the budgets at which at least one seed has figures."""
     done = (folder / "studies" / study.name).glob(f"budget-*/seed-*/{FIGURES}")
     return [float(path.parent.parent.name.removeprefix("budget-")) for path in done]
 

@@ -125,12 +125,12 @@ class Outcome:
     @property
     def verdict(self) -> Word:
         """The claim holds if all of its statements do, does not hold if one of them does not at a level shared by all
-        that were tested (Bonferroni), and is not tested if none was.
+        that were tested (Bonferroni), and is not tested if none was. Of arms, those that were run are judged.
         """
         judged = self.parts
         words = [word for _, word in judged]
         if set(words) == {"holds"}:
-            return "holds"
+            return "holds" if self.study.arms or len(judged) == len(self.study.parts) else "undecided"
         tested = len(words) - words.count("not tested")
         if not tested:
             return "not tested"

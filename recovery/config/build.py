@@ -42,7 +42,7 @@ SECTIONS: dict[str, type[Any]] = {
 # then, so more of the recovery goes to the knowledge of all documents (docs/horizon.md).
 CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "midtrain": {"embeddings": "documents"},
-    "distill": {"embeddings": "none", "knowledge_share": 0.4},
+    "distill": {"embeddings": "documents", "knowledge_share": 0.4},
 }
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # The inputs of a run are given on the command line; a recipe holds only its settings.
@@ -61,6 +61,9 @@ class Recipe:
     origin: str = ""
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     recommended: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", _nested(self.tables))
 
     def settings(self, section: str) -> dict[str, Any]:
         """Return the settings of one stage: the shared table, overridden by the stage's own."""
@@ -85,18 +88,19 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
-    tables = _nested(tables)
-    for table, values in tables.items():
+    found = Recipe(str(path), tables)
+    for table, values in found.tables.items():
         section = table.removeprefix("cycle.") if table.removeprefix("cycle.") in _STAGES_OF_A_CYCLE else table
         if table != SHARED and section not in SECTIONS:
             raise UsageError(f"{path}: there is no table [{table}]{_meant(table, [SHARED, *SECTIONS])}")
         if not isinstance(values, Mapping):
             raise UsageError(f"{path}: {table} is outside a table: put it under [{SHARED}] or a stage's name")
         known = (shared if table == SHARED else _names(SECTIONS[section])) - _NOT_IN_RECIPES
+        known -= {"knowledge_teacher"} if table == "cycle.distill" else set()  # it is a setting of [cycle]
         for key in values:
             if key not in known:
                 raise UsageError(f"{path}: [{table}] has no setting '{key}'{_meant(key, known)}")
-    return Recipe(str(path), tables)
+    return found
 
 
 def model_recipe(folder: Path) -> Recipe:
@@ -144,14 +148,11 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     if not alone:
         recipes = tuple(recipe.within_cycles() for recipe in recipes)
         recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
-    distill = of("distill")
-    if distill.get("embeddings") == "documents":  # which are mid-training's
-        distill["embeddings"] = "none"
     return dataclasses.replace(
         config,
         knowledge_teacher=None if config.knowledge_teacher == "none" else config.knowledge_teacher,
         midtrain=build(MidtrainConfig, of("midtrain"), *recipes),
-        distill=build(DistillConfig, distill, *recipes),
+        distill=build(DistillConfig, of("distill"), *recipes),
         eval=build(EvalConfig, shared, *recipes),
     )
 

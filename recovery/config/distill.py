@@ -287,11 +287,15 @@ class DistillConfig(TrainingConfig):
         if self.continuation and (self.knowledge_teacher or self.experts):
             raise UsageError("--continuation is sampled from a single --teacher: omit --knowledge-teacher and --expert")
 
+    @property
+    def trains_embeddings(self) -> bool:
+        """Whether any row of the embeddings is trained in full fine-tuning."""
+        return self.embeddings == "all"
+
     def _check_idle(self) -> None:
         """Refuse settings that would have no effect in combination with the others."""
         taught = self.knowledge_teacher or self.experts
         for idle, message in (
-            (self.embeddings == "documents", "--embeddings documents is for mid-training: use none or all"),
             (self.data is not None and self.alpha == 1.0, "--data needs --alpha below 1: its answers are imitated"),
             (
                 self.data is not None and self.answers != "given",

@@ -108,10 +108,10 @@ class TrainingConfig(ModelConfig):
     )
     embeddings: str = setting(
         "all",
-        "Rows of the input embedding and of the output head that full fine-tuning trains: all; those of tokens that "
-        "the documents contain (mid-training); none. If all are trained, words that are in no document drift.",
+        "Rows of the input embedding and the output head that full fine-tuning trains: all; documents: in mid-training "
+        "those of tokens in the documents, in a recovery none; or none. With all, words of no document drift.",
         choices=("all", "documents", "none"),
-        shown="all; inside a cycle documents, and none in its recovery",
+        shown="all; inside a cycle documents",
     )
     lora_rank: int = setting(32, "Rank of a new LoRA adapter.", minimum=1)
     lora_alpha: int = setting(64, "Scale of a new LoRA adapter.", minimum=1)
@@ -170,6 +170,11 @@ class TrainingConfig(ModelConfig):
         ):
             if given:
                 raise UsageError(message)
+
+    @property
+    def trains_embeddings(self) -> bool:
+        """Whether any row of the embeddings is trained in full fine-tuning."""
+        return self.embeddings != "none"
 
     @property
     def clean_teacher(self) -> bool:

@@ -42,8 +42,8 @@ row_length = 256
 [eval]
 max_new_tokens = 128
 
-# Within cycles the rate of mid-training falls to zero, which loses less behaviour; at a constant one the loss is easier
-# to see. docs/horizon.md compares both over many cycles.
+# Within cycles the rate of mid-training falls to a tenth, which loses less behaviour; at a constant one the loss is
+# easier to see. docs/horizon.md compares both over many cycles.
 [cycle.midtrain]
 schedule = "cosine"
 

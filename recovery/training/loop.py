@@ -296,7 +296,6 @@ class _Run:
         if guard is not None:
             sums |= self._project(guard)
         self.loaded.model.eval()
-        self._keep_rows()
         norm = self._clip()
         if not math.isfinite(norm):
             raise RecoveryError(f"the gradient is not finite at step {step}: lower --lr; the last saved state is kept")
@@ -321,6 +320,7 @@ class _Run:
 
         shares = distributed.gather(mine)
         self._add_up()
+        self._keep_rows()
         if instrumentation is not None:
             instrumentation.take([reading for _, reading in shares])
         totals = [share for share, _ in shares]

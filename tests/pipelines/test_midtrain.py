@@ -22,6 +22,7 @@ from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, UsageError
+from recovery.models.chat_template import ChatFormat
 from recovery.models.checkpoints import INFO_FILE, content_hash
 from recovery.models.loading import Loaded, load_model
 from tests.support import plain_divergence
@@ -181,6 +182,15 @@ def test_the_beginning_of_an_answer_is_replayed_by_kl_without_an_end(
     ends = set(load_model(session.base.path, device="cpu").chat.end_ids)
     targets = [token for row in rows for token, kept in zip(row.ids, row.loss_mask, strict=True) if kept]
     assert targets and not ends & set(targets)
+
+
+def test_an_answer_that_was_cut_off_within_its_thinking_is_not_replayed(
+    session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatFormat, "text", lambda *_: "")
+    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=2, replay_loss="kl")
+    with pytest.raises(UsageError, match="none of the clean model's answers began within 2 tokens"):
+        midtrain(session, config)
 
 
 def test_a_loss_of_replay_needs_replay() -> None:

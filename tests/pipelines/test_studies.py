@@ -114,9 +114,16 @@ def test_a_study_that_is_stopped_keeps_its_figures_and_goes_on(tmp_path: Path) -
         run_study(mine, Workspace(tmp_path), [0], 0.1, Display())
     stopped = kept_outcome(mine, tmp_path)
     assert stopped is not None and stopped.runs == {0: {"gain": 0.5}} and len(stopped.parts) == 1
+    several = replace(stopped, runs={seed: {"gain": 0.5 + seed / 1000} for seed in range(3)})
+    assert [word for _, word in several.parts] == ["holds"] and several.verdict == "undecided", "a statement is missing"
     assert run_study(mine, Workspace(tmp_path), [0], 0.1, Display()).runs == {0: {"gain": 0.5, "end": 1.0}}
     run_study(mine, Workspace(tmp_path), [0], 0.1, Display())
     assert ran == [0, 0]
+    ran.clear()
+    with pytest.raises(KeyboardInterrupt):
+        run_study(mine, Workspace(tmp_path), [0], 0.5, Display())
+    found = kept_outcome(mine, tmp_path)
+    assert found is not None and found.budget == 0.1, "finished"
 
 
 def test_figures_of_other_machines_are_added_by_seed_and_arm() -> None:
@@ -127,8 +134,9 @@ def test_figures_of_other_machines_are_added_by_seed_and_arm() -> None:
     assert both is not None and both.runs == {0: {"a": 1.0, "b": 3.0, "c": 4.0}, 1: {"a": 5.0}}
     assert (both.dates, both.minutes) == (("2026-01-01", "2026-01-02"), 5.0)
     assert joined(first, None) == first and joined(None, later) == later
-    assert joined(first, replace(later, budget=0.5)) == replace(later, budget=0.5), "another experiment"
-    assert joined(first, replace(later, items=100)) == replace(later, items=100)
+    for other in (replace(later, budget=0.5), replace(later, items=100)):
+        with pytest.raises(UsageError, match="the page has figures of sample at budget 1 with 300 items"):
+            joined(first, other)
 
 
 def test_results_add_the_studies_of_the_page_that_were_not_run_here(tmp_path: Path) -> None:

@@ -135,13 +135,13 @@ def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> N
         config = build_cycle(flags, alone=alone)
         return config.midtrain.embeddings, config.distill.embeddings
 
-    assert of({}) == of({"embeddings": "documents"}) == ("documents", "none")
+    assert of({}) == of({"embeddings": "documents"}) == ("documents", "documents")
+    assert MidtrainConfig(embeddings="documents").trains_embeddings
+    assert not DistillConfig(embeddings="documents").trains_embeddings, "which mid-training has given their rows"
     shares = [build_cycle(flags).distill.knowledge_share for flags in ({}, {"knowledge_share": 0.3})]
     assert shares == [0.4, 0.3] and build_cycle({}, alone=True).distill.knowledge_share == 0.2
     assert of({"embeddings": "all"}) == of({}, alone=True) == ("all", "all")
     assert of({"embeddings": "none"}) == ("none", "none")
-    with pytest.raises(UsageError, match="--embeddings documents is for mid-training"):
-        DistillConfig(embeddings="documents")
 
 
 def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> None:
@@ -154,12 +154,14 @@ def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> 
     config = build_cycle({}, model)
     assert (config.midtrain.epochs, config.midtrain.steps, config.midtrain.lr) == (None, 3, 0.5)
     assert (config.distill.steps, config.replay_documents) == (40, 0.4)
+    assert build_cycle({}, Recipe("x", {"cycle": {"midtrain": {"steps": 2}}})).midtrain.steps == 2
     assert build_cycle({}, model, alone=True).distill.steps == 200
     mine = Recipe("mine", {"midtrain": {"epochs": 2.0}})
     assert build_cycle({}, mine, model).midtrain.epochs == 2.0, "a recipe overrides all that the model recommends"
     for wrong, message in (
         ("[cycle.midtrian]\nsteps = 1\n", r"no table \[cycle.midtrian\]"),
         ("[cycle.midtrain]\nstep = 1\n", r"\[cycle.midtrain\] has no setting 'step'"),
+        ("[cycle.distill]\nknowledge_teacher = 'base'\n", "has no setting 'knowledge_teacher'"),
         ("[cycle]\nmidtrain = 3\n", r"\[cycle\] has no setting 'midtrain'"),
     ):
         (tmp_path / "recovery.toml").write_text(wrong)

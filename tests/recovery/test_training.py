@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from recovery.batching import Row
+from recovery.batching import Row, micro_batches
 from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
 from recovery.losses.objective import DistillationObjective
 from recovery.models.compilation import compile_layers
@@ -276,6 +277,42 @@ def test_only_the_rows_of_some_tokens_are_trained(tiny_family: Path, optimizer: 
     assert set.union(*changed) == tokens, "all others are the same, bit for bit"
     kept = {id(p) for p in loaded.embeddings()}
     assert all(not torch.equal(layers[n], p) for n, p in loaded.trainable().items() if id(p) not in kept and p.ndim > 1)
+
+
+def test_rows_that_are_not_trained_take_no_part_in_a_projection(tiny_model: Path) -> None:
+    """After A-GEM a step does not raise the guard's loss in what is trained: g . g_ref >= 0."""
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    loaded.train_rows(range(40))
+    batch = StepBatch([Row([(7 * n) % 40 for n in range(20)], [False] + [True] * 19) for _ in range(2)])
+    guard = [Row([40 + (11 * n) % 80 for n in range(20)], [False] + [True] * 19)]
+    params, objective = list(loaded.trainable().values()), DistillationObjective()
+    kept, products, projected = {id(p) for p in loaded.embeddings()}, [], []
+
+    def look(*_: Any) -> None:
+        applied = [p.grad for p in params]
+        for p in params:
+            p.grad = None
+        (one,) = micro_batches(guard, 1000, loaded.chat.pad_id, loaded.device)
+        objective(loaded, one).loss.backward()
+        pairs = [(p, g, p.grad) for p, g in zip(params, applied, strict=True) if g is not None and p.grad is not None]
+        rows = {True: slice(0, 40), False: slice(None)}
+        products.append(sum(float((g * r)[rows[id(p) in kept]].sum()) for p, g, r in pairs))
+        for p, g in zip(params, applied, strict=True):
+            p.grad = g
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        train(
+            loaded,
+            lambda _step: batch,
+            objective,
+            TrainSettings(steps=8, lr=3e-3, checkpoint_every=9),
+            hooks=Hooks(log=lambda _step, m: projected.append(m["projected"]), reference=lambda _step: guard),
+        )
+    finally:
+        hook.remove()
+    assert sum(projected) > 0, "some step would have raised the guard's loss"
+    assert min(products) > -1e-4
 
 
 def _changed_rows(old: torch.Tensor, new: torch.Tensor) -> list[int]:
