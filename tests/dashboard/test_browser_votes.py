@@ -146,7 +146,9 @@ def test_a_lost_answer_is_labelled_by_keys_with_a_note(
     one.page.get_by_role("link", name="Still lost").click()
     one.expect(one.page.locator(".pair .verdicts .bad")).to_have_count(1)
     one.expect(one.page.locator(".steps")).to_contain_text("1 of 2, 0 done")
+    one.expect(one.page.get_by_label("Note")).to_be_visible()
     one.page.keyboard.press("n")
+    one.expect(one.page.get_by_label("Note")).to_be_focused()
     one.page.keyboard.type(f"t1 {HOSTILE}")  # letters and digits of a note are no keys
     one.page.keyboard.press("Escape")
     press(one, "2", 1)
