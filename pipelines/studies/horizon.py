@@ -15,7 +15,7 @@ from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunn
 from pipelines.studies.study import Figure, Figures, Part, Study
 
 CYCLES, EARLY, STEPS, ITEMS = 10, 4, 80, 1000
-DEFAULT = "rows-questions"  # as `recover cycle` does
+DEFAULT = "rows-questions-120-steps"  # as `recover cycle` does
 TODAY = "three-teachers"  # as it did up to November 2026
 FELL, BEHAVIOUR, FIRST, LOWEST, MEAN = (
     "instructions after mid-training",

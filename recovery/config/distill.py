@@ -47,7 +47,7 @@ class DistillConfig(TrainingConfig):
         "Share of prompts that are questions about the documents.",
         minimum=0,
         maximum=0.95,
-        shown="0.2; inside a cycle 0.4",
+        shown="0.2; inside a cycle 0.3",
     )
     earlier_share: float = setting(
         0.5,

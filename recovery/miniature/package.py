@@ -48,7 +48,7 @@ max_new_tokens = 128
 schedule = "cosine"
 
 [cycle.distill]
-steps = 80
+steps = 120
 """
 
 

@@ -138,8 +138,8 @@ def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> N
     assert of({}) == of({"embeddings": "documents"}) == ("documents", "documents")
     assert MidtrainConfig(embeddings="documents").trains_embeddings
     assert not DistillConfig(embeddings="documents").trains_embeddings, "which mid-training has given their rows"
-    shares = [build_cycle(flags).distill.knowledge_share for flags in ({}, {"knowledge_share": 0.3})]
-    assert shares == [0.4, 0.3] and build_cycle({}, alone=True).distill.knowledge_share == 0.2
+    shares = [build_cycle(flags).distill.knowledge_share for flags in ({}, {"knowledge_share": 0.4})]
+    assert shares == [0.3, 0.4] and build_cycle({}, alone=True).distill.knowledge_share == 0.2
     assert of({"embeddings": "all"}) == of({}, alone=True) == ("all", "all")
     assert of({"embeddings": "none"}) == ("none", "none")
 
