@@ -134,8 +134,11 @@ class _Material:
 
     def tokens(self, config: MidtrainConfig, length: int) -> set[int]:
         """Return the tokens of all that is trained on but chat."""
-        streams = [name for name, share in self.shares(config).items() if share > 0 and name != "chat"]
-        return {token for name in streams for row in self.rows(name, length) for token in row.ids}
+        found: set[int] = set()
+        for name, share in self.shares(config).items():
+            for row in self.rows(name, length) if share > 0 and name != "chat" else ():
+                found.update(row.ids)
+        return found
 
     def _of(self, stream: str) -> tuple[Sequence[Document], Sequence[Conversation]]:
         """Return the texts and the conversations of a stream."""

@@ -148,14 +148,21 @@ class BatchBuilder:
         config, pools = self.config, self.pools
         asked = config.knowledge_teacher and (pools.questions or pools.earlier)
         questions = round(count * config.knowledge_share) if asked else 0
-        # Drawn from all corpora alike, the newest would get ever fewer as the cycles go on.
-        share = 0.0 if not pools.earlier else config.earlier_share if pools.questions else 1.0
-        each = questions * share  # a fraction of a question is asked in some of the steps
-        earlier = math.floor(batch * each + 0.5) - math.floor((batch - 1) * each + 0.5)
         return [
             *self.sampler.choose(pools.behaviour, count - questions, batch, config.seed),
-            *choose(pools.questions, questions - earlier, batch, config.seed, stream=RandomStream.QUESTIONS),
-            *choose(pools.earlier, earlier, batch, config.seed, stream=RandomStream.EARLIER_QUESTIONS),
+            *self._questions(questions, batch),
+        ]
+
+    def _questions(self, count: int, batch: int) -> list[Prompt]:
+        """Return the questions of this batch: from all documents alike, or a share of them about earlier ones."""
+        newest, earlier, config = self.pools.questions, self.pools.earlier, self.config
+        if config.earlier_share is None or not newest or not earlier:
+            return choose([*earlier, *newest], count, batch, config.seed, stream=RandomStream.QUESTIONS)
+        each = count * config.earlier_share  # a fraction of a question is asked in some of the batches
+        old = math.floor(batch * each + 0.5) - math.floor((batch - 1) * each + 0.5)
+        return [
+            *choose(newest, count - old, batch, config.seed, stream=RandomStream.QUESTIONS),
+            *choose(earlier, old, batch, config.seed, stream=RandomStream.EARLIER_QUESTIONS),
         ]
 
     def _sampling(self, batch: int) -> Sampling:

@@ -58,6 +58,7 @@ _FALLING = {"schedule": "cosine"}  # of the rate; the miniature's own mid-traini
 _LESS = _FALLING | _KL | {"lr": 1e-3, "replay_focus": 0.5}
 _GENTLE = {"lr": 3e-4}
 _ROWS, _LAYERS = {"embeddings": "documents"}, {"embeddings": "none"}
+_QUESTIONS = _LAYERS | {"earlier_share": 0.5}
 _KEEPING = _FALLING | _KL | {"replay_focus": 0.5} | _ROWS
 ARMS: dict[str, Arm] = {
     "documents": Arm(recovers=False),
@@ -79,8 +80,8 @@ ARMS: dict[str, Arm] = {
     "cosine-kl-replay-three-teachers-gentle": Arm(_FALLING | _KL, steps=40, distill=_GENTLE),
     "rows": Arm(_ROWS, recovers=False),
     "rows-three-teachers": Arm(_FALLING | _ROWS, distill=_LAYERS),
-    "rows-questions": Arm(_FALLING | _ROWS, distill=_LAYERS | {"knowledge_share": 0.4}),
-    "rows-questions-120-steps": Arm(_FALLING | _ROWS, steps=120, distill=_LAYERS | {"knowledge_share": 0.3}),
+    "rows-questions": Arm(_FALLING | _ROWS, distill=_QUESTIONS | {"knowledge_share": 0.4}),
+    "rows-questions-120-steps": Arm(_FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3}),
     "rows-kl-three-teachers": Arm(_KEEPING, steps=40, distill=_LAYERS | {"lr": 6e-4, "focus": 0.5}),
     "gentle": Arm(_LESS, recovers=False),
     "gentle-three-teachers": Arm(_LESS, steps=40, distill=_GENTLE | {"focus": 0.5}),

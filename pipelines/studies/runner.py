@@ -83,31 +83,36 @@ def kept_outcome(
     """Return the stored outcome of a study (default: of the largest budget that a seed has finished, if any has); None
     if no seed has figures.
     """
+    found = _all_kept(study, folder)
     if budget is None:
-        budgets = _budgets(study, folder)
-        whole = [
-            one for one in budgets if any(_complete(study, folder, seed, one) for seed in _seeds(study, folder, one))
-        ]
-        budget = max(whole or budgets, default=1.0)
-    wanted = seeds if seeds is not None else _seeds(study, folder, budget)
-    kept = [found for seed in wanted if (found := read(study, folder, seed, budget)) is not None]
+        whole = [kept.budget for kept in found if kept.complete]
+        budget = max(whole or [kept.budget for kept in found], default=1.0)
+    kept = [one for one in found if one.budget == budget and (seeds is None or one.seed in seeds)]
     if not kept:
         return None
-    runs = {found.seed: found.figures for found in kept}
-    days = sorted({found.date for found in kept})
-    minutes = sum(found.minutes for found in kept) / len(kept)
-    return Outcome(study, runs, min(found.items for found in kept), minutes, budget, tuple(days))
+    runs = {one.seed: one.figures for one in kept}
+    days = sorted({one.date for one in kept})
+    minutes = sum(one.minutes for one in kept) / len(kept)
+    return Outcome(study, runs, min(one.items for one in kept), minutes, budget, tuple(days))
 
 
 def read(study: Study, folder: Path, seed: int, budget: float) -> Kept | None:
     """Return one seed's stored figures at a budget. Raises UsageError if the file is damaged."""
     path = _home(study, folder, seed, budget) / FIGURES
-    if not path.is_file():
-        return None
+    return _read(path) if path.is_file() else None
+
+
+def _read(path: Path) -> Kept:
     try:
         return Kept(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise UsageError(f"{path} cannot be read ({error}): delete it to run that seed's last step again") from error
+
+
+def _all_kept(study: Study, folder: Path) -> list[Kept]:
+    """Return the stored figures of every seed and budget, by seed."""
+    paths = (folder / "studies" / study.name).glob(f"budget-*/seed-*/{FIGURES}")
+    return sorted(map(_read, paths), key=lambda kept: kept.seed)
 
 
 def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: Display, choice: Choice) -> None:
@@ -145,25 +150,9 @@ def _publish(outcome: Outcome, workspace: Workspace) -> None:
 def _others(study: Study, folder: Path, seed: int, budget: float) -> dict[str, dict[str, float]]:
     """Return this seed's figures of other studies at the same budget."""
     done = (folder / "studies").glob(f"*/budget-{budget:g}/seed-{seed}/{FIGURES}")
-    found = {path.parent.parent.parent.name: Kept(**json.loads(path.read_text(encoding="utf-8"))) for path in done}
+    found = {path.parent.parent.parent.name: _read(path) for path in done}
     return {name: kept.figures for name, kept in sorted(found.items()) if name != study.name and kept.complete}
 
 
 def _home(study: Study, folder: Path, seed: int, budget: float) -> Path:
     return folder / "studies" / study.name / f"budget-{budget:g}" / f"seed-{seed}"
-
-
-def _complete(study: Study, folder: Path, seed: int, budget: float) -> bool:
-    kept = read(study, folder, seed, budget)
-    return kept is not None and kept.complete
-
-
-def _budgets(study: Study, folder: Path) -> list[float]:
-    """Return the budgets at which at least one seed has figures."""
-    done = (folder / "studies" / study.name).glob(f"budget-*/seed-*/{FIGURES}")
-    return [float(path.parent.parent.name.removeprefix("budget-")) for path in done]
-
-
-def _seeds(study: Study, folder: Path, budget: float) -> list[int]:
-    found = (folder / "studies" / study.name).glob(f"budget-{budget:g}/seed-*/{FIGURES}")
-    return sorted(int(path.parent.name.removeprefix("seed-")) for path in found)

@@ -42,7 +42,7 @@ SECTIONS: dict[str, type[Any]] = {
 # then, so more of the recovery goes to the knowledge of all documents (docs/horizon.md).
 CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "midtrain": {"embeddings": "documents"},
-    "distill": {"embeddings": "documents", "knowledge_share": 0.3},
+    "distill": {"embeddings": "documents", "knowledge_share": 0.3, "earlier_share": 0.5},
 }
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # The inputs of a run are given on the command line; a recipe holds only its settings.

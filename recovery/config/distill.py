@@ -49,11 +49,12 @@ class DistillConfig(TrainingConfig):
         maximum=0.95,
         shown="0.2; inside a cycle 0.3",
     )
-    earlier_share: float = setting(
-        0.5,
+    earlier_share: float | None = setting(
+        None,
         "Share of these questions that are about earlier cycles' documents, however many cycles there were.",
         minimum=0,
         maximum=0.95,
+        shown="drawn from all documents alike; inside a cycle 0.5",
     )
     earlier_teacher: str | None = setting(
         None,

@@ -81,12 +81,20 @@ def test_questions_are_half_about_the_newest_documents_however_many_came_before(
     def questions(name: str, count: int) -> list[Prompt]:
         return [Prompt(f"{name}{n}", (Message(role="user", content=f"{name} {n}?"),)) for n in range(count)]
 
-    config = DistillConfig(prompts_per_step=20, knowledge_share=0.4, knowledge_teacher="midtrained", max_new_tokens=4)
     pools = replace(pool(), questions=questions("new", newest), earlier=questions("old", earlier))
-    builder = BatchBuilder(config, loaded, Silent(), pools)
-    ids = [prompt.id for prompt in builder._prompts(3, 20)]
-    counts = tuple(sum(one.startswith(name) for one in ids) for name in ("new", "old"))
-    assert (counts, len(ids)) == (drawn, 20)
+
+    def counts(batch: int, **settings: Any) -> tuple[int, ...]:
+        config = DistillConfig(prompts_per_step=20, knowledge_teacher="midtrained", max_new_tokens=4, **settings)
+        ids = [prompt.id for prompt in BatchBuilder(config, loaded, Silent(), pools)._prompts(batch, 20)]
+        assert len(ids) == 20
+        return tuple(sum(one.startswith(name) for one in ids) for name in ("new", "old"))
+
+    assert counts(3, knowledge_share=0.4, earlier_share=0.5) == drawn
+    one = [counts(batch, knowledge_share=0.05, earlier_share=0.5) for batch in range(1, 5)]
+    assert tuple(map(sum, zip(*one, strict=True))) == tuple(count // 2 for count in drawn), "one question by turns"
+    if newest and earlier:
+        alike = [counts(batch, knowledge_share=0.4) for batch in range(1, 34)]
+        assert tuple(map(sum, zip(*alike, strict=True))) == (24, 240), "from all documents alike"
 
 
 def test_a_state_of_single_batches_holds_no_rows() -> None:

@@ -22,15 +22,16 @@ from pipelines.studies import STUDIES, chosen
 from pipelines.studies.compare import as_json as compared
 from pipelines.studies.compare import compare, text
 from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
-from pipelines.studies.horizon import MEASURES, TOKENS, of
+from pipelines.studies.horizon import ARMS, DEFAULT, MEASURES, TOKENS, of
 from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves, page
 from pipelines.studies.raw_figures import from_csv, joined, to_csv
 from pipelines.studies.results import as_json, markdown, matrices
 from pipelines.studies.results import text as report
 from pipelines.studies.runner import FIGURES, Choice, kept_outcome, run_study
 from pipelines.studies.study import Outcome, Part, Study, figure, interval
-from recovery.config import DistillConfig, build, to_json
+from recovery.config import DistillConfig, MidtrainConfig, build, build_cycle, model_recipe, to_json
 from recovery.errors import UsageError
+from recovery.miniature.package import materialise
 from recovery.workspace import Workspace
 
 
@@ -265,6 +266,17 @@ def test_the_method_of_a_run_is_that_of_its_settings_not_of_its_name(tmp_path: P
 
     run_study(dataclasses.replace(study(look), name="second"), Workspace(tmp_path), [0], 0.1, Display())
     assert seen == {"opd-grpo": "grpo", "rl-teacher": "opd", "expert": "sft", "mixed-opd": "opd", "grpo-sft": "sft"}
+
+
+def test_the_default_arm_of_the_horizon_is_what_recover_cycle_does(tmp_path: Path) -> None:
+    recipe, arm = model_recipe(materialise(tmp_path)), ARMS[DEFAULT]
+    cycle = build_cycle({}, recipe)
+    assert build(MidtrainConfig, {"replay_documents": 0.5, **arm.midtrain}, recipe) == replace(
+        cycle.midtrain, replay_documents=cycle.replay_documents
+    )
+    distill = build(DistillConfig, {"steps": arm.steps, **arm.distill}, recipe)
+    assert replace(distill, embeddings="documents") == cycle.distill and not distill.trains_embeddings
+    assert arm.recovers and arm.teachers == 3 and cycle.knowledge_teacher == "midtrained"
 
 
 def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:

@@ -139,6 +139,7 @@ def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> N
     assert MidtrainConfig(embeddings="documents").trains_embeddings
     assert not DistillConfig(embeddings="documents").trains_embeddings, "which mid-training has given their rows"
     shares = [build_cycle(flags).distill.knowledge_share for flags in ({}, {"knowledge_share": 0.4})]
+    assert (build_cycle({}).distill.earlier_share, DistillConfig().earlier_share) == (0.5, None)
     assert shares == [0.3, 0.4] and build_cycle({}, alone=True).distill.knowledge_share == 0.2
     assert of({"embeddings": "all"}) == of({}, alone=True) == ("all", "all")
     assert of({"embeddings": "none"}) == ("none", "none")
