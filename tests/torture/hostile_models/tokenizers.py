@@ -38,6 +38,14 @@ def tokenizers(huge: int) -> Iterator[Case]:
         "tokenizer.json huge",
         _tokenizer(lambda t: t["model"]["vocab"].update({f"x{n}": 500 + n for n in range(huge // 20)})),
     )
+    yield from _rewriting()
+    yield from _added_tokens()
+    yield from _references()
+    yield from _settings()
+
+
+def _rewriting() -> Iterator[Case]:
+    """Splits, normalisers and decoders that take long, or make much of little."""
     for regex in (r"(a+)+$", r"(.*)*x", r"((\w|\s)+)+#", "[", r"(?:" * 1000, r"a{1000000000}", r"(?=(.*))\1\1\1\1x"):
         change = lambda t, regex=regex: t.update(pre_tokenizer=_pattern(regex))  # noqa: E731
         yield Case(f"split by {regex:.30}", _tokenizer(change), fine=None)
@@ -55,6 +63,9 @@ def tokenizers(huge: int) -> Iterator[Case]:
         "normaliser in front", _tokenizer(lambda t: t.update(normalizer={"type": "Prepend", "prepend": "x" * 10**8}))
     )
     yield Case("decoder long", _tokenizer(lambda t: t.update(decoder=_replace({"Regex": "."}, "x" * 10**7))), fine=None)
+
+
+def _added_tokens() -> Iterator[Case]:
     for what, tokens in {
         "of id 2^32-1": [_added("<x>", (1 << 32) - 1)],
         "of id 2^40": [_added("<x>", 1 << 40)],
@@ -71,6 +82,10 @@ def tokenizers(huge: int) -> Iterator[Case]:
         )
     crowd = lambda t: t["added_tokens"].extend(_added(f"<{n}>", 448 + n) for n in range(10**6))  # noqa: E731
     yield Case("added tokens 10^6", _tokenizer(crowd), fine=None)
+
+
+def _references() -> Iterator[Case]:
+    """Tokens that do not exist, and lengths that nothing has."""
     yield Case("no vocabulary", _tokenizer(lambda t: t["model"].update(vocab={}, merges=[])), fine=None)
     yield Case("merges of nothing", _tokenizer(lambda t: t["model"].update(merges=[["zz", "yy"]] * 9)), fine=None)
     yield Case("ids apart", _tokenizer(lambda t: t["model"]["vocab"].update(zzz=(1 << 32) - 1)), fine=None)
@@ -113,7 +128,6 @@ def tokenizers(huge: int) -> Iterator[Case]:
         ),
         fine=None,
     )
-    yield from _settings()
 
 
 def _settings() -> Iterator[Case]:
