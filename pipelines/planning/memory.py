@@ -168,22 +168,24 @@ def parameters_of(setup: Setup) -> Parameters:
     size, adapter = setup.architecture, setup.adapter
     inside, outside = count(size.inside), count(size.outside)
     total = inside + outside + adapter
-    trained = inside if setup.frozen_embeddings else total
+    # An embedding or a head has a row for every entry of the vocabulary; a norm beside them is trained with the layers.
+    embeddings = count(shape for shape in size.outside if shape[0] == size.vocabulary)
+    frozen = embeddings if setup.frozen_embeddings else 0
     return Parameters(
         total=total,
-        trainable=trained if setup.full else adapter,
+        trainable=total - frozen if setup.full else adapter,
         multiplied=(total if size.tied else total - size.vocabulary * size.width) - size.unused,
         layers=size.depth,
         inside=_kept(setup, inside, adapter, count(size.matrices)),
-        outside=_kept(setup, outside, trained=not setup.frozen_embeddings),
+        outside=_kept(setup, outside, frozen=frozen),
     )
 
 
-def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, *, trained: bool = True) -> Kept:
+def _kept(setup: Setup, weights: int, adapter: int = 0, matrices: int = 0, frozen: int = 0) -> Kept:
     """Return the bytes held for so many weights: AdamW keeps two moments of each trained one, Muon one for matrices
-    inside the layers, which all of an adapter's are. In full fine-tuning they may be not ``trained``.
+    inside the layers, which all of an adapter's are. ``frozen`` of them are not trained by full fine-tuning.
     """
-    gradients = WIDE * (weights * trained if setup.full else adapter)
+    gradients = WIDE * (weights - frozen if setup.full else adapter)
     by_muon = WIDE * (matrices if setup.full else adapter)
     held = (WIDE if setup.full else setup.itemsize) * weights + WIDE * adapter
     if setup.quantized:

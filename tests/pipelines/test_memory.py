@@ -39,7 +39,7 @@ from recovery.teachers import AdapterOff, CurrentStudent
 from recovery.vllm_memory import device_bytes
 from tests.models import make_tiny
 
-RANK = 8
+RANK, LAYERS = 8, "layers"
 
 
 class Storages(TorchDispatchMode):
@@ -75,10 +75,11 @@ def deeper(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, tuning: str, precision: str = "float32", checkpointing: bool = False) -> Loaded:
-    """Load the model with its weights for a tuning."""
+    """Load the model with its weights for a tuning; LAYERS is full fine-tuning without embeddings."""
     return load_model(
         folder,
-        tuning=tuning,  # type: ignore[arg-type]
+        tuning="full" if tuning == LAYERS else tuning,  # type: ignore[arg-type]
+        embeddings=tuning != LAYERS,
         lora=LoraSettings(RANK, 2 * RANK),
         precision=precision,
         device="cpu",
@@ -86,10 +87,20 @@ def load(folder: Path, tuning: str, precision: str = "float32", checkpointing: b
     )
 
 
-@pytest.mark.parametrize("tuning", ["full", "lora"])
+def setup_of(folder: Path, tuning: str, precision: str, *further: Any, **settings: Any) -> Setup:
+    """Return the setup of a tuning, as `load` names it."""
+    name = "full" if tuning == LAYERS else tuning
+    return Setup(
+        model_text(str(folder)), name, precision, False, *further, frozen_embeddings=tuning == LAYERS, **settings
+    )
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora", LAYERS])
 def test_parameters_are_counted_exactly(tiny_family: Path, tuning: str) -> None:
     model = load(tiny_family, tuning).model
-    counts = parameters_of(Setup(model_text(str(tiny_family)), tuning, "float32", gpu=False, lora_rank=RANK))
+    counts = parameters_of(setup_of(tiny_family, tuning, "float32", lora_rank=RANK))
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert counts.inside.gradients + counts.outside.gradients == 4 * trained
     assert counts.total == sum(p.numel() for p in model.parameters())
     assert counts.trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert counts.inside.weights + counts.outside.weights == 4 * counts.total
@@ -140,7 +151,15 @@ def step(student: Loaded, rows: Rows, taught: bool) -> int:
 @pytest.mark.parametrize("rows", [Rows(4, 96, 64), Rows(2, 288, 288, packed=True)], ids=["short", "packed"])
 @pytest.mark.parametrize(
     ("tuning", "precision", "checkpointing"),
-    [("full", "float32", False), ("full", "bfloat16", True), ("lora", "bfloat16", False), ("lora", "float32", True)],
+    [
+        *(
+            ("full", "float32", False),
+            ("full", "bfloat16", True),
+            ("lora", "bfloat16", False),
+            ("lora", "float32", True),
+        ),
+        *((LAYERS, "float32", False), (LAYERS, "bfloat16", True)),
+    ],
 )
 def test_a_step_holds_what_the_formulas_say(
     wider: Path, tuning: str, precision: str, checkpointing: bool, rows: Rows
@@ -148,7 +167,7 @@ def test_a_step_holds_what_the_formulas_say(
     """Every storage of a real step on all layers is counted while it lives."""
     taught = not rows.packed
     held = step(load(wider, tuning, precision, checkpointing), rows, taught)
-    setup = Setup(model_text(str(wider)), tuning, precision, False, checkpointing, RANK, own_teacher=taught)
+    setup = setup_of(wider, tuning, precision, checkpointing, RANK, own_teacher=taught)
     assert sum(training_memory(setup, rows).values()) == pytest.approx(held, rel=0.1)
 
 

@@ -209,6 +209,9 @@ def test_a_plan_loads_no_weights_and_writes_no_cycle(session: Session, midtrain_
     assert plan.row_length <= plan.tokens_per_step
     assert session.cycles() == {}
     assert not session.workspace.corpus(1).exists()
+    for embeddings, said in (("documents", "embeddings of the documents' tokens"), ("none", "without embeddings")):
+        config = dataclasses.replace(midtrain_config, embeddings=embeddings, tuning="full")
+        assert f"full fine-tuning, as requested; {said}" in plan_midtrain(session, config).text()
 
 
 def test_a_second_try_at_a_cycle_that_never_trained_takes_its_number(

@@ -114,6 +114,12 @@ def test_a_later_cycle_is_planned_as_it_will_be_run(tiny_qwen3: Path) -> None:
     )
     assert cycles.stage == trained.stage == "distillation"
     assert cycles.parts["teachers"] / 3 == trained.parts["teachers"] / 2 > 0
+    replayed, alone = (
+        make_plan(str(tiny_qwen3), "24", document_mb=1, flags=flags).cards[0].choices[0]
+        for flags in ({"replay": 0.3, "replay_loss": "kl"}, {})
+    )
+    assert replayed.stage == alone.stage == "mid-training"
+    assert replayed.parts["teachers"] > alone.parts["teachers"] == 0, "the clean model scores the replayed chat"
     assert "second and later ones" in make_plan(str(tiny_qwen3), "24", document_mb=1).text()
 
 
