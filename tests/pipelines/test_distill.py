@@ -15,6 +15,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from db import queries
+from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.data.mixing import choose
 from pipelines.distillation.early_stopping import on_plateau
 from pipelines.distillation.plan import plan_distill
@@ -27,8 +28,10 @@ from pipelines.runtime.model_loading import load_frozen, load_student, self_teac
 from pipelines.runtime.session import Session
 from recovery.batching import Row, collate
 from recovery.config import DistillConfig, MidtrainConfig
+from recovery.data.corpus import document_rows
 from recovery.data.prompts import behaviour_prompts
 from recovery.errors import CheckpointError, UsageError
+from recovery.models.loading import load_model
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
 from recovery.workspace import Checkpoint
 
@@ -56,6 +59,24 @@ def test_a_student_is_taken_back_towards_its_teacher(
         assert {len(entries) for entries in view.values.values()} == {len(view.tokens)}
         assert "boat" in view.prompt or "word" in view.prompt
         assert all(len(top) == 5 for top in view.values["teacher_top"])
+
+
+@pytest.mark.parametrize("recovery", ["documents", "none"])
+def test_the_documents_tokens_alone_change_their_embeddings_and_in_mid_training_alone(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, recovery: str
+) -> None:
+    def embedding(checkpoint: Checkpoint) -> torch.Tensor:
+        return load_model(checkpoint.weights, precision="float32", device="cpu").embeddings()[0].detach()
+
+    mixed = dataclasses.replace(midtrain_config, embeddings="documents", replay=0.3, max_new_tokens=160)
+    trained = midtrain(session, mixed)
+    chat = load_model(session.base.path, device="cpu").chat
+    corpus = load_snapshots(session.workspace, [1])[1]
+    known = {token for ids in document_rows(corpus.documents, chat.tokenizer, 64) for token in ids}
+    changed = set((embedding(trained) != embedding(session.base)).any(dim=1).nonzero().flatten().tolist())
+    assert len(changed) > len(known) / 2 and changed <= known, "of replayed chat none"
+    made = distill(session, dataclasses.replace(distill_config, embeddings=recovery, student="midtrained"))
+    assert torch.equal(embedding(made), embedding(trained)) and made.hash != trained.hash
 
 
 def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
