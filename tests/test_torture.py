@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.models import make_tiny
+from tests.torture.outcome import Outcome
+from tests.torture.page import write
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,3 +60,14 @@ def test_two_reviewers_at_once_and_hostile_values_leave_a_dashboard_sound(tmp_pa
         for attack in (attacks.decisions, attacks.votes, attacks.headers):
             assert attack(served, random.Random(0)) == [], attack.__name__
         assert served.faults() == []
+
+
+def test_the_page_holds_the_runs_of_all_seeds_and_the_last_one_of_each(tmp_path: Path) -> None:
+    page = tmp_path / "reliability.md"
+    write({"kill": Outcome({"a kill": 3}, ["--only 2: lost"]), "numbers": Outcome({"nan": 5})}, 1, 60, page)
+    write({"kill": Outcome({"a stop": 4})}, 2, 60, page)
+    assert "- Seed 1: --only 2: lost" in page.read_text() and "| a kill | 3 | 0 |" in page.read_text()
+    write({"kill": Outcome({"a kill": 7})}, 1, 10, page)
+    text = page.read_text()
+    assert "| a kill | 7 | 0 |" in text and "| a stop | 0 | 4 |" in text and "| nan | 5 |" in text
+    assert "lost" not in text.split("## Found")[0] and "seed 1" in text

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import platform
 import sys
 import time
 from pathlib import Path
@@ -26,9 +25,9 @@ for _name, _value in {
     os.environ[_name] = _value  # before torch is imported
 
 from tests.torture.outcome import Outcome  # noqa: E402
+from tests.torture.page import write  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "reliability.md"
 ORDER = ("kill", "disks", "upgrades", "corpus", "numbers", "models", "dashboard", "servers")
 
 
@@ -40,7 +39,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="default: the time")
     parser.add_argument("--minutes", type=float, default=10, help="for all campaigns together, without their start")
     parser.add_argument("--only", type=int, help="one try of a campaign, by its number")
-    parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="add the run to docs/reliability.md")
     given = parser.parse_args()
     if unknown := [name for name in given.campaigns if name not in known]:
         parser.error(f"there is no campaign {unknown[0]}: use {', '.join(known)}")
@@ -65,30 +64,6 @@ def summary(found: dict[str, Outcome]) -> list[str]:
         lines += [f"  {count:5} {what}" for what, count in sorted(outcome.tried.items())]
         lines += [f"  FAULT {fault}" for fault in outcome.faults]
     return lines
-
-
-def write(found: dict[str, Outcome], seed: int, minutes: float) -> None:
-    """Write the page: seed, machine, date, what was tried how often, what was found."""
-    lines = [
-        "# Reliability",
-        "",
-        "Written by `python -m tests.torture --write` (`make torture`): campaigns that disturb a small cycle, or give",
-        "the program hostile input, and compare what is left with what an undisturbed run leaves. "
-        "[Contributing](../CONTRIBUTING.md) says how to run them.",
-        "",
-        f"{time.strftime('%Y-%m-%d')}, seed {seed}, {minutes:g} minutes, {os.cpu_count()} cores "
-        f"({platform.machine()}), Python {platform.python_version()}.",
-    ]
-    for name, outcome in found.items():
-        module = sys.modules[f"tests.torture.{name}"]
-        about = (module.__doc__ or "").strip().removeprefix("Campaign: ")
-        lines += ["", f"## {name}", "", *(about[:1].upper() + about[1:]).splitlines(), ""]
-        lines += ["| what | tries |", "|---|---:|"]
-        lines += [f"| {what} | {count} |" for what, count in sorted(outcome.tried.items())]
-        faults = [f"- {fault}" for fault in outcome.faults] or ["No fault."]
-        lines += ["", *faults]
-    mended = (HERE / "found.md").read_text(encoding="utf-8")
-    PAGE.write_text("\n".join(lines) + "\n\n" + mended, encoding="utf-8")
 
 
 if __name__ == "__main__":

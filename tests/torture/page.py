@@ -1,0 +1,57 @@
+"""docs/reliability.md: what the runs of ``make torture`` tried and found, kept as JSON beside it, a run a seed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.torture.outcome import Outcome
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "reliability.md"
+
+
+def write(found: Mapping[str, Outcome], seed: int, minutes: float, page: Path = PAGE) -> None:
+    """Add a run to the record, in place of an earlier one of its campaigns and seed, and write the page again."""
+    record = page.with_suffix(".json")
+    runs = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    about = {
+        "date": time.strftime("%Y-%m-%d"),
+        "minutes": round(minutes / max(1, len(found)), 1),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+    }
+    for name, outcome in found.items():
+        run = about | {"tried": dict(sorted(outcome.tried.items())), "faults": outcome.faults}
+        runs.setdefault(name, {})[str(seed)] = run
+    record.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    page.write_text("\n".join(_lines(runs)), encoding="utf-8")
+
+
+def _lines(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    lines = [
+        "# Reliability",
+        "",
+        "Written by `python -m tests.torture --write` (`make torture`): campaigns that disturb a small cycle, or give",
+        "the program hostile input, and compare what is left with what an undisturbed run leaves. "
+        "[Contributing](../CONTRIBUTING.md) says how to run them.",
+    ]
+    for name, seeds in runs.items():
+        about = (importlib.import_module(f"tests.torture.{name}").__doc__ or "").strip().removeprefix("Campaign: ")
+        lines += ["", f"## {name}", "", *(about[:1].upper() + about[1:]).splitlines(), ""]
+        lines += [f"| tries | {' | '.join(f'seed {seed}' for seed in seeds)} |", "|---" + "|---:" * len(seeds) + "|"]
+        for what in sorted({what for run in seeds.values() for what in run["tried"]}):
+            counts = (str(run["tried"].get(what, 0)) for run in seeds.values())
+            lines.append(f"| {what} | {' | '.join(counts)} |")
+        faults = [f"- Seed {seed}: {fault}" for seed, run in seeds.items() for fault in run["faults"]]
+        lines += ["", *(faults or ["No fault."]), ""]
+        told = (
+            f"seed {seed}, {run['date']}, {run['minutes']:g} minutes ({run['machine']})" for seed, run in seeds.items()
+        )
+        lines.append(f"Runs: {'; '.join(told)}.")
+    return [*lines, "", (HERE / "found.md").read_text(encoding="utf-8")]
