@@ -14,6 +14,7 @@ import pytest
 from tests.models import make_tiny
 from tests.torture.outcome import Outcome
 from tests.torture.page import write
+from tests.torture.traps import Trap, _File
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,3 +72,11 @@ def test_the_page_holds_the_runs_of_all_seeds_and_the_last_one_of_each(tmp_path:
     text = page.read_text()
     assert "| a kill | 7 | 0 |" in text and "| a stop | 0 | 4 |" in text and "| nan | 5 |" in text
     assert "lost" not in text.split("## Found")[0] and "seed 1" in text
+
+
+def test_a_write_that_is_only_disturbed_leaves_the_whole_text(tmp_path: Path) -> None:
+    seen = []
+    trap = Trap(tmp_path, "write", 1, lambda _kind, thing: seen.append(Path(thing).read_text()))
+    with _File(trap, (tmp_path / "text").open("w"), str(tmp_path / "text")) as file:
+        assert file.write("template") == 8
+    assert (seen, (tmp_path / "text").read_text()) == (["temp"], "template")

@@ -143,6 +143,7 @@ class _File:
             self._file.write(data[: len(data) // 2])
             self._file.flush()
             self._trap.act("write", self._name)
+            return len(data) // 2 + self._file.write(data[len(data) // 2 :])
         return self._file.write(data)
 
     def __getattr__(self, name: str) -> Any:
