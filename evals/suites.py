@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -41,6 +41,7 @@ def evaluate(
     question_tokens: int | None = None,
     seed: int = 0,
     limit: int | None = None,
+    earlier_limit: int = 0,
     progress: SuiteProgress | None = None,
 ) -> list[SuiteResult]:
     """Evaluate the model in memory; ``engine`` must sample from the weights in ``loaded``.
@@ -50,10 +51,12 @@ def evaluate(
     every corpus k with the data, "domain_knowledge/k" (questions), "domain_knowledge_stored/k" (choices) and
     "bits_per_byte/k" (held-out texts); "general". The highest corpus is the current one; its two knowledge scores are
     repeated without the number and without items. A suite without items is skipped. ``limit`` bounds the items of each
-    suite, with the same selection for every checkpoint. ``question_tokens`` bounds the length of answers to questions
+    suite, with the same selection for every checkpoint, and ``earlier_limit`` those of all but the highest corpus
+    together (:func:`corpus_limits`). ``question_tokens`` bounds the length of answers to questions
     (default: at most 64).
     """
     probes, texts = probes_by_corpus or {}, held_out or {}
+    limits = corpus_limits({*probes, *texts}, limit, earlier_limit)
     tokens = question_tokens or min(max_new_tokens, QUESTION_TOKENS)
     results: list[SuiteResult] = []
     ask = partial(_ask, loaded, engine, max_new_tokens=max_new_tokens, seed=seed, progress=progress)
@@ -65,9 +68,9 @@ def evaluate(
         kind = Behaviour(name)
         results.append(kind.result(ask(sample(of_suite, limit), kind.suite).items))
     for corpus, of_corpus in sorted(probes.items()):
-        results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limit, progress)
+        results += _corpus(loaded, engine, corpus, of_corpus, tokens, seed, limits[corpus], progress)
     for corpus, documents in sorted(texts.items()):
-        if kept := [text for text in documents if text.strip()][:limit]:
+        if kept := [text for text in documents if text.strip()][: limits[corpus]]:
             suite = f"bits_per_byte/{corpus}"
             report = counted(progress, suite, len(kept))
             results.append(knowledge.bits_per_byte(loaded, kept, suite=suite, progress=report))
@@ -76,6 +79,17 @@ def evaluate(
         report = counted(progress, "general", len(sampled))
         results.append(knowledge.general(loaded, engine, sampled, max_new_tokens=tokens, seed=seed, progress=report))
     return results + _current(results, max(probes, default=0))
+
+
+def corpus_limits(corpora: Collection[int], limit: int | None, earlier_limit: int) -> dict[int, int | None]:
+    """Return the maximum items of a suite about each corpus: ``limit`` for the highest, the current one; the others
+    share ``earlier_limit`` evenly, unless it is 0, with at least one item each and at most ``limit``.
+    """
+    if not earlier_limit or len(corpora) < 2:
+        return dict.fromkeys(corpora, limit)
+    share = max(1, earlier_limit // (len(corpora) - 1))
+    earlier = share if limit is None else min(limit, share)
+    return {corpus: limit if corpus == max(corpora) else earlier for corpus in corpora}
 
 
 def sample(items: Sequence[Asked], limit: int | None) -> list[Asked]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from db import queries, records
 from evals.acceptance_rules import PREFERENCE, Decision, Rule
+from evals.suites import PER_CORPUS, corpus_limits
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import (
@@ -183,18 +184,32 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
     asked = config.eval.limit
     if asked is None or asked >= config.gate_samples:
         return False
-    # A suite with fewer items than the limit has no more, and votes are not evaluated.
+    names = references(session, rules, number)
+    corpora = session.learnt_cycles(session.resolve(names[0]), number)
+    limits = corpus_limits(corpora, asked, config.eval.earlier_limit)
+    # A suite with fewer items than its limit has no more, and votes are not evaluated.
     judged = [v for v in decision.verdicts if not v.suite.startswith(PREFERENCE)]
-    wanted = [v.more for v in judged if v.more is not None and v.n >= asked]
+    wanted = [v.n + v.more for v in judged if v.more is not None and v.n >= (limits.get(_corpus(v.suite)) or asked)]
     if not wanted:
         return False
-    limit = min(config.gate_samples, asked + max(wanted))
+    most = min(config.gate_samples, max(wanted))
     session.display.say(
-        f"gate: undecided, so up to {limit:,} items of each suite are evaluated (budget {config.gate_samples:,})"
+        f"gate: undecided, so up to {most:,} items of each suite are evaluated (budget {config.gate_samples:,})"
     )
-    for name in references(session, rules, number):
-        evaluate(session, dataclasses.replace(config.eval, checkpoint=name, limit=limit), cycle=number)
+    larger = dataclasses.replace(
+        config.eval,
+        limit=max(asked, most),
+        earlier_limit=config.eval.earlier_limit and max(config.eval.earlier_limit, most * (len(corpora) - 1)),
+    )
+    for name in names:
+        evaluate(session, dataclasses.replace(larger, checkpoint=name), cycle=number)
     return True
+
+
+def _corpus(suite: str) -> int:
+    """Return the number of the corpus that a suite is about; 0 if it has none."""
+    name, _, number = suite.partition("/")
+    return int(number) if name in PER_CORPUS and number else 0
 
 
 def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int) -> None:

@@ -132,6 +132,9 @@ def plan_evaluate(
     counts = {name: len(prompts) for name, prompts in (behaviour | user_suites).items()}
     notes = [f"IFEval's own prompts from {config.ifeval}"] if config.ifeval else []
     notes += [f"bits per byte on {len(inputs.texts)} texts from {config.texts}"] if inputs.texts else []
+    limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
+    cut = {limits[k] for k, corpus in inputs.corpora.items() if _cut(corpus, limits[k], config.limit)}
+    notes += [f"of each earlier corpus at most {most} questions (--earlier-limit)" for most in cut]
     notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in inputs.tasks.items()]
     return EvalPlan(
         checkpoint.name,
@@ -143,20 +146,21 @@ def plan_evaluate(
         len(suites.sample(inputs.general, config.limit)),
         config.limit,
         (*inputs.problems, *notes),
-        _effects(session, inputs, len(kept), counts, config.limit),
+        _effects(session, inputs, len(kept), counts, config),
     )
 
 
 def _effects(
-    session: Session, inputs: EvalInputs, prompts: int, behaviour: dict[str, int], limit: int | None
+    session: Session, inputs: EvalInputs, prompts: int, behaviour: dict[str, int], config: EvalConfig
 ) -> tuple[str, ...]:
     """Describe the smallest difference of two checkpoints that each suite can detect, near the clean model's score."""
     counts = {"instruction_following": (prompts, "prompts")}
     counts |= {PREFIX + name: (count, "prompts") for name, count in behaviour.items()}
+    limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
     for number, corpus in inputs.corpora.items():
         questions = [probe for probe in corpus.probes if probe.form == "question"]
-        counts[f"domain_knowledge/{number}"] = (_counted(questions, limit), "questions")
-    counts["general"] = (_counted(inputs.general, limit), "questions")
+        counts[f"domain_knowledge/{number}"] = (_counted(questions, limits[number]), "questions")
+    counts["general"] = (_counted(inputs.general, config.limit), "questions")
     base = session.base
     scores = queries.scores(session.tracker.database, base.id).to_json() if base.id is not None else {}
 
@@ -169,6 +173,12 @@ def _effects(
         for suite, (count, items) in counts.items()
         if count
     )
+
+
+def _cut(corpus: CorpusSnapshot, most: int | None, limit: int | None) -> bool:
+    """Whether a corpus has more questions than it may have as one of the earlier ones."""
+    questions = [probe for probe in corpus.probes if probe.form == "question"]
+    return most != limit and _counted(questions, most) < _counted(questions, limit)
 
 
 def _counted(probes: Sequence[Probe], limit: int | None) -> int:

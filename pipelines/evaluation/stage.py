@@ -32,6 +32,7 @@ UNRELATED = "unrelated_text"
 # Settings that determine the items and how they are evaluated.
 _ASKED = (
     "limit",
+    "earlier_limit",
     "max_new_tokens",
     "question_tokens",
     "prompts",
@@ -128,6 +129,7 @@ def _measure(
         question_tokens=config.question_tokens,
         seed=config.seed,
         limit=config.limit,
+        earlier_limit=config.earlier_limit,
         progress=show,
     )
 

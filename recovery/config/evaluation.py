@@ -17,6 +17,12 @@ class EvalConfig(ModelConfig):
 
     checkpoint: str = "latest"
     limit: int | None = setting(1000, "Maximum items per suite.", minimum=1)
+    earlier_limit: int = setting(
+        2000,
+        "Maximum questions about earlier cycles' documents together, the same number for each cycle, so that "
+        "evaluations do not take longer from cycle to cycle; 0: no maximum but --limit.",
+        minimum=0,
+    )
     max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")
     question_tokens: int = setting(48, "Maximum tokens of an answer to a question.", minimum=1)
     prompts: Path | None = same_as(MidtrainConfig, "prompts")

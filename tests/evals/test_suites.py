@@ -156,6 +156,28 @@ def test_a_limit_holds_for_every_suite(loaded: Loaded) -> None:
     }
 
 
+def test_earlier_corpora_share_a_fixed_number_of_questions(loaded: Loaded) -> None:
+    assert suites.corpus_limits([3, 1, 2], 1000, 600) == {3: 1000, 1: 300, 2: 300}
+    assert suites.corpus_limits([1, 2, 3], 100, 600) == {3: 100, 1: 100, 2: 100}
+    assert suites.corpus_limits(range(1, 9), None, 3) == {8: None} | dict.fromkeys(range(1, 8), 1)
+    assert suites.corpus_limits([1, 2], 5, 0) == {1: 5, 2: 5} and suites.corpus_limits([], 5, 2) == {}
+    results = evaluate(
+        loaded,
+        TransformersEngine(loaded),
+        probes_by_corpus={k: probes(k, count=8) for k in (1, 2, 3)},
+        held_out={1: ["one text", "another text"]},
+        max_new_tokens=4,
+        limit=6,
+        earlier_limit=4,
+    )
+    counts = {result.suite: result.score.n for result in results if result.suite.endswith(("1", "2", "3"))}
+    assert counts == {
+        **{f"domain_knowledge/{k}": n for k, n in ((1, 2), (2, 2), (3, 6))},
+        **{f"domain_knowledge_stored/{k}": n for k, n in ((1, 2), (2, 2), (3, 6))},
+        "bits_per_byte/1": 2,
+    }
+
+
 def test_controls_take_no_place_of_what_counts() -> None:
     asked = [*probes(1, count=30), *(Probe(f"x{i}", "question", "Where?", ("no",), control=True) for i in range(30))]
     kept = suites.sample_probes(asked, 10)
