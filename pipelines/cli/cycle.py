@@ -40,7 +40,7 @@ from recovery.workspace import Workspace
 @options_of(DistillConfig, "knowledge_share", "earlier_share")
 @option_of(DistillConfig, "document_loss", help="Share of recovery's trained tokens that are document text.")
 @option_of(DistillConfig, "until", help="Stop a recovery at this share of base's score; 0: never.")
-@option_of(EvalConfig, "limit")
+@options_of(EvalConfig, "limit", "earlier_limit")
 @options_of(CycleConfig, "gate", "gate_samples", "gate_extend", "gate_alpha")
 @stage_options.prompts
 @stage_options.suites

@@ -19,7 +19,7 @@ from recovery.workspace import Workspace
 @common.workspace
 @common.report_to()
 @common.recipe
-@options_of(EvalConfig, "limit", "max_new_tokens", "question_tokens")
+@options_of(EvalConfig, "limit", "earlier_limit", "max_new_tokens", "question_tokens")
 @stage_options.prompts
 @options_of(EvalConfig, "ifeval", "ifeval_tokens", "complete_loops")
 @option_of(EvalConfig, "texts")
