@@ -1,7 +1,8 @@
-"""Write the example and the table of docs/planning.md from the command and the benchmark: `make docs`.
+"""Write the example and the table of docs/planning.md, and a table of docs/launching.md, from `recover plan` and the
+memory benchmark: `make docs`.
 
-The example is the output of `recover plan` for Qwen3-8B's configuration, which is in this folder. With --check nothing
-is written and the exit status is 1 if the page is out of date.
+The models are configurations in this folder. With --check nothing is written and the exit status is 1 if a page is out
+of date.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pipelines.plan import make_plan
 from pipelines.planning.throughput import size
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE / "planning.md"
-MODEL = "qwen3-8b.json"
+PAGE, LAUNCHING = HERE / "planning.md", HERE / "launching.md"
+MODEL, LARGE = "qwen3-8b.json", "llama-70b.json"
 RESULTS = HERE.parent / "benchmarks" / "results" / "memory.json"
 
 
@@ -28,6 +29,13 @@ def example() -> str:
     os.chdir(HERE)
     printed = make_plan(MODEL, "24,48,80").text()
     return f"```\n$ recover plan --model {MODEL} --gpus 24,48,80\n{printed}\n```"
+
+
+def large() -> str:
+    """Return the command for a large model on eight GPUs, with the tables of its output."""
+    os.chdir(HERE)
+    printed = make_plan(LARGE, "8x80GB,8x141GB").text().partition("\n\ntime: ")[0]
+    return f"```\n$ recover plan --model {LARGE} --gpus 8x80GB,8x141GB\n{printed}\n```"
 
 
 def measured() -> str:
@@ -42,17 +50,22 @@ def measured() -> str:
 
 
 def main() -> int:
-    """Rewrite the page; with --check, return 1 if it would change."""
+    """Rewrite the pages; with --check, return 1 if one would change."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
-    before = PAGE.read_text(encoding="utf-8")
-    after = between(between(before, "example", example()), "measurements", measured())
-    if not check:
-        PAGE.write_text(after, encoding="utf-8")
-    elif before != after:
-        print("docs/planning.md is out of date: run make docs")
-    return int(check and before != after)
+    parts = {PAGE: {"example": example(), "measurements": measured()}, LAUNCHING: {"large": large()}}
+    changed = False
+    for page, blocks in parts.items():
+        before = after = page.read_text(encoding="utf-8")
+        for name, block in blocks.items():
+            after = between(after, name, block)
+        changed |= before != after
+        if not check:
+            page.write_text(after, encoding="utf-8")
+        elif before != after:
+            print(f"docs/{page.name} is out of date: run make docs")
+    return int(check and changed)
 
 
 if __name__ == "__main__":

@@ -284,12 +284,12 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
         config = dataclasses.replace(midtrain, token_budget=budget)
         clean = TeacherFootprint(int(config.anchor > 0 or config.distils_replay))
         plan = midtraining(config, asked.text, way.tuning, card.gpu, beside=clean)
-        return dataclasses.replace(plan, shards=shards)
+        return dataclasses.replace(plan, shards=shards, teachers_too=way.sharded)
 
     def teaching(budget: int, rollout_tokens: int) -> Plan:
         config = dataclasses.replace(distill, token_budget=budget, rollout_tokens=rollout_tokens)
         plan = distilling(config, asked.text, way.tuning, card.gpu, beside=footprint)
-        return dataclasses.replace(plan, shards=shards, free=card.memory)
+        return dataclasses.replace(plan, shards=shards, teachers_too=way.sharded, free=card.memory)
 
     row = midtrain.row_length
     rollout_tokens = next(

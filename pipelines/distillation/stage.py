@@ -94,7 +94,7 @@ def distill(
                 observe,
                 teacher_metrics(models.timed, config, builder.pools.behaviour, models.loaded, session.display.say),
             )
-            views = TokenLogger(stage, models.loaded, models.teachers, plan.steps, config.token_views)
+            views = TokenLogger(stage, models, plan.steps, config.token_views)
             result = models.train(
                 stage,
                 builder,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pipelines.runtime.instrumentation import TimedTeacher
+from pipelines.runtime.model_loading import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
-from recovery.losses.token_stats import TokenView, token_views
-from recovery.models.loading import Loaded
-from recovery.teachers import Teacher
+from recovery.losses.token_stats import TokenView
 from recovery.training.loop import StepBatch
 
 RECORDED = 5  # times per stage, in addition to the first step
@@ -19,14 +18,10 @@ RECORDED = 5  # times per stage, in addition to the first step
 
 @dataclass
 class TokenLogger:
-    """Records, at some steps, token scores of ``count`` rows that a single teacher scores.
-
-    ``teachers`` are keyed by the names that rows carry.
-    """
+    """Records, at some steps, token scores of ``count`` rows that a single teacher scores."""
 
     stage: Stage
-    loaded: Loaded
-    teachers: Mapping[str, object]
+    models: LoadedModels
     steps: int
     count: int
     rows: list[Row] = field(default_factory=list)
@@ -34,18 +29,13 @@ class TokenLogger:
     def keep(self, step: int, batch: StepBatch) -> None:
         """Select rows of a step's batch, if the step is to be recorded."""
         if self._wanted(step):
-            self.rows = _spread([row for row in batch.rows if self._teacher(row) is not None], self.count)
+            self.rows = _spread([row for row in batch.rows if self._viewed(row)], self.count)
 
     def record(self, step: int) -> None:
         """Score the selected rows with the updated student and store them, if the step is to be recorded."""
         if not self._wanted(step) or not self.rows:
             return
-        views = []
-        with self.loaded.inference(), self.loaded.autocast():
-            for row in self.rows:
-                teacher = self._teacher(row)
-                if teacher is not None:
-                    views += [(row, v) for v in token_views(self.loaded, teacher, [row], self.loaded.chat.pad_id)]
+        views = [(row, view) for row in self.rows for view in self.models.token_views(row)]
         self.rows = []
         self.stage.session.tracker.add_token_scores(
             self.stage.recorder.id, step, [self._record(number, row, view) for number, (row, view) in enumerate(views)]
@@ -54,19 +44,13 @@ class TokenLogger:
     def _wanted(self, step: int) -> bool:
         return self.count > 0 and (step in (1, self.steps) or step % max(1, self.steps // RECORDED) == 0)
 
-    def _teacher(self, row: Row) -> Teacher | None:
-        """Return the teacher of a row without its timer, so that this scoring is not counted as training time.
-
-        None if it has no logits at the student's tokens: a server, or a teacher with another tokenizer.
-        """
-        if row.spans is not None:
-            return None
-        found = self.teachers.get(row.teacher)
-        return found.teacher if isinstance(found, TimedTeacher) else None
+    def _viewed(self, row: Row) -> bool:
+        """Whether a row has one teacher with logits at the student's tokens: no server, and no other tokenizer."""
+        return row.spans is None and isinstance(self.models.teachers.get(row.teacher), TimedTeacher)
 
     def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
         """Return a view as the tracker stores it, with tokens as text."""
-        text = self.loaded.chat.raw_text
+        text = self.models.loaded.chat.raw_text
         shown = {
             name: [[(text([t]), p) for t, p in top] for top in getattr(view, name)] for name in ("top", "teacher_top")
         }

@@ -80,7 +80,8 @@ class TeacherFootprint:
 @dataclass(frozen=True)
 class Plan:
     """The settings of a stage that determine its memory. ``shards`` processes hold one shard of the student's layers
-    each. ``free`` is the memory of the empty device in bytes, if known: vLLM takes a share of the rest.
+    each, and with ``teachers_too`` of the teachers' layers. ``free`` is the memory of the empty device in bytes, if
+    known: vLLM takes a share of the rest.
     """
 
     setup: Setup
@@ -89,6 +90,7 @@ class Plan:
     rollouts: Rollouts | None = None
     beside: TeacherFootprint = TeacherFootprint()
     shards: int = 1
+    teachers_too: bool = False
     free: int | None = None
 
 
@@ -305,8 +307,16 @@ def _teachers(plan: Plan, counts: Parameters, frozen: int) -> int:
     larger = beside.larger * plan.setup.itemsize
     whole = counts.inside.weights + counts.outside.weights  # in the student's precision, with its adapter, if any
     if plan.setup.tuning != "lora":
-        return (beside.count - beside.copies) * frozen + beside.copies * whole + larger
+        return _cut(plan, counts, (beside.count - beside.copies) * frozen + beside.copies * whole + larger)
     adapter = counts.inside.gradients + counts.outside.gradients if plan.shards == 1 else whole
     if plan.setup.quantized:  # a separate teacher is not
         whole = frozen + adapter
-    return (beside.adapters + beside.copies) * adapter + beside.others * whole + larger
+    return _cut(plan, counts, (beside.adapters + beside.copies) * adapter + beside.others * whole + larger)
+
+
+def _cut(plan: Plan, counts: Parameters, held: int) -> int:
+    """Return what one process holds of ``held`` bytes of teachers: their layers are sharded with ``teachers_too``."""
+    if not plan.teachers_too:
+        return held
+    inside = held * counts.inside.weights // (counts.inside.weights + counts.outside.weights)
+    return held - inside + inside // plan.shards

@@ -27,7 +27,8 @@ from recovery.losses.config import LossConfig
 from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.outcomes import Outcomes
-from recovery.models.loading import Loaded, LoraSettings, load_model, only_lora
+from recovery.losses.token_stats import TokenView, token_views
+from recovery.models.loading import Loaded, LoraSettings, load_model, only_lora, shard_layers
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts import GENERATE, DistributedEngine, Engine
 from recovery.teachers import (
@@ -62,7 +63,7 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
         lora=LoraSettings(config.lora_rank, config.lora_alpha),
         embeddings=config.trains_embeddings,
         gradient_checkpointing=config.gradient_checkpointing,
-        shard=config.shard == "full",
+        shard=config.shard != "none",
         offload=config.offload,
         compiled=config.compile,
         beside=sharing,
@@ -153,22 +154,25 @@ def teacher_of(
 
     If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
     it is in memory already. The base weights of a quantised student are not shared, unless the configuration says so.
+    With ``--shard full`` and several processes the layers of a copy are sharded.
     """
     shared = loaded.tuning == "lora" and not config.clean_teacher and share_base_weights(student, teacher)
     if shared and teacher.adapter is None:
         return AdapterOff(loaded)
-    return Frozen(held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None))
+    model = held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None)
+    sharded = config.shard == "full" and distributed.size() > 1
+    return Frozen(shard_layers(model, config.offload) if sharded else model)
 
 
 def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> Teacher:
     """Return the student as its own teacher: its current weights, or a copy that stays fixed or is a moving average."""
     if config.teaching.kind == "self":
         return CurrentStudent(loaded)
-    alone = replace(config, shard="none", offload=False)
+    whole = config if config.shard == "full" else replace(config, shard="none", offload=False)
     shares = loaded.tuning == "lora" and not loaded.sharded and share_base_weights(student, student)
-    copy = load_student(student, loaded.tuning, alone, sharing=loaded if shares else None)
     if loaded.sharded and config.teaching.kind == "ema":
         raise UsageError("--teacher ema averages unsharded weights: use --shard none")
+    copy = load_student(student, loaded.tuning, whole, sharing=loaded if shares else None)
     return MovingAverage(copy, config.ema_decay) if config.teaching.kind == "ema" else Frozen(copy)
 
 
@@ -200,7 +204,7 @@ def _router_weight(config: MidtrainConfig, loaded: Loaded) -> float:
     return loaded.router.weight if loaded.router is not None else 0.0
 
 
-LOGPROBS = "logprobs"
+LOGPROBS, TOKEN_VIEWS = "logprobs", "token views"
 
 
 @dataclass(frozen=True)
@@ -330,7 +334,11 @@ class LoadedModels:
         """Functions that the main process can call in this one between steps; None if the stage does not sample."""
         if self.local_engine is None:
             return None
-        return {GENERATE: self.local_engine.generate, LOGPROBS: self._local_logprobs}
+        return {
+            GENERATE: self.local_engine.generate,
+            LOGPROBS: self._local_logprobs,
+            TOKEN_VIEWS: self._local_token_views,
+        }
 
     def train(
         self,
@@ -388,7 +396,30 @@ class LoadedModels:
     def _local_logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
         teacher, loaded = self.teachers[name], self.loaded
         assert isinstance(teacher, (TimedTeacher, TimedScorer))  # the configuration excludes weighted ones
-        return token_logprobs(teacher, rows, self.specs.config.token_budget, loaded.chat.pad_id, loaded.device)
+        budget, even = self.specs.config.token_budget, _sharded(teacher)
+        with distributed.in_step() if even else contextlib.nullcontext():
+            return token_logprobs(teacher, rows, budget, loaded.chat.pad_id, loaded.device, even=even)
+
+    def token_views(self, row: Row) -> list[TokenView]:
+        """Return the token scores of a row that one teacher with logits scores, without its timer: this scoring does
+        not count as training time. All processes take part if the teacher is sharded.
+        """
+        if not _sharded(self.teachers[row.teacher]):
+            return self._local_token_views(row)
+        return distributed.ask(TOKEN_VIEWS, [(row,)] * distributed.size(), self._local_token_views)[0]
+
+    def _local_token_views(self, row: Row) -> list[TokenView]:
+        timed, loaded = self.teachers[row.teacher], self.loaded
+        assert isinstance(timed, TimedTeacher)  # rows of others are not selected
+        together = distributed.in_step() if _sharded(timed) else contextlib.nullcontext()
+        with together, loaded.inference(), loaded.autocast():
+            return token_views(loaded, timed.teacher, [row], loaded.chat.pad_id)
+
+
+def _sharded(timed: object) -> bool:
+    """Whether every process must run a teacher's layers at the same time."""
+    teacher = timed.teacher if isinstance(timed, TimedTeacher) else None
+    return isinstance(teacher, Frozen) and teacher.loaded.sharded
 
 
 @contextlib.contextmanager

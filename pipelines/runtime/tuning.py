@@ -37,10 +37,10 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
     device = str(pick_device(config.device))
     gpu = device.startswith("cuda")
     model = (student.weights / "config.json").read_text(encoding="utf-8")
-    shards = distributed.size() if config.shard == "full" else 1
+    shards = distributed.size() if config.shard != "none" else 1
 
     def chosen(name: str, reason: str) -> Tuning:
-        planned = replace(plan(model, name, gpu), shards=shards)
+        planned = replace(plan(model, name, gpu), shards=shards, teachers_too=config.shard == "full")
         needs = Needs(memory_of(planned), free_memory(device), gpu)
         speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
         if name == "lora" and student.tuning != "lora":

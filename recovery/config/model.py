@@ -122,8 +122,9 @@ class TrainingConfig(ModelConfig):
     )
     shard: str = setting(
         "none",
-        "With several processes, each holds the whole student, or a shard of it (FSDP2).",
-        choices=("none", "full"),
+        "With several processes, each holds all models whole, a shard of the student's layers, or shards of the layers "
+        "of the student and its teachers (full; FSDP2).",
+        choices=("none", "student", "full"),
     )
     offload: bool = setting(False, "Keep the shards in CPU memory.")
     optimizer: str = setting("adamw", "AdamW, or Muon for the matrices.", choices=("adamw", "muon"))
@@ -146,9 +147,9 @@ class TrainingConfig(ModelConfig):
         super().__post_init__()
         if self.offload and self.shard == "none":
             raise UsageError("--offload keeps the shards of a model in CPU memory: add --shard full")
-        if self.shard == "full" and self.optimizer == "muon":
+        if self.shard != "none" and self.optimizer == "muon":
             raise UsageError("--optimizer muon needs whole matrices: use --shard none, or --optimizer adamw")
-        if self.shard == "full" and self.compile:
+        if self.shard != "none" and self.compile:
             raise UsageError("--compile does not work with sharded layers: use --shard none, or omit --compile")
 
         self._check_quantized()
@@ -160,7 +161,7 @@ class TrainingConfig(ModelConfig):
             return
         for given, message in (
             (self.tuning == "full", "--tuning full trains all weights, which cannot be quantised: use --tuning lora"),
-            (self.shard == "full", "--shard full cannot shard 4-bit weights: use --shard none, or omit --quantize"),
+            (self.shard != "none", "--shard cannot shard 4-bit weights: use --shard none, or omit --quantize"),
             (self.compile, "--compile is not supported with 4-bit weights: omit --compile or --quantize"),
             (
                 self.engine != "transformers",

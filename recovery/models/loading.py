@@ -277,8 +277,8 @@ def load_model(
 
     A folder that contains only an adapter is loaded on the base it names. ``tuning`` "lora" adds a new adapter
     (or continues the existing one); "full" makes all weights trainable in float32; without
-    ``embeddings`` all but the input embedding and the output head. ``shard`` shards a trained model's
-    layers over all processes; ``offload`` keeps the shards in CPU memory. ``compiled`` compiles the layers of a trained
+    ``embeddings`` all but the input embedding and the output head. ``shard`` shards the model's layers over all
+    processes; ``offload`` keeps the shards in CPU memory. ``compiled`` compiles the layers of a trained
     model that is not sharded. ``beside`` is an already loaded, unsharded model with an adapter on the same base: the
     base is shared instead of loaded again. ``quantize`` "nf4" holds the linear layers of the base in 4 bits.
     Raise ModelError or UsageError, in one line, if the model cannot be loaded.
@@ -308,9 +308,9 @@ def load_model(
     if tuning == "full" and not embeddings:
         for weights in loaded.embeddings():
             weights.requires_grad_(False)
-    if shard and tuning != "frozen" and distributed.size() > 1:
+    if shard and distributed.size() > 1:
         _check_finite(loaded)
-        return _sharded(loaded, offload)
+        return shard_layers(loaded, offload)
     model.to(place)
     _check_finite(loaded)
     if compiled and tuning != "frozen":
@@ -449,8 +449,8 @@ def _without_dropout(model: Any) -> None:
                 setattr(module, name, 0.0)
 
 
-def _sharded(loaded: Loaded, offload: bool) -> Loaded:
-    """Shard the model's layers, moving them to the device one at a time, then move the rest."""
+def shard_layers(loaded: Loaded, offload: bool) -> Loaded:
+    """Shard the model's layers over all processes, moving them to the device one at a time, then move the rest."""
     _ = loaded.head  # checked now, while every process has the whole model
     fsdp.shard(loaded.decoder, loaded.device, loaded.precision, offload=offload)
     for tensor in itertools.chain(loaded.model.parameters(), loaded.model.buffers()):

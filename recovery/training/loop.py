@@ -359,10 +359,14 @@ class _Run:
         """Raise RecoveryError if a batch's loss is not finite, naming where that begins; the weights are unchanged."""
         if math.isfinite(float(output.loss.detach())):
             return
-        source = not_finite(self.loaded.model) if not self.loaded.sharded else None
+        # Of sharded models this process has only a part, and the others are not here to run the layers.
+        sharded = self.loaded.sharded
+        source = None if sharded else not_finite(self.loaded.model)
         cause = (
             f"the student's weights are not ({source})"
             if source
+            else "the student's or its teacher's logits are not"
+            if sharded
             else self.objective.not_finite(batch) or "the student's logits are not"
         )
         raise RecoveryError(

@@ -276,6 +276,20 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> Non
     assert sharded["teachers"] == base["weights"] > sharded["weights"]  # no process has the whole base to share
 
 
+def test_teachers_are_sharded_as_the_student_is(deeper: Path) -> None:
+    model, config = model_text(str(deeper)), DistillConfig(precision="bfloat16", lora_rank=RANK)
+    plan = distilling(config, model, "full", True, beside=TeacherFootprint(2))
+    counts = parameters_of(plan.setup)
+
+    def held(**settings: Any) -> dict[str, int]:
+        return memory_of(dataclasses.replace(plan, **settings)).held
+
+    whole, student, both = held(), held(shards=4), held(shards=4, teachers_too=True)
+    assert student["teachers"] == whole["teachers"] and student["weights"] == both["weights"]
+    # Two teachers in bfloat16: the embedding, the last norm and the head whole, a quarter of the layers.
+    assert both["teachers"] == pytest.approx(2 * (counts.outside.weights + counts.inside.weights / 4) / 2, abs=4)
+
+
 def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
     model = model_text(str(deeper))
     adamw, muon = (
