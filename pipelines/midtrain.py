@@ -251,7 +251,7 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
     """
     session.resolve(config.student)
     own = _gather(config, number or session.next_cycle())
-    save_snapshot(session.workspace, own)
+    # The snapshot last: a cycle that has one is not opened again.
     session.tracker.cycle(
         session.experiment_id,
         own.cycle,
@@ -259,6 +259,7 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
         corpus_hash=own.hash,
         details={"probes_hash": own.probes_hash, "probes": len(own.probes), "questions": len(own.questions)},
     )
+    save_snapshot(session.workspace, own)
     return own
 
 

@@ -209,8 +209,8 @@ def model_text(name: str) -> str:
         else:
             text = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False).to_json_string(use_diff=False)
         Architecture.of(text)
-    except RecoveryError:
-        raise
+    except RecoveryError as error:
+        raise error if name in str(error) else ModelError(f"--model {name}: {error}") from error
     except KeyError:
         raise ModelError(
             f"{path} is not a model's config.json: it names no model_type that transformers knows"

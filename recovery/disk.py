@@ -27,7 +27,8 @@ def written(path: Path, temporary: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         _remove(temporary)
-        if isinstance(error, OSError | SafetensorError):
+        # Tokenizers raise a plain Exception in which only the words tell.
+        if isinstance(error, OSError | SafetensorError) or (type(error) is Exception and "os error" in str(error)):
             raise UsageError(disk_failure(path, error)) from error
         raise
 

@@ -19,6 +19,7 @@ from typing import Any
 from db import queries
 from evals.statistics import is_headline
 from pipelines.cycle import base_scope
+from pipelines.data.corpus_snapshot import ABOUT
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
@@ -109,7 +110,7 @@ def run(
         asked = dataclasses.replace(asked, seed=0)  # the same items for every arm and seed
         made: list[Checkpoint] = []
         for number, docs in enumerate(folders, 1):
-            if number not in session.cycles():
+            if not (session.workspace.corpus(number) / ABOUT).is_file():
                 open_cycle(session, dataclasses.replace(mid, docs=docs, seed=0), number)
             if (scope := base_scope(session, asked, number)) is not None:
                 evaluate(session, dataclasses.replace(asked, checkpoint="base"), scope=scope, cycle=number)

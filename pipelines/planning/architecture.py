@@ -102,7 +102,8 @@ def _read(text: str) -> Architecture:
     head_width = getattr(config, "head_dim", None) or width // heads
     experts, routed, inner = _experts(config, getattr(config, "intermediate_size", None) or 4 * width)
     depth, vocabulary = config.num_hidden_layers, config.vocab_size
-    if min(width, depth, inner, vocabulary, head_width) < 1 or heads % groups:
+    sizes = (width, depth, inner, vocabulary, head_width)
+    if not all(isinstance(size, int) for size in (*sizes, heads, groups)) or min(sizes) < 1 or heads % groups:
         raise ModelError(f"the sizes in this {family} config.json do not fit together: check its layers and heads")
     known = family in _MORE and whole is config
     if known:

@@ -12,6 +12,7 @@ import pytest
 from db import queries
 from pipelines import cycle
 from pipelines.cycle import drop_plan, read_plan, resumable, resume, start_cycles
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
@@ -117,6 +118,23 @@ def test_a_killed_import_is_not_what_resume_continues(session: Session) -> None:
     """It was the newest stage, and its settings are none of an evaluation."""
     session.tracker.start_stage(session.experiment_id, "evaluate", config={IMPORTED: "logs", "logs": []}).interrupt()
     assert resumable(session) is None
+
+
+def test_a_cycle_whose_documents_were_saved_is_recorded(
+    session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the two must not leave a cycle without its documents' hash: it is not opened again."""
+
+    def killed(*_: object, **__: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.tracker, "cycle", killed)
+    with pytest.raises(KeyboardInterrupt):
+        start_cycles(session, dataclasses.replace(config, docs=config.docs[:1], evaluate=False))
+    assert not session.workspace.corpus(1).exists()
+    monkeypatch.undo()
+    resume(session)
+    assert session.cycles()[1].corpus_hash == load_snapshot(session.workspace, 1).hash
 
 
 def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, config: CycleConfig) -> None:

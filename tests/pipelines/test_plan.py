@@ -196,3 +196,27 @@ def test_the_page_says_what_the_command_says() -> None:
         [sys.executable, "docs/write_plan.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"hidden_size": float("nan")}, {"num_hidden_layers": 0}, {"num_attention_heads": 3}, {"head_dim": "8"}],
+    ids=str,
+)
+def test_sizes_that_make_no_model_are_refused_in_a_line_that_names_the_file(
+    tiny_model: Path, tmp_path: Path, wrong: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((tiny_model / "config.json").read_text()) | wrong
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run(("plan", "--model", str(tmp_path), "--gpus", "24GB")) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert line.startswith("recover: error: ") and str(tmp_path) in line
+
+
+def test_what_transformers_cannot_build_is_refused_in_a_line_that_names_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "num_hidden_layers": 2}))
+    assert run(("plan", "--model", str(tmp_path), "--gpus", "24GB")) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert str(tmp_path) in line and "t5" in line

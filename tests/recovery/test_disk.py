@@ -11,8 +11,9 @@ import pytest
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
+from tokenizers import Tokenizer
 
-from recovery.disk import sweep
+from recovery.disk import sweep, written
 from recovery.errors import UsageError
 from recovery.training.resume_state import States, resume_step
 from recovery.workspace import write_atomically
@@ -68,3 +69,21 @@ def test_a_state_with_one_wrong_bit_is_not_read(tmp_path: Path, name: str) -> No
     assert (resume_step(tmp_path), found[0]["trained"], found[1].get("w").tolist()) == (2, 2, [2.0] * 3)
     saved.write(4, {"w": torch.full((3,), 4.0)}, {"trained": 4})
     assert resume_step(tmp_path) == 4, "it is replaced by the step's new state"
+
+
+def test_a_tokenizer_that_does_not_fit_leaves_nothing_and_says_so(tmp_path: Path) -> None:
+    """Its library raises a plain Exception; other plain exceptions stay what they are."""
+    writing, line = tmp_path / ".writing", r"midtrained cannot be written \(No space left on device.*\): check"
+    writing.mkdir()
+    with pytest.raises(UsageError, match=line), written(tmp_path / "midtrained", writing):
+        raise Exception("No space left on device (os error 28)")
+    assert names(tmp_path) == set()
+    with pytest.raises(Exception, match="^a fault of ours$"), written(tmp_path / "a", tmp_path / "b"):
+        raise Exception("a fault of ours")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_the_tokenizers_library_says_which_error_of_the_system_it_met(tiny_model: Path) -> None:
+    with pytest.raises(Exception, match="os error 28") as caught:
+        Tokenizer.from_file(str(tiny_model / "tokenizer.json")).save("/dev/full")
+    assert caught.type is Exception

@@ -196,6 +196,8 @@ def whole_run(server: Server, address: str, folder: Path, draw: random.Random) -
         return f"FAULT: the undisturbed run ended: {first.stderr[-500:]}"
     server.misbehave(way, -1, draw.randrange(2, 6))
     ended = _recover(folder, other, "distill", "--model", "student", "--teacher", address, "--prompts", "prompts", *RUN)
+    if ended.returncode == 0 and server.left == -1:
+        return "same"  # it asked fewer times: how often the teacher is looked at again depends on time
     errors = [line for line in ended.stderr.splitlines() if line.startswith("recover: error: ")]
     if ended.returncode != 1 or len(errors) != 1 or not is_line(errors[0]) or "Traceback" in ended.stderr:
         return f"FAULT: {way}: status {ended.returncode}: {ended.stderr[-500:]}"
