@@ -43,6 +43,7 @@ HEADERS = {
 }
 LONGEST_REQUEST = 2**20
 """Bytes that a request may have: the longest prompt and reason need a few thousand."""
+_LONGEST_NAME, _LONGEST_PATH = 255, 2000  # bytes; looking for a file with a longer name is an error of the system
 
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")  # a name or an address, perhaps with a port
 # What the pages use of Gradio. The rest takes uploads, reads files, fetches other addresses, or describes the server.
@@ -117,7 +118,10 @@ class Access:
 
 
 def is_used(path: str) -> bool:
-    """Whether the pages use the route of a path: all but those of Gradio's that they do not need."""
+    """Whether the pages use the route of a path: all but those of Gradio's that they do not need, of usual length."""
+    data = path.encode("utf-8", "surrogatepass")
+    if len(data) > _LONGEST_PATH or max(map(len, data.split(b"/"))) > _LONGEST_NAME:
+        return False
     if path.startswith(_GRADIO):
         return path in _USED or path.startswith(_SESSION)
     return not any(path == one or path.startswith(f"{one}/") for one in _UNUSED)

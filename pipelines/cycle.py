@@ -92,7 +92,7 @@ def read_plan(session: Session) -> CyclePlan | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return CyclePlan(int(data["first"]), from_json(CycleConfig, data["config"]), int(data.get("after", 0)))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, UsageError) as error:
         raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
 
 

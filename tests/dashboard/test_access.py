@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from fastapi.testclient import TestClient
@@ -155,6 +156,11 @@ def test_a_request_has_a_bounded_length_and_a_function_that_exists(client: TestC
     assert answer.status_code == 422 and "malformed" in answer.text
     assert client.post("/gradio_api/queue/join", content=b"x" * (LONGEST_REQUEST + 1)).status_code == 413
     assert client.post("/gradio_api/queue/join", content=iter([b"{}"])).status_code == 411
+
+
+@pytest.mark.parametrize("path", ["/assets/" + "a" * 256, "/static/" + "a/" * 1000, "/" + "é" * 128, "/svelte/x\x00"])
+def test_a_name_that_no_file_can_have_is_not_looked_for(client: TestClient, path: str) -> None:
+    assert client.get(quote(path)).status_code == 404
 
 
 def test_a_key_that_is_no_text_is_refused_and_a_known_one_is_not_hashed_again() -> None:

@@ -141,8 +141,9 @@ def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, c
     with pytest.raises(UsageError, match="--docs"):
         start_cycles(session, dataclasses.replace(config, docs=()))
     plan = session.workspace.folder / cycle.PLAN
-    plan.write_text("{")
-    with pytest.raises(UsageError, match="delete it to give up"):
-        read_plan(session)
+    for damaged in ("{", '{"first": 1, "config": {"midtrain": {"tunIng": "full"}}}'):
+        plan.write_text(damaged)
+        with pytest.raises(UsageError, match=r"plan\.json cannot be read .*: delete it to give up"):
+            read_plan(session)
     drop_plan(session)
     assert read_plan(session) is None

@@ -180,7 +180,8 @@ def decisions(served: Served, draw: random.Random) -> list[str]:
         pairs = [(ada, enter[0]), (bob, enter[1])]
         draw.shuffle(pairs)
         cycle = str(len(served.cycles))
-        said = _at_once([lambda v=v, f=f: v.call(f, ["", why], {"cycle": cycle}) for v, f in pairs])
+        query = {"cycle": cycle, "experiment": "default"}
+        said = _at_once([lambda v=v, f=f: v.call(f, ["", why], query) for v, f in pairs])
     database = open_readonly(served.tracker)
     try:
         mine = [one for one in queries.decisions(database, served.cycles[-1]) if one.why == why]
@@ -202,7 +203,7 @@ def decisions(served: Served, draw: random.Random) -> list[str]:
 def votes(served: Served, draw: random.Random) -> list[str]:
     """Send one vote eight times at the same moment: it is stored and counted once."""
     with Visitor(served) as visitor:
-        query = {"first": "base", "second": f"cycle-{draw.randint(1, 3)}/recovered"}
+        query = {"first": "base", "second": f"cycle-{draw.randint(1, 3)}/recovered", "experiment": "default"}
         shown = visitor.load("review", query)
         pair = next((found[1] for _, text in shown if (found := re.search(r'data-pair="([\d-]+)"', str(text)))), None)
         if pair is None:
