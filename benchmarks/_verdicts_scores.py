@@ -21,6 +21,7 @@ from benchmarks._verdicts_model import (
     names_of,
     score_tests,
 )
+from db.agreement import score_interval
 from evals.acceptance_rules import Measurement
 from evals.comparison import Judged, by_type, compare
 from evals.retention import forgetting, retention
@@ -155,9 +156,10 @@ def intervals(runs: int, seed: int) -> Table:
     for share, n in ((0.5, 100), (0.9, 100), (0.9, 541), (0.98, 100), (0.98, 541)):
         right = np.arange(n + 1)
         spans = [score_of([1.0] * int(k) + [0.0] * int(n - k)) for k in right]
-        misses = [abs(span.value - share) > 1.96 * span.stderr for span in spans]
+        limits = [score_interval(span.value, span.stderr, span.n) for span in spans]
+        misses = [not low <= share <= high for low, high in limits]
         missed = float(np.average(misses, weights=stats.binom.pmf(right, n, share)))
-        rows.append(((f"score {share:g} ± 1.96 standard errors", f"{n}"), (Rate("misses", missed, None, most=ALPHA),)))
+        rows.append(((f"score {share:g}", f"{n}"), (Rate("misses", missed, None, most=ALPHA),)))
     for base, ratio, n in ((0.9, 0.96, 541), (0.3, 1.0, 541), (0.98, 1.0, 200)):
         counts = draw.multinomial(n, cells(base, ratio * base, 0.16), size=runs)
         _, z = score_tests(counts, ratio, 0.0)

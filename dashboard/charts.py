@@ -254,9 +254,11 @@ def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], 
 
 
 def _errors(scores: Sequence[Score | None], colour: str) -> dict[str, Any]:
-    """Return 95% intervals as error bars."""
-    sizes = [1.96 * (score.stderr or 0.0) for score in scores if score]
-    return {"type": "data", "array": sizes, "color": colour, "thickness": 1.2, "width": 3}
+    """Return 95% intervals of shares as error bars."""
+    found = [(score.value, *(score.interval or (score.value, score.value))) for score in scores if score]
+    above, below = [high - value for value, _, high in found], [value - low for value, low, _ in found]
+    sides = {"array": above, "arrayminus": below, "symmetric": False}
+    return {"type": "data", **sides, "color": colour, "thickness": 1.2, "width": 3}
 
 
 def _arrow(figure: Figure, start: tuple[float, float], end: tuple[float, float], colour: str, opacity: float) -> None:

@@ -30,10 +30,11 @@ def share(score: Score | None, digits: int = 1) -> str:
 
 
 def interval(score: Score | None) -> str:
-    """Format the half-width of a score's 95% interval in points, and its number of items."""
+    """Format a score's 95% interval in percent, and its number of items."""
     if score is None:
         return "not measured"
-    sure = f"± {196 * score.stderr:.1f}, " if score.stderr is not None else ""
+    low, high = score.interval or (None, None)
+    sure = f"{100 * low:.1f} to {100 * high:.1f}, " if low is not None and high is not None else ""
     return f"{sure}n = {score.n:,}"
 
 

@@ -1,4 +1,4 @@
-"""Statistics of human judgements: agreement between reviewers, and the interval of a share."""
+"""Statistics of judgements: agreement between reviewers, and the interval of a share."""
 
 from __future__ import annotations
 
@@ -45,13 +45,21 @@ def equal_pairs(units: Iterable[Sequence[Any]]) -> tuple[int, int]:
     return sum(pairs), len(pairs)
 
 
-def wilson(share: float, n: int) -> tuple[float, float]:
+def score_interval(share: float, stderr: float, n: int) -> tuple[float, float]:
+    """Return the 95% interval of a score that is a share: Wilson's, for as many independent items as the standard error
+    stands for. Where all items are alike, or none is right, these are all ``n``: the standard error is 0 there.
+    """
+    independent = share * (1 - share) / stderr**2 if stderr > 0 and 0 < share < 1 else n
+    return wilson(share, independent)
+
+
+def wilson(share: float, n: float) -> tuple[float, float]:
     """Return the 95% interval of a share of ``n`` items by Wilson (1927).
 
     For means of values between 0 and 1 (a tie as one half) it is a little too wide: their variance is at most
     share·(1 − share). Raises ValueError without items.
     """
-    if n < 1:
+    if n <= 0:
         raise ValueError("a share needs at least one item")
     middle = share + _Z * _Z / (2 * n)
     half = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from db.agreement import score_interval
+
 BY_CORPUS = "_by_corpus"
 PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
+IN_BITS = ("bits_per_byte", "unrelated_text")
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
 
 
@@ -109,9 +112,25 @@ class Score:
     stderr: float | None
     n: int
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval of a score that is a share; None without a standard error or items, or if it is no share."""
+        if self.stderr is None or not self.n or not 0 <= self.value <= 1:
+            return None
+        return score_interval(self.value, self.stderr, self.n)
+
     def to_json(self) -> dict[str, Any]:
         """The score as ``recover status --json`` prints it."""
         return {"value": self.value, "stderr": self.stderr, "n": self.n}
+
+
+def interval_of(suite: str, score: Score) -> tuple[float, float] | None:
+    """Return the 95% interval of a suite's score: of a share Wilson's, else 1.96 standard errors to each side; None
+    without a standard error.
+    """
+    if score.stderr is None or (suite.partition("/")[0].removesuffix("_by_corpus") not in IN_BITS and score.interval):
+        return score.interval
+    return score.value - 1.96 * score.stderr, score.value + 1.96 * score.stderr
 
 
 @dataclass(frozen=True)

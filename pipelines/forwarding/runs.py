@@ -143,8 +143,8 @@ def _scores(one: records.Evaluation) -> dict[str, float]:
     found = {f"{name}_n": float(one.n)}
     if one.value is not None:
         found[name] = one.value
-        if one.stderr is not None:
-            found[f"{name}_low"], found[f"{name}_high"] = (one.value + z * one.stderr for z in (-1.96, 1.96))
+        if interval := records.interval_of(one.suite, records.Score(one.value, one.stderr, one.n)):
+            found[f"{name}_low"], found[f"{name}_high"] = interval
     return found
 
 

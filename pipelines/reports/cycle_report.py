@@ -116,9 +116,9 @@ def _scores(row: records.CycleRow) -> Table:
     for name in names:
         for corpus in sorted({k for _, found in scores for k in _corpora(found.get(name))}, key=int):
             label = f"{name.removesuffix('_by_corpus')}, corpus {corpus}"
-            rows.append((label, *(_score(_corpora(found.get(name)).get(corpus)) for _, found in scores)))
+            rows.append((label, *(_score(name, _corpora(found.get(name)).get(corpus)) for _, found in scores)))
         if not name.endswith("_by_corpus") and any(found.get(name) for _, found in scores):
-            rows.append((name, *(_score(found.get(name)) for _, found in scores)))
+            rows.append((name, *(_score(name, found.get(name)) for _, found in scores)))
     return Table(("suite", *(label for label, _ in scores)), tuple(rows))
 
 
@@ -230,11 +230,13 @@ def _lineage(row: records.CycleRow) -> Iterator[Block]:
     yield Table(("name", "kind", "made from", "hash"), rows)
 
 
-def _score(found: Any) -> str:
+def _score(name: str, found: Any) -> str:
     if not found:
         return ""
-    width = f" ± {1.96 * found['stderr']:.3f}" if found.get("stderr") is not None else ""
-    return f"{found['value']:.3f}{width} ({found['n']:,})"
+    value = found["value"]
+    interval = records.interval_of(name, records.Score(value, found.get("stderr"), found["n"]))
+    sure = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval is not None else ""
+    return f"{value:.3f}{sure} ({found['n']:,})"
 
 
 def _share(value: float | None) -> str:
@@ -318,5 +320,5 @@ def _card_scores(session: Session, checkpoint: Checkpoint) -> Table:
     names = [name for name in scored[1] if not name.endswith("_by_corpus") and scored[1][name]]
     return Table(
         ("suite", "base", "this model"),
-        tuple((name, *(_score(scores.get(name)) for scores in scored)) for name in names),
+        tuple((name, *(_score(name, scores.get(name)) for scores in scored)) for name in names),
     )

@@ -20,7 +20,8 @@ def test_shares_and_differences() -> None:
 
 
 def test_intervals_say_on_how_many_items_they_rest() -> None:
-    assert formatting.interval(Score(0.9, 0.01, 1000)) == "± 2.0, n = 1,000"
+    assert formatting.interval(Score(0.9, 0.01, 1000)) == "87.9 to 91.8, n = 1,000"
+    assert formatting.interval(Score(1.0, 0.0, 60)) == "94.0 to 100.0, n = 60"
     assert formatting.interval(Score(0.9, None, 3)) == "n = 3"
     assert formatting.interval(None) == "not measured"
 

@@ -284,7 +284,7 @@ def test_only_settings_that_differ_are_reported(tracker: Tracker, seeding: Modul
 def test_cost_and_final_scores_stand_beside(tracker: Tracker, seeding: ModuleType, source: Source) -> None:
     seeding.add_distillation(tracker, tracker.experiment("mine"), "one")
     html = text(compare._show(source, asked()))
-    assert "<b>90.0%</b> <small>± 2.0, n = 300</small>" in html
+    assert "<b>90.0%</b> <small>87.9 to 91.8, n = 300</small>" in html
     flops = 2_000_000 * (2 * 8000 + 6 * 3900)
     assert f"{flops:.1e}" in html and "4.0k" in html
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from db.agreement import equal_pairs, interval, krippendorff_alpha, nominal, wilson
+from db.agreement import equal_pairs, interval, krippendorff_alpha, nominal, score_interval, wilson
 
 # The example of Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011), part C: four observers, twelve
 # units, with missing data; 0 stands for no judgement.
@@ -56,6 +56,13 @@ def test_wilson_is_the_published_interval() -> None:
     assert wilson(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=6e-5)
     with pytest.raises(ValueError, match="at least one item"):
         wilson(0.5, 0)
+
+
+def test_the_interval_of_a_score_counts_the_items_that_its_standard_error_stands_for() -> None:
+    plain = math.sqrt(0.9 * 0.1 / 300)
+    assert score_interval(0.9, plain, 300) == pytest.approx(wilson(0.9, 300))
+    assert score_interval(0.9, 2 * plain, 300) == pytest.approx(wilson(0.9, 75)), "items that belong together"
+    assert score_interval(1.0, 0.0, 60) == wilson(1.0, 60) and wilson(1.0, 60)[0] < 0.95
 
 
 def test_wilson_with_ties_covers_at_least_as_often_as_stated() -> None:
