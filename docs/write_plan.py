@@ -32,10 +32,10 @@ def example() -> str:
 
 
 def large() -> str:
-    """Return the command for a large model on eight GPUs, with the tables of its output."""
+    """Return the command for a large model on eight GPUs, with the table of its output."""
     os.chdir(HERE)
-    printed = make_plan(LARGE, "8x80GB,8x141GB").text().partition("\n\ntime: ")[0]
-    return f"```\n$ recover plan --model {LARGE} --gpus 8x80GB,8x141GB\n{printed}\n```"
+    printed = make_plan(LARGE, "8x80GB", flags={"gather": False}).text().partition("\n\ntime: ")[0]
+    return f"```\n$ recover plan --model {LARGE} --gpus 8x80GB --no-gather\n{printed}\n```"
 
 
 def measured() -> str:

@@ -153,6 +153,8 @@ def make_plan(
     cards = [card_of(part.strip(), tflops, utilisation) for part in gpus.split(",")]
     text = model_text(model)
     given = {key: value for key, value in (flags or {}).items() if key != "knowledge_teacher"}
+    if given.get("gather") is False:
+        given["shard"] = "full"
     distill = build(DistillConfig, given)
     if _in_cycles(distill):
         whole = build_cycle(given)
@@ -265,8 +267,20 @@ def _on(card: Card, asked: _Asked) -> CardPlan:
     possible = [way for way in WAYS if not (way.vllm and not in_process) and not (way.sharded and alone)]
     choices = tuple(_choice(card, asked, way) for way in possible)
     fitting = (number for number, way in enumerate(possible) if choices[number].fits and not way.vllm)
-    notes = () if alone else (_ONE_PROCESS,)
+    notes = () if alone else (_ONE_PROCESS, *_evaluated(card, asked))
     return CardPlan(card.title, card.memory, choices, next(fitting, None), notes)
+
+
+def _evaluated(card: Card, asked: _Asked) -> list[str]:
+    """Say so if a card cannot hold the whole model, which evaluations need, even if they need nothing else."""
+    setup = Setup(asked.text, "full", card.precision, gpu=card.gpu)
+    size = parameters_of(setup).total * setup.itemsize
+    if asked.distill.gather or size <= usable(card.memory, card.gpu):
+        return []
+    return [
+        f"not counted: a cycle's evaluations, in one process with the whole model ({size / 2**30:.0f} GiB of weights): "
+        "use midtrain and distill alone, and evaluate elsewhere; and the time to gather the layers for each token"
+    ]
 
 
 def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
@@ -289,7 +303,8 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     def teaching(budget: int, rollout_tokens: int) -> Plan:
         config = dataclasses.replace(distill, token_budget=budget, rollout_tokens=rollout_tokens)
         plan = distilling(config, asked.text, way.tuning, card.gpu, beside=footprint)
-        return dataclasses.replace(plan, shards=shards, teachers_too=way.sharded, free=card.memory)
+        plan = dataclasses.replace(plan, shards=shards, teachers_too=way.sharded, gather=distill.gather)
+        return dataclasses.replace(plan, free=card.memory)
 
     row = midtrain.row_length
     rollout_tokens = next(
@@ -368,7 +383,7 @@ def _seconds(
 def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processes: int) -> str:
     """Return the command line of a cycle with that configuration."""
     shared = ["--tuning", way.tuning, *(["--gradient-checkpointing"] if way.gradient_checkpointing else [])]
-    shared += ["--token-budget", str(budget), *(["--shard", "full"] if way.sharded else [])]
+    shared += ["--token-budget", str(budget), *_sharding(asked, way)]
     vllm = ["--engine", "vllm", "--engine-sleep"] if way.vllm else []
     sampling = ["--rollout-tokens", str(rollout_tokens)] if rollout_tokens != _ROLLOUT_BUDGETS[0] else []
     sampling += vllm
@@ -385,6 +400,12 @@ def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processe
         dials += ["--knowledge-teacher", "midtrained"]
     first = _started(["midtrain", *begin, *shared], processes)
     return f"{first} && {_started(['train', *dials, *shared, *sampling], processes)}"
+
+
+def _sharding(asked: _Asked, way: Way) -> list[str]:
+    if not way.sharded:
+        return []
+    return ["--shard", "full", *([] if asked.distill.gather else ["--no-gather"])]
 
 
 def _started(words: Sequence[str], processes: int) -> str:

@@ -260,6 +260,18 @@ def anywhere(flag: bool) -> bool:
     return flag if size() == 1 else any(gather(lambda: flag))
 
 
+def somewhere(flag: bool) -> bool:
+    """Return whether the flag is set in any process, inside :func:`in_step`: no error is exchanged, so it takes a
+    fraction of the time of :func:`anywhere`.
+    """
+    if size() == 1:
+        return flag
+    found = torch.tensor([float(flag)])
+    with _connection_errors():
+        dist.all_reduce(found)
+    return bool(found)
+
+
 def cut(items: Sequence[T]) -> list[Sequence[T]]:
     """Split a sequence into consecutive parts of nearly equal length, one per process."""
     count = size()

@@ -2,7 +2,7 @@
 
 `python tests/stages_together.py FOLDER MODEL DOCS PROMPTS NAME...` on one process, the same under torchrun on two. Each
 named stage has its own workspace in FOLDER, so that the results of both can be compared, and a file NAME.sharded with
-the number of models whose layers were sharded.
+the number of models whose layers were sharded, and how often a whole one was gathered.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
     ),
     "cut-sampled": (
         dataclasses.replace(LEARN, shard="student"),
-        dataclasses.replace(RESTORE, divergence="sampled", knowledge_teacher=None, **CUT),
+        dataclasses.replace(RESTORE, divergence="sampled", knowledge_teacher=None, gather=False, **CUT),
     ),
     "cut-lora": (
         dataclasses.replace(LEARN, tuning="lora", lora_rank=4, **CUT),
-        dataclasses.replace(RESTORE, tuning="auto", anchor=0.1, **CUT),
+        dataclasses.replace(RESTORE, tuning="auto", anchor=0.1, gather=False, **CUT),
     ),
 }
 
@@ -71,12 +71,17 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
 def main(folder: Path, model: str, docs: Path, prompts: Path, names: list[str]) -> int:
     """Run the named stages; with several processes only the main one calls this."""
     sharded, shard = [], fsdp.shard
+    gathered, whole = [], fsdp.whole
 
     def counted(decoder: Any, *args: Any, **options: Any) -> None:
         sharded.append(decoder)
         shard(decoder, *args, **options)
 
-    fsdp.shard = counted
+    def seen(model: Any) -> Any:
+        gathered.append(model)
+        return whole(model)
+
+    fsdp.shard, fsdp.whole = counted, seen
     for name in names:
         learn, restore = STAGES[name]
         workspace = folder / name
@@ -84,8 +89,9 @@ def main(folder: Path, model: str, docs: Path, prompts: Path, names: list[str]) 
         with Session.open(workspace, model=model, display=Display(quiet=True)) as session:
             midtrain(session, dataclasses.replace(learn, docs=docs, prompts=prompts))
             distill(session, dataclasses.replace(restore, prompts=prompts))
-        (folder / f"{name}.sharded").write_text(str(len(sharded)))
+        (folder / f"{name}.sharded").write_text(f"{len(sharded)} {len(gathered)}")
         sharded.clear()
+        gathered.clear()
     return 0
 
 

@@ -8,7 +8,7 @@ import click
 
 from pipelines.cli import common
 from pipelines.cli.setting_options import DataSource, option_of
-from recovery.config import MidtrainConfig
+from recovery.config import MidtrainConfig, TrainingConfig
 
 
 @click.command()
@@ -41,6 +41,7 @@ from recovery.config import MidtrainConfig
     help="Megabytes of text, if there are no documents yet.",
 )
 @option_of(MidtrainConfig, "epochs")
+@option_of(TrainingConfig, "gather")
 @click.option("--method", default=None, metavar="NAME", help="Recovery method: see `recover methods`.")
 @click.option("--teacher", default=None, metavar="NAME", help="Teacher, as for `recover distill`.")
 @click.option(
@@ -83,7 +84,7 @@ def command(
     """
     from pipelines.plan import make_plan
 
-    named = {"epochs", "method", "teacher", "knowledge_teacher"}
+    named = {"epochs", "method", "teacher", "knowledge_teacher", "gather"}
     flags = {name: value for name, value in common.given(context).items() if name in named}
     report = make_plan(
         model,

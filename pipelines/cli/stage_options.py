@@ -56,7 +56,7 @@ model_options = several(
 tuning_options = several(
     options_of(TrainingConfig, "tuning", "embeddings", "quantize", "quantized_teacher", "lora_rank", "lora_alpha"),
     options_of(TrainingConfig, "gradient_checkpointing", "compile", "shard"),
-    options_of(TrainingConfig, "offload", "optimizer", "checkpoint_every"),
+    options_of(TrainingConfig, "offload", "gather", "optimizer", "checkpoint_every"),
 )
 augmentation = options_of(MidtrainConfig, "augment", "augment_share", "augment_questions", "writer")
 prompts = option_of(MidtrainConfig, "prompts")

@@ -80,7 +80,8 @@ class TeacherFootprint:
 @dataclass(frozen=True)
 class Plan:
     """The settings of a stage that determine its memory. ``shards`` processes hold one shard of the student's layers
-    each, and with ``teachers_too`` of the teachers' layers. ``free`` is the memory of the empty device in bytes, if
+    each, and with ``teachers_too`` of the teachers' layers; the whole student is gathered to sample, unless ``gather``
+    is off. ``free`` is the memory of the empty device in bytes, if
     known: vLLM takes a share of the rest.
     """
 
@@ -91,6 +92,7 @@ class Plan:
     beside: TeacherFootprint = TeacherFootprint()
     shards: int = 1
     teachers_too: bool = False
+    gather: bool = True
     free: int | None = None
 
 
@@ -294,8 +296,10 @@ def memory_of(plan: Plan) -> Memory:
     elif rollouts is not None:
         sampling = rollout_memory(setup, rollouts.at_once, rollouts.prompt, rollouts.new_tokens)
         copied = setup.full and setup.precision != "float32"
-        if plan.shards > 1:
+        if plan.shards > 1 and plan.gather:
             sampling["sampling copy"] = frozen
+        elif plan.shards > 1:
+            sampling["gathered"] = 2 * frozen // counts.layers
         elif copied:
             held["sampling copy"] = frozen
     return Memory(held, training, sampling)

@@ -194,6 +194,7 @@ def settings_of(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
         token_budget=config.token_budget,
         seed=config.seed,
         checkpoint_every=config.checkpoint_every,
+        gather=config.gather,
     )
 
 
@@ -396,30 +397,30 @@ class LoadedModels:
     def _local_logprobs(self, name: str, rows: Sequence[Row]) -> list[list[float]]:
         teacher, loaded = self.teachers[name], self.loaded
         assert isinstance(teacher, (TimedTeacher, TimedScorer))  # the configuration excludes weighted ones
-        budget, even = self.specs.config.token_budget, _sharded(teacher)
+        budget, even = self.specs.config.token_budget, _in_pieces(teacher)
         with distributed.in_step() if even else contextlib.nullcontext():
             return token_logprobs(teacher, rows, budget, loaded.chat.pad_id, loaded.device, even=even)
 
     def token_views(self, row: Row) -> list[TokenView]:
         """Return the token scores of a row that one teacher with logits scores, without its timer: this scoring does
-        not count as training time. All processes take part if the teacher is sharded.
+        not count as training time. All processes take part if one of both models is in pieces.
         """
-        if not _sharded(self.teachers[row.teacher]):
+        if not (self.loaded.in_pieces or _in_pieces(self.teachers[row.teacher])):
             return self._local_token_views(row)
         return distributed.ask(TOKEN_VIEWS, [(row,)] * distributed.size(), self._local_token_views)[0]
 
     def _local_token_views(self, row: Row) -> list[TokenView]:
         timed, loaded = self.teachers[row.teacher], self.loaded
         assert isinstance(timed, TimedTeacher)  # rows of others are not selected
-        together = distributed.in_step() if _sharded(timed) else contextlib.nullcontext()
-        with together, loaded.inference(), loaded.autocast():
+        alone = not (loaded.in_pieces or _in_pieces(timed))
+        with contextlib.nullcontext() if alone else distributed.in_step(), loaded.inference(), loaded.autocast():
             return token_views(loaded, timed.teacher, [row], loaded.chat.pad_id)
 
 
-def _sharded(timed: object) -> bool:
+def _in_pieces(timed: object) -> bool:
     """Whether every process must run a teacher's layers at the same time."""
     teacher = timed.teacher if isinstance(timed, TimedTeacher) else None
-    return isinstance(teacher, Frozen) and teacher.loaded.sharded
+    return isinstance(teacher, Frozen) and teacher.loaded.in_pieces
 
 
 @contextlib.contextmanager

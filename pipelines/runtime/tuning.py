@@ -40,7 +40,9 @@ def choose_tuning(config: TrainingConfig, student: Checkpoint, plan: Callable[[s
     shards = distributed.size() if config.shard != "none" else 1
 
     def chosen(name: str, reason: str) -> Tuning:
-        planned = replace(plan(model, name, gpu), shards=shards, teachers_too=config.shard == "full")
+        planned = replace(
+            plan(model, name, gpu), shards=shards, teachers_too=config.shard == "full", gather=config.gather
+        )
         needs = Needs(memory_of(planned), free_memory(device), gpu)
         speed = this_machine(device, pick_precision(config.precision, torch.device(device)))
         if name == "lora" and student.tuning != "lora":

@@ -127,6 +127,11 @@ class TrainingConfig(ModelConfig):
         choices=("none", "student", "full"),
     )
     offload: bool = setting(False, "Keep the shards in CPU memory.")
+    gather: bool = setting(
+        True,
+        "Gather a sharded student in every process to sample between the steps; without it, layer by layer for each "
+        "token: slower, for a student that does not fit.",
+    )
     optimizer: str = setting("adamw", "AdamW, or Muon for the matrices.", choices=("adamw", "muon"))
     lr: float | None = setting(
         None, "Peak learning rate.", above=0, shown="1e-4 for LoRA, for full fine-tuning by the model's size"
@@ -147,6 +152,8 @@ class TrainingConfig(ModelConfig):
         super().__post_init__()
         if self.offload and self.shard == "none":
             raise UsageError("--offload keeps the shards of a model in CPU memory: add --shard full")
+        if not self.gather and self.shard == "none":
+            raise UsageError("--no-gather is about the layers of a sharded student: add --shard full")
         if self.shard != "none" and self.optimizer == "muon":
             raise UsageError("--optimizer muon needs whole matrices: use --shard none, or --optimizer adamw")
         if self.shard != "none" and self.compile:

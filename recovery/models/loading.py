@@ -79,7 +79,8 @@ class Loaded:
     """A causal language model for scoring, sampling and, unless frozen, training.
 
     ``precision`` is the dtype of matrix products. Trained weights are in float32; a frozen model is in ``precision``.
-    ``sharded`` is set if its layers are sharded over several processes; ``state`` holds its weights after
+    ``sharded`` is set if its layers are sharded over several processes, ``gathered`` while this process has all of them
+    even so (:meth:`whole`); ``state`` holds its weights after
     :meth:`put_together`. ``trained_rows`` marks the entries of the vocabulary whose rows of the embeddings are trained,
     if not all are.
     """
@@ -92,6 +93,7 @@ class Loaded:
     tuning: Tuning
     path: str
     sharded: bool = False
+    gathered: bool = False
     state: dict[str, torch.Tensor] | None = None
     trained_rows: torch.Tensor | None = None
 
@@ -222,9 +224,24 @@ class Loaded:
         rows[list(tokens)] = True
         self.trained_rows = rows.to(self.device)
 
-    def whole(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which this process has the whole model, even if sharded; every process must enter it."""
-        return fsdp.whole(self.model) if self.sharded else contextlib.nullcontext()
+    @property
+    def in_pieces(self) -> bool:
+        """Whether all processes must run the layers at the same time, since each holds only a part of them."""
+        return self.sharded and not self.gathered
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Context in which this process has the whole model, even if sharded; every process must enter it."""
+        with fsdp.whole(self.model) if self.sharded else contextlib.nullcontext():
+            self.gathered = self.sharded
+            try:
+                yield
+            finally:
+                self.gathered = False
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context for running the layers of a model that may be in pieces."""
+        return distributed.in_step() if self.in_pieces else contextlib.nullcontext()
 
     def put_together(self) -> None:
         """Gather the weights of a sharded model in the main process for saving; every process must call this."""

@@ -11,10 +11,12 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from recovery import distributed
 from recovery.models.loading import Loaded
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
@@ -161,7 +163,7 @@ class TransformersEngine:
         results = self._empty_results(prompts, sampling, progress)
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
         aside: list[_ActiveRows] = []
-        with self.loaded.inference(), self.loaded.autocast():
+        with self.loaded.together(), self.loaded.inference(), self.loaded.autocast():
             while order or aside:
                 held = sum(self._held(live, results) for live in aside)
                 if aside and (not order or held > self.token_budget // 2):
@@ -176,6 +178,7 @@ class TransformersEngine:
                 if self._run(live, hidden_BD, sampling, results, least=len(live.done_B) * LEFT_SHARE if more else 0.0):
                     aside.append(live)
                 results.report()
+            self._keep_up()
         return results.completions()
 
     def _empty_results(
@@ -241,12 +244,11 @@ class TransformersEngine:
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         owners_B = torch.tensor(group, device=device)
         cache = KVCache.empty(self.loaded.core.config, width + int(results.most_N[owners_B].max()))
-        output = self.loaded.decoder(
+        output = self._forward(
             input_ids=ids_BT,
             attention_mask=mask_BT,
             position_ids=positions_BT,
             past_key_values=cache.cache,
-            use_cache=True,
         )
         uniform_BT = _uniform(group, sampling).to(device)
         last = (positions_BT[:, -1], ids_BT[:, -1].clone())
@@ -257,14 +259,25 @@ class TransformersEngine:
         """Process the newest token of every row; return the hidden state after it, [B, D]."""
         live.positions_B = live.positions_B + 1
         live.mask_BT = torch.cat([live.mask_BT, live.mask_BT.new_ones(len(live.mask_BT), 1)], dim=1)
-        output = self.loaded.decoder(
+        output = self._forward(
             input_ids=live.tokens_B[:, None],
             attention_mask=live.mask_BT,
             position_ids=live.positions_B[:, None],
             past_key_values=live.cache.cache,
-            use_cache=True,
         )
         return output.last_hidden_state[:, -1]
+
+    def _forward(self, **inputs: Any) -> Any:
+        """Run the layers; of a model in pieces the other processes run theirs."""
+        if self.loaded.in_pieces:
+            distributed.somewhere(True)
+        return self.loaded.decoder(**inputs, use_cache=True)
+
+    def _keep_up(self) -> None:
+        """Run the layers of a model in pieces, for nothing, until no process samples any more."""
+        while self.loaded.in_pieces and distributed.somewhere(False):
+            ids_BT = torch.full((1, 1), self.loaded.chat.pad_id, device=self.loaded.device)
+            self.loaded.decoder(input_ids=ids_BT, use_cache=False)
 
 
 def _lower_copy(loaded: Loaded) -> Loaded:

@@ -42,7 +42,8 @@ FINISHED, INTERRUPTED, COLLAPSE = "finished", "interrupted", "collapse"
 class TrainSettings:
     """Optimisation settings. ``token_budget`` (padded tokens per micro-batch) affects memory only.
 
-    ``checkpoint_every`` is in steps: at most that many are lost if the process is killed.
+    ``checkpoint_every`` is in steps: at most that many are lost if the process is killed. ``gather``: between the steps
+    of a stage that samples, every process has the whole student.
     """
 
     steps: int
@@ -57,6 +58,7 @@ class TrainSettings:
     token_budget: int = 16384
     seed: int = 0
     checkpoint_every: int = 50
+    gather: bool = True
     keep_states: int = 2
 
     def __post_init__(self) -> None:
@@ -179,8 +181,10 @@ def train(
     run = _Run(loaded, objective, settings, params, optimizers, instrumentation, should_stop)
 
     def on_main(work: Callable[[], T]) -> T:
-        """Run ``work`` in the main process; if there are helpers, every process has the whole model meanwhile."""
-        with loaded.whole() if helpers else contextlib.nullcontext():
+        """Run ``work`` in the main process; if there are helpers, every process has the whole model meanwhile, unless
+        it is not to be gathered.
+        """
+        with loaded.whole() if helpers and settings.gather else contextlib.nullcontext():
             return distributed.lead(work, helpers)
 
     def begin_step(step: int) -> tuple[StepBatch, list[Row] | None]:

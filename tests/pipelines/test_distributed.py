@@ -26,8 +26,9 @@ GROUPS = [
     pytest.param(("full", "cut"), id="whole"),
     pytest.param(("lora", "cut-lora", "cut-sampled"), id="adapted", marks=pytest.mark.slow),
 ]
-# The models whose layers two processes shard: of each training the student, and all teachers that it does not hold.
-SHARDED = {"full": 0, "lora": 0, "cut": 4, "cut-lora": 3, "cut-sampled": 3}
+# The models whose layers two processes shard: of each training the student, and all teachers that it does not hold; and
+# how often the student is gathered: before and after each of four steps, unless it is sampled from in pieces.
+SHARDED = {"full": [0, 0], "lora": [0, 0], "cut": [4, 8], "cut-lora": [3, 0], "cut-sampled": [3, 0]}
 STEPS = 80
 LONG = ("--steps", STEPS, "--batch-tokens", 64, "--row-length", 64, "--lr", "1e-3", "--precision", "float32")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -129,8 +130,8 @@ def test_two_processes_make_the_weights_of_one(both: list[tuple[Path, Path]]) ->
             alike(one, two, kind)
         first, last = weights(one, "midtrained"), weights(one, "recovered")
         assert any(not torch.equal(first[key], last[key]) for key in first), "the distillation trained"
-        counts = [int(home.with_suffix(".sharded").read_text()) for home in (one, two)]
-        assert counts == [0, SHARDED[one.name]]
+        counts = [[*map(int, home.with_suffix(".sharded").read_text().split())] for home in (one, two)]
+        assert counts == [[0, 0], SHARDED[one.name]]
 
 
 def test_every_figure_of_every_step_is_that_of_one_process(both: list[tuple[Path, Path]]) -> None:

@@ -290,6 +290,14 @@ def test_teachers_are_sharded_as_the_student_is(deeper: Path) -> None:
     assert both["teachers"] == pytest.approx(2 * (counts.outside.weights + counts.inside.weights / 4) / 2, abs=4)
 
 
+def test_a_student_that_is_not_gathered_takes_two_layers_to_sample(deeper: Path) -> None:
+    plan = distilling(DistillConfig(), model_text(str(deeper)), "full", True, beside=TeacherFootprint(1))
+    counts = parameters_of(plan.setup)
+    whole, pieces = (memory_of(dataclasses.replace(plan, shards=4, gather=gather)).sampling for gather in (True, False))
+    frozen = whole.pop("sampling copy")
+    assert pieces.pop("gathered") == 2 * frozen // counts.layers and pieces == whole
+
+
 def test_muon_keeps_one_moment_of_the_matrices(deeper: Path) -> None:
     model = model_text(str(deeper))
     adamw, muon = (

@@ -220,3 +220,12 @@ def test_what_transformers_cannot_build_is_refused_in_a_line_that_names_the_file
     assert run(("plan", "--model", str(tmp_path), "--gpus", "24GB")) == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert str(tmp_path) in line and "t5" in line
+
+
+def test_a_model_that_no_gpu_holds_fits_in_pieces_and_the_plan_says_what_does_not() -> None:
+    large = str(ROOT / "docs" / "llama-70b.json")
+    gathered, pieces = (make_plan(large, "8x80GB", flags=flags).cards[0] for flags in ({}, {"gather": False}))
+    assert gathered.recommended is None and pieces.recommended is not None
+    assert "--shard full --no-gather" in pieces.choices[pieces.recommended].command
+    assert "evaluations, in one process with the whole model (131 GiB" in " ".join(pieces.notes)
+    assert not any("evaluations" in note for note in gathered.notes)
