@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from db.records import Score
+from db.records import Score, interval_of
 
 DASH = "–"
 
@@ -29,11 +29,11 @@ def share(score: Score | None, digits: int = 1) -> str:
     return percent(score.value if score else None, digits)
 
 
-def interval(score: Score | None) -> str:
-    """Format a score's 95% interval in percent, and its number of items."""
+def interval(score: Score | None, suite: str = "") -> str:
+    """Format the 95% interval of a score in percent, and its number of items; ``suite`` if it may not be a share."""
     if score is None:
         return "not measured"
-    low, high = score.interval or (None, None)
+    low, high = interval_of(suite, score) or (None, None)
     sure = f"{100 * low:.1f} to {100 * high:.1f}, " if low is not None and high is not None else ""
     return f"{sure}n = {score.n:,}"
 

@@ -47,7 +47,8 @@ def equal_pairs(units: Iterable[Sequence[Any]]) -> tuple[int, int]:
 
 def score_interval(share: float, stderr: float, n: int) -> tuple[float, float]:
     """Return the 95% interval of a score that is a share: Wilson's, for as many independent items as the standard error
-    stands for. Where all items are alike, or none is right, these are all ``n``: the standard error is 0 there.
+    stands for. Where all items or none are right, these are all ``n``: the standard error is 0 there and says nothing
+    of items that belong together.
     """
     independent = share * (1 - share) / stderr**2 if stderr > 0 and 0 < share < 1 else n
     return wilson(share, independent)

@@ -11,7 +11,7 @@ from db.agreement import score_interval
 
 BY_CORPUS = "_by_corpus"
 PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
-IN_BITS = ("bits_per_byte", "unrelated_text")
+IN_NATS_OR_BITS = ("bits_per_byte", "unrelated_text", "drift")
 HEADLINES = ("instruction_following", "domain_knowledge", "domain_knowledge_stored", "general", "bits_per_byte")
 
 
@@ -128,7 +128,8 @@ def interval_of(suite: str, score: Score) -> tuple[float, float] | None:
     """Return the 95% interval of a suite's score: of a share Wilson's, else 1.96 standard errors to each side; None
     without a standard error.
     """
-    if score.stderr is None or (suite.partition("/")[0].removesuffix("_by_corpus") not in IN_BITS and score.interval):
+    name = suite.partition("/")[0].partition(" ")[0].removesuffix("_by_corpus")
+    if score.stderr is None or (name not in IN_NATS_OR_BITS and score.interval):
         return score.interval
     return score.value - 1.96 * score.stderr, score.value + 1.96 * score.stderr
 
@@ -397,13 +398,15 @@ class TokenNumbers:
 
 
 def pooled(parts: Sequence[Score]) -> Score | None:
-    """Return the mean of several independent scores, weighted by their numbers of items."""
-    total = sum(part.n for part in parts)
-    if not total:
+    """Return the mean of several independent scores, each with the same weight, however many items it has: a later
+    checkpoint is asked less about each earlier corpus.
+    """
+    found = [part for part in parts if part.n]
+    if not found:
         return None
-    value = sum(part.n * part.value for part in parts) / total
-    variance = sum((part.n * (part.stderr or 0.0)) ** 2 for part in parts)
-    return Score(value, math.sqrt(variance) / total, total)
+    value = sum(part.value for part in found) / len(found)
+    variance = sum((part.stderr or 0.0) ** 2 for part in found)
+    return Score(value, math.sqrt(variance) / len(found), sum(part.n for part in found))
 
 
 def _following(measured: Measured | None) -> float | None:

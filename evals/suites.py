@@ -87,9 +87,13 @@ def corpus_limits(corpora: Collection[int], limit: int | None, earlier_limit: in
     """
     if not earlier_limit or len(corpora) < 2:
         return dict.fromkeys(corpora, limit)
-    share = max(1, earlier_limit // (len(corpora) - 1))
-    earlier = share if limit is None else min(limit, share)
-    return {corpus: limit if corpus == max(corpora) else earlier for corpus in corpora}
+    newest, *earlier = sorted(corpora, reverse=True)
+    share, rest = divmod(earlier_limit, len(earlier))
+    found = {newest: limit}
+    for index, corpus in enumerate(earlier):
+        most = max(1, share + (index < rest))
+        found[corpus] = most if limit is None else min(limit, most)
+    return found
 
 
 def sample(items: Sequence[Asked], limit: int | None) -> list[Asked]:

@@ -92,8 +92,10 @@ def read_plan(session: Session) -> CyclePlan | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return CyclePlan(int(data["first"]), from_json(CycleConfig, data["config"]), int(data.get("after", 0)))
-    except (ValueError, KeyError, TypeError, UsageError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 def drop_plan(session: Session) -> None:
@@ -181,24 +183,27 @@ def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number
 
 def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], decision: Decision, number: int) -> bool:
     """Evaluate every checkpoint that the rules are about on more items, if there are more and the budget allows it."""
-    asked = config.eval.limit
-    if asked is None or asked >= config.gate_samples:
-        return False
     names = references(session, rules, number)
     corpora = session.learnt_cycles(session.resolve(names[0]), number)
+    asked = config.eval.limit
     limits = corpus_limits(corpora, asked, config.eval.earlier_limit)
-    # A suite with fewer items than its limit has no more, and votes are not evaluated.
-    judged = [v for v in decision.verdicts if not v.suite.startswith(PREFERENCE)]
-    wanted = [v.n + v.more for v in judged if v.more is not None and v.n >= (limits.get(_corpus(v.suite)) or asked)]
+    wanted = []
+    for verdict in decision.verdicts:
+        limit = limits.get(_corpus(verdict.suite), asked)
+        # A suite with fewer items than its limit has no more, and votes are not evaluated.
+        if limit is None or not limit <= verdict.n < config.gate_samples or verdict.suite.startswith(PREFERENCE):
+            continue
+        if verdict.more is not None:
+            wanted.append(verdict.n + verdict.more)
     if not wanted:
         return False
     most = min(config.gate_samples, max(wanted))
     session.display.say(
-        f"gate: undecided, so up to {most:,} items of each suite are evaluated (budget {config.gate_samples:,})"
+        f"gate: undecided, so up to {most:,} items of a suite are evaluated (budget {config.gate_samples:,})"
     )
     larger = dataclasses.replace(
         config.eval,
-        limit=max(asked, most),
+        limit=None if asked is None else max(asked, most),
         earlier_limit=config.eval.earlier_limit and max(config.eval.earlier_limit, most * (len(corpora) - 1)),
     )
     for name in names:

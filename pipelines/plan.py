@@ -278,8 +278,8 @@ def _evaluated(card: Card, asked: _Asked) -> list[str]:
     if asked.distill.gather or size <= usable(card.memory, card.gpu):
         return []
     return [
-        f"not counted: a cycle's evaluations, in one process with the whole model ({size / 2**30:.0f} GiB of weights): "
-        "use midtrain and distill alone, and evaluate elsewhere; and the time to gather the layers for each token"
+        f"not counted: what one process does with the whole model ({size / 2**30:.0f} GiB of weights): evaluations, "
+        "the test of --until, replay; hence the command without them; and the time to gather the layers for each token"
     ]
 
 
@@ -390,10 +390,10 @@ def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processe
     docs = str(asked.docs) if asked.docs is not None else "DOCS"
     epochs = [] if asked.midtrain.epochs is None else ["--epochs", f"{asked.midtrain.epochs:g}"]
     begin = ["--model", asked.model, "--docs", docs, *epochs]
-    if asked.in_cycles:
+    if asked.in_cycles and asked.distill.gather:
         alone = [] if asked.knowledge else ["--knowledge-teacher", "none"]
         return _started(["cycle", *begin, *shared, *sampling, *alone], processes)
-    dials = ["--method", asked.distill.method]
+    dials = ["--method", asked.distill.method, *([] if asked.distill.gather else ["--until", "0"])]
     if asked.distill.teacher != build(DistillConfig, {"method": asked.distill.method}).teacher:
         dials += ["--teacher", asked.distill.teacher]
     if asked.knowledge:  # the default only inside a cycle

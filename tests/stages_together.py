@@ -61,6 +61,19 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
         dataclasses.replace(LEARN, shard="student"),
         dataclasses.replace(RESTORE, divergence="sampled", knowledge_teacher=None, gather=False, **CUT),
     ),
+    "cut-lora-sampled": (
+        dataclasses.replace(LEARN, tuning="lora", lora_rank=4, **CUT),
+        dataclasses.replace(
+            RESTORE,
+            tuning="auto",
+            divergence="sampled",
+            knowledge_teacher=None,
+            gather=False,
+            seed=1,
+            token_budget=32,
+            **CUT,
+        ),
+    ),
     "cut-lora": (
         dataclasses.replace(LEARN, tuning="lora", lora_rank=4, **CUT),
         dataclasses.replace(RESTORE, tuning="auto", anchor=0.1, gather=False, **CUT),

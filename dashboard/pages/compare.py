@@ -256,18 +256,19 @@ def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scor
         return markup.card("Final scores", "None of the checkpoints that these stages made has been evaluated.", "")
     rows = []
     for named, name, one in zip(chosen, names, scores, strict=True):
-        found = [getattr(one, suite, None) for _, suite in asked] + [one.others.get(o) if one else None for o in others]
-        rows.append([esc(name), esc(named.method), *(_score(score) for score in found)])
+        found = [(suite, getattr(one, suite, None)) for _, suite in asked]
+        found += [(other, one.others.get(other) if one else None) for other in others]
+        rows.append([esc(name), esc(named.method), *(_score(suite, score) for suite, score in found)])
     columns = ("Stage", "Method", *(title for title, _ in asked), *others)
-    note = "Scores of each stage's checkpoint: mean, half-width of the 95% interval, and number of items."
+    note = "Scores of each stage's checkpoint: mean, 95% interval, and number of items."
     table = markup.table(columns, rows, caption="Final scores by stage")
     return markup.card("Final scores", note, f'<div class="stacked">{table}</div>')
 
 
-def _score(score: Any) -> str:
+def _score(suite: str, score: Any) -> str:
     if score is None:
         return DASH
-    return f"<b>{share(score)}</b> <small>{interval(score)}</small>"
+    return f"<b>{share(score)}</b> <small>{interval(score, suite)}</small>"
 
 
 def _costs(chosen: Sequence[Named], names: Sequence[str]) -> str:

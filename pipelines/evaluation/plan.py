@@ -133,8 +133,8 @@ def plan_evaluate(
     notes = [f"IFEval's own prompts from {config.ifeval}"] if config.ifeval else []
     notes += [f"bits per byte on {len(inputs.texts)} texts from {config.texts}"] if inputs.texts else []
     limits = suites.corpus_limits(inputs.corpora, config.limit, config.earlier_limit)
-    cut = {limits[k] for k, corpus in inputs.corpora.items() if _cut(corpus, limits[k], config.limit)}
-    notes += [f"of each earlier corpus at most {most} questions (--earlier-limit)" for most in cut]
+    cut = [limits[k] or 0 for k, corpus in inputs.corpora.items() if _cut(corpus, limits[k], config.limit)]
+    notes += [f"of each earlier corpus at most {max(cut)} questions (--earlier-limit)"] if cut else []
     notes += [f"lm-eval task {name}: {len(task.eval_docs):,} items" for name, task in inputs.tasks.items()]
     return EvalPlan(
         checkpoint.name,

@@ -69,7 +69,7 @@ def _blocks(session: Session, row: records.CycleRow, evidence: Mapping[str, Any]
     yield Heading(2, "Decision")
     yield from _decision(session, row)
     yield Heading(2, "Figures")
-    yield Paragraph("Scores with the 95% half-width of their interval, and n.")
+    yield Paragraph("Scores with their 95% interval, and n.")
     yield _scores(row)
     for name, found in evidence["compared_with"].items():
         yield from _tests(name, evidence["checkpoint"], found)
@@ -266,7 +266,7 @@ def model_card(session: Session, checkpoint: Checkpoint) -> str:
         Heading(1, front.pop("name")),
         Paragraph(f"{front.pop('description')}."),
         Heading(2, "Scores"),
-        Paragraph("With the 95% half-width of their interval, and n. Base is the clean model."),
+        Paragraph("With their 95% interval, and n. Base is the clean model."),
         _card_scores(session, checkpoint),
         Heading(2, "Documents"),
         Table(

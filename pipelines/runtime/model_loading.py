@@ -72,9 +72,26 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
     )
 
 
-def load_frozen(checkpoint: Checkpoint, config: ModelConfig, sharing: Loaded | None = None) -> Loaded:
-    """Load a checkpoint that is not trained. An adapter can share the base weights of the loaded model ``sharing``."""
-    return load_model(checkpoint.weights, tuning="frozen", adapter=checkpoint.adapter, beside=sharing, **_place(config))
+def load_frozen(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    sharing: Loaded | None = None,
+    *,
+    shard: bool = False,
+    offload: bool = False,
+) -> Loaded:
+    """Load a checkpoint that is not trained, perhaps in shards (:func:`load_model`). An adapter can share the base
+    weights of the loaded model ``sharing``.
+    """
+    return load_model(
+        checkpoint.weights,
+        tuning="frozen",
+        adapter=checkpoint.adapter,
+        beside=sharing,
+        shard=shard,
+        offload=offload,
+        **_place(config),
+    )
 
 
 @dataclass
@@ -154,21 +171,23 @@ def teacher_of(
 
     If the teacher is an adapter on the student's base, only the adapter is loaded; ``held`` is the teacher's model if
     it is in memory already. The base weights of a quantised student are not shared, unless the configuration says so.
-    With ``--shard full`` and several processes the layers of a copy are sharded.
+    With ``--shard full`` and several processes the layers of a copy are sharded, unless it is sampled from.
     """
     shared = loaded.tuning == "lora" and not config.clean_teacher and share_base_weights(student, teacher)
     if shared and teacher.adapter is None:
         return AdapterOff(loaded)
-    model = held or load_frozen(teacher, config, sharing=loaded if shared and not loaded.sharded else None)
-    sharded = config.shard == "full" and distributed.size() > 1
-    return Frozen(shard_layers(model, config.offload) if sharded else model)
+    sharded = config.shard == "full" and distributed.size() > 1 and not getattr(config, "continuation", 0)
+    if held is not None:
+        return Frozen(shard_layers(held, config.offload) if sharded else held)
+    sharing = loaded if shared and not loaded.sharded else None
+    return Frozen(load_frozen(teacher, config, sharing, shard=sharded, offload=config.offload))
 
 
 def self_teacher(student: Checkpoint, loaded: Loaded, config: DistillConfig) -> Teacher:
     """Return the student as its own teacher: its current weights, or a copy that stays fixed or is a moving average."""
     if config.teaching.kind == "self":
         return CurrentStudent(loaded)
-    whole = config if config.shard == "full" else replace(config, shard="none", offload=False)
+    whole = config if config.shard == "full" else replace(config, shard="none", offload=False, gather=True)
     shares = loaded.tuning == "lora" and not loaded.sharded and share_base_weights(student, student)
     if loaded.sharded and config.teaching.kind == "ema":
         raise UsageError("--teacher ema averages unsharded weights: use --shard none")
@@ -420,6 +439,8 @@ class LoadedModels:
 def _in_pieces(timed: object) -> bool:
     """Whether every process must run a teacher's layers at the same time."""
     teacher = timed.teacher if isinstance(timed, TimedTeacher) else None
+    if isinstance(teacher, (AdapterOff, CurrentStudent)):
+        return teacher.student.in_pieces
     return isinstance(teacher, Frozen) and teacher.loaded.in_pieces
 
 

@@ -319,8 +319,6 @@ class DistillConfig(TrainingConfig):
             raise UsageError(
                 "several weighted teachers exclude --divergence sampled and --continuation: choose another --divergence"
             )
-        if self.continuation and self.shard == "full":
-            raise UsageError("--continuation samples from the teacher, which --shard full shards: use --shard student")
         if (self.routes or self.knowledge_teacher) and self.lam == 0.0:
             raise UsageError("--expert and --knowledge-teacher name teachers, which --lambda 0 disables: raise it")
         if self.lam > 0.0 and teaching.kind == "none":

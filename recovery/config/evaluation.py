@@ -18,9 +18,9 @@ class EvalConfig(ModelConfig):
     checkpoint: str = "latest"
     limit: int | None = setting(1000, "Maximum items per suite.", minimum=1)
     earlier_limit: int = setting(
-        2000,
-        "Maximum questions about all earlier cycles' documents together, evenly from each, so that evaluations do not "
-        "take longer from cycle to cycle; 0: only --limit.",
+        5000,
+        "Maximum items of a suite about all earlier cycles' documents together, evenly from each, so that evaluations "
+        "do not take longer from cycle to cycle; 0: only --limit.",
         minimum=0,
     )
     max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")

@@ -125,12 +125,16 @@ class DistillationObjective:
         return student.hidden(batch), None
 
     @torch.no_grad()
-    def not_finite(self, batch: Batch) -> str | None:
-        """Return which teacher, or which input of a batch's loss, is not finite; None if all are."""
+    def not_finite(self, batch: Batch, *, alone: bool = False) -> str | None:
+        """Return which teacher, or which input of a batch's loss, is not finite; None if all are. ``alone``: only what
+        this process can tell without the others.
+        """
         for name in ("advantages_N", "old_logprobs_N"):
             values_N = getattr(batch, name)
             if values_N is not None and not bool(values_N.isfinite().all()):
                 return f"the rows' {name.removesuffix('_N').replace('_', ' ')} are not"
+        if alone:
+            return None
         found = self.teachers.get(batch.teacher)
         several = [teacher for teacher, _ in found.parts] if isinstance(found, Weighted) else [found]
         for teacher in [*several, self.anchor if self._anchored else None]:

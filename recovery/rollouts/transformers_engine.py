@@ -158,12 +158,13 @@ class TransformersEngine:
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
     ) -> list[Completion]:
         """Return one completion per prompt, in order. Raise UsageError for a prompt that leaves no room."""
-        self.sync()
-        check_room(prompts, self.loaded.max_length)
-        results = self._empty_results(prompts, sampling, progress)
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
-        aside: list[_ActiveRows] = []
+        # One that fails in pieces must not leave the others waiting for its layers.
         with self.loaded.together(), self.loaded.inference(), self.loaded.autocast():
+            self.sync()
+            check_room(prompts, self.loaded.max_length)
+            results = self._empty_results(prompts, sampling, progress)
+            order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
+            aside: list[_ActiveRows] = []
             while order or aside:
                 held = sum(self._held(live, results) for live in aside)
                 if aside and (not order or held > self.token_budget // 2):

@@ -78,7 +78,7 @@ class Objective(Protocol):
 
     def __call__(self, student: Loaded, batch: Batch) -> LossOutput: ...
 
-    def not_finite(self, batch: Batch) -> str | None:
+    def not_finite(self, batch: Batch, *, alone: bool = False) -> str | None:
         """Return what of a batch, other than the student, is not finite; None if all of it is."""
         ...
 
@@ -369,9 +369,8 @@ class _Run:
         cause = (
             f"the student's weights are not ({source})"
             if source
-            else "the student's or its teacher's logits are not"
-            if sharded
-            else self.objective.not_finite(batch) or "the student's logits are not"
+            else self.objective.not_finite(batch, alone=sharded)
+            or ("the student's or its teacher's" if sharded else "the student's") + " logits are not"
         )
         raise RecoveryError(
             f"the loss is not finite ({output.metric}): {cause}; lower --lr, or use --precision float32; the last "

@@ -36,7 +36,10 @@ def test_the_trade_has_a_point_a_checkpoint_with_intervals(overview: Overview) -
     recovered = overview.cycles[1].recovered
     assert recovered is not None and recovered.scores.instruction_following is not None
     assert found["recovered"].y[1] == recovered.scores.instruction_following.value
-    assert found["recovered"].error_y.array[1] == pytest.approx(1.96 * recovered.scores.instruction_following.stderr)
+    score = recovered.scores.instruction_following
+    low, high = score.interval or (0.0, 0.0)
+    bars = found["recovered"].error_y
+    assert (bars.arrayminus[1], bars.array[1]) == (pytest.approx(score.value - low), pytest.approx(high - score.value))
 
 
 def test_knowledge_grows_to_the_right_as_corpora_are_learnt(overview: Overview) -> None:

@@ -159,6 +159,7 @@ def test_a_limit_holds_for_every_suite(loaded: Loaded) -> None:
 def test_earlier_corpora_share_a_fixed_number_of_questions(loaded: Loaded) -> None:
     assert suites.corpus_limits([3, 1, 2], 1000, 600) == {3: 1000, 1: 300, 2: 300}
     assert suites.corpus_limits([1, 2, 3], 100, 600) == {3: 100, 1: 100, 2: 100}
+    assert suites.corpus_limits([1, 2, 3, 4], 9, 8) == {4: 9, 3: 3, 2: 3, 1: 2}
     assert suites.corpus_limits(range(1, 9), None, 3) == {8: None} | dict.fromkeys(range(1, 8), 1)
     assert suites.corpus_limits([1, 2], 5, 0) == {1: 5, 2: 5} and suites.corpus_limits([], 5, 2) == {}
     results = evaluate(

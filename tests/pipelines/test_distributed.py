@@ -24,11 +24,18 @@ SCRIPT = ROOT / "tests" / "stages_together.py"
 # The stages of one launch of two processes; those with adapters are slow tests.
 GROUPS = [
     pytest.param(("full", "cut"), id="whole"),
-    pytest.param(("lora", "cut-lora", "cut-sampled"), id="adapted", marks=pytest.mark.slow),
+    pytest.param(("lora", "cut-lora", "cut-sampled", "cut-lora-sampled"), id="adapted", marks=pytest.mark.slow),
 ]
 # The models whose layers two processes shard: of each training the student, and all teachers that it does not hold; and
 # how often the student is gathered: before and after each of four steps, unless it is sampled from in pieces.
-SHARDED = {"full": [0, 0], "lora": [0, 0], "cut": [4, 8], "cut-lora": [3, 0], "cut-sampled": [3, 0]}
+SHARDED = {
+    "full": [0, 0],
+    "lora": [0, 0],
+    "cut": [4, 8],
+    "cut-lora": [3, 0],
+    "cut-sampled": [3, 0],
+    "cut-lora-sampled": [2, 0],
+}
 STEPS = 80
 LONG = ("--steps", STEPS, "--batch-tokens", 64, "--row-length", 64, "--lr", "1e-3", "--precision", "float32")
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -227,5 +227,6 @@ def test_a_model_that_no_gpu_holds_fits_in_pieces_and_the_plan_says_what_does_no
     gathered, pieces = (make_plan(large, "8x80GB", flags=flags).cards[0] for flags in ({}, {"gather": False}))
     assert gathered.recommended is None and pieces.recommended is not None
     assert "--shard full --no-gather" in pieces.choices[pieces.recommended].command
-    assert "evaluations, in one process with the whole model (131 GiB" in " ".join(pieces.notes)
+    assert "--until 0" in pieces.choices[pieces.recommended].command
+    assert "the whole model (131 GiB of weights): evaluations" in " ".join(pieces.notes)
     assert not any("evaluations" in note for note in gathered.notes)

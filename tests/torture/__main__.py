@@ -43,6 +43,8 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := [name for name in given.campaigns if name not in known]:
         parser.error(f"there is no campaign {unknown[0]}: use {', '.join(known)}")
+    if given.only is not None and given.write:
+        parser.error("--write is for whole campaigns: omit --only")
     found: dict[str, Outcome] = {}
     for name in given.campaigns:
         print(f"{name}: --seed {given.seed}", flush=True)
