@@ -181,9 +181,7 @@ def train(
     run = _Run(loaded, objective, settings, params, optimizers, instrumentation, should_stop)
 
     def on_main(work: Callable[[], T]) -> T:
-        """Run ``work`` in the main process; if there are helpers, every process has the whole model meanwhile, unless
-        it is not to be gathered.
-        """
+        """Run ``work`` in the main process; with helpers all have the whole model, unless it is not gathered."""
         with loaded.whole() if helpers and settings.gather else contextlib.nullcontext():
             return distributed.lead(work, helpers)
 
