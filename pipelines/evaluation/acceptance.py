@@ -165,23 +165,46 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
         for name, one in pairs.items()
         if one is not None and one.checkpoint.id != end.id
     }
-    evidence = {"checkpoint": end.name, "compared_with": found, "knowledge": matrix(rows, number).to_json()}
+    evidence = {
+        "checkpoint": end.name,
+        "compared_with": found,
+        "knowledge": matrix(session.tracker.database, rows, number).to_json(),
+    }
     details = dict(row.cycle.details) | {"evidence": evidence}
     session.tracker.cycle(session.experiment_id, number, details=details)
     return evidence
 
 
-def matrix(rows: Iterable[records.CycleRow], last: int) -> KnowledgeMatrix:
+def matrix(database: Database, rows: Iterable[records.CycleRow], last: int) -> KnowledgeMatrix:
     """Return the knowledge of every corpus so far, asked as questions, after each cycle up to ``last`` that was not
-    rejected or rolled back.
+    rejected or rolled back. All scores on one corpus are of the same items: later cycles may ask fewer about it.
     """
     kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in LEFT]
-    ends = [(row.cycle.number, row.end, row.base) for row in kept]
-    known = [(number, end, base) for number, end, base in ends if end is not None]
-    values = tuple({j: s.value for j, s in end.scores.domain_knowledge_by_corpus.items()} for _, end, _ in known)
+    known = [(row.cycle.number, row.end, row.base) for row in kept if row.end is not None]
+    ends = [end for _, end, _ in known]
     base = known[0][2] if known else None
-    chance = {j: s.value for j, s in base.scores.domain_knowledge_by_corpus.items()} if base is not None else {}
-    return KnowledgeMatrix(tuple(number for number, _, _ in known), values, chance)
+    measured = [*ends, base] if base is not None else ends
+    scores = [{j: s.value for j, s in one.scores.domain_knowledge_by_corpus.items()} for one in measured]
+    for corpus in {j for one in scores for j in one}:
+        having = [i for i, one in enumerate(scores) if corpus in one]
+        if len({measured[i].scores.domain_knowledge_by_corpus[corpus].n for i in having}) > 1:
+            shared = _on_shared_items(database, corpus, [measured[i].checkpoint.id for i in having])
+            for i, value in zip(having, shared, strict=True):
+                scores[i][corpus] = value
+    chance = scores[len(ends)] if base is not None else {}
+    return KnowledgeMatrix(tuple(number for number, _, _ in known), tuple(scores[: len(ends)]), chance)
+
+
+def _on_shared_items(database: Database, corpus: int, checkpoints: Sequence[int]) -> list[float]:
+    """Return each checkpoint's score on the questions about a corpus that all of them were asked; its recorded score
+    if there are none.
+    """
+    evaluations = [newest(database, checkpoint)[f"domain_knowledge/{corpus}"] for checkpoint in checkpoints]
+    asked = [judged(queries.judged_items(database, evaluation.id)) for evaluation in evaluations]
+    shared = set.intersection(*map(set, asked))
+    if not shared:
+        return [float(evaluation.value or 0.0) for evaluation in evaluations]
+    return [sum(items[key].score for key in shared) / len(shared) for items in asked]
 
 
 def _compared(database: Database, first: int, second: int) -> dict[str, Any]:

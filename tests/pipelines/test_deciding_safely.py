@@ -13,7 +13,7 @@ from db import DatabaseError, decide, queries
 from pipelines import cycle
 from pipelines.cycle import drop_plan, start_cycles
 from pipelines.distillation.stage import distill
-from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, decide_cycle
+from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.midtrain import midtrain
 from pipelines.prune import plan_prune, prune
@@ -198,3 +198,33 @@ def test_the_same_id_over_other_words_is_another_item(session: Session) -> None:
     keys = [queries.judged_items(session.tracker.database, number)[0][0] for number in numbers]
     assert len(set(keys)) == 3
     assert queries.asked("user: A\n\nassistant: one") == queries.asked("user: A\n\nassistant: two")
+
+
+def test_knowledge_is_compared_on_the_questions_that_every_cycle_was_asked(session: Session) -> None:
+    def evaluated(checkpoint: int, right: dict[int, bool]) -> None:
+        items = [{"id": f"q{n}", "prompt": "Who?", "response": "", "score": float(won)} for n, won in right.items()]
+        control = {"id": "control", "prompt": "Who?", "response": "", "score": 1.0, "extra": {"headline": False}}
+        session.tracker.add_evaluation(
+            checkpoint, "domain_knowledge", corpus=1, value=sum(right.values()) / len(right), stderr=0.1, n=len(right),
+            items=[*items, control],
+        )  # fmt: skip
+
+    tracker, experiment = session.tracker, session.experiment_id
+    base = session.base.id or 0
+    evaluated(base, {0: True, 1: False, 2: False, 3: False})
+    answers = (
+        {0: True, 1: True, 2: False, 3: False},
+        {1: True, 2: False},
+    )  # the second cycle asks half of the questions
+    for number, right in enumerate(answers, start=1):
+        tracker.cycle(experiment, number, documents=f"./q{number}", corpus_hash=str(number) * 64)
+        name = f"cycle-{number}/recovered"
+        checkpoint = tracker.add_checkpoint(
+            experiment, name, "recovered", path=name, content_hash=str(number) * 64, parent_id=base,
+            cycle_id=session.cycle_id(number),
+        )  # fmt: skip
+        evaluated(checkpoint, right)
+    first, second = (conclude(session, number)["knowledge"] for number in (1, 2))
+    assert (first["rows"], first["chance"]) == ([{"1": 0.5}], {"1": 0.25})
+    assert (second["rows"], second["chance"]) == ([{"1": 0.5}, {"1": 0.5}], {"1": 0.0})
+    assert (second["kept"], second["forgetting"]) == ({"1": 1.0}, {"1": 0.0})
