@@ -107,7 +107,7 @@ lock: $(READY)  ## Write requirements/lock.txt and torch.txt from pyproject.toml
 	$(COMPILE) pyproject.toml --no-deps --no-annotate --no-header | grep '^torch==' > $(TORCH)
 
 bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## The benchmarks that take minutes; each prints its ratio
-	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.startup --write
 	$(BENCH)/bin/python -m benchmarks.loss --write
 	$(BIN)/python -m benchmarks.attention --write
 	$(BENCH)/bin/python -m benchmarks.step --write

@@ -29,7 +29,8 @@ from recovery.losses.dense import divergence
 from recovery.losses.fused import fused_loss
 from recovery.losses.terms import Term
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 
 TOKEN_BUDGET = 1024
 

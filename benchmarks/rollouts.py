@@ -25,7 +25,10 @@ from benchmarks import _report
 from recovery.data.prompts import behaviour_prompts
 from recovery.miniature import materialise
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Sampling, SyncedEngine, TransformersEngine, VllmSampler
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.vllm_engine import VllmSampler
+from recovery.rollouts.weight_sync import SyncedEngine
 
 GOALS = {"ours": 1.3, "vllm": 1.4}
 Side = Callable[[Sequence[Sequence[int]], Sampling], int]

@@ -34,7 +34,8 @@ from benchmarks.lora import random_model
 from recovery.batching import Row
 from recovery.losses.objective import DistillationObjective
 from recovery.models.loading import Loaded, LoraSettings, load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import AdapterOff, Frozen, Teacher
 from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
 

@@ -34,7 +34,8 @@ from recovery.models.gguf_files.conversion import converted, user_cache
 from recovery.models.hardware import pick_precision
 from recovery.models.loading import Loaded, LoraSettings, load_model
 from recovery.rng import derive_seed
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import AdapterOff, Frozen
 from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
 from recovery.types import Message

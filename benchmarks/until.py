@@ -54,7 +54,7 @@ from recovery.losses.objective import MAIN_TEACHER, DistillationObjective
 from recovery.miniature import materialise, write_corpora
 from recovery.models.loading import load_model
 from recovery.rng import RandomStream
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import Frozen
 from recovery.training.loop import Hooks, train
 from recovery.types import Prompt

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dashboard import downloads, health
 from dashboard.access import HEADERS, LONGEST_REQUEST, Access, is_used
 from dashboard.ask_process import Asker
-from dashboard.theme import SCRIPT, STYLE, theme
+from dashboard.theme import SCRIPT, STYLE, WEIGHTS
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
 
@@ -160,7 +160,7 @@ class _Announced(uvicorn.Server):
 def look() -> dict[str, Any]:
     """Return Gradio's settings: theme and style, without features that need a network or keep a history."""
     return {
-        "theme": theme(),
+        "theme": _theme(),
         "css_paths": [STYLE],
         "head": f"<script>{SCRIPT.read_text(encoding='utf-8')}</script>",
         "footer_links": [],
@@ -175,3 +175,22 @@ def look() -> dict[str, Any]:
 def _named(request: Request) -> str | None:
     """Return the authenticated user of a request, who is recorded with decisions."""
     return getattr(request.state, "user", None)
+
+
+def _theme() -> gr.themes.Base:
+    """Return the Gradio theme."""
+    return gr.themes.Base(
+        primary_hue=gr.themes.colors.blue,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_md,
+        font=(gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "system-ui", "sans-serif"),
+        font_mono=(gr.themes.LocalFont("IBM Plex Mono", weights=(400,)), "ui-monospace", "monospace"),
+    ).set(
+        body_background_fill="#f6f7f9",
+        body_background_fill_dark="#0e1116",
+        block_background_fill="transparent",
+        block_background_fill_dark="transparent",
+        block_border_width="0px",
+        block_shadow="none",
+        block_padding="0px",
+    )

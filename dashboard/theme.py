@@ -1,10 +1,8 @@
-"""Colours, fonts and the style sheet. Fonts come with Gradio: nothing is loaded from the network."""
+"""Colours, weights of fonts and the style sheet. Fonts come with Gradio: nothing is loaded from the network."""
 
 from __future__ import annotations
 
 from pathlib import Path
-
-import gradio as gr
 
 STYLE = Path(__file__).with_name("style.css")
 SCRIPT = Path(__file__).with_name("page.js")
@@ -22,22 +20,3 @@ WEIGHTS = (400, 700)
 
 INK = "#5b6675"  # text and lines inside figures; the style sheet adapts them to the dark theme
 GRID = "#e4e8ee"
-
-
-def theme() -> gr.themes.Base:
-    """Return the Gradio theme."""
-    return gr.themes.Base(
-        primary_hue=gr.themes.colors.blue,
-        neutral_hue=gr.themes.colors.slate,
-        radius_size=gr.themes.sizes.radius_md,
-        font=(gr.themes.LocalFont("IBM Plex Sans", weights=WEIGHTS), "system-ui", "sans-serif"),
-        font_mono=(gr.themes.LocalFont("IBM Plex Mono", weights=(400,)), "ui-monospace", "monospace"),
-    ).set(
-        body_background_fill="#f6f7f9",
-        body_background_fill_dark="#0e1116",
-        block_background_fill="transparent",
-        block_background_fill_dark="transparent",
-        block_border_width="0px",
-        block_shadow="none",
-        block_padding="0px",
-    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from recovery.models.chat_template import ChatFormat
-from recovery.rollouts import Completion, Engine, Progress, Sampling
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.types import Message
 
 # progress(suite or step, items done, items in total, tokens sampled or scored so far)

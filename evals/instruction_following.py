@@ -16,7 +16,7 @@ from evals.grading import graded
 from recovery.data.checkers import check_prompts
 from recovery.errors import UsageError
 from recovery.models.chat_template import ChatFormat
-from recovery.rollouts import Engine, Progress
+from recovery.rollouts.engine import Engine, Progress
 from recovery.types import Check, Message, Prompt, SuiteResult
 
 

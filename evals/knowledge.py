@@ -14,17 +14,22 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evals.generation import Answer, answer
-from evals.loglikelihood import Likelihood, Request, likelihoods
 from evals.probe_formats import GAPS, NATURAL
 from evals.statistics import ratio_of, score_of
 from recovery.errors import UsageError
+from recovery.lazy_import import lazily
 from recovery.models.chat_template import ChatFormat
-from recovery.models.loading import Loaded
-from recovery.rollouts import Engine, Progress
+from recovery.rollouts.engine import Engine, Progress
 from recovery.types import Item, Message, Probe, Score, SuiteResult
+
+if TYPE_CHECKING:
+    from evals.loglikelihood import Likelihood, Request
+    from recovery.models.loading import Loaded
+
+loglikelihood = lazily("evals.loglikelihood")
 
 # Maximum window, in tokens, for held-out documents, even if the model's window is longer.
 LONGEST_WINDOW = 4096
@@ -112,7 +117,7 @@ def choose(
             raise UsageError(f"probe {probe.id!r}: a choice needs at least two candidates, including the first answer")
     requests, places = _choice_requests(loaded, selected)
     per_probe = _per_probe(places, progress)
-    scored = likelihoods(loaded, requests, token_budget=token_budget, progress=per_probe)
+    scored = loglikelihood.likelihoods(loaded, requests, token_budget=token_budget, progress=per_probe)
     items = [
         _choice_item(probe, [scored[index][0] for index in place])
         for probe, place in zip(selected, places, strict=True)
@@ -155,7 +160,9 @@ def bits_per_byte(
     members: list[list[int]] = [[] for _ in kept]
     for number, owner in enumerate(owners):
         members[owner].append(number)
-    scored = likelihoods(loaded, requests, token_budget=token_budget, progress=_per_probe(members, progress))
+    scored = loglikelihood.likelihoods(
+        loaded, requests, token_budget=token_budget, progress=_per_probe(members, progress)
+    )
     bits = [-sum(scored[number][0].total for number in place) / math.log(2) for place in members]
     sizes = [len(text.encode("utf-8")) for text in kept]
     items = tuple(

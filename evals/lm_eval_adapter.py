@@ -21,7 +21,7 @@ from evals.generation import Answer, generate
 from evals.lm_eval_tasks import quiet
 from evals.loglikelihood import likelihoods
 from recovery.models.loading import Loaded
-from recovery.rollouts import Engine, Progress, Sampling
+from recovery.rollouts.engine import Engine, Progress, Sampling
 from recovery.types import Message
 
 

@@ -18,7 +18,7 @@ from transformers import DynamicCache
 from recovery.errors import UsageError
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded
-from recovery.rollouts import Progress
+from recovery.rollouts.engine import Progress
 
 # Maximum number of logits in memory at once: 64 MB in float32 for any vocabulary.
 LOGITS_AT_ONCE = 2**24

@@ -18,7 +18,7 @@ from recovery.data.checkers import check_prompts, checkers, fixed_draws
 from recovery.data.nltk_data import prepare
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded
-from recovery.rollouts import Engine, Progress
+from recovery.rollouts.engine import Engine, Progress
 from recovery.types import SuiteResult
 
 # IFEval's packaged limit on generated tokens.

@@ -20,7 +20,7 @@ from recovery.data.corpus.passages import Passage
 from recovery.data.corpus.question_templates import BLANK, place_of
 from recovery.data.corpus.text import normalise as wording
 from recovery.models.chat_template import ChatFormat
-from recovery.rollouts import Engine
+from recovery.rollouts.engine import Engine
 from recovery.types import Message, Probe
 
 _WRITE = (

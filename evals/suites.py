@@ -7,15 +7,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from evals import instruction_following, knowledge
 from evals.behaviour import SUITES, Behaviour
 from evals.generation import SuiteProgress, counted
 from recovery.data.nltk_data import prepare
-from recovery.models.loading import Loaded
-from recovery.rollouts import CachingEngine, Engine
+from recovery.rollouts.completion_cache import CachingEngine
+from recovery.rollouts.engine import Engine
 from recovery.types import Probe, Prompt, SuiteResult
+
+if TYPE_CHECKING:
+    from recovery.models.loading import Loaded
 
 Asked = TypeVar("Asked", Prompt, Probe)
 

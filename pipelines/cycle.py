@@ -7,15 +7,13 @@ failed resumes where it ended.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from db import queries, records
 from evals.acceptance_rules import PREFERENCE, Decision, Rule
 from evals.suites import PER_CORPUS, corpus_limits
+from pipelines.cycle_plan import STOPPED, CyclePlan, drop_plan, interrupted, read_plan, write_plan
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import (
@@ -28,7 +26,7 @@ from pipelines.evaluation.acceptance import (
     rules_of,
 )
 from pipelines.evaluation.plan import EVERYTHING, Scope
-from pipelines.evaluation.stage import IMPORTED, corpora_measured, evaluate, measured
+from pipelines.evaluation.stage import corpora_measured, evaluate, measured
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.reports.cycle_report import write_report
@@ -40,30 +38,9 @@ from recovery.config import (
     InterpolateConfig,
     MidtrainConfig,
     from_json,
-    to_json,
 )
 from recovery.errors import UsageError
-from recovery.workspace import Checkpoint, write_atomically
-
-PLAN = "plan.json"
-STOPPED = ("interrupted", "failed")
-
-
-@dataclass(frozen=True)
-class CyclePlan:
-    """The planned cycles: their settings, the number of the first, and the id of the last stage before them.
-
-    Unfinished stages of earlier attempts at the same cycle numbers are ignored.
-    """
-
-    first: int
-    config: CycleConfig
-    after: int = 0
-
-    @property
-    def last(self) -> int:
-        """The number of the last cycle."""
-        return self.first + len(self.config.docs) - 1
+from recovery.workspace import Checkpoint
 
 
 def start_cycles(session: Session, config: CycleConfig) -> None:
@@ -79,28 +56,8 @@ def start_cycles(session: Session, config: CycleConfig) -> None:
     )  # report errors before anything is trained
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
-    text = json.dumps({"first": plan.first, "after": plan.after, "config": to_json(config)}, indent=2)
-    write_atomically(session.workspace.folder / PLAN, text + "\n")
+    write_plan(session, plan)
     run_plan(session, plan)
-
-
-def read_plan(session: Session) -> CyclePlan | None:
-    """Return the unfinished plan, if there is one."""
-    path = session.workspace.folder / PLAN
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return CyclePlan(int(data["first"]), from_json(CycleConfig, data["config"]), int(data.get("after", 0)))
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
-    except UsageError as error:
-        raise UsageError(f"{path}: {error}") from error
-
-
-def drop_plan(session: Session) -> None:
-    """Delete the unfinished plan; its checkpoints stay."""
-    (session.workspace.folder / PLAN).unlink(missing_ok=True)
 
 
 def run_plan(session: Session, plan: CyclePlan) -> None:
@@ -240,32 +197,14 @@ def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number:
     return distill(session, config, cycle=number, resume=stopped)
 
 
-def resumable(session: Session) -> records.Stage | None:
-    """Return the newest stage that was interrupted or failed and not replaced by a finished one.
-
-    An import is not resumed: the same command starts it again.
-    """
-    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
-    done: set[tuple[Any, ...]] = set()
-    for stage in stages:
-        key = (stage.kind, stage.cycle, stage.student_id if stage.kind == "evaluate" else None)
-        if stage.status == "finished":
-            done.add(key)
-        elif stage.status in STOPPED and key not in done and IMPORTED not in stage.config:
-            return stage
-    return None
-
-
 def resume(session: Session) -> str:
     """Resume what was interrupted and return one line about it. Raises UsageError if nothing was."""
     session.remove_finished()
-    plan = read_plan(session)
+    plan, stage = interrupted(session)
     if plan is not None:
         run_plan(session, plan)
         return f"cycles {plan.first} to {plan.last} are done"
-    stage = resumable(session)
-    if stage is None:
-        raise UsageError(f"nothing in {session.workspace.folder} was interrupted: there is nothing to resume")
+    assert stage is not None
     session.display.say(
         f"resuming {stage.kind} (stage {stage.id}), which was {stage.status} at step {stage.steps_done}"
     )

@@ -26,7 +26,7 @@ from recovery.data.prompts import behaviour_prompts
 from recovery.errors import UsageError
 from recovery.models.interpolation import Interpolation
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Engine, Progress
+from recovery.rollouts.engine import Engine, Progress
 from recovery.types import Probe, Prompt, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
 

@@ -33,7 +33,7 @@ from recovery.losses.objective import MAIN_TEACHER
 from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import load_chat
 from recovery.rng import RandomStream
-from recovery.rollouts import Sampling
+from recovery.rollouts.engine import Sampling
 from recovery.training.loop import Hooks, StepBatch
 from recovery.types import Prompt
 from recovery.workspace import Checkpoint

@@ -37,6 +37,7 @@ from recovery.data.corpus import read_corpus
 from recovery.errors import ModelError, RecoveryError
 from recovery.lazy_import import lazily
 from recovery.miniature.package import WEIGHTS
+from recovery.models.base_folder import resolve_base
 from recovery.models.folder_check import check_model, read_config
 from recovery.models.gguf_files import is_gguf
 from recovery.vllm_memory import WEIGHTS_ALLOWED, WORKSPACE
@@ -236,7 +237,7 @@ def _config_of(path: Path) -> dict[str, Any]:
     if (path / "config.json").is_file():
         check_model(path)
         return read_config(path / "config.json")
-    return read_config(Path(loading.resolve_base(path)[0]) / "config.json")
+    return read_config(Path(resolve_base(path)[0]) / "config.json")
 
 
 def _document_tokens(model: str, docs: Path, config: MidtrainConfig) -> int:

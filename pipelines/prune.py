@@ -11,7 +11,7 @@ from typing import Any
 
 from db import queries
 from db.schema import LEFT
-from pipelines.cycle import STOPPED, read_plan
+from pipelines.cycle_plan import STOPPED, read_plan
 from pipelines.runtime.checkpoint_names import find
 from pipelines.runtime.session import Session
 from recovery.config import to_json

@@ -11,7 +11,7 @@ from pipelines.runtime.signals import StopSignals
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded
-from recovery.rollouts import Completion, Engine, Progress, Sampling
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 
 
 def continuation_logprobs(loaded: Loaded, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:

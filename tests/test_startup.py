@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from recovery._startup import StartupFinder
 from recovery.lazy_import import lazily
 
@@ -38,6 +41,41 @@ def test_a_lazy_module_is_imported_at_its_first_use(monkeypatch: pytest.MonkeyPa
     module = lazily("colorsys")
     assert "colorsys" not in sys.modules
     assert module.rgb_to_hls(0, 0, 0) == (0.0, 0.0, 0.0)
+
+
+def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torch(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    folder = tmp_path / "workspace"
+    with Session.open(folder, model=str(tiny_model), display=Display(quiet=True)) as session:
+        session.tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="c" * 64)
+        for number, name in enumerate(("midtrained", "recovered")):
+            session.tracker.add_checkpoint(
+                session.experiment_id, f"cycle-1/{name}", name, path=name, content_hash=str(number) * 64,
+                parent_id=session.base.id, cycle_id=session.cycle_id(1),
+            )  # fmt: skip
+    done = ("status", "checkpoints", "report 1", "gate 1 --rule domain>=0.5", "accept 1 --why good", "prune")
+    wrong = (
+        "midtrain --docs nowhere", "midtrain --docs . --student nosuch", "cycle --docs nowhere",
+        "cycle --docs . --gate domain>=7", "distill --teacher nosuch", "interpolate --student nosuch", "eval nosuch",
+        "train --teacher nosuch", "drift nosuch", "ask hello --checkpoint nosuch", "export nosuch ./out", "resume",
+    )  # fmt: skip
+    code = (
+        "import json, sys\n"
+        "from pipelines.cli.main import run\n"
+        "for line in json.loads(sys.argv[1]):\n"
+        "    try: status = run([*line.split(), '--workspace', sys.argv[2]])\n"
+        "    except SystemExit as end: status = end.code\n"
+        "    heavy = [name for name in ('torch', 'transformers', 'lm_eval', 'gradio') if name in sys.modules]\n"
+        "    print('ran', line, '->', status, *heavy, flush=True)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([*done, *wrong]), str(folder)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    ran = [line for line in finished.stdout.splitlines() if line.startswith("ran ")]
+    assert [line.rpartition(" -> ")[2] for line in ran[len(done) :]] == ["1"] * len(wrong), finished.stdout
+    assert [line.split(" -> ")[1] for line in ran[: len(done)]] == ["0", "0", "0", "4", "0", "0"], finished.stderr
 
 
 def test_a_plan_imports_no_library_that_builds_models() -> None:

@@ -23,7 +23,7 @@ from recovery.workspace import Workspace
 
 
 @click.command()
-@option_of(CycleConfig, "docs")
+@option_of(CycleConfig, "docs", type=click.Path(path_type=Path), callback=stage_options.check_documents)
 @common.model
 @common.workspace
 @common.report_to()
@@ -67,18 +67,22 @@ def command(
 
     One cycle for each --docs, in that order. `recover resume` continues it after an interruption.
     """
-    from pipelines.cycle import drop_plan, start_cycles
+    from pipelines.cycle_plan import drop_plan
+    from pipelines.evaluation.acceptance import rules_of
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
     build_cycle(flags, own)  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover cycle", model=model) as session:
         config = build_cycle(flags, own, session.recipe)
+        rules_of(config.gate, session)  # a mistake in a rule is reported before torch is imported
         if dry_run:
             _show_plan(session, config, as_json)
             return
         if abandon:
             drop_plan(session)
+        from pipelines.cycle import start_cycles
+
         start_cycles(session, config)
     from pipelines.cli.status import show
 

@@ -24,8 +24,6 @@ def command(context: click.Context, /, **_: object) -> None:
 
 def run(context: click.Context, **fixed: str) -> None:
     """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
-    from pipelines.distillation.plan import plan_distill
-    from pipelines.distillation.stage import distill
     from recovery.teacher_spec import TeacherSpec
 
     flags, given = context.params, common.given(context) | fixed
@@ -36,6 +34,11 @@ def run(context: click.Context, **fixed: str) -> None:
     purpose, as_json = f"recover {context.info_name}", flags["as_json"]
     with stage_options.at_work(flags["workspace"], purpose, model=flags["model"], fallback=clean) as session:
         config = build(DistillConfig, given, own, session.recipe)
+        for name in (config.student, *TeacherSpec.parse(config.teacher).weights):
+            session.resolve(name)  # a wrong name is reported before torch is imported
+        from pipelines.distillation.plan import plan_distill
+        from pipelines.distillation.stage import distill
+
         if flags["dry_run"]:
             plan = plan_distill(session, config)
             common.emit(plan, as_json, plan.text)

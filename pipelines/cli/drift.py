@@ -43,10 +43,12 @@ def command(
     chance alone, and the divergences of the two distributions on requests and on held-out documents. The result is
     recorded in the tracker.
     """
-    from pipelines.evaluation.drift import PROMPTS, measure_drift
-
     own = read_recipe(recipe) if recipe else Recipe()
     with stage_options.at_work(workspace, "recover drift", model=model, alone=False) as session:
+        for name in (context.params["checkpoint"], reference):
+            session.resolve(name)  # a wrong name is reported before torch is imported
+        from pipelines.evaluation.drift import PROMPTS, measure_drift
+
         flags = common.given(context) | {"limit": limit or PROMPTS}
         found = measure_drift(session, build(EvalConfig, flags, own, session.recipe), reference)
     common.emit(found, as_json, found.text)

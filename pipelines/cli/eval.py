@@ -69,14 +69,14 @@ def command(
     if logs is not None:
         _import(context, workspace, model, logs, as_json)
         return
-    from pipelines.evaluation.plan import gather, plan_evaluate
-    from pipelines.evaluation.retention import kept
-    from pipelines.evaluation.stage import evaluate, measured
-
     own = read_recipe(recipe) if recipe else Recipe()
     with stage_options.at_work(workspace, "recover eval", model=model, alone=False) as session:
         config = build(EvalConfig, common.given(context), own, session.recipe)
-        checkpoint = session.resolve(config.checkpoint)
+        checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
+        from pipelines.evaluation.plan import gather, plan_evaluate
+        from pipelines.evaluation.retention import kept
+        from pipelines.evaluation.stage import evaluate, measured
+
         inputs = gather(session, config, checkpoint)
         plan = plan_evaluate(session, config, inputs=inputs)
         if dry_run:

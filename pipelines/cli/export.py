@@ -40,9 +40,10 @@ def command(checkpoint: str, target: Path, workspace: Workspace, merge: bool, ki
     if target.is_file() or (target.is_dir() and (file or any(target.iterdir()))):
         what = "exists" if file or target.is_file() else "is not empty"
         raise UsageError(f"{target} {what}: name a new {'file' if file else 'folder'}")
-    from pipelines.export import export, export_gguf
-
     with stage_options.at_work(workspace, "recover export", alone=False) as session:
+        session.resolve(checkpoint)  # a wrong name is reported before torch is imported
+        from pipelines.export import export, export_gguf
+
         try:
             if file:
                 written = export_gguf(session, checkpoint, target, kind or "f16")

@@ -38,11 +38,13 @@ def command(
     The cheapest trade-off between new knowledge and lost behaviour: nothing is trained, one number is chosen on
     development prompts. The result is this cycle's `recovered` checkpoint, like that of `recover distill`.
     """
-    from pipelines.interpolate import interpolate
-
     own = read_recipe(recipe) if recipe else Recipe()
     flags = {key: value for key, value in common.given(context).items() if value != ()}
     build(InterpolateConfig, flags, own)  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover interpolate", model=model) as session:
-        made = interpolate(session, build(InterpolateConfig, flags, own, session.recipe))
+        config = build(InterpolateConfig, flags, own, session.recipe)
+        session.resolve(config.student)  # a wrong name is reported before torch is imported
+        from pipelines.interpolate import interpolate
+
+        made = interpolate(session, config)
     common.emit({"checkpoint": stage_options.checkpoint_json(made)}, as_json, f"made {made.name}: {made.path}")

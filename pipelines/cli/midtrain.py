@@ -13,7 +13,7 @@ from recovery.workspace import Workspace
 
 
 @click.command()
-@option_of(MidtrainConfig, "docs", type=click.Path(path_type=Path))
+@option_of(MidtrainConfig, "docs", type=click.Path(path_type=Path), callback=stage_options.check_documents)
 @option_of(MidtrainConfig, "student")
 @common.model
 @common.workspace
@@ -48,12 +48,13 @@ def command(
     The result is this cycle's `midtrained` checkpoint: it knows the documents and has lost some of its behaviour,
     which `recover distill` recovers.
     """
-    from pipelines.midtrain import midtrain, plan_midtrain
-
     own = read_recipe(recipe) if recipe else Recipe()
     build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover midtrain", model=model) as session:
         config = build(MidtrainConfig, common.given(context), own, session.recipe)
+        session.resolve(config.student)  # a wrong name is reported before torch is imported
+        from pipelines.midtrain import midtrain, plan_midtrain
+
         if dry_run:
             plan = plan_midtrain(session, config)
             common.emit(plan, as_json, plan.text)

@@ -21,7 +21,7 @@ def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
     from pipelines.runtime.registry import existing
 
     existing(workspace)
-    from pipelines.cycle import read_plan, resumable, resume
+    from pipelines.cycle_plan import interrupted, read_plan, resumable
 
     with stage_options.at_work(workspace, "recover resume") as session:
         if dry_run:
@@ -33,5 +33,8 @@ def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
             text = f"stage {stage.id} ({stage.kind}) at step {stage.steps_done}" if stage else "no stage"
             common.emit(found, as_json, f"to resume: {text}; planned cycles: {found['cycles'] or 'none'}")
             return
+        interrupted(session)
+        from pipelines.cycle import resume
+
         done = resume(session)
     common.emit({"done": done}, as_json, done)

@@ -43,6 +43,16 @@ def _read_tasks(context: click.Context, parameter: click.Parameter, values: tupl
     return tuple(name.strip() for names in whole for name in names if name.strip())
 
 
+def check_documents(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Raise an error for documents that do not exist before torch is imported, which takes seconds."""
+    from recovery.data.corpus.folder import check_source
+
+    for source in value if isinstance(value, tuple) else (value,):
+        if source is not None:
+            check_source(source)
+    return value
+
+
 seed = option_of(ModelConfig, "seed", default=ModelConfig.seed)
 steps = option_of(MidtrainConfig, "steps")
 lr = option_of(MidtrainConfig, "lr")

@@ -23,7 +23,8 @@ from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
 from recovery.errors import ServerError
 from recovery.inference_server import InferenceServer, ask_all, served_model
-from recovery.rollouts import CachingEngine, Progress
+from recovery.rollouts.completion_cache import CachingEngine
+from recovery.rollouts.engine import Progress
 from recovery.rollouts.vllm_server_engine import KEYS
 from recovery.server_address import check_address, is_address
 from recovery.types import Message, Probe

@@ -25,7 +25,8 @@ from recovery.losses.objective import KNOWLEDGE, LABEL, MAIN_TEACHER, REWARD
 from recovery.models.loading import Loaded
 from recovery.rewards import Reward, group_advantages, judged
 from recovery.rng import RandomStream, derive_seed
-from recovery.rollouts import Completion, Engine, Progress, Sampling, SyncedEngine
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
+from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teacher_context import Context
 from recovery.teachers import CrossTokenizer, Scorer, Teacher, Weighted
 from recovery.training.loop import StepBatch

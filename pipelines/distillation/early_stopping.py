@@ -12,7 +12,7 @@ from pipelines.runtime.model_loading import LoadedModels
 from pipelines.runtime.stage import Stage
 from recovery.config import DistillConfig
 from recovery.models.loading import Loaded
-from recovery.rollouts import Engine
+from recovery.rollouts.engine import Engine
 from recovery.training.collapse import CollapseDetector
 from recovery.training.resumable import Resumable
 from recovery.types import Prompt, SuiteResult

@@ -15,7 +15,7 @@ from recovery.batching import Row
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded
 from recovery.rewards import judged
-from recovery.rollouts import Sampling
+from recovery.rollouts.engine import Sampling
 from recovery.types import Message, Prompt
 
 

@@ -20,7 +20,8 @@ from recovery.errors import UsageError
 from recovery.losses.objective import KNOWLEDGE, MAIN_TEACHER
 from recovery.models.loading import Loaded
 from recovery.rng import RandomStream
-from recovery.rollouts import Completion, Engine, Sampling, TransformersEngine
+from recovery.rollouts.engine import Completion, Engine, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import AdapterOff, Frozen, Identity, RemoteTeacher, same_tokens
 from recovery.training.loop import TrainSettings
 from recovery.types import Prompt

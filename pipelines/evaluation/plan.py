@@ -11,8 +11,6 @@ from db import queries
 from evals import suites
 from evals.behaviour import SUITES, own_suites
 from evals.grading import can_be_judged
-from evals.lm_eval_tasks import load_tasks
-from evals.packaged_ifeval import load_ifeval
 from evals.probes import load_probes
 from evals.statistics import effect_in_words
 from evals.suite import PREFIX
@@ -21,8 +19,12 @@ from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.data.corpus import read_corpus
 from recovery.data.prompts import behaviour_prompts, load_prompts
+from recovery.lazy_import import lazily
 from recovery.types import Probe, Prompt
 from recovery.workspace import Checkpoint
+
+# lm-eval takes seconds to import.
+lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.packaged_ifeval")
 
 # Optional parts of a model's folder: general knowledge, further prompts by skill, tasks for lm-eval.
 GENERAL = Path("suites") / "general.jsonl"
@@ -111,8 +113,8 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
         user_suites=own_suites(config.behaviour, problems) if scope.behaviour else {},
         corpora=load_snapshots(session.workspace, wanted),
         general=load_probes(general) if scope.general and general.is_file() else (),
-        ifeval=load_ifeval(None if ifeval == "hub" else ifeval) if ifeval and scope.behaviour else {},
-        tasks=load_tasks(config.tasks, include_path=tasks) if config.tasks and scope.general else {},
+        ifeval=packaged_ifeval.load_ifeval(None if ifeval == "hub" else ifeval) if ifeval and scope.behaviour else {},
+        tasks=lm_eval_tasks.load_tasks(config.tasks, include_path=tasks) if config.tasks and scope.general else {},
         texts=_texts(config) if scope.general else (),
         problems=tuple(problems),
     )

@@ -13,6 +13,7 @@ from evals.lm_eval_adapter import EngineLM
 from evals.packaged_ifeval import evaluate_ifeval
 from evals.retention import run_tasks
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather
+from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
@@ -21,12 +22,10 @@ from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, to_json
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded
-from recovery.rollouts import Engine
+from recovery.rollouts.engine import Engine
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
 
-# The entry in the settings of an evaluation that another tool made: the path its logs were read from.
-IMPORTED = "imported"
 # Bits per byte on texts that are not trained on.
 UNRELATED = "unrelated_text"
 # Settings that determine the items and how they are evaluated.

@@ -6,6 +6,9 @@ from db import Database, queries, records
 from evals.acceptance_rules import Measurement, measurement
 from recovery.types import Score, SuiteResult
 
+# The entry in the settings of an evaluation that another tool made: the path its logs were read from.
+IMPORTED = "imported"
+
 
 def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
     """Return the newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""

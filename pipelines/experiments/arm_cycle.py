@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from db import queries, records
-from pipelines.cycle import STOPPED, recovery_config
+from pipelines.cycle import recovery_config
+from pipelines.cycle_plan import STOPPED
 from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot, load_snapshots
 from pipelines.distillation.stage import distill
 from pipelines.interpolate import interpolate

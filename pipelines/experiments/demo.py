@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from db import queries
-from pipelines.cycle import read_plan, run_plan, start_cycles
+from pipelines.cycle import run_plan, start_cycles
+from pipelines.cycle_plan import read_plan
 from pipelines.experiments.results_table import Run
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session

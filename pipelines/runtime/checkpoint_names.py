@@ -10,9 +10,9 @@ from typing import Protocol
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry
 from recovery.errors import CheckpointError
+from recovery.models.base_folder import resolve_base
 from recovery.models.checkpoints import content_hash
 from recovery.models.gguf_files.header import is_gguf, origin_of, origin_text
-from recovery.models.loading import resolve_base
 from recovery.workspace import Checkpoint, Workspace
 
 

@@ -15,12 +15,9 @@ from recovery.errors import UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.checkpoints import content_hash
 from recovery.models.loading import Loaded
-from recovery.rollouts import (
-    CachingEngine,
-    Sampler,
-    SyncedEngine,
-    TransformersEngine,
-)
+from recovery.rollouts.completion_cache import CachingEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.weight_sync import Sampler, SyncedEngine
 from recovery.server_address import check_address
 from recovery.workspace import Checkpoint
 

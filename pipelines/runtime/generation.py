@@ -19,7 +19,8 @@ from recovery.data.prompts import prompts_hash
 from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import Loaded
 from recovery.rng import RandomStream, derive_seed
-from recovery.rollouts import CachingEngine, Completion, Engine, Progress, Sampling
+from recovery.rollouts.completion_cache import CachingEngine
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
 

@@ -30,7 +30,8 @@ from recovery.losses.outcomes import Outcomes
 from recovery.losses.token_stats import TokenView, token_views
 from recovery.models.loading import Loaded, LoraSettings, load_model, only_lora, shard_layers
 from recovery.rng import RandomStream, derive_seed
-from recovery.rollouts import GENERATE, DistributedEngine, Engine
+from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
+from recovery.rollouts.engine import Engine
 from recovery.teachers import (
     AdapterOff,
     CrossTokenizer,

@@ -26,7 +26,7 @@ from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
 from recovery.models.loading import Loaded
 from recovery.models.weight_delta import weight_delta
-from recovery.rollouts import Progress
+from recovery.rollouts.engine import Progress
 from recovery.training.loop import Hooks, TrainSettings
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint, write_atomically

@@ -14,7 +14,7 @@ from pipelines.studies.tasks import exact_share, passages, privileged
 from recovery.miniature import words
 from recovery.miniature.tasks import facts
 from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
-from recovery.rollouts import Sampling
+from recovery.rollouts.engine import Sampling
 from recovery.teacher_context import Context
 from recovery.types import Message, Prompt
 

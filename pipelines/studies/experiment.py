@@ -33,7 +33,8 @@ from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, to
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_prompts, write_prompts
 from recovery.miniature import write_corpora
 from recovery.models.loading import Loaded
-from recovery.rollouts import Engine, Sampling, TransformersEngine
+from recovery.rollouts.engine import Engine, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
 

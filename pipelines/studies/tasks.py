@@ -14,7 +14,7 @@ from recovery.miniature.tasks import editing, handbook, requests
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
 from recovery.models.loading import Loaded
 from recovery.rewards import exact
-from recovery.rollouts import Engine
+from recovery.rollouts.engine import Engine
 from recovery.types import Check, Message, Prompt
 
 Draw = Callable[[random.Random, World], Example]

@@ -13,11 +13,13 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recovery.disk import OLD, WRITING, written
 from recovery.errors import CheckpointError
-from recovery.models.loading import Loaded
+
+if TYPE_CHECKING:
+    from recovery.models.loading import Loaded
 
 INFO_FILE = "checkpoint.json"
 # Files that determine a model's output: weights, shapes, tokens, template. Suites and notes are not included.

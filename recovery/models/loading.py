@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -27,11 +26,10 @@ from recovery.batching import Batch
 from recovery.errors import ModelError, RecoveryError, UsageError, first_line
 from recovery.memory_limit import memory_limit
 from recovery.models import attention, fsdp, quantization
+from recovery.models.base_folder import resolve_base
 from recovery.models.chat_template import ChatFormat
 from recovery.models.compilation import compile_layers
-from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_model, check_total, read_shapes
-from recovery.models.gguf_files import is_gguf
-from recovery.models.gguf_files.conversion import Showing, converted, user_cache
+from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_total, read_shapes
 from recovery.models.hardware import pick_device, pick_precision
 from recovery.models.lm_head import Head
 from recovery.models.routing import Router
@@ -477,53 +475,6 @@ def shard_layers(loaded: Loaded, offload: bool) -> Loaded:
     return loaded
 
 
-def resolve_base(
-    path: str | Path, cache: Path | None = None, showing: Showing | None = None
-) -> tuple[str, Path | None]:
-    """Return the folders of the weights of ``path``: (base folder, adapter folder or None).
-
-    Hub ids are downloaded; a GGUF file is converted once, into ``cache`` (by default the user's). Raise ModelError if
-    nothing is found.
-    """
-    folder = Path(path).expanduser()
-    if is_gguf(folder):
-        return str(converted(folder, cache or user_cache(), showing)), None
-    if not _is_folder(folder):
-        downloaded = _download(str(path))
-        check_model(Path(downloaded))
-        return downloaded, None
-    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
-        base = check_adapter(folder).get("base_model_name_or_path")
-        if not base or not isinstance(base, str):
-            raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
-        if _is_adapter(Path(base).expanduser()):
-            raise ModelError(
-                f"{folder} is an adapter on an adapter, {base}: merge that one first (recover export --merge)"
-            )
-        try:
-            return resolve_base(base, cache, showing)[0], folder
-        except ModelError as error:
-            raise ModelError(f"the adapter {folder} names a base model that cannot be used: {error}") from error
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder} holds no model: expected config.json and *.safetensors in it")
-    check_model(folder)
-    return str(folder), None
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # a name that cannot be a path
-        return False
-
-
-def _is_adapter(folder: Path) -> bool:
-    try:
-        return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
-    except (OSError, ValueError):  # a name that cannot be a path
-        return False
-
-
 @contextlib.contextmanager
 def _reading(what: str) -> Iterator[None]:
     """Turn whatever a library raises for the files of a model into ModelError: what a file can cause has no limit."""
@@ -645,13 +596,3 @@ def _generation_config(base: str) -> GenerationConfig | None:
         return None
     with _reading(f"the generation_config.json in {base}"):
         return GenerationConfig.from_pretrained(base)
-
-
-def _download(name: str) -> str:
-    try:
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "suites/*", "recovery.toml"]
-        return str(snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises many unrelated types: no network, no such repository ...
-        raise ModelError(
-            f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {first_line(error)}"
-        ) from error

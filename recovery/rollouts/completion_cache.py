@@ -16,13 +16,16 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
-
-import torch
+from typing import TYPE_CHECKING, TypeVar
 
 from recovery import __version__
-from recovery.models.loading import Loaded
+from recovery.lazy_import import lazily
 from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
+
+if TYPE_CHECKING:
+    from recovery.models.loading import Loaded
+
+torch = lazily("torch")
 
 Result = TypeVar("Result")
 

@@ -21,7 +21,8 @@ from pipelines.cli.main import run
 from pipelines.evaluation import ask as asking
 from pipelines.runtime.registry import reading
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message
 from recovery.workspace import Workspace
 

@@ -108,7 +108,7 @@ def test_a_workspace_that_cannot_be_written(
     refused: Say, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    start = ("midtrain", "--docs", "corpus", "--model", tiny_model, "--workspace")
+    start = ("midtrain", "--docs", tmp_path, "--model", tiny_model, "--workspace")
     assert "file/x cannot be written (Not a directory): check" in refused(*start, "file/x")
 
     def broken(path: Path, *_: object) -> int:

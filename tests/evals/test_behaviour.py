@@ -14,7 +14,7 @@ from evals.suite import PREFIX
 from evals.suites import behaviours, evaluate
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Prompt, SuiteResult
 from tests.support import Noting
 

@@ -35,7 +35,8 @@ from evals.knowledge import text_windows
 from evals.statistics import score_of
 from recovery.errors import RecoveryError, UsageError
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt
 
 REQUESTS = ["Name a colour.", "Write two words about a river.", "Where is the ferry?", "Count to three, please."]

@@ -10,7 +10,8 @@ import pytest
 
 from evals.generation import answer, generate
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Completion, Sampling, TransformersEngine
+from recovery.rollouts.engine import Completion, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message
 from tests.support import Heard
 

@@ -16,7 +16,7 @@ from evals.lm_eval_tasks import quiet
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.miniature import materialise
 from recovery.models.loading import load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import SuiteResult
 
 PROMPTS = os.environ.get("RECOVER_IFEVAL_PROMPTS", "")

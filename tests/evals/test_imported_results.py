@@ -23,7 +23,7 @@ from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from evals.retention import run_tasks
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import SuiteResult
 
 QUIZ = {

@@ -14,7 +14,7 @@ from evals.instruction_following import evaluate_instructions, read_ifeval
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Prompt
 from tests.support import Heard
 

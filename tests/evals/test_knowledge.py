@@ -24,7 +24,8 @@ from evals.knowledge import (
 )
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Completion, Sampling, TransformersEngine
+from recovery.rollouts.engine import Completion, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Probe
 from tests.support import Heard
 

@@ -13,7 +13,8 @@ from evals.lm_eval_adapter import EngineLM
 from evals.lm_eval_tasks import load_tasks
 from evals.retention import run_tasks
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message
 from tests.support import continuation_logprobs
 

@@ -15,7 +15,7 @@ from recovery.errors import UsageError
 from recovery.miniature.lm_eval_tasks import write_lm_eval_tasks
 from recovery.miniature.world import WORLD_SEED, World
 from recovery.models.loading import load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ import torch
 from evals.loglikelihood import likelihoods
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded, LoraSettings, load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from tests.support import Heard, continuation_logprobs
 
 

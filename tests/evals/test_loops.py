@@ -12,7 +12,7 @@ from evals.grading import judge_responses
 from evals.loops import NoLoops, loop_in, repeated_4grams
 from evals.suites import behaviours, evaluate
 from recovery.models.loading import load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Item, Message, Prompt
 from tests.support import Noting
 

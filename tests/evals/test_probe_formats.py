@@ -22,7 +22,7 @@ from recovery.data.corpus.sentences import Sentence, sentences
 from recovery.data.document_questions import document_questions
 from recovery.errors import UsageError
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Probe
 
 

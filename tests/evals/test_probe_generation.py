@@ -17,7 +17,7 @@ from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences, side
 from recovery.miniature import materialise, write_corpora
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Probe
 
 

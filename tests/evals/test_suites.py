@@ -12,7 +12,7 @@ from db import records
 from evals import suites
 from evals.suites import evaluate, recorded, sample, scores_json
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import TransformersEngine
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Check, Message, Probe, Prompt, Score, SuiteResult
 
 

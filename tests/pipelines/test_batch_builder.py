@@ -14,7 +14,8 @@ from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
 from recovery.config import DistillConfig
 from recovery.models.loading import Loaded, load_model
 from recovery.rewards import resolve_reward
-from recovery.rollouts import Completion, Progress, Sampling, TransformersEngine
+from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt
 from tests.support import Noting
 

@@ -11,7 +11,8 @@ import pytest
 
 from db import queries
 from pipelines import cycle
-from pipelines.cycle import drop_plan, read_plan, resumable, resume, start_cycles
+from pipelines.cycle import resume, start_cycles
+from pipelines.cycle_plan import PLAN, drop_plan, read_plan, resumable
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.midtrain import midtrain
@@ -140,7 +141,7 @@ def test_a_cycle_whose_documents_were_saved_is_recorded(
 def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, config: CycleConfig) -> None:
     with pytest.raises(UsageError, match="--docs"):
         start_cycles(session, dataclasses.replace(config, docs=()))
-    plan = session.workspace.folder / cycle.PLAN
+    plan = session.workspace.folder / PLAN
     plan.write_text("{")
     with pytest.raises(UsageError, match=r"plan\.json cannot be read .*: delete it to give up"):
         read_plan(session)

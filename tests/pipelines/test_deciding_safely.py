@@ -11,7 +11,8 @@ import pytest
 
 from db import DatabaseError, decide, queries
 from pipelines import cycle
-from pipelines.cycle import drop_plan, start_cycles
+from pipelines.cycle import start_cycles
+from pipelines.cycle_plan import drop_plan
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
 from pipelines.evaluation.stage import evaluate, measured

@@ -21,7 +21,8 @@ from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.errors import UsageError
 from recovery.miniature import materialise
-from recovery.rollouts import Completion, TransformersEngine
+from recovery.rollouts.engine import Completion
+from recovery.rollouts.transformers_engine import TransformersEngine
 from tests.pipelines.conftest import six_steps, write_corpus
 
 

@@ -21,7 +21,8 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
-from recovery.rollouts import Completion, TransformersEngine
+from recovery.rollouts.engine import Completion
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, SuiteResult
 
 

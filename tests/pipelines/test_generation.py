@@ -16,7 +16,8 @@ from pipelines.runtime.generation import (
     write_result,
 )
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Progress, Sampling, TransformersEngine
+from recovery.rollouts.engine import Progress, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 from tests.support import Heard, Noting
 

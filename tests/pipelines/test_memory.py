@@ -34,7 +34,9 @@ from recovery.config import DistillConfig, MidtrainConfig
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
 from recovery.models.loading import Loaded, LoraSettings, load_model
-from recovery.rollouts import Sampling, TransformersEngine, VllmSampler
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.vllm_engine import VllmSampler
 from recovery.teachers import AdapterOff, CurrentStudent
 from recovery.vllm_memory import device_bytes
 from tests.models import make_tiny

@@ -19,7 +19,8 @@ from recovery.losses.objective import DistillationObjective
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 from recovery.models.loading import load_model
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
 from tests.support import plain_term
 

@@ -8,7 +8,7 @@ from pipelines.data.mixing import choose
 from pipelines.data.prompt_sampler import PromptSampler, weakest
 from pipelines.runtime.generation import CompletedConversation, SampledTurn
 from recovery.rng import RandomStream
-from recovery.rollouts import Completion
+from recovery.rollouts.engine import Completion
 from recovery.types import Check, Message, Prompt
 
 CAPITALS, COMMAS = "change_case:english_capital", "punctuation:no_comma"

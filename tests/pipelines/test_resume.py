@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from db import queries
-from pipelines.cycle import resumable, resume, resume_stage
+from pipelines.cycle import resume, resume_stage
+from pipelines.cycle_plan import resumable
 from pipelines.distillation.stage import distill
 from pipelines.midtrain import midtrain
 from pipelines.runtime import tuning

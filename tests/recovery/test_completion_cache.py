@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import CachingEngine, Completion, CompletionStore, Sampling, TransformersEngine
+from recovery.rollouts.completion_cache import CachingEngine, CompletionStore
+from recovery.rollouts.engine import Completion, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from tests.support import Heard, Noting
 
 GREEDY = Sampling(6, temperature=0.0)

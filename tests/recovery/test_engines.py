@@ -13,7 +13,7 @@ from recovery.engines import SAMPLERS, SERVERS, module_of, server_address
 from recovery.errors import EngineError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.loading import load_model
-from recovery.rollouts import Sampling
+from recovery.rollouts.engine import Sampling
 from recovery.rollouts.vllm_server_engine import VllmServerSampler
 from tests.http_json import address_of, serve_json, stop
 

@@ -15,7 +15,7 @@ import pytest
 
 from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer, NotOffered, ask_all, check_model, served_model, window_of
-from recovery.rollouts import Completion
+from recovery.rollouts.engine import Completion
 from recovery.rollouts.vllm_server_engine import parse_completion
 from recovery.server_address import check_address, is_address
 from recovery.teachers.remote import entries, parse_positions

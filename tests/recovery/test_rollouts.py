@@ -11,9 +11,9 @@ import torch
 
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
-from recovery.rollouts import Completion, Sampling, TransformersEngine
+from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.repetition import period_of
-from recovery.rollouts.transformers_engine import _Results, draw
+from recovery.rollouts.transformers_engine import TransformersEngine, _Results, draw
 from tests.support import continuation_logprobs
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44, 45, 46, 47, 48], [3, 3, 3]]

@@ -13,8 +13,10 @@ from pipelines.runtime.engines import engine_of
 from recovery.config import ModelConfig
 from recovery.errors import EngineError, RecoveryError, ServerError, UsageError
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Sampling, SyncedEngine, TransformersEngine
+from recovery.rollouts.engine import Sampling
 from recovery.rollouts.sglang_server_engine import parse_completion
+from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.weight_sync import SyncedEngine
 from tests.sglang_stub import SglangStub
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44], [3, 3, 3]]

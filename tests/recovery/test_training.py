@@ -23,7 +23,8 @@ from recovery.losses.objective import DistillationObjective
 from recovery.models.compilation import compile_layers
 from recovery.models.loading import Loaded, load_model
 from recovery.rng import derive_seed
-from recovery.rollouts import Sampling, TransformersEngine
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.teachers import AdapterOff, Frozen
 from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, learning_rate, train
 from recovery.training.resumable import Resumable

@@ -14,8 +14,9 @@ import torch
 from pipelines.cli.main import run
 from recovery.errors import EngineError, UsageError
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts import Completion, Progress, Sampling, SyncedEngine, TransformersEngine
-from recovery.rollouts.weight_sync import fingerprint, seeds
+from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.weight_sync import SyncedEngine, fingerprint, seeds
 
 PROMPTS = [[5, 9, 30, 12, 8], [7, 11], [40, 41, 42, 43, 44], [3, 3, 3]]
 

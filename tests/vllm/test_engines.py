@@ -12,8 +12,12 @@ import torch
 from recovery.errors import EngineError, UsageError
 from recovery.inference_server import InferenceServer
 from recovery.models.loading import Loaded, LoraSettings, load_model
-from recovery.rollouts import Sampling, SyncedEngine, TransformersEngine, VllmSampler, VllmServerSampler, vllm_process
-from recovery.rollouts.vllm_server_engine import KEYS
+from recovery.rollouts import vllm_process
+from recovery.rollouts.engine import Sampling
+from recovery.rollouts.transformers_engine import TransformersEngine
+from recovery.rollouts.vllm_engine import VllmSampler
+from recovery.rollouts.vllm_server_engine import KEYS, VllmServerSampler
+from recovery.rollouts.weight_sync import SyncedEngine
 from tests.support import continuation_logprobs
 
 pytestmark = pytest.mark.vllm

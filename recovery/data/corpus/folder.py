@@ -95,6 +95,13 @@ def read_corpus(
     return Corpus(tuple(kept), tuple(held), report, _corpus_hash(kept, held))
 
 
+def check_source(name: str | Path) -> None:
+    """Raise CorpusError if documents are neither here nor a dataset's name on the hub."""
+    source = parse(name)
+    if not source.hub:
+        _require(source.path)
+
+
 def _read_path(source: Source, reading: _Reading) -> None:
     _require(source.path)
     path, reading.place, reading.column = of_source(source)

@@ -1,0 +1,86 @@
+"""What is planned or was interrupted in a workspace, read from its plan file and the tracker.
+
+Nothing here imports torch, so that a command that finds nothing to do ends at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from db import queries, records
+from pipelines.evaluation.stored_results import IMPORTED
+from pipelines.runtime.session import Session
+from recovery.config import CycleConfig, from_json, to_json
+from recovery.errors import UsageError
+from recovery.workspace import write_atomically
+
+PLAN = "plan.json"
+STOPPED = ("interrupted", "failed")
+
+
+@dataclass(frozen=True)
+class CyclePlan:
+    """The planned cycles: their settings, the number of the first, and the id of the last stage before them.
+
+    Unfinished stages of earlier attempts at the same cycle numbers are ignored.
+    """
+
+    first: int
+    config: CycleConfig
+    after: int = 0
+
+    @property
+    def last(self) -> int:
+        """The number of the last cycle."""
+        return self.first + len(self.config.docs) - 1
+
+
+def write_plan(session: Session, plan: CyclePlan) -> None:
+    """Store the plan, until its cycles are done."""
+    text = json.dumps({"first": plan.first, "after": plan.after, "config": to_json(plan.config)}, indent=2)
+    write_atomically(session.workspace.folder / PLAN, text + "\n")
+
+
+def read_plan(session: Session) -> CyclePlan | None:
+    """Return the unfinished plan, if there is one."""
+    path = session.workspace.folder / PLAN
+    if not path.is_file():
+        return None
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return CyclePlan(int(data["first"]), from_json(CycleConfig, data["config"]), int(data.get("after", 0)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def drop_plan(session: Session) -> None:
+    """Delete the unfinished plan; its checkpoints stay."""
+    (session.workspace.folder / PLAN).unlink(missing_ok=True)
+
+
+def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | None]:
+    """Return the unfinished plan and the stage that was interrupted. Raises UsageError if there is neither."""
+    plan, stage = read_plan(session), resumable(session)
+    if plan is None and stage is None:
+        raise UsageError(f"nothing in {session.workspace.folder} was interrupted: there is nothing to resume")
+    return plan, stage
+
+
+def resumable(session: Session) -> records.Stage | None:
+    """Return the newest stage that was interrupted or failed and not replaced by a finished one.
+
+    An import is not resumed: the same command starts it again.
+    """
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
+    done: set[tuple[Any, ...]] = set()
+    for stage in stages:
+        key = (stage.kind, stage.cycle, stage.student_id if stage.kind == "evaluate" else None)
+        if stage.status == "finished":
+            done.add(key)
+        elif stage.status in STOPPED and key not in done and IMPORTED not in stage.config:
+            return stage
+    return None

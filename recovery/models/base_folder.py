@@ -1,0 +1,76 @@
+"""The folder with the weights of a model that is named by folder, GGUF file or hub id.
+
+Nothing here imports torch, so that a name that is wrong is reported at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recovery.errors import ModelError, first_line
+from recovery.lazy_import import lazily
+from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_model
+from recovery.models.gguf_files.header import is_gguf
+
+if TYPE_CHECKING:
+    from recovery.models.gguf_files.conversion import Showing
+
+conversion, huggingface_hub = lazily("recovery.models.gguf_files.conversion"), lazily("huggingface_hub")
+
+
+def resolve_base(
+    path: str | Path, cache: Path | None = None, showing: Showing | None = None
+) -> tuple[str, Path | None]:
+    """Return the folders of the weights of ``path``: (base folder, adapter folder or None).
+
+    Hub ids are downloaded; a GGUF file is converted once, into ``cache`` (by default the user's). Raise ModelError if
+    nothing is found.
+    """
+    folder = Path(path).expanduser()
+    if is_gguf(folder):
+        return str(conversion.converted(folder, cache or conversion.user_cache(), showing)), None
+    if not _is_folder(folder):
+        downloaded = _download(str(path))
+        check_model(Path(downloaded))
+        return downloaded, None
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        base = check_adapter(folder).get("base_model_name_or_path")
+        if not base or not isinstance(base, str):
+            raise ModelError(f"{folder}/adapter_config.json names no base model: set base_model_name_or_path")
+        if _is_adapter(Path(base).expanduser()):
+            raise ModelError(
+                f"{folder} is an adapter on an adapter, {base}: merge that one first (recover export --merge)"
+            )
+        try:
+            return resolve_base(base, cache, showing)[0], folder
+        except ModelError as error:
+            raise ModelError(f"the adapter {folder} names a base model that cannot be used: {error}") from error
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} holds no model: expected config.json and *.safetensors in it")
+    check_model(folder)
+    return str(folder), None
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that cannot be a path
+        return False
+
+
+def _is_adapter(folder: Path) -> bool:
+    try:
+        return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
+    except (OSError, ValueError):  # a name that cannot be a path
+        return False
+
+
+def _download(name: str) -> str:
+    try:
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "suites/*", "recovery.toml"]
+        return str(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many unrelated types: no network, no such repository ...
+        raise ModelError(
+            f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {first_line(error)}"
+        ) from error
