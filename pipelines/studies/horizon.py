@@ -41,12 +41,13 @@ MEASURES = {
 class Arm:
     """A configuration of a cycle: settings of mid-training and, unless ``recovers`` is off, of the recovery after it.
 
-    ``teachers`` of a recovery: 1, base alone; 2, the mid-trained model scores all questions; 3, the checkpoint before
+    ``earlier`` is the share of earlier documents from the second cycle on. ``teachers`` of a recovery: 1, base alone; 2, the mid-trained model scores all questions; 3, the checkpoint before
     this mid-training scores questions about earlier documents.
     """
 
     midtrain: Mapping[str, Any] = field(default_factory=dict)
     recovers: bool = True
+    earlier: float = 0.5
     teachers: int = 3
     steps: int = STEPS
     distill: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +83,9 @@ ARMS: dict[str, Arm] = {
     "rows-three-teachers": Arm(_FALLING | _ROWS, distill=_LAYERS),
     "rows-questions": Arm(_FALLING | _ROWS, distill=_QUESTIONS | {"knowledge_share": 0.4}),
     "rows-questions-120-steps": Arm(_FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3}),
+    "rows-questions-rehearsal": Arm(
+        _FALLING | _ROWS, earlier=2 / 3, steps=100, distill=_QUESTIONS | {"knowledge_share": 0.3}
+    ),
     "rows-kl-three-teachers": Arm(_KEEPING, steps=40, distill=_LAYERS | {"lr": 6e-4, "focus": 0.5}),
     "gentle": Arm(_LESS, recovers=False),
     "gentle-three-teachers": Arm(_LESS, steps=40, distill=_GENTLE | {"focus": 0.5}),
@@ -112,9 +116,9 @@ def of(measure: str, arm: str, cycle: int) -> str:
 
 
 def run_cycle(runner: ExperimentRunner, arm: Arm, name: str, docs: Path, start: str, number: int) -> str:
-    """Run one cycle: mid-training, half of it on earlier documents, then the recovery; return its last checkpoint."""
+    """Run one cycle: mid-training, partly on earlier documents, then the recovery; return its last checkpoint."""
     trained = f"{name}, {number}, midtrained"
-    earlier = 0.5 if number > 1 else 0.0
+    earlier = arm.earlier if number > 1 else 0.0
     runner.midtrained(trained, docs, student=start, cycle=number, replay_documents=earlier, **arm.midtrain)
     if not arm.recovers:
         return trained
