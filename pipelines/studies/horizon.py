@@ -41,8 +41,9 @@ MEASURES = {
 class Arm:
     """A configuration of a cycle: settings of mid-training and, unless ``recovers`` is off, of the recovery after it.
 
-    ``earlier`` is the share of earlier documents from the second cycle on. ``teachers`` of a recovery: 1, base alone; 2, the mid-trained model scores all questions; 3, the checkpoint before
-    this mid-training scores questions about earlier documents.
+    ``earlier`` is the share of earlier documents in a mid-training from the second cycle on. ``teachers`` of a recovery:
+    1, base alone; 2, the mid-trained model scores all questions; 3, the checkpoint before this mid-training scores
+    questions about earlier documents.
     """
 
     midtrain: Mapping[str, Any] = field(default_factory=dict)
