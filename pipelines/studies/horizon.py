@@ -41,7 +41,7 @@ MEASURES = {
 class Arm:
     """A configuration of a cycle: settings of mid-training and, unless ``recovers`` is off, of the recovery after it.
 
-    ``earlier`` is the share of earlier documents in a mid-training from the second cycle on. ``teachers`` of a recovery:
+    ``earlier`` is the share of earlier documents in mid-training from cycle 2 on. ``teachers`` of a recovery:
     1, base alone; 2, the mid-trained model scores all questions; 3, the checkpoint before this mid-training scores
     questions about earlier documents.
     """
