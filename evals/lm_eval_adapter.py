@@ -18,11 +18,12 @@ from lm_eval.evaluator import evaluate
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from evals.generation import Answer, generate
+from evals.lm_eval_samples import task_result
 from evals.lm_eval_tasks import quiet
 from evals.loglikelihood import likelihoods
 from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Engine, Progress, Sampling
-from recovery.types import Message
+from recovery.types import Message, SuiteResult
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,20 @@ def run_lm_eval(
 
 def _in_chat(task: Any, chat: bool | None) -> bool:
     return bool(task.OUTPUT_TYPE == "generate_until") if chat is None else chat
+
+
+def run_tasks(
+    lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None, chat: bool | None = None
+) -> list[SuiteResult]:
+    """Run loaded lm-eval tasks (:func:`~evals.lm_eval_tasks.load_tasks`); return one result per task, with its items.
+
+    ``chat`` applies the chat template (None: only for tasks that generate). The headline is lm-eval's own aggregate.
+    Its standard error is computed over the items if the aggregate is their mean (so that it can be paired), otherwise
+    it is lm-eval's.
+    """
+    results = run_lm_eval(lm, tasks, limit=limit, chat=chat)
+    found = sorted(results["samples"].items())
+    return [task_result(name, samples, results["results"][name]) for name, samples in found]
 
 
 def _evaluate(lm: EngineLM, tasks: Mapping[str, Any], limit: int | None, chat: bool) -> Mapping[str, Any]:

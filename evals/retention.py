@@ -1,4 +1,4 @@
-"""Retention of general abilities: lm-eval tasks on the model in memory, with forgetting and retention metrics.
+"""Retention of general abilities: forgetting and retention metrics with their intervals.
 
 Both metrics compare with a reference measured on the same items (an earlier checkpoint, or the clean model):
 
@@ -13,14 +13,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from evals.acceptance_rules import Measurement
-from evals.lm_eval_adapter import EngineLM, run_lm_eval
-from evals.lm_eval_samples import task_result
 from evals.statistics import paired_contrast
 from recovery.lazy_import import lazily
-from recovery.types import SuiteResult
 
 optimize = lazily("scipy.optimize")
 
@@ -77,20 +73,6 @@ def _root(falling: Callable[[float], float], otherwise: float) -> float:
     if falling(0.0) <= 0 or falling(_MOST) >= 0:
         return otherwise
     return float(optimize.brentq(falling, 0.0, _MOST, xtol=1e-6))
-
-
-def run_tasks(
-    lm: EngineLM, tasks: Mapping[str, Any], *, limit: int | None = None, chat: bool | None = None
-) -> list[SuiteResult]:
-    """Run loaded lm-eval tasks (:func:`~evals.lm_eval_tasks.load_tasks`); return one result per task, with its items.
-
-    ``chat`` applies the chat template (None: only for tasks that generate). The headline is lm-eval's own aggregate.
-    Its standard error is computed over the items if the aggregate is their mean (so that it can be paired), otherwise
-    it is lm-eval's.
-    """
-    results = run_lm_eval(lm, tasks, limit=limit, chat=chat)
-    found = sorted(results["samples"].items())
-    return [task_result(name, samples, results["results"][name]) for name, samples in found]
 
 
 def _common(*measured: Measurement) -> list[str]:

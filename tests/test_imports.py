@@ -286,8 +286,8 @@ def test_every_module_says_what_it_is() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("module", ["db", "dashboard.app"])
-def test_the_tracker_and_the_dashboard_load_no_torch(module: str) -> None:
+@pytest.mark.parametrize("module", ["db", "dashboard.app", "pipelines.evaluation.importing", "pipelines.prune"])
+def test_what_runs_no_model_loads_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     finished = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from evals.imported_log import ImportedLog
 from evals.imported_results import Imported, read_logs
-from pipelines.evaluation.stage import record_result
-from pipelines.evaluation.stored_results import IMPORTED
+from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.runtime.checkpoint_names import find
 from pipelines.runtime.session import Session
-from pipelines.runtime.stage import versions
+from pipelines.runtime.versions import versions
 from recovery.errors import UsageError
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint

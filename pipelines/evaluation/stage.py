@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from db import StageRecorder, queries, records
+from db import queries, records
 from evals import suites
 from evals.generation import counted
 from evals.knowledge import bits_per_byte
-from evals.lm_eval_adapter import EngineLM
+from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.packaged_ifeval import evaluate_ifeval
-from evals.retention import run_tasks
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather
-from pipelines.evaluation.stored_results import IMPORTED
+from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
@@ -160,22 +159,3 @@ def _extra(
         results += run_tasks(lm, {name: task}, limit=config.limit)
         show("lm-eval tasks", number, len(inputs.tasks), 0)
     return results
-
-
-def record_result(session: Session, recorder: StageRecorder, checkpoint: Checkpoint, result: SuiteResult) -> None:
-    """Record a suite's result in the tracker; "NAME/3" is the suite NAME of corpus 3."""
-    suite, _, corpus = result.suite.partition("/")
-    by_corpus = suite in suites.PER_CORPUS and corpus.isdigit()
-    assert checkpoint.id is not None  # registered before the stage began
-    session.tracker.add_evaluation(
-        checkpoint.id,
-        suite if by_corpus else result.suite,
-        value=result.score.value,
-        stderr=result.score.stderr,
-        n=result.score.n,
-        name="strict" if suite == "instruction_following" else "score",
-        corpus=int(corpus) if by_corpus else None,
-        details=dict(result.details),
-        items=result.items,
-        by=recorder,
-    )

@@ -1,10 +1,13 @@
-"""Recorded results of a checkpoint: the newest of each suite, with its items."""
+"""Results of a checkpoint in the tracker: recording one, and reading the newest of each suite with its items."""
 
 from __future__ import annotations
 
-from db import Database, queries, records
+from db import Database, StageRecorder, queries, records
 from evals.acceptance_rules import Measurement, measurement
+from evals.suites import PER_CORPUS
+from pipelines.runtime.session import Session
 from recovery.types import Score, SuiteResult
+from recovery.workspace import Checkpoint
 
 # The entry in the settings of an evaluation that another tool made: the path its logs were read from.
 IMPORTED = "imported"
@@ -36,3 +39,22 @@ def items_of(database: Database, row: records.Evaluation) -> Measurement:
     found = measurement((key, score, group, extra) for key, score, group, _, extra in items)
     score = None if row.value is None else Score(row.value, row.stderr or 0.0, row.n)
     return Measurement(found.items, found.groups, score)
+
+
+def record_result(session: Session, recorder: StageRecorder, checkpoint: Checkpoint, result: SuiteResult) -> None:
+    """Record a suite's result in the tracker; "NAME/3" is the suite NAME of corpus 3."""
+    suite, _, corpus = result.suite.partition("/")
+    by_corpus = suite in PER_CORPUS and corpus.isdigit()
+    assert checkpoint.id is not None  # registered before the stage began
+    session.tracker.add_evaluation(
+        checkpoint.id,
+        suite if by_corpus else result.suite,
+        value=result.score.value,
+        stderr=result.score.stderr,
+        n=result.score.n,
+        name="strict" if suite == "instruction_following" else "score",
+        corpus=int(corpus) if by_corpus else None,
+        details=dict(result.details),
+        items=result.items,
+        by=recorder,
+    )

@@ -6,11 +6,9 @@ import contextlib
 import ctypes
 import gc
 import json
-import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from pipelines.planning.throughput import GIB, peak_memory
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.versions import versions
 from recovery import distributed
 from recovery.config import to_json
 from recovery.errors import RecoveryError
@@ -30,8 +29,6 @@ from recovery.rollouts.engine import Progress
 from recovery.training.loop import Hooks, TrainSettings
 from recovery.training.resume_state import resume_step
 from recovery.workspace import Checkpoint, write_atomically
-
-VERSIONED = ("recovery", "torch", "transformers", "peft", "lm_eval")
 
 
 @dataclass
@@ -234,15 +231,6 @@ def free_name(session: Session, name: str) -> str:
         number += 1
         candidate = f"{name}-{number}"
     return candidate
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that results depend on."""
-    found = {"python": platform.python_version()}
-    for package in VERSIONED:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def one_line(error: BaseException) -> str:

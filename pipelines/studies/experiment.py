@@ -21,8 +21,7 @@ from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.distillation.early_stopping import Observer
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.plan import GENERAL
-from pipelines.evaluation.stage import record_result
-from pipelines.evaluation.stored_results import newest
+from pipelines.evaluation.stored_results import newest, record_result
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.reports.cost import Cost, cost_of, stage_of
 from pipelines.runtime.generation import conversations

@@ -17,10 +17,9 @@ from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
 from evals.imported_results import Imported, read_logs
-from evals.lm_eval_adapter import EngineLM
+from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import load_tasks, on_local_data
 from evals.packaged_ifeval import evaluate_ifeval, load_ifeval
-from evals.retention import run_tasks
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
 from recovery.rollouts.transformers_engine import TransformersEngine

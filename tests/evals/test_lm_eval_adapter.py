@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from lm_eval.api.instance import Instance
 
-from evals.lm_eval_adapter import EngineLM
+from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import load_tasks
-from evals.retention import run_tasks
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine

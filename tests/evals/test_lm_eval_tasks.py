@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from evals.lm_eval_adapter import EngineLM
+from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import _manager, load_tasks
-from evals.retention import run_tasks
 from recovery.errors import UsageError
 from recovery.miniature.lm_eval_tasks import write_lm_eval_tasks
 from recovery.miniature.world import WORLD_SEED, World

@@ -15,7 +15,8 @@ from db import queries
 from evals.statistics import score_of
 from pipelines.evaluation.plan import Scope, plan_evaluate
 from pipelines.evaluation.retention import kept
-from pipelines.evaluation.stage import corpora_measured, evaluate, measured, record_result
+from pipelines.evaluation.stage import corpora_measured, evaluate, measured
+from pipelines.evaluation.stored_results import record_result
 from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
