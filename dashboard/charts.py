@@ -95,7 +95,9 @@ def beside(overviews: Sequence[Overview]) -> Figure:
 
 def _trade_axes(figure: Figure, title: str, places: Sequence[tuple[float, float]]) -> None:
     figure.update_xaxes(title_text=title, range=_shares([x for x, _ in places]), tickformat=".0%")
-    figure.update_yaxes(title_text="instructions followed", range=_shares([y for _, y in places]), tickformat=".0%")
+    figure.update_yaxes(
+        title_text="instructions followed", range=_shares([y for _, y in places], 1.04), tickformat=".0%"
+    )
 
 
 def beside_keys(names: Sequence[str]) -> str:
@@ -215,13 +217,13 @@ def _place(overview: Overview, step: Measured) -> tuple[float, float]:
     return knowledge.value, following.value
 
 
-def _shares(values: Sequence[float]) -> list[float]:
-    """Return an axis range with room for labels that does not exaggerate small differences."""
+def _shares(values: Sequence[float], most: float = 1.09) -> list[float]:
+    """Return an axis range up to ``most``, with room for labels, that does not exaggerate small differences."""
     if not values:
         return [0.0, 1.05]
     low, high = min(values), max(values)
     room = max(0.1, 0.14 * (high - low))
-    return [max(low - room, -0.04), min(high + room, 1.09)]
+    return [max(low - room, -0.04), min(high + room, most)]
 
 
 def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], kind: str) -> None:
