@@ -29,6 +29,7 @@ from pipelines.evaluation.plan import EVERYTHING, Scope
 from pipelines.evaluation.stage import corpora_measured, evaluate, measured
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
+from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
 from pipelines.runtime.session import Session
 from recovery.config import (
@@ -40,6 +41,7 @@ from recovery.config import (
     from_json,
 )
 from recovery.errors import UsageError
+from recovery.prune_policies import POLICIES
 from recovery.workspace import Checkpoint
 
 
@@ -62,9 +64,12 @@ def start_cycles(session: Session, config: CycleConfig) -> None:
 
 def run_plan(session: Session, plan: CyclePlan) -> None:
     """Run the remaining cycles of a plan."""
-    for at in range(len(plan.config.docs)):
-        one_cycle(session, plan, plan.first + at)
-    drop_plan(session)
+    for number in range(plan.first, plan.last + 1):
+        one_cycle(session, plan, number)
+        if number == plan.last:
+            drop_plan(session)
+        if plan.config.prune:
+            _prune(session, plan.config.prune)
 
 
 def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
@@ -90,6 +95,14 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
         conclude(session, number)
         if session.workspace.report_to:
             write_report(session, number)
+
+
+def _prune(session: Session, names: Sequence[str]) -> None:
+    """Delete what the policies allow, and say how much it was."""
+    removals = plan_prune(session, POLICIES if "all" in names else names)
+    if removals:
+        freed = prune(session, removals)
+        session.display.say(f"pruned: {', '.join(r.name for r in removals)} ({freed / 2**20:,.1f} MiB)")
 
 
 def _is_settled(session: Session, number: int) -> bool:

@@ -17,16 +17,9 @@ from pipelines.runtime.session import Session
 from recovery.config import to_json
 from recovery.errors import UsageError
 from recovery.models.checkpoints import CONTENT
+from recovery.prune_policies import POLICIES
 from recovery.workspace import Checkpoint
 
-# What may be deleted, and why it is not needed. An undecided cycle is never touched.
-POLICIES = {
-    "rejected": "of a cycle that was rejected or rolled back",
-    "midtrained": "the mid-trained model of an accepted cycle",
-    "replaced": "replaced by the accepted one",
-    "states": "training states of a stage that is done",
-    "interrupted": "left by a prune that was stopped",
-}
 _GOING = ".removing-"
 _ALIASES = ("latest", "midtrained", "recovered", "base")
 _UNDER_WAY = (*STOPPED, "running")

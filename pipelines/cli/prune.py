@@ -27,8 +27,9 @@ def command(workspace: Workspace, policies: tuple[str, ...], yes: bool, as_json:
     Keeps the clean model, the latest checkpoint, the end of an accepted cycle, all checkpoints of an undecided cycle,
     and what unfinished work refers to. Scores, responses and decisions stay.
     """
-    from pipelines.prune import POLICIES, plan_prune, prune
+    from pipelines.prune import plan_prune, prune
     from pipelines.runtime.registry import existing
+    from recovery.prune_policies import POLICIES
 
     existing(workspace)
     with stage_options.at_work(workspace, "recover prune", alone=yes) as session:

@@ -136,7 +136,7 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     The stages have the recipes' settings within cycles and, if nothing else is given, :data:`CYCLE_DEFAULTS`; with
     ``alone``, those that they have outside of cycles.
     """
-    mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend"}
+    mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend", "prune"}
     shared = {k: v for k, v in flags.items() if k not in mine}
     own = {k: v for k, v in flags.items() if k in mine | {"replay_documents"}}
 

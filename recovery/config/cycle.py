@@ -9,6 +9,7 @@ from recovery.config.distill import DistillConfig
 from recovery.config.evaluation import EvalConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.errors import UsageError
+from recovery.prune_policies import POLICIES
 from recovery.settings import check_settings, same_as, setting
 
 
@@ -35,6 +36,13 @@ class CycleConfig:
     gate_alpha: float = setting(0.05, "Error probability of a gate's verdict.", above=0, below=0.5)
     gate_samples: int = setting(4000, "Maximum items per suite that an undecided gate may evaluate.", minimum=1)
     gate_extend: int = setting(1, "How many times an undecided gate may extend the distillation.", minimum=0)
+    prune: tuple[str, ...] = setting(
+        (),
+        "After each cycle delete what `recover prune --policy NAME` would; 'all' for every policy; may be repeated. "
+        "Nothing of a cycle that is undecided is deleted.",
+        metavar="NAME",
+        choices=("all", *POLICIES),
+    )
     midtrain: MidtrainConfig = field(default_factory=MidtrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -175,6 +175,21 @@ def test_an_undecided_gate_asks_more_about_earlier_documents_than_an_evaluation_
     assert sorted(asked("cycle-3/recovered")) == [2, 6]
 
 
+def test_cycles_delete_what_accepted_ones_no_longer_need(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
+) -> None:
+    docs = (make_corpus("First"), make_corpus("Second"))
+    start_cycles(
+        session, dataclasses.replace(small, docs=docs, gate=("stored >= 0.01",), prune=("midtrained", "states"))
+    )
+    assert [cycle.decision for cycle in session.cycles().values()] == ["accepted", "accepted"]
+    left = {c.name for c in session.registry.all() if (c.path / "config.json").is_file()}
+    assert left == {"base", "cycle-1/recovered", "cycle-2/recovered"}
+    assert plan_prune(session) == []
+    with pytest.raises(UsageError, match="--prune"):
+        dataclasses.replace(small, prune=("everything",))
+
+
 def test_an_evaluation_keeps_to_the_checkpoint_it_began_with(
     session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
 ) -> None:
