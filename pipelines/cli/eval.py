@@ -121,12 +121,15 @@ def _judge(ifeval: str | None, responses: Path, as_json: bool) -> None:
 
 def _show(name: str, results: Any, found: Any, as_json: bool) -> None:
     """Print every score with its retention relative to the clean model and to the best earlier checkpoint."""
+    from db.records import Score, interval_of
     from evals.suites import scores_json
 
     def line(result: Any) -> str:
         change = f"  {found[result.suite].text()}" if result.suite in found else ""
-        score = f"{result.score.value:7.3f} ± {result.score.stderr:.3f}  (n = {result.score.n:,})"
-        return f"{result.suite:32} {score}{change}"
+        score = Score(result.score.value, result.score.stderr, result.score.n)
+        low, high = interval_of(result.suite, score) or (score.value, score.value)
+        shown = f"{score.value:7.3f}  (95%: {low:.3f} to {high:.3f}, n = {score.n:,})"
+        return f"{result.suite:32} {shown}{change}"
 
     value = {"checkpoint": name, "scores": scores_json(results), "kept": found}
     common.emit(value, as_json, lambda: "\n".join([name, *map(line, results)]))

@@ -42,6 +42,7 @@ def _text(overview: Any, stages: Any) -> str:
             console.print(row.summary, markup=False)
         for stage in stages:
             console.print(_stage_line(stage), markup=False)
+        console.print("in brackets: 95% intervals")
     return capture.get().rstrip()
 
 
@@ -80,13 +81,22 @@ def _cells(step: Any, base: Any, cycle: int | None, decision: str) -> list[str]:
         own, kept = asked.get(cycle, own), stored.get(cycle, kept)
         earlier = [asked[k] for k in sorted(asked) if k < cycle]
     cells = [_cell(following), share, _cell(own), _cell(kept)]
-    return [step.checkpoint.name, *cells, " ".join(f"{s.value:.2f}" for s in earlier), _cell(scores.general), decision]
+    return [step.checkpoint.name, *cells, _several(earlier), _cell(scores.general), decision]
 
 
 def _cell(score: Any) -> str:
     if score is None:
         return ""
-    return f"{score.value:.3f}" if score.stderr is None else f"{score.value:.3f} ± {score.stderr:.3f}"
+    interval = score.interval
+    return f"{score.value:.3f}" if interval is None else f"{score.value:.3f} ({interval[0]:.3f}-{interval[1]:.3f})"
+
+
+def _several(scores: list[Any]) -> str:
+    """Return each score, or of more than three the lowest and the highest."""
+    values = [score.value for score in scores]
+    if len(values) <= 3:
+        return " ".join(f"{value:.2f}" for value in values)
+    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 def _stage_line(stage: Any) -> str:

@@ -84,7 +84,7 @@ def test_results_of_lm_eval_are_recorded_for_a_model_that_is_not_here(
         printed, _ = say("eval", name, "--import", "out")
         first, quiz = printed.splitlines()
         assert first == ("base" if name == "base" else "external/theirs")
-        assert quiz.startswith("quiz") and "0.500 ± 0.500  (n = 2)" in quiz
+        assert quiz.startswith("quiz") and "0.500  (95%: 0.055 to 0.945, n = 2)" in quiz
     with Tracker(tmp_path / "recovery-workspace" / "tracker.db") as tracker:
         (experiment,) = queries.experiments(tracker.database)
         names = [one.name for one in queries.checkpoints(tracker.database, experiment.id)]
@@ -99,3 +99,20 @@ def test_results_of_lm_eval_are_recorded_for_a_model_that_is_not_here(
     ):
         assert run(refused) == 1
         assert reason in capsys.readouterr().err
+
+
+def test_the_status_has_intervals_and_sums_up_many_earlier_corpora(say: Say, tmp_path: Path) -> None:
+    say("eval", "base", "--limit", "2")
+    with Tracker(tmp_path / "recovery-workspace" / "tracker.db") as tracker:
+        (experiment,) = queries.experiments(tracker.database)
+        (base,) = queries.checkpoints(tracker.database, experiment.id)
+        cycle = tracker.cycle(experiment.id, 5, documents="./q5", corpus_hash="c" * 64)
+        made = tracker.add_checkpoint(
+            experiment.id, "cycle-5/recovered", "recovered", path="r", content_hash="d" * 64, parent_id=base.id,
+            cycle_id=cycle,
+        )  # fmt: skip
+        for corpus, value in enumerate((0.9, 1.0, 0.8, 0.9, 1.0), start=1):
+            tracker.add_evaluation(made, "domain_knowledge", corpus=corpus, value=value, stderr=0.0, n=20)
+    line = next(line for line in say("status")[0].splitlines() if "cycle-5/recovered" in line)
+    assert "0.80 to 1.00" in line
+    assert "(0.839-1.000)" in say("status")[0], "all of 20 right"
