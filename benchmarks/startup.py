@@ -1,4 +1,6 @@
-"""CPU time and imports of the commands that run no model. Run: python -m benchmarks.startup [--write]
+"""CPU time and imports of the commands that run no model, and of mistakes in those that do.
+
+Run: python -m benchmarks.startup [--write]
 
 Prints the CPU time (user and system) of whole processes, the median and the range of several runs, against a limit for
 each, and the heavy packages that were imported. Exits with status 1 above a limit, or if `recover --help` imported a
@@ -41,13 +43,13 @@ COMMANDS = (
     Command("methods", 0.3),
     Command("status", 1.0),
     Command("checkpoints", 1.0),
-    Command("gate 1 --rule domain>=0.05", 2.0, status=-1),
+    Command("gate 1 --rule domain>=0.05", 2.5, status=-1),
     Command("accept 1 --why measured", 1.5),
     Command("report 1", 3.0),
     Command("prune", 1.5),
     Command("resume", 1.5, status=1),
-    Command("plan docs/qwen3-8b.json", 3.0),
-    Command("doctor", 4.0),
+    Command("plan --model docs/qwen3-8b.json", 3.0),
+    Command("doctor", 5.0),
     Command("midtrain --docs nowhere", 1.0, status=1),
     Command("distill --teacher nosuch", 1.5, status=1),
     Command("eval nosuch", 1.5, status=1),

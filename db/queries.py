@@ -283,8 +283,8 @@ def stage_evaluations(database: Database, stage_id: int, *, after: int = 0) -> l
         ]
 
 
-def evaluations(database: Database, checkpoint_id: int, *, limit: int = 500) -> list[records.Evaluation]:
-    """Return evaluations of a checkpoint, newest first."""
+def evaluations(database: Database, checkpoint_id: int, *, limit: int | None = 500) -> list[records.Evaluation]:
+    """Return evaluations of a checkpoint, newest first; at most ``limit``."""
     query = select(Evaluation.__table__).where(Evaluation.checkpoint_id == checkpoint_id)
     with database.reading() as connection:
         rows = connection.execute(query.order_by(Evaluation.id.desc()).limit(limit))

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from db import queries, records
 from evals.acceptance_rules import PREFERENCE, Decision, Rule
 from evals.suites import PER_CORPUS, corpus_limits
-from pipelines.cycle_plan import STOPPED, CyclePlan, drop_plan, interrupted, read_plan, write_plan
+from pipelines.cycle_plan import STOPPED, CyclePlan, drop_plan, interrupted, new_plan, write_plan
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import (
     LEFT_TO_A_PERSON,
-    check_rules,
     conclude,
     enter,
     judge_cycle,
@@ -46,16 +45,8 @@ from recovery.workspace import Checkpoint
 
 
 def start_cycles(session: Session, config: CycleConfig) -> None:
-    """Run a new plan. Raises UsageError if one is unfinished, or if there are no documents."""
-    if not config.docs:
-        raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
-    if read_plan(session) is not None:
-        raise UsageError("earlier cycles are unfinished here: `recover resume` continues them")
-    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
-    plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
-    check_rules(
-        session, rules_of(config.gate, session), config.eval, plan.last
-    )  # report errors before anything is trained
+    """Run a new plan; see :func:`~pipelines.cycle_plan.new_plan`."""
+    plan = new_plan(session, config)
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
     write_plan(session, plan)
@@ -66,10 +57,9 @@ def run_plan(session: Session, plan: CyclePlan) -> None:
     """Run the remaining cycles of a plan."""
     for number in range(plan.first, plan.last + 1):
         one_cycle(session, plan, number)
-        if number == plan.last:
-            drop_plan(session)
         if plan.config.prune:
             _prune(session, plan.config.prune)
+    drop_plan(session)
 
 
 def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from db import queries, records
+from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.session import Session
 from recovery.config import CycleConfig, from_json, to_json
@@ -35,6 +36,24 @@ class CyclePlan:
     def last(self) -> int:
         """The number of the last cycle."""
         return self.first + len(self.config.docs) - 1
+
+
+def new_plan(session: Session, config: CycleConfig) -> CyclePlan:
+    """Return a plan for the next cycles; writes nothing.
+
+    Raises UsageError if there are no documents, if another plan is unfinished, or for a rule of the gate that cannot be
+    judged; CheckpointError for a teacher that is no checkpoint.
+    """
+    if not config.docs:
+        raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
+    if read_plan(session) is not None:
+        raise UsageError("earlier cycles are unfinished here: `recover resume` continues them")
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
+    plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
+    check_rules(session, rules_of(config.gate, session), config.eval, plan.last)
+    if config.knowledge_teacher != "midtrained":  # of each cycle
+        session.check_names(config.knowledge_teacher)
+    return plan
 
 
 def write_plan(session: Session, plan: CyclePlan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -122,8 +122,10 @@ def _referred(session: Session) -> set[str]:
     under_way = [stage for stage in stages if stage.status in _UNDER_WAY]
     configs: list[Any] = [stage.config for stage in under_way]
     plan = read_plan(session)
-    if plan is not None:
-        configs.append(to_json(plan.config))
+    if plan is not None:  # in which "midtrained" stands for the one of each cycle, also as a policy's name
+        teacher = plan.config.knowledge_teacher
+        config = replace(plan.config, prune=(), knowledge_teacher=None if teacher == "midtrained" else teacher)
+        configs.append(to_json(config))
     known = session.registry.all()
     words = {word for config in configs for word in _words(config)}
     named = (find(word, session.registry) for word in words if word in _ALIASES or any(c.name == word for c in known))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from benchmarks.startup import COMMANDS, Command
+from pipelines.cli import main
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery._startup import StartupFinder
+from recovery.errors import RecoveryError
 from recovery.lazy_import import lazily
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +62,9 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
     done = ("status", "checkpoints", "report 1", "gate 1 --rule domain>=0.5", "accept 1 --why good", "prune")
     wrong = (
         "midtrain --docs nowhere", "midtrain --docs . --student nosuch", "cycle --docs nowhere",
-        "cycle --docs . --gate domain>=7", "distill --teacher nosuch", "interpolate --student nosuch", "eval nosuch",
+        "cycle --docs . --gate domain>=7", "cycle", "cycle --docs . --gate domain(9)>=0.5",
+        "cycle --docs . --knowledge-teacher nosuch", "interpolate --origin nosuch", "train --expert a=nosuch",
+        "distill --knowledge-teacher nosuch", "distill --teacher nosuch", "interpolate --student nosuch", "eval nosuch",
         "train --teacher nosuch", "drift nosuch", "ask hello --checkpoint nosuch", "export nosuch ./out", "resume",
     )  # fmt: skip
     code = (
@@ -76,6 +83,18 @@ def test_commands_that_run_no_model_and_mistakes_in_those_that_do_import_no_torc
     ran = [line for line in finished.stdout.splitlines() if line.startswith("ran ")]
     assert [line.rpartition(" -> ")[2] for line in ran[len(done) :]] == ["1"] * len(wrong), finished.stdout
     assert [line.split(" -> ")[1] for line in ran[: len(done)]] == ["0", "0", "0", "4", "0", "0"], finished.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.arguments)
+def test_the_benchmark_of_start_up_runs_commands_that_exist(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    name, *arguments = command.arguments.split()
+    if name != "--help":
+        context = click.Context(main.recover)
+        parsed = main.recover.get_command(context, name)
+        assert parsed is not None
+        with contextlib.suppress(RecoveryError):  # of the value, not of the option
+            parsed.make_context(name, arguments)
 
 
 def test_a_plan_imports_no_library_that_builds_models() -> None:

@@ -370,7 +370,7 @@ def _knowledge(overview: Overview, row: CycleRow) -> str:
     recorded = row.cycle.details.get("evidence", {}).get("knowledge", {})
     note = "Accuracy on questions about each corpus, for the last checkpoint of each cycle."
     if recorded.get("backward_transfer") is not None:
-        note += f" Backward transfer {points(recorded['backward_transfer'])} points."
+        note += f" Backward transfer {points(recorded['backward_transfer'])} points, on questions that all were asked."
     table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
     return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
 

@@ -52,13 +52,13 @@ def command(
     from pipelines.runtime.registry import existing, reading
 
     existing(workspace)
-    from pipelines.runtime.checkpoint_names import resolve
+    from pipelines.runtime.checkpoint_names import check, resolve
 
     own = read_recipe(recipe) if recipe else Recipe()
     with reading(workspace) as registry:
         config = build(EvalConfig, common.given(context), own, model_recipe(resolve(registry, "base").path))
         for name in names:
-            resolve(registry, name)  # a wrong name is reported before torch is imported
+            check(registry, name)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.ask import ask
 
         replies = ask(registry, names, _standard_input() if prompt == "-" else prompt, config, common.note)

@@ -67,20 +67,19 @@ def command(
 
     One cycle for each --docs, in that order. `recover resume` continues it after an interruption.
     """
-    from pipelines.cycle_plan import drop_plan
-    from pipelines.evaluation.acceptance import rules_of
+    from pipelines.cycle_plan import drop_plan, new_plan
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
     build_cycle(flags, own)  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover cycle", model=model) as session:
         config = build_cycle(flags, own, session.recipe)
-        rules_of(config.gate, session)  # a mistake in a rule is reported before torch is imported
         if dry_run:
             _show_plan(session, config, as_json)
             return
         if abandon:
             drop_plan(session)
+        new_plan(session, config)  # mistakes are reported before torch is imported
         from pipelines.cycle import start_cycles
 
         start_cycles(session, config)

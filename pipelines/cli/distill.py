@@ -34,8 +34,9 @@ def run(context: click.Context, **fixed: str) -> None:
     purpose, as_json = f"recover {context.info_name}", flags["as_json"]
     with stage_options.at_work(flags["workspace"], purpose, model=flags["model"], fallback=clean) as session:
         config = build(DistillConfig, given, own, session.recipe)
-        for name in (config.student, *TeacherSpec.parse(config.teacher).weights):
-            session.resolve(name)  # a wrong name is reported before torch is imported
+        others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())
+        # A wrong name is reported before torch is imported.
+        session.check_names(config.student, *TeacherSpec.parse(config.teacher).weights, *others)
         from pipelines.distillation.plan import plan_distill
         from pipelines.distillation.stage import distill
 

@@ -45,8 +45,9 @@ def command(
     """
     own = read_recipe(recipe) if recipe else Recipe()
     with stage_options.at_work(workspace, "recover drift", model=model, alone=False) as session:
-        for name in (context.params["checkpoint"], reference):
-            session.resolve(name)  # a wrong name is reported before torch is imported
+        session.check_names(
+            context.params["checkpoint"], reference
+        )  # a wrong name is reported before torch is imported
         from pipelines.evaluation.drift import PROMPTS, measure_drift
 
         flags = common.given(context) | {"limit": limit or PROMPTS}

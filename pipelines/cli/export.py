@@ -41,7 +41,7 @@ def command(checkpoint: str, target: Path, workspace: Workspace, merge: bool, ki
         what = "exists" if file or target.is_file() else "is not empty"
         raise UsageError(f"{target} {what}: name a new {'file' if file else 'folder'}")
     with stage_options.at_work(workspace, "recover export", alone=False) as session:
-        session.resolve(checkpoint)  # a wrong name is reported before torch is imported
+        session.check_names(checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.export import export, export_gguf
 
         try:

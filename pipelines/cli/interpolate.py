@@ -43,7 +43,9 @@ def command(
     build(InterpolateConfig, flags, own)  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover interpolate", model=model) as session:
         config = build(InterpolateConfig, flags, own, session.recipe)
-        session.resolve(config.student)  # a wrong name is reported before torch is imported
+        session.check_names(
+            config.student, None if config.origin == "start" else config.origin
+        )  # a wrong name is reported before torch is imported
         from pipelines.interpolate import interpolate
 
         made = interpolate(session, config)

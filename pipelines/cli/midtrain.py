@@ -52,7 +52,7 @@ def command(
     build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover midtrain", model=model) as session:
         config = build(MidtrainConfig, common.given(context), own, session.recipe)
-        session.resolve(config.student)  # a wrong name is reported before torch is imported
+        session.check_names(config.student)  # a wrong name is reported before torch is imported
         from pipelines.midtrain import midtrain, plan_midtrain
 
         if dry_run:

@@ -15,7 +15,8 @@ from recovery.workspace import Workspace
     "policies",
     multiple=True,
     metavar="NAME",
-    help="What to prune: rejected, midtrained (of accepted cycles), replaced, states; repeatable.  [default: all]",
+    help="What to prune: rejected, midtrained (of accepted cycles), replaced, states, interrupted; repeatable.  "
+    "[default: all]",
 )
 @click.option("--yes", is_flag=True, help="Delete; without this flag the command only lists what it would delete.")
 @common.as_json

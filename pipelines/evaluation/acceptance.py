@@ -177,7 +177,8 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
 
 def matrix(database: Database, rows: Iterable[records.CycleRow], last: int) -> KnowledgeMatrix:
     """Return the knowledge of every corpus so far, asked as questions, after each cycle up to ``last`` that was not
-    rejected or rolled back. All scores on one corpus are of the same items: later cycles may ask fewer about it.
+    rejected or rolled back. Where later cycles asked less about a corpus, its scores are those on the questions that
+    all were asked, if there are any.
     """
     kept = [row for row in rows if row.cycle.number <= last and row.cycle.decision not in LEFT]
     known = [(row.cycle.number, row.end, row.base) for row in kept if row.end is not None]
@@ -189,22 +190,20 @@ def matrix(database: Database, rows: Iterable[records.CycleRow], last: int) -> K
         having = [i for i, one in enumerate(scores) if corpus in one]
         if len({measured[i].scores.domain_knowledge_by_corpus[corpus].n for i in having}) > 1:
             shared = _on_shared_items(database, corpus, [measured[i].checkpoint.id for i in having])
-            for i, value in zip(having, shared, strict=True):
+            for i, value in zip(having, shared, strict=False):
                 scores[i][corpus] = value
     chance = scores[len(ends)] if base is not None else {}
     return KnowledgeMatrix(tuple(number for number, _, _ in known), tuple(scores[: len(ends)]), chance)
 
 
 def _on_shared_items(database: Database, corpus: int, checkpoints: Sequence[int]) -> list[float]:
-    """Return each checkpoint's score on the questions about a corpus that all of them were asked; its recorded score
-    if there are none.
+    """Return each checkpoint's score on the questions about a corpus that all of them were asked; nothing if there are
+    none.
     """
-    evaluations = [newest(database, checkpoint)[f"domain_knowledge/{corpus}"] for checkpoint in checkpoints]
-    asked = [judged(queries.judged_items(database, evaluation.id)) for evaluation in evaluations]
+    newest_of = [newest(database, checkpoint).get(f"domain_knowledge/{corpus}") for checkpoint in checkpoints]
+    asked = [judged(queries.judged_items(database, one.id)) if one is not None else {} for one in newest_of]
     shared = set.intersection(*map(set, asked))
-    if not shared:
-        return [float(evaluation.value or 0.0) for evaluation in evaluations]
-    return [sum(items[key].score for key in shared) / len(shared) for items in asked]
+    return [sum(items[key].score for key in shared) / len(shared) for items in asked] if shared else []
 
 
 def _compared(database: Database, first: int, second: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ IMPORTED = "imported"
 def newest(database: Database, checkpoint: int) -> dict[str, records.Evaluation]:
     """Return the newest evaluation of each suite by name; corpus 2's knowledge is "domain_knowledge/2"."""
     found: dict[str, records.Evaluation] = {}
-    for row in queries.evaluations(database, checkpoint):  # newest first
+    for row in queries.evaluations(database, checkpoint, limit=None):  # newest first
         found.setdefault(suite_name(row), row)
     return found
 

@@ -34,15 +34,25 @@ def resolve(registry: Registry, name: str, display: Display | None = None) -> Ch
     A GGUF file is converted into the workspace, once; ``display`` shows the progress. Raise CheckpointError, with the
     known names, if there is none.
     """
-    registered = find(name, registry)
+    registered = check(registry, name)
     if registered is not None:
-        return _existing(registered, registry.workspace)
-    folder = Path(name).expanduser()
-    if not folder.is_dir() and not is_hub_id(name) and not is_gguf(name):
-        raise unknown_name(name, registry)
+        return registered
     found = external(name, registry.workspace, display)
     known = find(str(found.path), registry) if is_gguf(name) else None
     return found if known is None else _existing(known, registry.workspace)
+
+
+def check(registry: Registry, name: str) -> Checkpoint | None:
+    """Return the registered checkpoint of a name; None for a folder, a GGUF file or a hub id, which are not read.
+
+    Raise CheckpointError, with the known names, if it is none of them, or if a registered one has no weights here.
+    """
+    registered = find(name, registry)
+    if registered is not None:
+        return _existing(registered, registry.workspace)
+    if not Path(name).expanduser().is_dir() and not is_hub_id(name) and not is_gguf(name):
+        raise unknown_name(name, registry)
+    return None
 
 
 def find(name: str, index: Index) -> Checkpoint | None:

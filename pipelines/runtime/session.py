@@ -18,7 +18,7 @@ from db import Tracker, queries, records
 from db.schema import LEFT
 from pipelines.forwarding.runs import Source
 from pipelines.forwarding.session_copies import SessionCopies
-from pipelines.runtime.checkpoint_names import external, find, resolve
+from pipelines.runtime.checkpoint_names import check, external, find, resolve
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, tracker_address
 from pipelines.runtime.signals import StopSignals
@@ -119,6 +119,12 @@ class Session:
     def resolve(self, name: str) -> Checkpoint:
         """Return the checkpoint of a name, a folder, a GGUF file or a hub id; see :func:`resolve`."""
         return resolve(self.registry, name, self.display)
+
+    def check_names(self, *names: str | None) -> None:
+        """Raise CheckpointError for the first that is no name of a checkpoint; reads no weights."""
+        for name in names:
+            if name is not None:
+                check(self.registry, name)
 
     def registered(self, checkpoint: Checkpoint, *, cycle_id: int | None = None) -> Checkpoint:
         """Return the checkpoint with its number in the tracker, registered if it was not yet."""

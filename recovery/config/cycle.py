@@ -39,7 +39,7 @@ class CycleConfig:
     prune: tuple[str, ...] = setting(
         (),
         "After each cycle delete what `recover prune --policy NAME` would; 'all' for every policy; may be repeated. "
-        "Nothing of a cycle that is undecided is deleted.",
+        "A cycle that neither a --gate nor a person has decided keeps its weights.",
         metavar="NAME",
         choices=("all", *POLICIES),
     )

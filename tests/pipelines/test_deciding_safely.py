@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,16 +176,31 @@ def test_an_undecided_gate_asks_more_about_earlier_documents_than_an_evaluation_
 
 
 def test_cycles_delete_what_accepted_ones_no_longer_need(
-    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def left() -> set[str]:
+        return {c.name for c in session.registry.all() if (c.path / "config.json").is_file()}
+
+    left_after: list[set[str]] = []
+    deleting = cycle._prune
+
+    def watched(session: Session, names: Sequence[str]) -> None:
+        deleting(session, names)
+        left_after.append(left())
+        if len(left_after) == 1:
+            raise StageInterrupted("after the first cycle")
+
+    monkeypatch.setattr(cycle, "_prune", watched)
+    rules: dict[str, Any] = {"gate": ("stored >= 0.01",), "prune": ("midtrained", "states")}
+    rules |= {"knowledge_teacher": "midtrained", "distill": dataclasses.replace(small.distill, knowledge_share=0.5)}
     docs = (make_corpus("First"), make_corpus("Second"))
-    start_cycles(
-        session, dataclasses.replace(small, docs=docs, gate=("stored >= 0.01",), prune=("midtrained", "states"))
-    )
-    assert [cycle.decision for cycle in session.cycles().values()] == ["accepted", "accepted"]
-    left = {c.name for c in session.registry.all() if (c.path / "config.json").is_file()}
-    assert left == {"base", "cycle-1/recovered", "cycle-2/recovered"}
-    assert plan_prune(session) == []
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=docs, **rules))
+    cycle.resume(session)
+    accepted = {"base", "cycle-1/recovered"}
+    assert left_after == [accepted, accepted, accepted | {"cycle-2/recovered"}]
+    assert [one.decision for one in session.cycles().values()] == ["accepted", "accepted"]
+    assert plan_prune(session) == [], "the training states are gone too"
     with pytest.raises(UsageError, match="--prune"):
         dataclasses.replace(small, prune=("everything",))
 
@@ -244,3 +259,8 @@ def test_knowledge_is_compared_on_the_questions_that_every_cycle_was_asked(sessi
     assert (first["rows"], first["chance"]) == ([{"1": 0.5}], {"1": 0.25})
     assert (second["rows"], second["chance"]) == ([{"1": 0.5}, {"1": 0.5}], {"1": 0.0})
     assert (second["kept"], second["forgetting"]) == ({"1": 1.0}, {"1": 0.0})
+    evaluated(checkpoint, {7: True})
+    for number in range(520):  # another tool's logs
+        tracker.add_evaluation(base, f"mmlu_{number}", value=1.0, stderr=0.0, n=1)
+    third = conclude(session, 2)["knowledge"]
+    assert third["rows"] == [{"1": 0.5}, {"1": 1.0}], "no question was asked of all: the scores as they are"

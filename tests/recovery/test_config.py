@@ -176,6 +176,27 @@ def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:
     assert build(EvalConfig, {}, model_recipe(tmp_path)).limit == 12
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[distill]\nlam = 0.5\nreward = "os:system"\n',
+        '[midtrain]\naugment = 2\nwriter = "http://192.0.2.1/v1"\n',
+        '[model]\nengine = "http://192.0.2.1/v1"\n',
+        '[eval]\ntasks = ["suites/task.yaml"]\n',
+        '[distill]\nprompts = "/etc/passwd"\n',
+        '[cycle.distill]\nteacher = "https://192.0.2.1"\n',
+        '[cycle]\nprune = ["all"]\n',
+        '[cycle]\ngate = ["ifeval >= 0.01"]\n',
+    ],
+)
+def test_a_model_folder_recommends_no_code_file_server_or_decision(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "recovery.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="a model may not recommend"):
+        model_recipe(tmp_path)
+    assert read_recipe(path).tables, "the user's own recipe may"
+
+
 def test_complete_loops_needs_the_transformers_engine() -> None:
     with pytest.raises(UsageError, match="omit one of them"):
         build(EvalConfig, {"complete_loops": True, "engine": "vllm"})
