@@ -87,6 +87,9 @@ ARMS: dict[str, Arm] = {
     "rows-questions-rehearsal": Arm(
         _FALLING | _ROWS, earlier=2 / 3, steps=100, distill=_QUESTIONS | {"knowledge_share": 0.3}
     ),
+    "rows-questions-10-epochs": Arm(
+        _FALLING | _ROWS | {"epochs": 10.0}, steps=100, distill=_QUESTIONS | {"knowledge_share": 0.3}
+    ),
     "rows-kl-three-teachers": Arm(_KEEPING, steps=40, distill=_LAYERS | {"lr": 6e-4, "focus": 0.5}),
     "gentle": Arm(_LESS, recovers=False),
     "gentle-three-teachers": Arm(_LESS, steps=40, distill=_GENTLE | {"focus": 0.5}),
