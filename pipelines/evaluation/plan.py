@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,10 @@ from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.data.corpus import read_corpus
 from recovery.data.prompts import behaviour_prompts, load_prompts
+from recovery.errors import UsageError
 from recovery.lazy_import import lazily
 from recovery.types import Probe, Prompt
-from recovery.workspace import Checkpoint
+from recovery.workspace import MINIATURE, Checkpoint
 
 # lm-eval takes seconds to import.
 lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.packaged_ifeval")
@@ -30,6 +32,7 @@ lm_eval_tasks, packaged_ifeval = lazily("evals.lm_eval_tasks"), lazily("evals.pa
 GENERAL = Path("suites") / "general.jsonl"
 SKILLS = Path("suites") / "skills"
 TASKS = Path("suites") / "lm_eval"
+_DEFINED = re.compile(r"""^(?:task|group|tag):\s*["']?([^\s"'#]+)""", re.MULTILINE)
 
 # A score near 0 or 1 would understate the smallest detectable effect once the score has moved.
 _MIDDLE = (0.1, 0.9)
@@ -98,6 +101,26 @@ class EvalPlan:
         )
 
 
+def _own_tasks(session: Session, wanted: Sequence[str]) -> Path | None:
+    """Return the folder of the built-in miniature's tasks; None for any other model.
+
+    A task's file runs code, in its functions and its templates, so that of a model's folder has to be named. Raises
+    UsageError if one of the ``wanted`` names is defined there.
+    """
+    folder = session.base.path / TASKS
+    if folder.resolve() == (session.workspace.models / MINIATURE / TASKS).resolve():
+        return folder
+    names = {name.partition("=")[0] for name in wanted}
+    for file in sorted(folder.glob("*.y*ml")):
+        defined = names & set(_DEFINED.findall(file.read_text(encoding="utf-8", errors="replace")))
+        if defined:
+            raise UsageError(
+                f"the task {min(defined)} is defined in the model's folder, and a task runs code: if you trust it, "
+                f"give its file, --task {file}"
+            )
+    return None
+
+
 def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: Scope = EVERYTHING) -> EvalInputs:
     """Read and check all inputs of an evaluation. Raises UsageError if a file or a task cannot be used."""
     base = session.base
@@ -105,7 +128,7 @@ def gather(session: Session, config: EvalConfig, checkpoint: Checkpoint, scope: 
     wanted = cycles if scope.corpora is None else [k for k in cycles if k in scope.corpora]
     test = behaviour_prompts(base.path, config.prompts, config.seed).test if scope.behaviour else ()
     general, ifeval = base.path / GENERAL, config.ifeval
-    tasks = base.path / TASKS if (base.path / TASKS).is_dir() else None  # of the model itself
+    tasks = _own_tasks(session, config.tasks) if config.tasks else None
     problems: list[str] = []
     return EvalInputs(
         instruction=[prompt for prompt in test if can_be_judged(prompt)],

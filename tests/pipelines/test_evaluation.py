@@ -13,7 +13,7 @@ import pytest
 
 from db import queries
 from evals.statistics import score_of
-from pipelines.evaluation.plan import Scope, plan_evaluate
+from pipelines.evaluation.plan import TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpora_measured, evaluate, measured
 from pipelines.evaluation.stored_results import record_result
@@ -145,6 +145,29 @@ def test_a_task_that_cannot_be_had_stops_before_anything_begins(
 def answered(suite: str, *scores: float) -> SuiteResult:
     items = tuple(Item(str(i), "asked", "said", score) for i, score in enumerate(scores))
     return SuiteResult(suite, score_of(scores), items)
+
+
+def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
+    open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    folder = model / TASKS
+    folder.mkdir(parents=True)
+    ran = tmp_path / "ran"
+    (folder / "trap.py").write_text(f"open({str(ran)!r}, 'w').close()\n\ndef question(doc):\n    return 'x'\n")
+    (folder / "gsm8k.yaml").write_text(
+        f"task: 'gsm8k'\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {folder}/q.jsonl}}}}\n"
+        "test_split: test\noutput_type: generate_until\ndoc_to_text: !function trap.question\ndoc_to_target: x\n"
+        "metric_list: [{metric: exact_match}]\n"
+    )
+    (folder / "q.jsonl").write_text('{"question": "x"}\n')
+    with open_session(model) as session:
+        for name in ("gsm8k", f"gsm8k={folder / 'q.jsonl'}"):
+            with pytest.raises(UsageError, match=r"a task runs code: if you trust it, give its file, --task .*yaml"):
+                gather(session, dataclasses.replace(eval_config, tasks=(name,)), session.base)
+        assert not ran.exists()
+        given = dataclasses.replace(eval_config, tasks=(str(folder / "gsm8k.yaml"),))
+        assert gather(session, given, session.base).tasks.keys() == {"gsm8k"} and ran.exists()
 
 
 def test_what_is_left_of_the_scores_before_is_reported(session: Session, midtrain_config: MidtrainConfig) -> None:
