@@ -73,6 +73,14 @@ c</pre>tail</body></html>"""
     assert not {"color", "var x", "Home"} & set(document.text.replace("\n", " ").split(" "))
 
 
+def test_html_with_a_million_spaces_in_a_row_is_read(tmp_path):
+    page = f"<h1>Boats</h1><pre>one{' ' * 1_000_000}two   \n   three</pre><p>four</p>"
+    (tmp_path / "page.html").write_text(page)
+    (document,) = read_corpus(tmp_path).documents
+    assert document.text.split() == ["Boats", "one", "two", "three", "four"]
+    assert "two\nthree" in document.text
+
+
 def test_deeply_nested_html_and_json_are_read(tmp_path):
     deep = "<div>" * 1000 + "The bottom is reached." + "</div>" * 1000
     nest = "[" * 500 + '"The innermost text"' + "]" * 500

@@ -166,7 +166,8 @@ def _html_text(tree: Any) -> str:
         stack.extend(reversed(node))
         prefix = breaks + ("- " if node.tag == "li" else "") + ("\n" if node.tag == "br" else "")
         stack.append(prefix + (inner if keep else re.sub(r"\s+", " ", inner)))
-    return tidy(re.sub(r"[ \t]*\n[ \t]*", "\n", "".join(parts)))
+    # From the first space of a run, so that long runs take linear time.
+    return tidy(re.sub(r"(?<![ \t])[ \t]*\n[ \t]*", "\n", "".join(parts)))
 
 
 def one_line(text: str) -> str:
