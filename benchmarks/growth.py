@@ -107,7 +107,11 @@ def body(rows: Sequence[Row], prunable: str) -> str:
     for measure in rows[0]:
         mean, slope, sure = fit([row[measure] for row in rows])
         share = f"{100 * slope / mean:+.2f} ± {100 * sure / abs(mean):.2f}%" if mean else "0"
-        lines.append((measure, _shown(mean), share, "grows" if slope - sure > 0 else "no growth seen"))
+        constant = (
+            max(row[measure] for row in rows[SETTLED:]) - min(row[measure] for row in rows[SETTLED:]) <= 1e-3 * mean
+        )
+        verdict = "constant" if constant else "grows" if slope - sure > 0 else "no growth seen"
+        lines.append((measure, _shown(mean), "0" if constant else share, verdict))
     return "\n\n".join(
         (
             _report.table(("one cycle", *(f"cycle {n}" for n in numbers)), some),

@@ -186,22 +186,22 @@ def matrix(database: Database, rows: Iterable[records.CycleRow], last: int) -> K
     base = known[0][2] if known else None
     measured = [*ends, base] if base is not None else ends
     scores = [{j: s.value for j, s in one.scores.domain_knowledge_by_corpus.items()} for one in measured]
+    newest_of: dict[int, dict[str, records.Evaluation]] = {}
     for corpus in {j for one in scores for j in one}:
         having = [i for i, one in enumerate(scores) if corpus in one]
         if len({measured[i].scores.domain_knowledge_by_corpus[corpus].n for i in having}) > 1:
-            shared = _on_shared_items(database, corpus, [measured[i].checkpoint.id for i in having])
+            ids = [measured[i].checkpoint.id for i in having]
+            newest_of |= {number: newest(database, number) for number in ids if number not in newest_of}
+            shared = _on_shared_items(database, [newest_of[number].get(f"domain_knowledge/{corpus}") for number in ids])
             for i, value in zip(having, shared, strict=False):
                 scores[i][corpus] = value
     chance = scores[len(ends)] if base is not None else {}
     return KnowledgeMatrix(tuple(number for number, _, _ in known), tuple(scores[: len(ends)]), chance)
 
 
-def _on_shared_items(database: Database, corpus: int, checkpoints: Sequence[int]) -> list[float]:
-    """Return each checkpoint's score on the questions about a corpus that all of them were asked; nothing if there are
-    none.
-    """
-    newest_of = [newest(database, checkpoint).get(f"domain_knowledge/{corpus}") for checkpoint in checkpoints]
-    asked = [judged(queries.judged_items(database, one.id)) if one is not None else {} for one in newest_of]
+def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluation | None]) -> list[float]:
+    """Return the score of each evaluation on the items that all of them have; nothing if there are none."""
+    asked = [judged(queries.judged_items(database, one.id)) if one is not None else {} for one in evaluations]
     shared = set.intersection(*map(set, asked))
     return [sum(items[key].score for key in shared) / len(shared) for items in asked] if shared else []
 
