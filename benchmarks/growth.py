@@ -148,11 +148,13 @@ def main() -> int:
     facts = _report.machine(("torch", "transformers"))
     with tempfile.TemporaryDirectory(prefix="growth-") as folder:
         rows = run(given.cycles, Path(folder))
-        text = body(rows, _prunable(Path(folder) / "workspace"))
+        prunable = _prunable(Path(folder) / "workspace")
+    text = body(rows, prunable)
     print(text)
     if given.write:
         about = (__doc__ or "").split("\n\n", 2)[2]
-        page = _report.write("growth", "Growth over cycles", f"{about}\n\n{text}", facts, {"cycles": rows})
+        data = {"cycles": rows, "prunable": prunable}
+        page = _report.write("growth", "Growth over cycles", f"{about}\n\n{text}", facts, data)
         print(f"written to {page}")
     return 0
 

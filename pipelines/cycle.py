@@ -40,13 +40,16 @@ from recovery.config import (
     from_json,
 )
 from recovery.errors import UsageError
-from recovery.prune_policies import POLICIES
 from recovery.workspace import Checkpoint
 
 
 def start_cycles(session: Session, config: CycleConfig) -> None:
-    """Run a new plan; see :func:`~pipelines.cycle_plan.new_plan`."""
-    plan = new_plan(session, config)
+    """Make a plan and run it; see :func:`~pipelines.cycle_plan.new_plan`."""
+    start_plan(session, new_plan(session, config))
+
+
+def start_plan(session: Session, plan: CyclePlan) -> None:
+    """Store a new plan and run it."""
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
     write_plan(session, plan)
@@ -89,7 +92,7 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
 
 def _prune(session: Session, names: Sequence[str]) -> None:
     """Delete what the policies allow, and say how much it was."""
-    removals = plan_prune(session, POLICIES if "all" in names else names)
+    removals = plan_prune(session, names)
     if removals:
         freed = prune(session, removals)
         session.display.say(f"pruned: {', '.join(r.name for r in removals)} ({freed / 2**20:,.1f} MiB)")

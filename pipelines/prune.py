@@ -14,10 +14,9 @@ from db.schema import LEFT
 from pipelines.cycle_plan import STOPPED, read_plan
 from pipelines.runtime.checkpoint_names import find
 from pipelines.runtime.session import Session
-from recovery.config import to_json
+from recovery.config import ALL, PRUNE_POLICIES, to_json
 from recovery.errors import UsageError
 from recovery.models.checkpoints import CONTENT
-from recovery.prune_policies import POLICIES
 from recovery.workspace import Checkpoint
 
 _GOING = ".removing-"
@@ -37,14 +36,16 @@ class Removal:
     @property
     def why(self) -> str:
         """The policy in words."""
-        return POLICIES[self.policy]
+        return PRUNE_POLICIES[self.policy]
 
 
-def plan_prune(session: Session, policies: Iterable[str] = tuple(POLICIES)) -> list[Removal]:
+def plan_prune(session: Session, policies: Iterable[str] = (ALL,)) -> list[Removal]:
     """Return what the policies would delete, largest first. Raises UsageError for an unknown policy."""
-    wanted = list(dict.fromkeys(policies))
-    if unknown := [name for name in wanted if name not in POLICIES]:
-        raise UsageError(f"there is no policy {unknown[0]!r}: use {', '.join(POLICIES)}")
+    wanted = {*policies}
+    if unknown := sorted(wanted - {ALL, *PRUNE_POLICIES}):
+        raise UsageError(f"there is no policy {unknown[0]!r}: use {', '.join((ALL, *PRUNE_POLICIES))}")
+    if ALL in wanted:
+        wanted = {*PRUNE_POLICIES}
     known, kept = session.registry.all(), _kept(session)
     # An adapter needs the weights of its base, even if that checkpoint could be deleted.
     held = {path.resolve() for c in known if c.name in kept for path in (c.path, c.weights)}

@@ -9,6 +9,7 @@ import dataclasses
 import math
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from recovery.errors import UsageError
@@ -24,7 +25,8 @@ class Setting:
     ``minimum`` and ``maximum`` are allowed values, ``above`` and ``below`` are not. ``shown`` describes a default
     that is computed or depends on other settings. ``flag`` is set if it differs from the name of the field. A path with
     the metavar FILE, or SOURCE (:mod:`recovery.data.sources`), must exist. None is always allowed; in a tuple each item
-    is checked.
+    is checked. ``by_model``: whether the folder of a model may recommend it, by default all but text and paths
+    (:func:`may_be_recommended`).
     """
 
     help: str
@@ -36,6 +38,7 @@ class Setting:
     metavar: str | None = None
     shown: str | None = None
     flag: str | None = None
+    by_model: bool | None = None
 
     def allows(self, value: Any) -> bool:
         """Whether a value is in range and one of the choices. NaN and infinity never are."""
@@ -89,6 +92,24 @@ def types_of(kind: type[Any]) -> dict[str, Any]:
     if kind not in _TYPES:
         _TYPES[kind] = typing.get_type_hints(kind)
     return _TYPES[kind]
+
+
+def may_be_recommended(kind: type[Any], name: str, value: Any) -> bool:
+    """Return whether the folder of a model, which may be a stranger's, may recommend a value of a field.
+
+    Text and paths can name code, a file, a server, another model: they may not, unless they are one of the choices or
+    their declaration says so, and an address never.
+    """
+    declared = settings_of(kind)[name]
+    if isinstance(value, str) and "://" in value:
+        return False
+    if declared.by_model is not None:
+        return declared.by_model
+    return bool(declared.choices) or not _holds_text(types_of(kind)[name])
+
+
+def _holds_text(wanted: Any) -> bool:
+    return wanted in (str, Path) or any(_holds_text(part) for part in typing.get_args(wanted))
 
 
 def flag_of(kind: type[Any], name: str) -> str:

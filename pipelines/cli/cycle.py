@@ -79,10 +79,10 @@ def command(
             return
         if abandon:
             drop_plan(session)
-        new_plan(session, config)  # mistakes are reported before torch is imported
-        from pipelines.cycle import start_cycles
+        plan = new_plan(session, config)  # mistakes are reported before torch is imported
+        from pipelines.cycle import start_plan
 
-        start_cycles(session, config)
+        start_plan(session, plan)
     from pipelines.cli.status import show
 
     show(workspace, as_json)

@@ -14,8 +14,9 @@ from recovery.workspace import Workspace
     "--policy",
     "policies",
     multiple=True,
+    default=("all",),
     metavar="NAME",
-    help="What to prune: rejected, midtrained (of accepted cycles), replaced, states, interrupted; repeatable.  "
+    help="What to prune: rejected, midtrained (of accepted cycles), replaced, states, interrupted; all; repeatable.  "
     "[default: all]",
 )
 @click.option("--yes", is_flag=True, help="Delete; without this flag the command only lists what it would delete.")
@@ -30,11 +31,10 @@ def command(workspace: Workspace, policies: tuple[str, ...], yes: bool, as_json:
     """
     from pipelines.prune import plan_prune, prune
     from pipelines.runtime.registry import existing
-    from recovery.prune_policies import POLICIES
 
     existing(workspace)
     with stage_options.at_work(workspace, "recover prune", alone=yes) as session:
-        removals = plan_prune(session, policies or tuple(POLICIES))
+        removals = plan_prune(session, policies)
         total = sum(removal.bytes for removal in removals)
         freed = prune(session, removals) if yes else 0
     rows = [{"name": r.name, "bytes": r.bytes, "policy": r.policy, "path": str(r.path)} for r in removals]

@@ -184,26 +184,33 @@ def matrix(database: Database, rows: Iterable[records.CycleRow], last: int) -> K
     known = [(row.cycle.number, row.end, row.base) for row in kept if row.end is not None]
     ends = [end for _, end, _ in known]
     base = known[0][2] if known else None
-    measured = [*ends, base] if base is not None else ends
-    scores = [{j: s.value for j, s in one.scores.domain_knowledge_by_corpus.items()} for one in measured]
-    newest_of: dict[int, dict[str, records.Evaluation]] = {}
-    for corpus in {j for one in scores for j in one}:
-        having = [i for i, one in enumerate(scores) if corpus in one]
-        if len({measured[i].scores.domain_knowledge_by_corpus[corpus].n for i in having}) > 1:
-            ids = [measured[i].checkpoint.id for i in having]
-            newest_of |= {number: newest(database, number) for number in ids if number not in newest_of}
-            shared = _on_shared_items(database, [newest_of[number].get(f"domain_knowledge/{corpus}") for number in ids])
-            for i, value in zip(having, shared, strict=False):
-                scores[i][corpus] = value
+    scores = _comparable(database, [*ends, base] if base is not None else ends)
     chance = scores[len(ends)] if base is not None else {}
     return KnowledgeMatrix(tuple(number for number, _, _ in known), tuple(scores[: len(ends)]), chance)
 
 
+def _comparable(database: Database, measured: Sequence[records.Measured]) -> list[dict[int, float]]:
+    """Return the scores of each checkpoint by corpus; where their numbers of questions differ, on those that all were
+    asked, if there are any.
+    """
+    asked = [one.scores.domain_knowledge_by_corpus for one in measured]
+    scores = [{corpus: score.value for corpus, score in one.items()} for one in asked]
+    corpora = {corpus for one in asked for corpus in one}
+    uneven = {corpus for corpus in corpora if len({one[corpus].n for one in asked if corpus in one}) > 1}
+    newest_of = [newest(database, one.checkpoint.id) for one in measured] if uneven else []
+    for corpus in uneven:
+        having = [at for at, one in enumerate(asked) if corpus in one]
+        shared = _on_shared_items(database, [newest_of[at].get(f"domain_knowledge/{corpus}") for at in having])
+        for at, value in zip(having, shared, strict=False):
+            scores[at][corpus] = value
+    return scores
+
+
 def _on_shared_items(database: Database, evaluations: Sequence[records.Evaluation | None]) -> list[float]:
     """Return the score of each evaluation on the items that all of them have; nothing if there are none."""
-    asked = [judged(queries.judged_items(database, one.id)) if one is not None else {} for one in evaluations]
-    shared = set.intersection(*map(set, asked))
-    return [sum(items[key].score for key in shared) / len(shared) for items in asked] if shared else []
+    items = [judged(queries.judged_items(database, one.id)) if one is not None else {} for one in evaluations]
+    shared = set.intersection(*map(set, items))
+    return [sum(of[key].score for key in shared) / len(shared) for of in items] if shared else []
 
 
 def _compared(database: Database, first: int, second: int) -> dict[str, Any]:

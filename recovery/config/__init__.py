@@ -1,13 +1,15 @@
 """Configurations of the stages: frozen dataclasses, each field the one declaration of a setting."""
 
 from recovery.config.build import SECTIONS, Recipe, build, build_cycle, from_json, model_recipe, read_recipe, to_json
-from recovery.config.cycle import CycleConfig
+from recovery.config.cycle import ALL, PRUNE_POLICIES, CycleConfig
 from recovery.config.distill import DistillConfig
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 
 __all__ = [
+    "ALL",
+    "PRUNE_POLICIES",
     "SECTIONS",
     "CycleConfig",
     "DistillConfig",

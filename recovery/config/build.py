@@ -26,7 +26,7 @@ from recovery.config.model import ModelConfig, TrainingConfig
 from recovery.errors import UsageError
 from recovery.losses.config import MIXTURES
 from recovery.methods import method_named
-from recovery.settings import flag_of, settings_of, types_of
+from recovery.settings import flag_of, may_be_recommended, types_of
 
 RECIPE_NAME = "recovery.toml"
 SHARED = "model"
@@ -47,11 +47,6 @@ CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
-
-# Text that a model folder may recommend: it names no code, file, address, model or decision.
-_HARMLESS = {"device", "template_args", "method", "context_template", "engine"}
-# What deletes, although it is a choice.
-_DELETES = {"prune"}
 
 Config = TypeVar("Config", MidtrainConfig, DistillConfig, InterpolateConfig, EvalConfig, CycleConfig)
 
@@ -118,24 +113,14 @@ def model_recipe(folder: Path) -> Recipe:
         return Recipe(recommended=True)
     recipe = read_recipe(path)
     for table, values in recipe.tables.items():
-        section = table.removeprefix("cycle.")
-        kinds = tuple(SECTIONS.values()) if table == SHARED else (SECTIONS[section],)
-        for key in values:
-            address = isinstance(values[key], str) and "://" in values[key]
-            if address or any(_is_for_the_user(kind, key) for kind in kinds if key in _names(kind)):
+        kinds = tuple(SECTIONS.values()) if table == SHARED else (SECTIONS[table.removeprefix("cycle.")],)
+        for key, value in values.items():
+            if not all(may_be_recommended(kind, key, value) for kind in kinds if key in _names(kind)):
                 raise UsageError(
-                    f"{path}: a model may not recommend {key} = {values[key]!r}: delete the line, or give the file "
-                    "yourself (--recipe)"
+                    f"{path}: a model may not recommend {key} = {value!r}: delete the line, or give the file yourself "
+                    "(--recipe)"
                 )
     return dataclasses.replace(recipe, recommended=True)
-
-
-def _is_for_the_user(kind: type[Any], key: str) -> bool:
-    """Return whether a setting is free text or a path, or deletes something."""
-    if key in _DELETES:
-        return True
-    declared, text = settings_of(kind).get(key), str(types_of(kind)[key])
-    return key not in _HARMLESS and ("str" in text or "Path" in text) and not (declared and declared.choices)
 
 
 def build(kind: type[Config], flags: Mapping[str, Any], *recipes: Recipe) -> Config:

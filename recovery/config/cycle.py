@@ -9,8 +9,17 @@ from recovery.config.distill import DistillConfig
 from recovery.config.evaluation import EvalConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.errors import UsageError
-from recovery.prune_policies import POLICIES
 from recovery.settings import check_settings, same_as, setting
+
+# What pruning may delete, and why it is not needed. An undecided cycle is never touched.
+PRUNE_POLICIES = {
+    "rejected": "of a cycle that was rejected or rolled back",
+    "midtrained": "the mid-trained model of an accepted cycle",
+    "replaced": "replaced by the accepted one",
+    "states": "training states of a stage that is done",
+    "interrupted": "left by a prune that was stopped",
+}
+ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -33,15 +42,20 @@ class CycleConfig:
         "three.",
         metavar="RULE",
     )
-    gate_alpha: float = setting(0.05, "Error probability of a gate's verdict.", above=0, below=0.5)
-    gate_samples: int = setting(4000, "Maximum items per suite that an undecided gate may evaluate.", minimum=1)
-    gate_extend: int = setting(1, "How many times an undecided gate may extend the distillation.", minimum=0)
+    gate_alpha: float = setting(0.05, "Error probability of a gate's verdict.", above=0, below=0.5, by_model=False)
+    gate_samples: int = setting(
+        4000, "Maximum items per suite that an undecided gate may evaluate.", minimum=1, by_model=False
+    )
+    gate_extend: int = setting(
+        1, "How many times an undecided gate may extend the distillation.", minimum=0, by_model=False
+    )
     prune: tuple[str, ...] = setting(
         (),
-        "After each cycle delete what `recover prune --policy NAME` would; 'all' for every policy; may be repeated. "
+        "After each cycle delete what `recover prune --policy NAME` would; 'all' for each of them; may be repeated. "
         "A cycle that neither a --gate nor a person has decided keeps its weights.",
         metavar="NAME",
-        choices=("all", *POLICIES),
+        choices=(ALL, *PRUNE_POLICIES),
+        by_model=False,
     )
     midtrain: MidtrainConfig = field(default_factory=MidtrainConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)

@@ -81,7 +81,9 @@ class DistillConfig(TrainingConfig):
     max_new_tokens: int = same_as(MidtrainConfig, "max_new_tokens")
     temperature: float = setting(1.0, "Sampling temperature.", above=0)
     steps: int = same_as(MidtrainConfig, "steps", value=200)
-    method: str = setting("opd", "A preset: see `recover methods`.", metavar="NAME", shown="the recipe's, else opd")
+    method: str = setting(
+        "opd", "A preset: see `recover methods`.", metavar="NAME", shown="the recipe's, else opd", by_model=True
+    )
     alpha: float = setting(
         1.0,
         "Share of a step's prompts that the student completes; the others have given responses (--answers).",
@@ -135,7 +137,7 @@ class DistillConfig(TrainingConfig):
     context: str = setting("none", "Context that the teacher sees and the student does not.", choices=("none", *KINDS))
     context_file: Path | None = setting(None, "Text of the context, for prompts without their own.", metavar="FILE")
     context_template: str | None = setting(
-        None, "Template of the context: with {context}, {prompt}, {answer}.", metavar="TEXT"
+        None, "Template of the context: with {context}, {prompt}, {answer}.", metavar="TEXT", by_model=True
     )
     ema_decay: float = setting(0.99, "Decay per step of the teacher ema.", above=0, below=1)
     alarm: bool = setting(True, "Stop a run that collapses, and keep the last state before that.")

@@ -25,12 +25,13 @@ class ModelConfig:
         "Data type of matrix products; auto uses bfloat16 where it helps.",
         choices=("auto", "float32", "bfloat16"),
     )
-    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", metavar="NAME")
+    device: str = setting("auto", "auto, cpu, cuda or cuda:N.", metavar="NAME", by_model=True)
     template_args: Mapping[str, Any] = setting(
         dict,
         "An argument of the chat template, e.g. enable_thinking=false; may be repeated.",
         flag="--template-arg",
         metavar="KEY=VALUE",
+        by_model=True,
     )
     token_budget: int = setting(
         16384,
@@ -43,6 +44,7 @@ class ModelConfig:
         "Sampling engine: transformers, vllm (in this process), or the address of a server: http://... of vLLM, "
         "sglang+http://... of SGLang (docs/engines.md).",
         metavar="NAME",
+        by_model=True,
     )
     engine_memory: float | None = setting(
         None,

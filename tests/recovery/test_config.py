@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from recovery.config import (
+    SECTIONS,
     CycleConfig,
     DistillConfig,
     EvalConfig,
@@ -20,6 +21,7 @@ from recovery.config import (
     to_json,
 )
 from recovery.errors import UsageError
+from recovery.settings import may_be_recommended, settings_of, types_of
 
 
 def recipe(tmp_path: Path, text: str) -> Recipe:
@@ -187,6 +189,7 @@ def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:
         '[cycle.distill]\nteacher = "https://192.0.2.1"\n',
         '[cycle]\nprune = ["all"]\n',
         '[cycle]\ngate = ["ifeval >= 0.01"]\n',
+        "[cycle]\ngate_alpha = 0.4\n",
     ],
 )
 def test_a_model_folder_recommends_no_code_file_server_or_decision(tmp_path: Path, text: str) -> None:
@@ -195,6 +198,19 @@ def test_a_model_folder_recommends_no_code_file_server_or_decision(tmp_path: Pat
     with pytest.raises(UsageError, match="a model may not recommend"):
         model_recipe(tmp_path)
     assert read_recipe(path).tables, "the user's own recipe may"
+
+
+def test_of_text_and_paths_a_model_folder_recommends_only_what_is_declared() -> None:
+    text, paths = set(), set()
+    for kind in SECTIONS.values():
+        for name, one in settings_of(kind).items():
+            if "Path" in str(types_of(kind)[name]):
+                paths.add(name)
+                assert not may_be_recommended(kind, name, "x"), name
+            elif "str" in str(types_of(kind)[name]) and not one.choices and may_be_recommended(kind, name, "x"):
+                text.add(name)
+    assert text == {"device", "template_args", "method", "context_template", "engine"}
+    assert {"prompts", "data", "texts", "behaviour"} < paths
 
 
 def test_complete_loops_needs_the_transformers_engine() -> None:
