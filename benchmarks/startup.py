@@ -54,6 +54,9 @@ COMMANDS = (
     Command("distill --teacher nosuch", 1.5, status=1),
     Command("eval nosuch", 1.5, status=1),
     Command("export nosuch ./out", 1.5, status=1),
+    Command("study", 1.5),
+    Command("study results", 2.0),
+    Command("study nosuch", 1.5, status=1),
 )
 
 

@@ -38,15 +38,15 @@ class CyclePlan:
         return self.first + len(self.config.docs) - 1
 
 
-def new_plan(session: Session, config: CycleConfig) -> CyclePlan:
-    """Return a plan for the next cycles; writes nothing.
+def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) -> CyclePlan:
+    """Return a plan for the next cycles; writes nothing. With ``abandon`` it is to replace an unfinished one.
 
     Raises UsageError if there are no documents, if another plan is unfinished, or for a rule of the gate that cannot be
     judged; CheckpointError for a teacher that is no checkpoint.
     """
     if not config.docs:
         raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
-    if read_plan(session) is not None:
+    if not abandon and read_plan(session) is not None:
         raise UsageError("earlier cycles are unfinished here: `recover resume` continues them")
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
     plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)

@@ -67,7 +67,7 @@ def command(
 
     One cycle for each --docs, in that order. `recover resume` continues it after an interruption.
     """
-    from pipelines.cycle_plan import drop_plan, new_plan
+    from pipelines.cycle_plan import new_plan
 
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
@@ -77,9 +77,8 @@ def command(
         if dry_run:
             _show_plan(session, config, as_json)
             return
-        if abandon:
-            drop_plan(session)
-        plan = new_plan(session, config)  # mistakes are reported before torch is imported
+        # Mistakes are reported before torch is imported, and before an abandoned plan is replaced.
+        plan = new_plan(session, config, abandon=abandon)
         from pipelines.cycle import start_plan
 
         start_plan(session, plan)

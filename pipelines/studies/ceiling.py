@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evals.suites import sample
-from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points
 from pipelines.studies.study import Part, Study, figure, gained, minus, over
 from pipelines.studies.tasks import demonstrations, exact_share, mending
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 STEPS, EVERY = 60, 10
 METHODS = ("sft", "opd", "grpo", "sft-grpo", "grpo-opd", "opd-grpo")

@@ -13,7 +13,8 @@ from evals.statistics import spread
 from pipelines.reports.cost import Cost
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED, ExperimentRunner
+from pipelines.studies.experiment import ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED
 from recovery.config import DistillConfig, build
 from recovery.methods import METHODS, method_named
 from recovery.workspace import Workspace

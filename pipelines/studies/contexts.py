@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.runtime.generation import CHUNK
-from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.study import Part, Study, minus, over
 from pipelines.studies.tasks import exact_share, passages, privileged
 from recovery.miniature import words
@@ -17,6 +16,9 @@ from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
 from recovery.rollouts.engine import Sampling
 from recovery.teacher_context import Context
 from recovery.types import Message, Prompt
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 STEPS, TRAINED_TOPICS = 60, 0.7
 
@@ -59,6 +61,7 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
 
 def _completions(runner: ExperimentRunner, name: str, kind: Kind) -> Any:
     """Return plain prompts with base's completions given the context, as a file of conversations."""
+    from pipelines.runtime.generation import CHUNK
 
     def make() -> list[tuple[Message, ...]]:
         base, engine = runner.loaded("base")

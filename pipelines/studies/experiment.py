@@ -28,6 +28,7 @@ from pipelines.runtime.generation import conversations
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
+from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build, to_json
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_prompts, write_prompts
 from recovery.miniature import write_corpora
@@ -36,9 +37,6 @@ from recovery.rollouts.engine import Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
-
-INSTRUCTIONS, KNOWLEDGE, STORED = "instruction_following", "domain_knowledge", "domain_knowledge_stored"
-RETAINED = "general"
 
 
 def experiment_name(study: str, budget: float, seed: int) -> str:

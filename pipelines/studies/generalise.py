@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.study import Part, Study, figure, minus
 from recovery.types import Prompt
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 HELD_OUT, STEPS = f"{INSTRUCTIONS}/held-out", 50
 

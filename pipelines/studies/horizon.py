@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE
 from pipelines.studies.study import Figure, Figures, Part, Study
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 CYCLES, EARLY, STEPS, ITEMS = 10, 4, 80, 1000
 DEFAULT = "rows-questions-120-steps"  # as `recover cycle` does

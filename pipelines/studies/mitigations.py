@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE
 from pipelines.studies.study import Figure, Part, Study, figure, minus
 from pipelines.studies.tasks import conversation, instructed
 from recovery.types import Prompt
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 ASKED, STEPS, REPLAYED = f"{KNOWLEDGE}/1", 40, 1000
 ARMS: dict[str, dict[str, Any]] = {

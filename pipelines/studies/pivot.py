@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evals.suites import sample
-from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.study import Part, Study, gained, minus, over
 from pipelines.studies.tasks import demonstrations, exact_share, mending, reading
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 STEPS, EVERY = 100, 10
 CLIP = 0.05

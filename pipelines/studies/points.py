@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from evals.drift import drift, forward_kl, rollouts
 from evals.suites import sample
-from pipelines.studies.experiment import INSTRUCTIONS, RETAINED, ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS, RETAINED
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 _ASKED, _TOKENS = 60, 64
 # The measures of drift that are reported, of those in evals.drift.
@@ -32,6 +35,8 @@ def drifts(runner: ExperimentRunner, names: Sequence[str], task: str) -> dict[st
     """Return the distance of each checkpoint's completions from base's on ordinary requests, the same for base against
     itself, and the forward KL to base on the task (RL's Razor, arXiv 2509.04259).
     """
+    from evals.drift import drift, forward_kl, rollouts
+
     base, engine = runner.loaded("base")
     asked = sample(runner.asked(INSTRUCTIONS), _ASKED)
     reference = rollouts(base.chat, engine, asked, max_new_tokens=_TOKENS, seed=runner.seed)

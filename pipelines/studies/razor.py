@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points
 from pipelines.studies.study import Figures, Part, Study, figure, minus
 from pipelines.studies.tasks import demonstrations, mending
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 STEPS = 40
 RATES = (3e-4, 3e-3)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE
 from pipelines.studies.study import Part, Study, figure, minus, over
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 ASKED = f"{KNOWLEDGE}/1"
 STEPS = 50

@@ -12,7 +12,6 @@ from pathlib import Path
 from db import Tracker
 from pipelines.runtime.progress import Display, duration
 from pipelines.runtime.session import Session
-from pipelines.studies.experiment import ExperimentRunner, experiment_name
 from pipelines.studies.results import as_json
 from pipelines.studies.study import Figures, Outcome, Study
 from recovery.errors import UsageError
@@ -116,6 +115,9 @@ def _all_kept(study: Study, folder: Path) -> list[Kept]:
 
 
 def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: Display, choice: Choice) -> None:
+    # It imports torch, which what is stored does not need.
+    from pipelines.studies.experiment import ExperimentRunner, experiment_name
+
     home = _home(study, workspace.folder, seed, budget)
     before = read(study, workspace.folder, seed, budget)
     started = time.monotonic()

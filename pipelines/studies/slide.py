@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.studies.experiment import INSTRUCTIONS, KNOWLEDGE, ExperimentRunner
 from pipelines.studies.horizon import ARMS, STEPS, TODAY, run_cycle
+from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE
 from pipelines.studies.study import Part, Study, figure, gained, minus
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 CYCLES, ITEMS = 4, 2000
 COPYING = ("keywords:existence", "length_constraints:nth_paragraph_first_word")  # words of the prompt, to be said again

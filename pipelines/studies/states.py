@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points, retention
 from pipelines.studies.study import Part, Study, figure, gained, minus
 from pipelines.studies.tasks import demonstrations, mending
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 STEPS = 60
 RUNS = ("mild-sft", "stress-sft", "grpo", "opd", "one-step-opd", "continuation-opd")

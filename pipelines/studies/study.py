@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from scipy import stats
+from recovery.lazy_import import lazily
 
 if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
 
+stats = lazily("scipy.stats")
 Word = Literal["holds", "does not hold", "undecided", "not tested"]
 Figures = Mapping[str, float]
 Figure = Callable[[Figures], float]

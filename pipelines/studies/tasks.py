@@ -5,17 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-from nltk.metrics.distance import edit_distance
+from typing import TYPE_CHECKING
 
 from evals.generation import answer
-from pipelines.studies.experiment import ExperimentRunner
 from recovery.miniature.tasks import editing, handbook, requests
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
-from recovery.models.loading import Loaded
 from recovery.rewards import exact
-from recovery.rollouts.engine import Engine
 from recovery.types import Check, Message, Prompt
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
+    from recovery.models.loading import Loaded
+    from recovery.rollouts.engine import Engine
 
 Draw = Callable[[random.Random, World], Example]
 TRAIN, TEST = 2000, 600
@@ -118,6 +119,8 @@ def exact_share(loaded: Loaded, engine: Engine, asked: Sequence[Prompt]) -> floa
 
 def levenshtein(first: str, second: str) -> float:
     """Return the edit distance over the longer length: 0 for equal texts, 1 for texts with nothing in common."""
+    from nltk.metrics.distance import edit_distance
+
     return float(edit_distance(first, second)) / max(1, len(first), len(second))
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evals.generation import answer
-from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.points import points, retention
 from pipelines.studies.study import Part, Study, figure, gained, minus
 from pipelines.studies.tasks import demonstrations, editing_prompts, levenshtein
 from recovery.miniature.tasks.editing import CORRUPTIONS
+
+if TYPE_CHECKING:
+    from pipelines.studies.experiment import ExperimentRunner
 
 TRAINED = ("swap-letters", "drop-letter", "double-letter", "shout", "two-slips")
 HELD_OUT = tuple(name for name in ("split-word", "reverse-word", "drop-vowels", "three-slips") if name in CORRUPTIONS)

@@ -12,7 +12,7 @@ import pytest
 from db import queries
 from pipelines import cycle
 from pipelines.cycle import resume, start_cycles
-from pipelines.cycle_plan import PLAN, drop_plan, read_plan, resumable
+from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, read_plan, resumable, write_plan
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.midtrain import midtrain
@@ -150,3 +150,13 @@ def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, c
         read_plan(session)
     drop_plan(session)
     assert read_plan(session) is None
+
+
+def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: CycleConfig) -> None:
+    write_plan(session, CyclePlan(1, config))
+    with pytest.raises(UsageError, match="unfinished here"):
+        new_plan(session, config)
+    with pytest.raises(UsageError, match="no-such-rule"):
+        new_plan(session, dataclasses.replace(config, gate=("no-such-rule >= 0.5",)), abandon=True)
+    assert read_plan(session) == CyclePlan(1, config)
+    assert new_plan(session, config, abandon=True).config == config

@@ -18,7 +18,8 @@ from db import queries
 from evals.generation import answer
 from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
-from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
+from pipelines.studies.experiment import ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.tasks import demonstrations, exact_share, mending
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig, build, from_json

@@ -21,9 +21,10 @@ from pipelines.runtime.session import Session
 from pipelines.studies import STUDIES, chosen
 from pipelines.studies.compare import as_json as compared
 from pipelines.studies.compare import compare, text
-from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
+from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.horizon import ARMS, DEFAULT, MEASURES, TOKENS, of
 from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves, page
+from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.raw_figures import from_csv, joined, to_csv
 from pipelines.studies.results import as_json, markdown, matrices
 from pipelines.studies.results import text as report

@@ -18,7 +18,8 @@ from pipelines.runtime.engines import engine_of
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from pipelines.studies.experiment import INSTRUCTIONS, ExperimentRunner
+from pipelines.studies.experiment import ExperimentRunner
+from pipelines.studies.measures import INSTRUCTIONS
 from recovery.config import DistillConfig, EvalConfig, build
 from recovery.data.corpus import read_corpus
 from recovery.miniature import write_corpora
