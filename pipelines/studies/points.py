@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from evals.suites import sample
 from pipelines.studies.measures import INSTRUCTIONS, RETAINED
+from recovery.lazy_import import lazily
 
 if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
 
+drift = lazily("evals.drift")
 _ASKED, _TOKENS = 60, 64
 # The measures of drift that are reported, of those in evals.drift.
 _REPORTED = ("lexical_mmd2", "hidden_mmd2", "hidden_sliced_wasserstein", "token_jaccard")
@@ -35,21 +37,19 @@ def drifts(runner: ExperimentRunner, names: Sequence[str], task: str) -> dict[st
     """Return the distance of each checkpoint's completions from base's on ordinary requests, the same for base against
     itself, and the forward KL to base on the task (RL's Razor, arXiv 2509.04259).
     """
-    from evals.drift import drift, forward_kl, rollouts
-
     base, engine = runner.loaded("base")
     asked = sample(runner.asked(INSTRUCTIONS), _ASKED)
-    reference = rollouts(base.chat, engine, asked, max_new_tokens=_TOKENS, seed=runner.seed)
-    on_task = rollouts(
+    reference = drift.rollouts(base.chat, engine, asked, max_new_tokens=_TOKENS, seed=runner.seed)
+    on_task = drift.rollouts(
         base.chat, engine, sample(runner.asked(task), 4 * _ASKED), max_new_tokens=_TOKENS, seed=runner.seed
     )
-    again = rollouts(base.chat, engine, asked, max_new_tokens=_TOKENS, seed=runner.seed + 1000)
-    null = drift(reference, again, base, seed=runner.seed)
+    again = drift.rollouts(base.chat, engine, asked, max_new_tokens=_TOKENS, seed=runner.seed + 1000)
+    null = drift.drift(reference, again, base, seed=runner.seed)
     figures = {f"{measure}, base against itself": null[measure] for measure in _REPORTED}
     for number, name in enumerate(names, 1):
         other, sampler = runner.loaded(name)
-        theirs = rollouts(other.chat, sampler, asked, max_new_tokens=_TOKENS, seed=runner.seed + 1000 + number)
-        found = drift(reference, theirs, base, seed=runner.seed)
+        theirs = drift.rollouts(other.chat, sampler, asked, max_new_tokens=_TOKENS, seed=runner.seed + 1000 + number)
+        found = drift.drift(reference, theirs, base, seed=runner.seed)
         figures |= {f"{measure}, {name}": found[measure] for measure in _REPORTED}
-        figures[f"kl to base on the task, {name}"] = forward_kl(base, other, on_task).value
+        figures[f"kl to base on the task, {name}"] = drift.forward_kl(base, other, on_task).value
     return figures

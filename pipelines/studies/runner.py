@@ -15,8 +15,10 @@ from pipelines.runtime.session import Session
 from pipelines.studies.results import as_json
 from pipelines.studies.study import Figures, Outcome, Study
 from recovery.errors import UsageError
+from recovery.lazy_import import lazily
 from recovery.workspace import MINIATURE, Workspace, write_atomically
 
+experiment = lazily("pipelines.studies.experiment")  # torch; what is stored does not need it
 FIGURES = "figures.json"
 
 
@@ -115,9 +117,6 @@ def _all_kept(study: Study, folder: Path) -> list[Kept]:
 
 
 def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: Display, choice: Choice) -> None:
-    # It imports torch, which what is stored does not need.
-    from pipelines.studies.experiment import ExperimentRunner, experiment_name
-
     home = _home(study, workspace.folder, seed, budget)
     before = read(study, workspace.folder, seed, budget)
     started = time.monotonic()
@@ -133,11 +132,13 @@ def _run(study: Study, workspace: Workspace, seed: int, budget: float, display: 
         Workspace(home, str(workspace.database), workspace.report_to),
         model=MINIATURE,
         display=display,
-        experiment=experiment_name(study.name, budget, seed),
+        experiment=experiment.experiment_name(study.name, budget, seed),
         purpose=f"recover study {study.name}",
     ) as session:
         others = _others(study, workspace.folder, seed, budget)
-        runner = ExperimentRunner(session, seed, budget, study.items, others, choice.arms, choice.cycles, record)
+        runner = experiment.ExperimentRunner(
+            session, seed, budget, study.items, others, choice.arms, choice.cycles, record
+        )
         record(study.run(runner), complete=True)
     display.say(f"study {study.name}, seed {seed}: done in {duration(time.monotonic() - started)}")
 

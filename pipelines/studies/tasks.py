@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evals.generation import answer
+from recovery.lazy_import import lazily
 from recovery.miniature.tasks import editing, handbook, requests
 from recovery.miniature.world import WORLD_SEED, Example, World, stable_hash
 from recovery.rewards import exact
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from recovery.models.loading import Loaded
     from recovery.rollouts.engine import Engine
 
+distance = lazily("nltk.metrics.distance")
 Draw = Callable[[random.Random, World], Example]
 TRAIN, TEST = 2000, 600
 ENTITIES = 24
@@ -119,9 +121,7 @@ def exact_share(loaded: Loaded, engine: Engine, asked: Sequence[Prompt]) -> floa
 
 def levenshtein(first: str, second: str) -> float:
     """Return the edit distance over the longer length: 0 for equal texts, 1 for texts with nothing in common."""
-    from nltk.metrics.distance import edit_distance
-
-    return float(edit_distance(first, second)) / max(1, len(first), len(second))
+    return float(distance.edit_distance(first, second)) / max(1, len(first), len(second))
 
 
 def routed(runner: ExperimentRunner, tag: str, task: str) -> dict[str, list[Prompt]]:
