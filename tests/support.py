@@ -126,11 +126,12 @@ class Heard:
 
 
 class Noting:
-    """Wrapper of an engine that records the prompts of every call."""
+    """Wrapper of an engine that records the prompts of every call, and the completions."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.calls: list[list[tuple[int, ...]]] = []
+        self.completions: list[Completion] = []
 
     @property
     def asked(self) -> list[tuple[int, ...]]:
@@ -144,7 +145,9 @@ class Noting:
         progress: Progress | None = None,
     ) -> list[Completion]:
         self.calls.append([tuple(prompt) for prompt in prompts])
-        return self.engine.generate(prompts, sampling, progress)
+        completions = self.engine.generate(prompts, sampling, progress)
+        self.completions += completions
+        return completions
 
 
 class AlreadyAsked(StopSignals):

@@ -121,27 +121,30 @@ def conversations(
     cache: Path,
     unfinished: bool = False,
     progress: Progress | None = None,
-) -> list[CompletedConversation]:
+) -> tuple[list[CompletedConversation], int]:
     """Return a frozen model's conversations on ``prompts``, without those whose last completion was cut off; with
-    ``unfinished`` only without those that were cut off before the answer began, within thinking.
+    ``unfinished`` only without those that were cut off before the answer began, within thinking. Also return the
+    number of tokens of all completions, those left out included.
 
     ``content_hash`` is the model's. Completions are cached in ``cache`` chunk by chunk: an interruption loses at most
     one chunk, and no completion is sampled twice.
     """
     engine = CachingEngine.of(loaded, engine, content_hash=content_hash, cache=cache)
     found: list[CompletedConversation] = []
+    tokens = 0
     for number in range(-(-len(prompts) // CHUNK)):
         chunk = prompts[number * CHUNK : (number + 1) * CHUNK]
         drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, RandomStream.REPLAY))
         numbered = [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)]
         turns = sample_turns(loaded.chat, engine, numbered, drawn, progress)
         last = {int(turn.prompt.id): turn for turn in turns}
+        tokens += sum(len(turn.completion.ids) for turn in turns)
         found += [
             CompletedConversation(chunk[i], turn.messages, turn.completion.finished)
             for i, turn in sorted(last.items())
             if turn.completion.finished or (unfinished and turn.messages[-1]["content"])
         ]
-    return found
+    return found, tokens
 
 
 def answered_before(
@@ -156,17 +159,18 @@ def answered_before(
     unfinished: bool = False,
     counted: str = "spoken.json",
 ) -> tuple[list[CompletedConversation], int]:
-    """Return a checkpoint's conversations, sampled before a stage's training and cached, and the tokens of them.
+    """Return a checkpoint's conversations, sampled before a stage's training and cached, and all tokens sampled.
 
-    They are ``each`` on the first ``count`` prompts that leave half of the context for a completion. The tokens are
-    recorded, only once even if the stage is resumed: ``counted`` is the file of the stage that says so.
+    They are ``each`` on the first ``count`` prompts that leave half of the context for a completion. The tokens, also
+    those of conversations left out, are recorded only once even if the stage is resumed: ``counted`` is the file of the
+    stage that says so.
     """
     session = stage.session
     with frozen.sampling(checkpoint) as (loaded, engine):
         fit = fitting(loaded.chat, prompts, loaded.max_length // 2)[:count]
         repeated = [prompt for prompt in fit for _ in range(each)]
         with session.display.bar(f"completions of {checkpoint.name}", len(repeated)) as bar:
-            found = conversations(
+            found, tokens = conversations(
                 loaded,
                 engine,
                 repeated,
@@ -176,7 +180,6 @@ def answered_before(
                 unfinished=unfinished,
                 progress=stage.counting(bar),
             )
-    tokens = sum(len(loaded.chat.encode(one.answer)) + 1 for one in found)
     stage.count_once(counted, tokens)
     return found, tokens
 

@@ -101,7 +101,7 @@ class ExperimentRunner:
 
         def make() -> list[tuple[Message, ...]]:
             loaded, engine = self.loaded(name)
-            answered = conversations(
+            answered, _ = conversations(
                 loaded,
                 engine,
                 load_prompts(prompts / "train.jsonl")[:count],

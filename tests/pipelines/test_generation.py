@@ -67,7 +67,7 @@ def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tm
     loaded, engine = load(tiny_model)
     noting = Noting(engine)
 
-    def ask(progress: Progress | None = None, content_hash: str = "x") -> list[CompletedConversation]:
+    def ask(progress: Progress | None = None, content_hash: str = "x") -> tuple[list[CompletedConversation], int]:
         return conversations(
             loaded,
             noting,
@@ -91,12 +91,14 @@ def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tm
     with pytest.raises(KeyboardInterrupt):
         ask(stop)
     assert asked() == [64, 6]
-    first = ask()
+    first, tokens = ask()
     assert asked() == [64, 6, 6], "an interruption loses no whole chunk"
     assert first, "the tiny model ends some of its answers"
+    assert tokens == sum(len(completion.ids) for completion in noting.completions)
+    assert tokens > 48 * (70 - len(first)), "answers that were cut off were sampled too"
     assert all(found.messages[:-1] == found.prompt.messages for found in first), "each answer keeps its prompt"
     again = Heard()
-    assert ask(again) == first
+    assert ask(again) == (first, tokens)
     assert (asked(), again.calls) == ([64, 6, 6], [(64, 0), (6, 0)]), "nothing is generated twice"
     ask(content_hash="other weights")
     assert asked() == [64, 6, 6, 64, 6]
