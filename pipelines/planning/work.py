@@ -7,6 +7,7 @@ import math
 from pipelines.planning.memory import USUAL_PROMPT, Rollouts, TeacherFootprint
 from pipelines.planning.throughput import Work
 from recovery.config import DistillConfig, MidtrainConfig
+from recovery.rollouts.engine import CHUNK
 
 # The mean length of a completion, as a share of max_new_tokens.
 _USUAL_LENGTH = 0.5
@@ -14,11 +15,22 @@ _USUAL_LENGTH = 0.5
 
 def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
     """Return the work of mid-training on ``tokens``, including prompts; an anchor reads all of them, a teacher of the
-    replayed chat its share. The rows of a projection are not counted.
+    replayed chat its share. Sampling that chat counts as if nothing of it were cached. The rows of a projection are not
+    counted.
     """
     lora = tuning == "lora"
     read = tokens * (config.anchor > 0) + round(tokens * config.replay * config.distils_replay)
-    return Work(trained=tokens, read=read, frozen=lora, again=config.gradient_checkpointing)
+    asked = config.replay_prompts if config.samples_replay else 0
+    sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, min(asked, CHUNK))
+    groups = math.ceil(asked / CHUNK) * math.ceil(sampling.most / sampling.at_once)
+    return Work(
+        trained=tokens,
+        read=read + asked * USUAL_PROMPT,
+        turns=groups * config.max_new_tokens,
+        rows=sampling.at_once,
+        frozen=lora,
+        again=config.gradient_checkpointing,
+    )
 
 
 def answer_tokens(config: DistillConfig) -> int:

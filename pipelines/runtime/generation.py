@@ -20,11 +20,10 @@ from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import Loaded
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
+from recovery.rollouts.engine import CHUNK, Completion, Engine, Progress, Sampling
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 from recovery.workspace import Checkpoint, write_atomically
 
-CHUNK = 64
 DEVELOPMENT = "development/instruction_following"
 
 

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.study import Part, Study, minus, over
 from pipelines.studies.tasks import exact_share, passages, privileged
-from recovery.lazy_import import lazily
 from recovery.miniature import words
 from recovery.miniature.tasks import facts
 from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
-from recovery.rollouts.engine import Sampling
+from recovery.rollouts.engine import CHUNK, Sampling
 from recovery.teacher_context import Context
 from recovery.types import Message, Prompt
 
 if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
 
-generation = lazily("pipelines.runtime.generation")
 STEPS, TRAINED_TOPICS = 60, 0.7
 
 
@@ -67,8 +65,8 @@ def _completions(runner: ExperimentRunner, name: str, kind: Kind) -> Any:
     def make() -> list[tuple[Message, ...]]:
         base, engine = runner.loaded("base")
         context, made = Context.of(kind.context), []
-        for start in range(0, len(kind.train), generation.CHUNK):
-            chunk = kind.train[start : start + generation.CHUNK]
+        for start in range(0, len(kind.train), CHUNK):
+            chunk = kind.train[start : start + CHUNK]
             asked = [base.chat.prompt_ids(context.messages(p, p.messages)) for p in chunk]
             completions = engine.generate(asked, Sampling(24, seed=runner.seed + start))
             made += [

@@ -146,6 +146,11 @@ class MidtrainConfig(TrainingConfig):
             check_address(self.writer, "--writer")
 
     @property
+    def samples_replay(self) -> bool:
+        """Whether the clean model answers the chat that is replayed, or that guards a projection."""
+        return (self.replay > 0 or self.project) and self.replay_data is None
+
+    @property
     def distils_replay(self) -> bool:
         """Whether the clean model scores the replayed chat."""
         return self.replay_loss == "kl"

@@ -12,6 +12,7 @@ from recovery.inference_server import log_probability
 # progress(completions finished, tokens sampled), both since the last call. It may be called with 0 completions, so that
 # a caller can show progress; an exception it raises ends the work.
 Progress = Callable[[int, int], None]
+CHUNK = 64  # prompts whose completions by a frozen model are sampled and cached together
 
 
 @dataclass(frozen=True)

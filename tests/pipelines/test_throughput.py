@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from pipelines.planning.throughput import (
     size,
     this_machine,
 )
+from pipelines.planning.work import midtraining_work
 from pipelines.runtime.progress import duration
+from recovery.config import MidtrainConfig
 from recovery.models.loading import load_model
 
 NETWORK = Network(multiplied=10**9, layers=20, bytes=2 * 10**9)
@@ -60,3 +63,14 @@ def test_a_gpu_gets_a_share_of_its_published_peak() -> None:
 def test_words() -> None:
     assert [size(count) for count in (30 << 20, 3 << 30)] == ["30 MiB", "3.0 GiB"]
     assert [duration(s) for s in (12, 600, 12_000)] == ["12 s", "10 min", "3 h 20 min"]
+
+
+def test_replay_takes_time_to_sample_first() -> None:
+    plain = MidtrainConfig(replay_prompts=130, max_new_tokens=100)
+    assert midtraining_work(plain, "full", 500) == Work(trained=500, rows=1)
+    sampled = midtraining_work(dataclasses.replace(plain, replay=0.3), "full", 500)
+    assert (sampled.turns, sampled.rows) == (3 * 100, 64), "in chunks of 64"
+    narrow = midtraining_work(dataclasses.replace(plain, replay=0.3, rollout_tokens=16 * 256), "full", 500)
+    assert narrow.turns > sampled.turns and narrow.rows < 64
+    own = dataclasses.replace(plain, replay=0.3, replay_data=Path("chat.jsonl"))
+    assert midtraining_work(own, "full", 500) == Work(trained=500, rows=1)
