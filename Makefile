@@ -126,7 +126,7 @@ soak: $(READY) $(VLLM)/.ready  ## Twenty minutes of cycles with each engine; mon
 
 # Minutes of all campaigns together, and the seed by which a fault comes back: make torture MINUTES=240 SEED=3
 MINUTES ?= 10
-torture: $(READY)  ## Kill, fill disks, damage files, feed hostile input; ARGS="kill --only 17" repeats one try
+torture: $(READY) postgresql  ## Kill, fill disks, restart PostgreSQL, damage files, feed hostile input; ARGS="kill --only 17" repeats one try
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Make the tested packages importable in environment $(1), after its own.

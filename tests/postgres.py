@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -91,10 +92,10 @@ class Server:
             else:
                 return
 
-    def stop(self) -> None:
-        """Stop the server at once, closing all connections."""
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """Stop the server at once, closing all connections; with SIGQUIT as in a crash, from which it recovers."""
         if self._process is not None:
-            self._process.send_signal(2)  # SIGINT: PostgreSQL's "fast" shutdown
+            self._process.send_signal(how)  # SIGINT: PostgreSQL's "fast" shutdown
             self._process.wait(_LONGEST)
             self._process = None
 
@@ -109,6 +110,11 @@ class Server:
         name = f"test_{self._made}"
         self.run(f"CREATE DATABASE {name}")
         return self.url(name)
+
+    def cut(self, address: str) -> None:
+        """Close all connections to a database, in the middle of whatever they do."""
+        name = address.rpartition("/")[2]
+        self.run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
 
     def drop(self, address: str) -> None:
         """Drop a database, even if it is in use."""

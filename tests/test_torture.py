@@ -25,7 +25,7 @@ def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("campaign", ["kill", "disks", "upgrades", "models", "dashboard", "servers"])
+@pytest.mark.parametrize("campaign", ["kill", "disks", "postgresql", "upgrades", "models", "dashboard", "servers"])
 def test_a_campaign_tries_and_finds_nothing(campaign: str) -> None:
     finished = torture("--seed", "0", "--minutes", "0.5", campaign)
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -36,7 +36,7 @@ def test_a_campaign_tries_and_finds_nothing(campaign: str) -> None:
 def test_an_unknown_campaign_is_refused_with_the_known_ones() -> None:
     finished = torture("nothing")
     assert finished.returncode == 2
-    assert "there is no campaign nothing: use kill, disks, upgrades" in finished.stderr
+    assert "there is no campaign nothing: use kill, disks, postgresql, upgrades" in finished.stderr
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.torture.outcome import Outcome  # noqa: E402
 from tests.torture.page import write  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-ORDER = ("kill", "disks", "upgrades", "corpus", "numbers", "models", "dashboard", "servers")
+ORDER = ("kill", "disks", "postgresql", "upgrades", "corpus", "numbers", "models", "dashboard", "servers")
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """Traps in a forked process: they count its writes by kind, and act on it just before the n-th of a kind.
 
 A kind is the first word of what is about to happen in the watched folder: "open" (for writing), "write", "sync",
-"rename", "remove", "folder", "tensors" (a safetensors file), "statement" and "commit" (SQLite), "update" (of the
-weights). What the tracker's background thread does has kinds of its own ("thread-commit"), because its timing varies.
+"rename", "remove", "folder", "tensors" (a safetensors file), "statement" and "commit" (of the tracker), "update" (of
+the weights). What the tracker's background thread does has kinds of its own ("thread-commit"): its timing varies.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import safetensors.torch
 from safetensors import SafetensorError
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -94,6 +95,7 @@ def lay(trap: Trap) -> None:
     _watch_os(trap)
     _watch_files(trap)
     _watch_sqlite(trap)
+    _watch_postgresql(trap)
     _watch_tensors(trap)
     register_optimizer_step_pre_hook(lambda *_: trap.before("update", "weights"))
 
@@ -204,6 +206,25 @@ def _watch_sqlite(trap: Trap) -> None:
         return connected(database, *args, **options)
 
     sqlite3.connect = sqlite3.dbapi2.connect = connect  # type: ignore[assignment, attr-defined]
+
+
+def _watch_postgresql(trap: Trap) -> None:
+    execute, many, committed = psycopg.Cursor.execute, psycopg.Cursor.executemany, psycopg.Connection.commit
+
+    def executing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(cursor: Any, statement: Any, *args: Any, **options: Any) -> Any:
+            _before_statement(trap, str(statement))
+            return real(cursor, statement, *args, **options)
+
+        return call
+
+    def commit(connection: Any) -> None:
+        trap.before("commit", "COMMIT")
+        committed(connection)
+
+    psycopg.Cursor.execute = executing(execute)  # type: ignore[method-assign]
+    psycopg.Cursor.executemany = executing(many)  # type: ignore[method-assign]
+    psycopg.Connection.commit = commit  # type: ignore[method-assign]
 
 
 def _before_statement(trap: Trap, statement: str) -> None:

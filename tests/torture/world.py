@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import torch
 
 from tests.models import make_tiny
@@ -137,44 +138,49 @@ def _in_this_process(folder: Path) -> None:
     assert status == 0, (folder / "out").read_text()
 
 
-def go_on(folder: Path, trap: Trap | None = None) -> list[Ended]:
+def on(database: str) -> tuple[str, ...]:
+    """Return the option that names the tracker: an address, or "" for the workspace's own."""
+    return ("--database", database) if database else ()
+
+
+def go_on(folder: Path, trap: Trap | None = None, database: str = "") -> list[Ended]:
     """Continue the cycle as a user would: `recover resume`, and the first command again if there is nothing to resume.
 
     ``trap`` is for the first command. The last one's status is 0 if the cycle came to its end.
     """
-    done = [recover(RESUME, folder, trap)]
+    begin, resume = (*BEGIN, *on(database)), (*RESUME, *on(database))
+    done = [recover(resume, folder, trap)]
     if done[-1].status < 0:
-        done.append(recover(RESUME, folder))
+        done.append(recover(resume, folder))
     if done[-1].error.partition("error: ")[2].startswith(NOTHING):
-        done.append(Ended(0, "", "") if is_complete(folder / WORKSPACE) else recover(BEGIN, folder))
+        done.append(Ended(0, "", "") if is_complete(folder / WORKSPACE, database) else recover(begin, folder))
     return done
 
 
-def faults_of(world: World, folder: Path, done: list[Ended]) -> list[str]:
+def faults_of(world: World, folder: Path, done: list[Ended], database: str = "") -> list[str]:
     """Return what is wrong after commands that must have brought the cycle to its end."""
     faults = [ended.complaint for ended in done if ended.complaint]
     if done[-1].status:
         return [*faults, f"the cycle did not go on: status {done[-1].status}: {done[-1].error or done[-1].err[-300:]}"]
-    return faults + differences(world.whole, left_by(folder / WORKSPACE))
+    return faults + differences(world.whole, left_by(folder / WORKSPACE, database))
 
 
-def is_complete(workspace: Path) -> bool:
+def is_complete(workspace: Path, database: str = "") -> bool:
     """Whether the tracker has a decision about the cycle, made or left to a person, and no plan is left."""
+    decisions = "SELECT count(*) FROM event WHERE kind IN ('decision', 'gate_left')"
     try:
-        with contextlib.closing(sqlite3.connect(workspace / "tracker.db")) as database:
-            decided = database.execute("SELECT count(*) FROM event WHERE kind IN ('decision', 'gate_left')").fetchone()[
-                0
-            ]
-    except sqlite3.Error:
+        with _tracker(workspace, database) as tracker:
+            decided = tracker.execute(decisions).fetchone()[0]
+    except (sqlite3.Error, psycopg.Error):
         return False
     return bool(decided) and not (workspace / "plan.json").exists()
 
 
-def left_by(workspace: Path) -> dict[str, Any]:
+def left_by(workspace: Path, database: str = "") -> dict[str, Any]:
     """Return all that two runs of one cycle must have in common: weights, files, points, scores, samples, events."""
-    with contextlib.closing(sqlite3.connect(workspace / "tracker.db")) as database:
-        rows = {name: _rows(database, query) for name, query in _QUERIES.items()}
-        rows["integrity"] = database.execute("PRAGMA integrity_check").fetchall()
+    with _tracker(workspace, database) as tracker:
+        rows = {name: tracker.execute(query).fetchall() for name, query in _QUERIES.items()}
+        rows["integrity"] = [] if database else tracker.execute("PRAGMA integrity_check").fetchall()
     rows["points"] = [row for row in rows["points"] if not any(word in row[1] for word in VARYING)]
     rows["files"] = sorted(
         str(path.relative_to(workspace))
@@ -202,28 +208,31 @@ def differences(whole: dict[str, Any], found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _rows(database: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
-    return database.execute(query).fetchall()
+def _tracker(workspace: Path, database: str) -> contextlib.closing[Any]:
+    """Open the tracker: the workspace's own, or the one at an address of PostgreSQL."""
+    return contextlib.closing(psycopg.connect(database) if database else sqlite3.connect(workspace / "tracker.db"))
 
 
 def _text(value: object) -> str:
     return json.dumps(value, default=str)[:160]
 
 
+# Stages and cycles are numbered in their order: PostgreSQL leaves out the ids of transactions that failed.
+_NUMBER = "(SELECT count(*) FROM {0} t WHERE t.id <= {1}.{0}_id)"
 _QUERIES = {
     "stages": "SELECT kind, status, steps_done, steps_total, stopped, error, tokens_sampled, tokens_scored, "
     "tokens_trained FROM stage ORDER BY id",
     "checkpoints": "SELECT name, kind, content_hash, path, tuning FROM checkpoint ORDER BY name",
     "latest": "SELECT c.name FROM latest l JOIN checkpoint c ON c.id = l.checkpoint_id",
-    "points": "SELECT s.stage_id, s.name, p.step, p.value FROM metric_point p JOIN metric_series s "
-    "ON s.id = p.series_id ORDER BY 1, 2, 3",
-    "series": "SELECT s.stage_id, s.name, s.last_step FROM metric_series s ORDER BY 1, 2",
+    "points": f"SELECT {_NUMBER.format('stage', 's')}, s.name, p.step, p.value FROM metric_point p "
+    "JOIN metric_series s ON s.id = p.series_id ORDER BY 1, 2, 3",
+    "series": f"SELECT {_NUMBER.format('stage', 's')}, s.name, s.last_step FROM metric_series s ORDER BY 1, 2",
     "evaluations": "SELECT c.name, e.suite, e.name, e.corpus, e.value, e.n FROM evaluation e JOIN checkpoint c "
     "ON c.id = e.checkpoint_id ORDER BY 1, 2, 3, 4",
     "samples": "SELECT c.name, e.suite, e.corpus, s.item, s.prompt, s.response, s.score FROM sample s JOIN evaluation "
     "e ON e.id = s.evaluation_id JOIN checkpoint c ON c.id = e.checkpoint_id ORDER BY 1, 2, 3, 4",
-    "tokens": "SELECT stage_id, step, item, prompt, tokens FROM token_scores ORDER BY 1, 2, 3",
-    "decisions": "SELECT decision, cycle_id FROM decision ORDER BY id",
+    "tokens": f"SELECT {_NUMBER.format('stage', 's')}, step, item, prompt, tokens FROM token_scores s ORDER BY 1, 2, 3",
+    "decisions": f"SELECT decision, {_NUMBER.format('cycle', 'd')} FROM decision d ORDER BY id",
     "events": "SELECT kind, level, message FROM event ORDER BY id",
     "cycles": "SELECT number, corpus_hash FROM cycle ORDER BY 1",
     "work": "SELECT purpose FROM work",
