@@ -7,6 +7,7 @@ used as a teacher.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from db import Tracker, queries, records
+from db import Tracker, liveness, queries, records
 from db.schema import LEFT
 from pipelines.forwarding.runs import Source
 from pipelines.forwarding.session_copies import SessionCopies
@@ -196,7 +197,7 @@ class Session:
             path=path,
             content_hash=content_hash(source),
             tuning="full",
-            details={"weights": path, "model": name, **_origin(source)},
+            details={"weights": path, "model": name, "home": _home(self.workspace), **_origin(source)},
         )
         base = find("base", self.registry)
         if base is not None and base.id is not None and self.registry.latest() is None:
@@ -230,10 +231,24 @@ def _line(workspace: Workspace, tracker: Tracker, wanted: str | None) -> str:
     if wanted is not None or workspace.tracker is None or workspace.exists:
         return name
     number, line = 1, name
-    while (one := queries.experiment(tracker.database, line)) and queries.latest(tracker.database, one.id):
+    while (one := queries.experiment(tracker.database, line)) and _is_taken(workspace, tracker, one.id):
         number += 1
         line = f"{name}-{number}"
     return line
+
+
+def _is_taken(workspace: Workspace, tracker: Tracker, experiment_id: int) -> bool:
+    """Whether an experiment is another workspace's. One that was being made here when its process was killed is not."""
+    if queries.latest(tracker.database, experiment_id) is None:
+        return False
+    base = queries.checkpoint(tracker.database, experiment_id, "base")
+    ours = base is not None and base.details.get("home") == _home(workspace)
+    return not ours or bool(queries.stages(tracker.database, experiment_id, limit=1))
+
+
+def _home(workspace: Workspace) -> str:
+    """Return an opaque id of the workspace's folder on this machine, until it is started again."""
+    return hashlib.sha256(f"{liveness.place()}|{workspace.folder.resolve()}".encode()).hexdigest()[:32]
 
 
 def _locate(workspace: Workspace, model: str, display: Display) -> Path:

@@ -120,5 +120,29 @@ def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(tmp_path: Path, tiny
         opened("own", shared)
 
 
+def test_a_workspace_killed_while_it_was_made_is_made_again_as_the_same_line(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = str(tmp_path / "shared.db")
+
+    def opened(folder: str) -> Session:
+        return Session.open(Workspace(tmp_path / folder, shared), model=str(tiny_model), display=Display(quiet=True))
+
+    def killed(*_: str, **__: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workspace, "remember", killed)
+        with pytest.raises(KeyboardInterrupt):
+            opened("mine")
+    with opened("deeper/mine") as other, opened("mine") as session:
+        assert (other.workspace.experiment, session.workspace.experiment) == ("mine-2", "mine")
+        assert len(queries.experiments(session.tracker.database)) == 2
+        session.tracker.start_stage(session.experiment_id, "evaluate").finish()
+    shutil.rmtree(tmp_path / "mine")
+    with opened("mine") as again:
+        assert again.workspace.experiment == "mine-3", "what was worked in is not begun again"
+
+
 def test_a_workspace_shows_no_password() -> None:
     assert "secret" not in repr(Workspace(Path("w"), "postgresql://ada:secret@host/runs"))
