@@ -219,6 +219,16 @@ def _names(kind: type[Any]) -> set[str]:
     return {f.name for f in dataclasses.fields(kind)}
 
 
+_WORDS: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+    tuple: 'a list, as in ["one", "two"]',
+}
+
+
 def _fit(kind: type[Any], key: str, value: Any, origin: str) -> Any:
     """Convert ``value`` to the type of the field, or raise UsageError; TOML and JSON have no paths and no tuples."""
     wanted = types_of(kind)[key]
@@ -228,8 +238,8 @@ def _fit(kind: type[Any], key: str, value: Any, origin: str) -> Any:
         if done:
             return fitted
     where = f"{origin}: {key}" if origin else flag_of(kind, key)
-    names = " or ".join("nothing" if o is type(None) else getattr(o, "__name__", str(o)) for o in options)
-    raise UsageError(f"{where} is {value!r}, but must be {names}")
+    kinds = [typing.get_origin(option) or option for option in options if option is not type(None)]
+    raise UsageError(f"{where} is {value!r}, but must be {' or '.join(_WORDS.get(k, str(k)) for k in kinds)}")
 
 
 def _as_type(option: Any, value: Any) -> tuple[bool, Any]:

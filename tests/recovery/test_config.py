@@ -70,8 +70,12 @@ def test_invalid_recipes_are_refused_by_name(tmp_path: Path, text: str, message:
 
 
 def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="settings.toml: steps is 'many', but must be int"):
+    with pytest.raises(UsageError, match="settings.toml: steps is 'many', but must be a whole number$"):
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = 'many'"))
+    with pytest.raises(UsageError, match="lr is 'high', but must be a number$"):  # or left out
+        build(DistillConfig, {}, recipe(tmp_path, "[distill]\nlr = 'high'"))
+    with pytest.raises(UsageError, match=r"settings.toml: prune is 'all', but must be a list, as in"):
+        build_cycle({}, recipe(tmp_path, "[cycle]\nprune = 'all'"))
     with pytest.raises(UsageError, match="settings.toml: steps is True"):
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = true"))
     assert build(DistillConfig, {}, recipe(tmp_path, "[distill]\nlr = 1")).lr == 1.0
