@@ -11,6 +11,7 @@ Features are matrices of N prefix states (M on the second side) by F features, a
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,7 @@ LEXICAL_FEATURES = 512
 # Rows compared at a time, and the maximum number of rows for the median distance: both bound the memory.
 ROWS_AT_ONCE = 1024
 MEDIAN_ROWS = 2048
+FIRST_POSITIONS = 16  # of a response, looked at together
 
 
 @dataclass(frozen=True)
@@ -255,12 +257,42 @@ def drift(
     return result | {"token_jaccard": similarity}
 
 
+@dataclass(frozen=True)
+class TokenKL:
+    """A divergence at each of N tokens, in nats; ``clusters_N`` and ``positions_N`` are each token's cluster and its
+    position in its row, from 0.
+    """
+
+    values_N: Floats
+    clusters_N: Sequence[str]
+    positions_N: Groups
+
+    @property
+    def score(self) -> Score:
+        """The mean over tokens, its standard error by cluster."""
+        return score_of(self.values_N, self.clusters_N)
+
+    def by_position(self) -> list[tuple[int, int, Score]]:
+        """Return (first, last, mean over the tokens at these positions, counted from 1): to 16, 32, 64, and so on."""
+        found, first, last = [], 1, FIRST_POSITIONS
+        while first <= self.positions_N.max(initial=-1) + 1:
+            there = np.flatnonzero((self.positions_N >= first - 1) & (self.positions_N < last))
+            found.append((first, last, score_of(self.values_N[there], [self.clusters_N[at] for at in there.tolist()])))
+            first, last = last + 1, 2 * last
+        return found
+
+
 def forward_kl(base: Loaded, other: Loaded, sampled: Sequence[Rollout], *, token_budget: int = 8192) -> Score:
-    """Return KL(base ‖ other) in nats per response token, over the whole vocabulary, on rollouts sampled from base.
+    """Return the mean of :func:`token_kl`; ``n`` counts tokens, the standard error is clustered by prompt."""
+    return token_kl(base, other, sampled, token_budget=token_budget).score
+
+
+def token_kl(base: Loaded, other: Loaded, sampled: Sequence[Rollout], *, token_budget: int = 8192) -> TokenKL:
+    """Return KL(base ‖ other) in nats at each response token, over the whole vocabulary, on rollouts sampled from base.
 
     Σ_v p_base(v) (log p_base(v) − log p_other(v)) at every response token, both models conditioned on base's tokens, at
     temperature 1: the forward KL(π_0 ‖ π) by which RL's Razor (arXiv 2509.04259) predicts forgetting, there on the
-    prompts of the new task. ``n`` counts tokens; the standard error is clustered by prompt.
+    prompts of the new task. Positions are those in the response, clusters the prompts.
 
     Both output heads are converted to float32: rounding the logits to bfloat16 alone would give a KL of about 1e-4.
     Vocabularies padded to different sizes are compared over their common entries.
@@ -289,10 +321,10 @@ def text_kl(base: Loaded, other: Loaded, texts: Sequence[str], *, token_budget: 
             groups.append(str(index))
     if not rows:
         raise RecoveryError("there is no text to compare the models on: give at least one that is not empty")
-    return _forward_kl(base, other, rows, groups, token_budget)
+    return _forward_kl(base, other, rows, groups, token_budget).score
 
 
-def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequence[str], token_budget: int) -> Score:
+def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequence[str], token_budget: int) -> TokenKL:
     """Return KL(base ‖ other) at the marked tokens of ``rows``, clustered by ``groups`` (one entry per row)."""
     if base.device != other.device:
         raise UsageError(f"the models are on {base.device} and {other.device}: load both on one device")
@@ -301,7 +333,7 @@ def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequen
     heads = base.head.first(vocabulary).in_float32(), other.head.first(vocabulary).in_float32()
     step = max(1, LOGITS_AT_ONCE // vocabulary)
     values: list[float] = []
-    clusters: list[str] = []
+    row_of: list[int] = []
     with base.inference(), other.inference():
         for batch, order in _batches(base, rows, token_budget):
             base_ND, other_ND = (batch.gather(model.hidden(batch)).float() for model in (base, other))
@@ -309,8 +341,18 @@ def _forward_kl(base: Loaded, other: Loaded, rows: Sequence[Row], groups: Sequen
                 base_NV = heads[0].logits(base_ND[start : start + step])
                 other_NV = heads[1].logits(other_ND[start : start + step])
                 values += divergence("forward_kl", other_NV, base_NV)[0].tolist()
-            clusters += [groups[order[row]] for row in batch.rows_N.tolist()]
-    return score_of(values, clusters)
+            row_of += [order[row] for row in batch.rows_N.tolist()]
+    return TokenKL(np.array(values), [groups[row] for row in row_of], _positions(row_of))
+
+
+def _positions(row_of: Sequence[int]) -> Groups:
+    """Return each token's position in its row, given the row of each; the tokens of a row are in order."""
+    seen: Counter[int] = Counter()
+    found = np.empty(len(row_of), dtype=np.int64)
+    for at, row in enumerate(row_of):
+        found[at] = seen[row]
+        seen[row] += 1
+    return found
 
 
 def _batches(loaded: Loaded, rows: Sequence[Row], token_budget: int) -> Iterator[tuple[Batch, list[int]]]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from evals.drift import Rollout, drift, forward_kl, rollouts, text_kl
+from evals.drift import Rollout, drift, forward_kl, rollouts, text_kl, token_kl
 from evals.knowledge import bits_per_byte
 from evals.suites import sample
 from pipelines.data.corpus_snapshot import load_snapshots
@@ -46,7 +46,8 @@ class DriftReport:
 
     ``measures`` are distances between rollouts (:func:`evals.drift.drift`), ``null`` the same between two sets of
     rollouts of the reference. ``forward_kl`` is KL(reference ‖ checkpoint) on the reference's completions,
-    ``reverse_kl`` KL(checkpoint ‖ reference) on the checkpoint's own, both in nats per token.
+    ``reverse_kl`` KL(checkpoint ‖ reference) on the checkpoint's own, both in nats per token, the latter also by
+    position in the completion (first, last, score).
     """
 
     checkpoint: str
@@ -56,6 +57,7 @@ class DriftReport:
     null: dict[str, float]
     forward_kl: Score
     reverse_kl: Score
+    reverse_kl_by_position: list[tuple[int, int, Score]]
     documents: DocumentDrift | None
 
     def to_json(self) -> dict[str, Any]:
@@ -69,6 +71,8 @@ class DriftReport:
         lines += [f"{name:28} {value:10.4f} {self.null[name]:10.4f}" for name, value in self.measures.items()]
         lines += ["", f"forward KL {_shown(self.forward_kl)} nats per token of {self.reference}'s completions"]
         lines += [f"reverse KL {_shown(self.reverse_kl)} nats per token of its own completions"]
+        places = (f"{first}-{last} {score.value:.3f}" for first, last, score in self.reverse_kl_by_position)
+        lines += [f"by position in the completion: {', '.join(places)}"]
         if (found := self.documents) is not None:
             bits = (found.bits_per_byte_before.value, found.bits_per_byte.value)
             lines += [
@@ -113,11 +117,12 @@ def measure_drift(session: Session, config: EvalConfig, reference: str = "base")
         null = drift(theirs, again, clean, seed=config.seed, token_budget=config.token_budget)
         bar.advance()
         forward = forward_kl(clean, model, theirs, token_budget=config.token_budget)
-        reverse = forward_kl(model, clean, ours, token_budget=config.token_budget)
+        reverse = token_kl(model, clean, ours, token_budget=config.token_budget)
         bar.advance()
         documents = _on_documents(session, config, checkpoint, model, clean)
         bar.advance()
-    found = DriftReport(checkpoint.name, before.name, len(prompts), measures, null, forward, reverse, documents)
+    kls = (forward, reverse.score, reverse.by_position())
+    found = DriftReport(checkpoint.name, before.name, len(prompts), measures, null, *kls, documents)
     _record(session, checkpoint, found)
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from evals.drift import (
     sliced_wasserstein,
     text_kl,
     token_jaccard,
+    token_kl,
 )
 from evals.knowledge import text_windows
 from evals.statistics import score_of
@@ -372,6 +374,22 @@ def test_kl_is_the_plain_double_sum(
         assert score.stderr == pytest.approx(wanted.stderr, rel=1e-3)
         assert score.n == wanted.n
     assert forward_kl(other, base, some).value != pytest.approx(wanted.value, rel=1e-4)
+
+
+def test_kl_by_position_is_the_mean_of_each_span(
+    base: Loaded, moved: Loaded, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift_module, "FIRST_POSITIONS", 2)
+    some = [replace(r, response_ids=r.response_ids[: 5 + n]) for n, r in enumerate(roll(base, prompts, samples=2))]
+    rows = [naive_kl(base, moved, rollout) for rollout in some]
+    longest = max(map(len, rows))
+    assert longest > 4 and len({len(row) for row in rows}) > 1
+    for token_budget in (1, 8192):  # the batches are in another order than the rollouts
+        found = token_kl(base, moved, some, token_budget=token_budget).by_position()
+        assert [span[:2] for span in found][:3] == [(1, 2), (3, 4), (5, 8)] and found[-1][0] <= longest <= found[-1][1]
+        for first, last, score in found:
+            there = [value for row in rows for value in row[first - 1 : last]]
+            assert (score.value, score.n) == (pytest.approx(np.mean(there), rel=1e-3), len(there))
 
 
 def test_kl_in_chunks_over_the_shared_vocabulary(

@@ -48,6 +48,10 @@ def test_drift_is_measured_beside_its_null_and_recorded(moved: tuple[Session, Dr
     assert found.measures.keys() == found.null.keys()
     assert found.forward_kl.value > 0 and found.reverse_kl.value > 0
     assert found.forward_kl.value != found.reverse_kl.value
+    spans = [score for _, _, score in found.reverse_kl_by_position]
+    assert sum(score.n for score in spans) == found.reverse_kl.n
+    assert sum(score.value * score.n for score in spans) / found.reverse_kl.n == pytest.approx(found.reverse_kl.value)
+    assert "by position in the completion: 1-16 " in found.text()
     made, (documents, corpus) = session.resolve("latest"), (found.documents, load_snapshot(session.workspace, 1))
     assert documents is not None
     assert (documents.corpus, documents.texts) == (1, len(corpus.held_out))
