@@ -20,7 +20,7 @@ from pathlib import Path
 from db import Tracker, decide, open_readonly, queries
 from tests import postgres
 from tests.torture.attacks import ATTACKS
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import Outcome, numbers
 from tests.torture.served import PAGES, Served, Visitor, dashboard
 
 WRITERS, READERS = 3, 20
@@ -31,8 +31,7 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
     """Try for ``seconds``; ``only`` repeats one try by its number."""
     outcome = Outcome()
     with _dashboards(report) as running:
-        until, number = time.monotonic() + seconds, 0 if only is None else only
-        while time.monotonic() < until:
+        for number in numbers(seconds, only):
             draw = random.Random(f"{seed} dashboard {number}")
             ways = [*ATTACKS, "readers and writers"]
             name = ways[number % len(ways)]
@@ -43,9 +42,6 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
             sound = "; ".join(faults)[:2000] or "sound"
             report(f"dashboard {number}: {name}, {kind}, {held >> 20} MiB, peak {most >> 20}: {sound}")
             outcome.faults += [f"--seed {seed} dashboard --only {number}: {name}, {kind}: {fault}" for fault in faults]
-            number += 1
-            if only is not None:
-                break
     return outcome
 
 

@@ -11,12 +11,11 @@ import os
 import random
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import Outcome, numbers
 from tests.torture.process import Ended
 from tests.torture.traps import GROWING, Trap, die, fails_with
 from tests.torture.world import BEGIN, RESUME, WORKSPACE, World, faults_of, furnish, go_on, recover, world
@@ -33,18 +32,13 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
         report("disks: a file system cannot be mounted here, so no real disk is filled")
         ways = {name: way for name, way in ways.items() if way[1] not in (_really_full, _read_only)}
     with world() as made:
-        until = time.monotonic() + seconds
-        number = 0 if only is None else only
-        while time.monotonic() < until:
+        for number in numbers(seconds, only):
             draw = random.Random(f"{seed} disks {number}")
             name = draw.choices(list(ways), weights=[weight for weight, _ in ways.values()])[0]
             what, faults = ways[name][1](made, made.place("try"), draw)
             outcome.tried[name] = outcome.tried.get(name, 0) + 1
             report(f"disks {number}: {name}: {what}: {'; '.join(faults) or 'sound'}")
             outcome.faults += [f"--seed {seed} disks --only {number}: {name}: {what}: {fault}" for fault in faults]
-            number += 1
-            if only is not None:
-                break
     return outcome
 
 

@@ -44,6 +44,10 @@ ENCODINGS = (
     "gb18030 big5 euc_jp euc_kr shift_jis iso2022_jp koi8_r latin-1 mac_roman hz ascii"
 ).split()
 TEXTS = (".txt", ".md", ".rst", ".html", ".json", ".jsonl", ".csv", ".tsv")
+NAMES = (
+    "a\nb.md", "a\x1b[2Jb.md", "a\rb.md", "\u202eab.md", "=1+1.md", "<b>a.md", "a\tb.md", "{{x}}.md", "a:b.md", " .md",
+    "-rf.md", "a" * 251 + ".md", "|.md", "'\".md", "%s%n.md", "a#1.md", "CON.md", "~.md", "*.md", "a\u2028.md",
+)  # fmt: skip
 BINARIES = (".pdf", ".docx", ".parquet", ".arrow", ".feather")
 
 
@@ -64,6 +68,7 @@ def cases(seed: int, large: bool) -> Iterator[Case]:
     yield from _mangled(rng)
     yield from _records(rng)
     yield from _folders(rng, 100_000 if large else 2_000)
+    yield from _names()
     yield from _structures()
     yield from _lines(200_000_000 if large else 5_000_000)
     yield from _bombs(50 if large else 3)
@@ -193,15 +198,16 @@ def _structures() -> Iterator[Case]:
     yield Case("dataset of no splits", lambda f: (f / "dataset_dict.json").write_text("[" * 100_000))
 
 
+def _beside(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        (folder / "good.md").write_text(GOOD)
+        make(folder)
+
+    return write
+
+
 def _folders(rng: random.Random, files: int) -> Iterator[Case]:
     """What is no file in a folder, and names that are no names."""
-
-    def beside(make: Callable[[Path], object]) -> Callable[[Path], None]:
-        def write(folder: Path) -> None:
-            (folder / "good.md").write_text(GOOD)
-            make(folder)
-
-        return write
 
     def sock(folder: Path) -> None:
         former = Path.cwd()
@@ -233,51 +239,41 @@ def _folders(rng: random.Random, files: int) -> Iterator[Case]:
             (folder / f"{number}.txt").write_text(f"Boat {number} lies at pier {number % 7}.")
 
     for suffix in (".md", ".json", ".csv", ".parquet", ".pdf", ".docx", ".arrow"):
-        yield Case(f"pipe{suffix}", beside(lambda f, s=suffix: os.mkfifo(f / f"a{s}")))  # type: ignore[misc]
-        yield Case(f"folder called a{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").mkdir()))  # type: ignore[misc]
-        yield Case(f"link out{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
-        yield Case(f"device{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").symlink_to("/dev/zero")))  # type: ignore[misc]
+        yield Case(f"pipe{suffix}", _beside(lambda f, s=suffix: os.mkfifo(f / f"a{s}")))  # type: ignore[misc]
+        yield Case(f"folder called a{suffix}", _beside(lambda f, s=suffix: (f / f"a{s}").mkdir()))  # type: ignore[misc]
+        yield Case(f"link out{suffix}", _beside(lambda f, s=suffix: (f / f"a{s}").symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
+        yield Case(f"device{suffix}", _beside(lambda f, s=suffix: (f / f"a{s}").symlink_to("/dev/zero")))  # type: ignore[misc]
     for name in ("probes.jsonl", "questions.jsonl", "state.json", "dataset_info.json", "dataset_dict.json"):
-        yield Case(f"pipe {name}", beside(lambda f, n=name: os.mkfifo(f / n)))  # type: ignore[misc]
-        yield Case(f"folder {name}", beside(lambda f, n=name: (f / n).mkdir()))  # type: ignore[misc]
-        yield Case(f"link out {name}", beside(lambda f, n=name: (f / n).symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
-        yield Case(f"link to zeros {name}", beside(lambda f, n=name: (f / n).symlink_to("/dev/zero")))  # type: ignore[misc]
+        yield Case(f"pipe {name}", _beside(lambda f, n=name: os.mkfifo(f / n)))  # type: ignore[misc]
+        yield Case(f"folder {name}", _beside(lambda f, n=name: (f / n).mkdir()))  # type: ignore[misc]
+        yield Case(f"link out {name}", _beside(lambda f, n=name: (f / n).symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
+        yield Case(f"link to zeros {name}", _beside(lambda f, n=name: (f / n).symlink_to("/dev/zero")))  # type: ignore[misc]
     yield Case("pipe itself", lambda f: os.mkfifo(f / "a.md"), target="a.md")
     yield Case("pipe itself as prompts", lambda f: os.mkfifo(f / "a.jsonl"), "prompts", "a.jsonl")
     yield Case("pipe itself as probes", lambda f: os.mkfifo(f / "a.jsonl"), "probes", "a.jsonl")
     yield Case("device as prompts", lambda f: (f / "a.jsonl").symlink_to("/dev/zero"), "prompts", "a.jsonl")
     yield Case("device as probes", lambda f: (f / "a.jsonl").symlink_to("/dev/zero"), "probes", "a.jsonl")
     yield Case("device itself", lambda f: (f / "a.md").symlink_to("/dev/zero"), target="a.md")
-    yield Case("socket", beside(sock))
-    yield Case("link to itself", beside(lambda f: (f / "a.md").symlink_to("a.md")))
-    yield Case("link to its folder", beside(lambda f: (f / "inner").symlink_to(f, target_is_directory=True)))
-    yield Case("link to the root", beside(lambda f: (f / "inner").symlink_to("/", target_is_directory=True)))
-    yield Case("deep folders", beside(deep))
-    yield Case("unreadable", beside(locked))
+    yield Case("socket", _beside(sock))
+    yield Case("link to itself", _beside(lambda f: (f / "a.md").symlink_to("a.md")))
+    yield Case("link to its folder", _beside(lambda f: (f / "inner").symlink_to(f, target_is_directory=True)))
+    yield Case("link to the root", _beside(lambda f: (f / "inner").symlink_to("/", target_is_directory=True)))
+    yield Case("deep folders", _beside(deep))
+    yield Case("unreadable", _beside(locked))
     yield Case(f"{files} files", many)
     yield Case("empty", lambda f: None)
     yield Case("file that is none", lambda f: None, target="a.md")
-    names = ["a\nb.md", "a\x1b[2Jb.md", "a\rb.md", "\u202eab.md", "=1+1.md", "<b>a.md", "a\tb.md", "{{x}}.md", "a:b.md"]
-    names += [
-        " .md",
-        "-rf.md",
-        "a" * 251 + ".md",
-        "|.md",
-        "'\".md",
-        "%s%n.md",
-        "a#1.md",
-        "CON.md",
-        "~.md",
-        "*.md",
-        "a\u2028.md",
-    ]
-    for name in names:
+
+
+def _names() -> Iterator[Case]:
+    """Files with names that mean something elsewhere, or that are no text."""
+    for name in NAMES:
         yield Case(f"name {name!r:.40}", _file(name, GOOD.encode()))
-        yield Case(f"name {name!r:.40} of no text", beside(_file(name, b"\x00\x01")))
+        yield Case(f"name {name!r:.40} of no text", _beside(_file(name, b"\x00\x01")))
         yield Case(f"name {name!r:.40} itself", _file(name, b"\x00\x01"), target=name)
     for raw in (b"a\xff\xfe.md", b"\xc3\x28.txt", b"\xed\xa0\x80.md", b"a\x80.csv"):
         yield Case(f"name {raw!r}", _file(raw, b"text\n" + GOOD.replace("\n", " ").replace(",", ";").encode()))
-        yield Case(f"name {raw!r} of no text", beside(_file(raw, b"\x00\x01")))
+        yield Case(f"name {raw!r} of no text", _beside(_file(raw, b"\x00\x01")))
 
 
 def _lines(length: int) -> Iterator[Case]:

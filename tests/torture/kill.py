@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import Outcome, numbers
 from tests.torture.process import start
 from tests.torture.traps import Trap, die, set_clock_back
 from tests.torture.world import BEGIN, RESUME, WORKSPACE, World, faults_of, go_on, recover, world
@@ -26,13 +26,8 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
     """Try for ``seconds``; ``only`` repeats one try by its number."""
     outcome = Outcome()
     with world() as made:
-        until = time.monotonic() + seconds
-        number = 0 if only is None else only
-        while time.monotonic() < until:
+        for number in numbers(seconds, only):
             one_try(made, seed, number, outcome, report)
-            number += 1
-            if only is not None:
-                break
     return outcome
 
 

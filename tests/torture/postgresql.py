@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import postgres
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import Outcome, numbers
 from tests.torture.process import Ended, recover, start
 from tests.torture.traps import Trap, die
 from tests.torture.world import BEGIN, WORKSPACE, World, faults_of, furnish, go_on, left_by, on, world
@@ -32,13 +32,8 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
         raise RuntimeError("PostgreSQL is not installed here: make postgresql")
     with postgres.running(programs) as server, world() as local:
         made = _on_a_server(local, server)
-        until = time.monotonic() + seconds
-        number = 0 if only is None else only
-        while time.monotonic() < until:
+        for number in numbers(seconds, only):
             one_try(made, server, seed, number, outcome, report)
-            number += 1
-            if only is not None:
-                break
     return outcome
 
 
@@ -74,13 +69,13 @@ def one_try(
 Way = Callable[[postgres.Server, str, Continue, random.Random], None]
 
 
-def _disturbed(server: postgres.Server, address: str, trap: Trap, way: Way, draw: random.Random) -> list[Ended]:
-    """Suspend the cycle when the trap is met, disturb, let it go on, and continue it if it ended."""
+def _disturbed(server: postgres.Server, address: str, trap: Trap, way: Way | None, draw: random.Random) -> list[Ended]:
+    """Suspend the cycle when the trap is met, disturb and let it go on, or kill it; continue it if it ended."""
     folder = trap.folder.parent
-    trap.act = die if way is _killed else (lambda _kind, _thing: os.kill(os.getpid(), signal.SIGSTOP))
+    trap.act = die if way is None else (lambda _kind, _thing: os.kill(os.getpid(), signal.SIGSTOP))
     child = start((*BEGIN, *on(address)), folder, trap)
     child.wait()
-    if child.status is None:
+    if way is not None and child.status is None:
         way(server, address, lambda: os.kill(child.pid, signal.SIGCONT), draw)
     ended = child.ended()
     return [ended] if ended.status == 0 else [ended, *go_on(folder, database=address)]
@@ -119,10 +114,6 @@ def _cut_again(server: postgres.Server, address: str, go: Continue, draw: random
         server.cut(address)
 
 
-def _killed(_server: postgres.Server, _address: str, _go: Continue, _draw: random.Random) -> None:
-    """Kill the cycle itself: the trap does."""
-
-
 def _passwords(folder: Path, done: list[Ended]) -> list[str]:
     """Return the places that show the password."""
     told = [f"the output of command {n}" for n, one in enumerate(done, 1) if postgres.PASSWORD in one.out + one.err]
@@ -137,11 +128,11 @@ def _ending(done: list[Ended]) -> str:
     return "it went on" if first.status == 0 else first.error.partition("error: ")[2][:100] or f"status {first.status}"
 
 
-_WAYS: dict[str, Way] = {
+_WAYS: dict[str, Way | None] = {
     "the server is restarted": _restarted,
     "the server crashes": _crashed,
     "the server is away for a while": _away,
     "connections are cut": _cut,
     "connections are cut again and again": _cut_again,
-    "kill -9": _killed,
+    "kill -9": None,
 }

@@ -30,7 +30,7 @@ from recovery.rollouts.vllm_server_engine import VllmServerSampler
 from recovery.teachers.remote import KEYS, RemoteTeacher
 from tests.models import make_tiny
 from tests.torture.misbehaving import CUT, EDITS, FINAL, Server, serving
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import Outcome, numbers
 
 COUNT = 5  # entries of the vocabulary per token
 LONGEST, MOST = 90.0, 300 << 20  # seconds and bytes that a try may take; its server is given one second
@@ -43,7 +43,7 @@ EXCHANGED = ("exchanged while it was away", "exchanged between two requests")  #
 
 def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
     """Try for ``seconds``; ``only`` repeats one try by its number. The last try is that of a whole run."""
-    outcome, started = Outcome(), time.monotonic()
+    outcome = Outcome()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="servers-") as temporary:
         folder = Path(temporary).resolve()
@@ -51,17 +51,13 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
         make_tiny("qwen3", folder / "student", seed=9)
         with serving(server) as address:
             tries = tries_of(server, address, folder)
-            number = 0 if only is None else only
-            while time.monotonic() - started < seconds or number == 0 or only is not None:
+            for number in numbers(seconds, only):
                 name = sorted(tries)[number % len(tries)] if number != 1 else "a run"
                 found = attempt(tries[name], random.Random(f"{seed} servers {number}"))
                 outcome.tried[name] = outcome.tried.get(name, 0) + 1
                 report(f"servers {number}: {name}: {found}")
                 if found.startswith("FAULT"):
                     outcome.faults.append(f"--seed {seed} servers --only {number}: {name}: {found[7:]}")
-                number += 1
-                if only is not None:
-                    break
     return outcome
 
 

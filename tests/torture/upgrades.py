@@ -10,7 +10,6 @@ import shutil
 import sqlite3
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from sqlalchemy import create_engine
 from db import migrate
 from recovery.miniature.package import materialise
 from tests.torture.disks import said
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import Outcome, numbers
 from tests.torture.process import Ended, recover
 from tests.torture.traps import Trap, die
 
@@ -36,9 +35,7 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
     with _older() as archive:
         whole = Trap(archive.parent / "counted" / "workspace")
         counts = recover(STATUS, Path(shutil.copytree(archive, archive.parent / "counted")), whole).counts
-        until = time.monotonic() + seconds
-        number = 0 if only is None else only
-        while time.monotonic() < until:
+        for number in numbers(seconds, only):
             draw = random.Random(f"{seed} upgrades {number}")
             name = draw.choice(list(_WAYS))
             shutil.rmtree(archive.parent / "try", ignore_errors=True)
@@ -47,9 +44,6 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
             outcome.tried[name] = outcome.tried.get(name, 0) + 1
             report(f"upgrades {number}: {name}: {what}: {'; '.join(faults) or 'sound'}")
             outcome.faults += [f"--seed {seed} upgrades --only {number}: {name}: {what}: {fault}" for fault in faults]
-            number += 1
-            if only is not None:
-                break
     return outcome
 
 
