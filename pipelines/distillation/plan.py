@@ -52,12 +52,12 @@ class DistillPlan:
             if self.knowledge_teacher
             else ""
         )
+        sampled = f", up to {self.tokens_sampled:,} tokens sampled in all" if self.tokens_sampled else ""
         return "\n".join(
             [
                 f"{method_named(self.method).title} of {self.student} ({self.parameters / 1e6:,.1f}M parameters): "
                 f"teacher {self.teacher}, {self.behaviour_prompts} prompts ({self.prompts}){knowledge}",
-                f"at most {self.steps} steps of {self.rollouts_per_step} completions, up to "
-                f"{self.tokens_sampled:,} tokens in all, peak rate {self.lr:g}",
+                f"at most {self.steps} steps of {self.rollouts_per_step} completions{sampled}, peak rate {self.lr:g}",
                 self.tuning_reason,
                 *self.notes,
                 f"memory: {self.memory}; time: about {duration(self.seconds)}",

@@ -118,7 +118,7 @@ RAZOR = Study(
     "better frontier of gain against KL; KL explains what MMD does not",
     source="RL's Razor, arXiv 2509.04259",
     setting="mending badly damaged sentences, from the clean model: SFT at two rates and two lengths, OPD and "
-    "GRPO at two rates, an expert; and every run of the studies states, teachers, ceiling and efficiency that this "
+    "GRPO at two rates, an expert; and every run of the studies states, teachers and ceiling that this "
     "seed has done; their KL on the task, their forgetting, a quadratic fit",
     parts=(
         Part("KL explains forgetting: R^2 of a quadratic fit", figure("share of forgetting explained by KL"), 0.7),

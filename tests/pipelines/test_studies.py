@@ -87,7 +87,7 @@ def test_a_statement_whose_condition_is_not_met_is_not_tested() -> None:
 
 def test_the_raw_figures_write_the_same_page_again(tmp_path: Path) -> None:
     mine = STUDIES["efficiency"]
-    names = ("base", "best, opd", "best, grpo", "times as many for GRPO")
+    names = ("documents", "best, opd", "best, grpo", "times as many for GRPO")
     runs = {seed: {name: 0.1 * (seed + 1) / 3 + number for number, name in enumerate(names)} for seed in range(3)}
     found = Outcome(mine, runs, 300, 1.25, 0.5, ("2026-01-01", "2026-01-02"))
     path = tmp_path / "studies.csv"
@@ -142,7 +142,7 @@ def test_figures_of_other_machines_are_added_by_seed_and_arm() -> None:
 
 
 def test_results_add_the_studies_of_the_page_that_were_not_run_here(tmp_path: Path) -> None:
-    found = Outcome(STUDIES["efficiency"], {0: dict.fromkeys(("base", "best, opd", "best, grpo"), 0.5)}, 300, 1.0)
+    found = Outcome(STUDIES["efficiency"], {0: dict.fromkeys(("documents", "best, opd", "best, grpo"), 0.5)}, 300, 1.0)
     found.runs[0]["times as many for GRPO"] = 2.0  # type: ignore[index]
     page = tmp_path / "page.md"
     page.with_suffix(".csv").write_text(to_csv([found]))
