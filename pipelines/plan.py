@@ -289,8 +289,8 @@ def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     dials: dict[str, Any] = {"tuning": way.tuning, "gradient_checkpointing": way.gradient_checkpointing}
     if asked.midtrain.precision == "auto":
         dials["precision"] = card.precision
-    midtrain = dataclasses.replace(asked.midtrain, **dials)
     vllm: dict[str, Any] = {"engine": "vllm", "engine_sleep": True} if way.vllm else {}
+    midtrain = dataclasses.replace(asked.midtrain, **dials, **vllm)
     distill = dataclasses.replace(asked.distill, **dials, **vllm)
     footprint = _footprint(asked)
     shards = card.count if way.sharded else 1
@@ -375,7 +375,7 @@ def _seconds(
     evaluation = Work(read=items * USUAL_PROMPT, turns=groups * asking.max_new_tokens, rows=at_once, vllm=way.vllm)
     work = {
         "mid-training": midtraining_work(midtrain, way.tuning, asked.trained // card.count),
-        "distillation": distilling_work(share, way.tuning, footprint, vllm=way.vllm),
+        "distillation": distilling_work(share, way.tuning, footprint),
     }
     seconds = {name: part.seconds(network, card.speed) for name, part in work.items()}
     return seconds | {"two evaluations": 2 * evaluation.seconds(network, card.speed)}

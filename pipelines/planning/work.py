@@ -7,6 +7,7 @@ import math
 from pipelines.planning.memory import USUAL_PROMPT, Rollouts, TeacherFootprint
 from pipelines.planning.throughput import Work
 from recovery.config import DistillConfig, MidtrainConfig
+from recovery.engines import TRANSFORMERS
 from recovery.rollouts.engine import CHUNK
 
 # The mean length of a completion, as a share of max_new_tokens.
@@ -30,6 +31,7 @@ def midtraining_work(config: MidtrainConfig, tuning: str, tokens: int) -> Work:
         rows=sampling.at_once,
         frozen=lora,
         again=config.gradient_checkpointing,
+        vllm=config.engine != TRANSFORMERS,
     )
 
 
@@ -40,7 +42,7 @@ def answer_tokens(config: DistillConfig) -> int:
 
 
 def distilling_work(
-    config: DistillConfig, tuning: str, teachers: TeacherFootprint, *, prompt: int = USUAL_PROMPT, vllm: bool = False
+    config: DistillConfig, tuning: str, teachers: TeacherFootprint, *, prompt: int = USUAL_PROMPT
 ) -> Work:
     """Return the work of all steps. Prompts are read with every completion; each batch is decoded for
     ``max_new_tokens`` steps, since some completion of it reaches that length.
@@ -58,5 +60,5 @@ def distilling_work(
         rows=sampling.at_once,
         frozen=tuning == "lora",
         again=config.gradient_checkpointing,
-        vllm=vllm,
+        vllm=config.engine != TRANSFORMERS,
     )

@@ -72,5 +72,6 @@ def test_replay_takes_time_to_sample_first() -> None:
     assert (sampled.turns, sampled.rows) == (3 * 100, 64), "in chunks of 64"
     narrow = midtraining_work(dataclasses.replace(plain, replay=0.3, rollout_tokens=16 * 256), "full", 500)
     assert narrow.turns > sampled.turns and narrow.rows < 64
+    assert midtraining_work(dataclasses.replace(plain, replay=0.3, engine="vllm"), "full", 500).vllm
     own = dataclasses.replace(plain, replay=0.3, replay_data=Path("chat.jsonl"))
     assert midtraining_work(own, "full", 500) == Work(trained=500, rows=1)
