@@ -5,26 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from evals.instruction_following import evaluate_instructions
-from evals.suites import sample
 from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.study import Part, Study, figure, gained, minus
 
 if TYPE_CHECKING:
-    from pipelines.distillation.early_stopping import Observer
     from pipelines.studies.experiment import ExperimentRunner
     from recovery.models.loading import Loaded
     from recovery.rollouts.engine import Engine
+    from recovery.types import Score
 
-OPD_STEPS, RL_STEPS, EVERY = 40, 160, 4
+OPD_STEPS, RL_STEPS, EVERY, LOOKED_AT = 40, 160, 4, 200
 RATE = 3e-3  # of the mid-training: twice the usual one, so that there is much to bring back
 
 
 def run(runner: ExperimentRunner) -> Mapping[str, float]:
     """Run one seed: instruction following that mid-training has damaged, brought back by OPD from base and by GRPO."""
     runner.midtrained("documents", runner.corpora()[0], lr=RATE)
-    looked_at = _looks(runner)
-    own: dict[str, Any] = {"prompts_per_step": 16, "samples_per_prompt": 8, "check_every": EVERY, "observe": looked_at}
+
+    def score(loaded: Loaded, engine: Engine) -> Score:
+        return runner.ask(loaded, engine, INSTRUCTIONS, most=LOOKED_AT).score
+
+    own: dict[str, Any] = {
+        "prompts_per_step": 16,
+        "samples_per_prompt": 8,
+        "check_every": EVERY,
+        "observe": lambda _step, loaded, engine: {"score": score(loaded, engine).value},
+    }
     runner.trained("opd", "documents", "opd", steps=runner.scale(OPD_STEPS, 8), **own)
     runner.trained("grpo", "documents", "grpo", steps=runner.scale(RL_STEPS, 16), lr=5e-4, **own)
     figures = {name: runner.value(name, INSTRUCTIONS) for name in ("base", "documents")}
@@ -33,26 +39,15 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
         figures[f"best, {name}"] = max(score for score, _ in curve)
     # Three quarters of the smaller gain, so that neither method's goal is its best outlier. A method without any gain
     # never reaches it: then all its sampled tokens count, a lower bound of what it would need.
-    start = looked_at(0, *runner.loaded("documents"))["score"]
-    gain = max(1 / runner.items, min(figures["best, opd"], figures["best, grpo"]) - start)
-    figures["score asked of both"] = goal = start + 0.75 * gain
+    start = score(*runner.loaded("documents"))
+    gain = max(1 / start.n, min(figures["best, opd"], figures["best, grpo"]) - start.value)
+    figures["score asked of both"] = goal = start.value + 0.75 * gain
     for name, curve in curves.items():
         reached = [tokens for score, tokens in curve if score >= goal]
         figures[f"tokens sampled to it, {name}"] = min(reached, default=curve[-1][1])
         figures[f"reached it, {name}"] = float(bool(reached))
     figures["times as many for GRPO"] = figures["tokens sampled to it, grpo"] / figures["tokens sampled to it, opd"]
     return figures
-
-
-def _looks(runner: ExperimentRunner) -> Observer:
-    """Return the score that is observed: the share of test prompts whose instructions are all followed."""
-    asked = sample(runner.asked(INSTRUCTIONS), min(200, runner.items))
-
-    def look(_step: int, loaded: Loaded, engine: Engine) -> dict[str, float]:
-        found = evaluate_instructions(loaded.chat, engine, asked, max_new_tokens=128, window=loaded.max_length)
-        return {"score": found.score.value}
-
-    return look
 
 
 def _score_by_tokens(runner: ExperimentRunner, name: str) -> list[tuple[float, float]]:

@@ -217,20 +217,21 @@ class ExperimentRunner:
         loaded = load_frozen(self.session.verified(self.session.resolve(name)), config)
         return loaded, TransformersEngine(loaded, token_budget=config.rollout_tokens)
 
-    def ask(self, loaded: Loaded, engine: Engine, suite: str) -> SuiteResult:
-        """Evaluate a loaded model on one suite."""
+    def ask(self, loaded: Loaded, engine: Engine, suite: str, most: int | None = None) -> SuiteResult:
+        """Evaluate a loaded model on one suite, on ``most`` items of it at most."""
         kind, _, rest = suite.partition("/")
+        items = min(self.items, most or self.items)
         if kind in (KNOWLEDGE, STORED):
             probes = load_snapshots(self.session.workspace, [int(rest)])[int(rest)].probes
-            kept = sample_probes([p for p in probes if (p.form == "question") == (kind == KNOWLEDGE)], self.items)
+            kept = sample_probes([p for p in probes if (p.form == "question") == (kind == KNOWLEDGE)], items)
             if kind == KNOWLEDGE:
                 return knowledge.ask(loaded.chat, engine, kept, suite=suite, seed=self.seed)
             return knowledge.choose(loaded, kept, suite=suite)
         if kind == RETAINED:
-            kept = sample_probes(load_probes(self.session.base.path / GENERAL), self.items)
+            kept = sample_probes(load_probes(self.session.base.path / GENERAL), items)
             return knowledge.general(loaded, engine, kept, seed=self.seed)
         tokens = build(EvalConfig, {}, self.session.recipe).max_new_tokens
-        prompts = sample(self.asked(kind, rest), self.items)
+        prompts = sample(self.asked(kind, rest), items)
         return evaluate_instructions(
             loaded.chat, engine, prompts, max_new_tokens=tokens, window=loaded.max_length, seed=self.seed, suite=suite
         )
