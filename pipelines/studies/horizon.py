@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
 
 CYCLES, EARLY, STEPS, ITEMS = 10, 4, 80, 1000
-DEFAULT = "rows-questions-120-steps"  # as `recover cycle` does
+DEFAULT = "rows-most-questions-180-steps"  # as `recover cycle` does
 TODAY = "three-teachers"  # as it did up to November 2026
 FELL, BEHAVIOUR, FIRST, LOWEST, MEAN = (
     "instructions after mid-training",
