@@ -47,8 +47,8 @@ max_new_tokens = 128
 [cycle.midtrain]
 schedule = "cosine"
 
-# Little is lost then, so most prompts of the recovery are questions about the documents of all cycles. Their answers are
-# short: 180 steps sample and train as many tokens as 120 steps with 30% of questions.
+# Little is lost then, so most prompts of the recovery are questions about the documents of all cycles. Their answers
+# are short: 180 steps sample and train as many tokens as 120 steps with 30% of questions.
 [cycle.distill]
 steps = 180
 knowledge_share = 0.6
