@@ -17,7 +17,7 @@ from pipelines.studies.study import Figure, Figures, Part, Study
 if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
 
-CYCLES, EARLY, STEPS, ITEMS = 10, 4, 80, 1000
+CYCLES, EARLY, LATE, STEPS, ITEMS = 10, 4, 20, 80, 1000
 DEFAULT = "rows-most-questions-180-steps"  # as `recover cycle` does
 TODAY = "three-teachers"  # as it did up to November 2026
 FELL, BEHAVIOUR, FIRST, LOWEST, MEAN = (
@@ -187,6 +187,10 @@ def _parts(arm: str) -> tuple[Part, ...]:
     )
 
 
+_LATE_PARTS = (
+    Part(f"{DEFAULT}: instructions after twenty cycles, relative to base", _after(BEHAVIOUR, DEFAULT, LATE), 0.98),
+    Part(f"{DEFAULT}: the worst of twenty corpora, kept", _after(LOWEST, DEFAULT, LATE), 0.95),
+)
 # The statements of the first version of this study, after four cycles.
 _FIRST_PARTS = (
     Part("two-teachers: instructions after four cycles", _after(BEHAVIOUR, "two-teachers", EARLY), 0.99),
@@ -203,9 +207,14 @@ HORIZON = Study(
     source="an observation made while this project was planned, put to the test",
     setting=f"corpora of 16 services, from the second cycle on earlier documents half of each mid-training; {STEPS} "
     "steps of recovery by base, by the mid-trained model (questions about the documents) and by the model before this "
-    "mid-training (questions about earlier ones); other arms change one of these. A corpus is kept by what is answered "
-    "of it, as a share of what was when it was learnt",
-    parts=(*_FIRST_PARTS, *(part for arm in ARMS for part in _parts(arm))),
+    "mid-training (questions about earlier ones); other arms change one of these. `recover cycle` does as "
+    f"`{DEFAULT}`. A corpus is kept by what is answered of it, as a share of what was when it was learnt",
+    parts=(
+        *_parts(DEFAULT),
+        *_LATE_PARTS,
+        *_FIRST_PARTS,
+        *(part for arm in ARMS if arm != DEFAULT for part in _parts(arm)),
+    ),
     run=run,
     minutes=60.0,
     heavy=True,
