@@ -39,6 +39,15 @@ def test_an_unknown_campaign_is_refused_with_the_known_ones() -> None:
     assert "there is no campaign nothing: use kill, disks, postgresql, upgrades" in finished.stderr
 
 
+def test_a_model_is_for_the_campaign_that_kills(tmp_path: Path) -> None:
+    finished = torture("--model", str(tmp_path), "disks")
+    assert finished.returncode == 2
+    assert "--model is for the campaign kill alone" in finished.stderr
+    finished = torture("--model", str(tmp_path), "kill")
+    assert finished.returncode == 2
+    assert f"--model {tmp_path} is not a folder with a model" in finished.stderr
+
+
 @pytest.mark.parametrize(
     "name", ["teacher: tokens that are none", "teacher: reset, then sound", "teacher: exchanged between two requests"]
 )

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 for _name, _value in {
     "OMP_NUM_THREADS": "1",
@@ -39,19 +40,27 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="default: the time")
     parser.add_argument("--minutes", type=float, default=10, help="for all campaigns together, without their start")
     parser.add_argument("--only", type=int, help="one try of a campaign, by its number")
+    parser.add_argument("--model", type=Path, help="for kill: the folder of a model to cycle, instead of a tiny one")
     parser.add_argument("--write", action="store_true", help="add the run to docs/reliability.md")
     given = parser.parse_args()
     if unknown := [name for name in given.campaigns if name not in known]:
         parser.error(f"there is no campaign {unknown[0]}: use {', '.join(known)}")
     if given.only is not None and given.write:
         parser.error("--write is for whole campaigns: omit --only")
+    if given.model is not None and given.campaigns != ["kill"]:
+        parser.error("--model is for the campaign kill alone")
+    if given.model is not None and not (given.model / "config.json").is_file():
+        parser.error(f"--model {given.model} is not a folder with a model")
     found: dict[str, Outcome] = {}
     for name in given.campaigns:
         print(f"{name}: --seed {given.seed}", flush=True)
         campaign = importlib.import_module(f"tests.torture.{name}")
-        more = {} if given.only is None else {"only": given.only}
+        more: dict[str, Any] = {} if given.only is None else {"only": given.only}
+        if given.model is not None:
+            more["model"] = given.model
         seconds = 60 * given.minutes / len(given.campaigns)
-        found[name] = campaign.run(given.seed, seconds, lambda line: print(line, flush=True), **more)
+        title = name if given.model is None else f"{name}, {given.model.name}"
+        found[title] = campaign.run(given.seed, seconds, lambda line: print(line, flush=True), **more)
     print("\n".join(summary(found)))
     if given.write:
         write(found, given.seed, given.minutes)

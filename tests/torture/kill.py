@@ -12,6 +12,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.torture.outcome import Outcome, numbers
 from tests.torture.process import start
@@ -22,10 +23,12 @@ GRACE = 10.0
 """Seconds from SIGTERM to SIGKILL, as schedulers give them."""
 
 
-def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
-    """Try for ``seconds``; ``only`` repeats one try by its number."""
+def run(
+    seed: int, seconds: float, report: Callable[[str], None], only: int | None = None, model: Path | None = None
+) -> Outcome:
+    """Try for ``seconds``; ``only`` repeats one try by its number; ``model`` is the folder of a model to cycle."""
     outcome = Outcome()
-    with world() as made:
+    with world(model) as made:
         for number in numbers(seconds, only):
             one_try(made, seed, number, outcome, report)
     return outcome
@@ -61,7 +64,7 @@ def _killed_at_a_time(made: World, trap: Trap, draw: random.Random) -> list[str]
     """Kill after a random time: between any two instructions."""
     folder = trap.folder.parent
     child = start(BEGIN, folder)
-    child.wait(draw.uniform(0.05, 6))
+    child.wait(draw.uniform(0.05, made.seconds))
     if child.status is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)

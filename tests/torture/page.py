@@ -42,7 +42,8 @@ def _lines(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
         "[Contributing](../CONTRIBUTING.md) says how to run them.",
     ]
     for name, seeds in runs.items():
-        about = (importlib.import_module(f"tests.torture.{name}").__doc__ or "").strip().removeprefix("Campaign: ")
+        campaign = importlib.import_module(f"tests.torture.{name.partition(',')[0]}")  # "kill, MODEL" is of kill
+        about = (campaign.__doc__ or "").strip().removeprefix("Campaign: ")
         lines += ["", f"## {name}", "", *(about[:1].upper() + about[1:]).splitlines(), ""]
         lines += [f"| tries | {' | '.join(f'seed {seed}' for seed in seeds)} |", "|---" + "|---:" * len(seeds) + "|"]
         for what in sorted({what for run in seeds.values() for what in run["tried"]}):

@@ -77,11 +77,12 @@ NOTHING = ("nothing in", "there is no workspace")
 @dataclass(frozen=True)
 class World:
     """A folder for the tries, with the documents and settings; ``whole`` is what an undisturbed cycle leaves, and
-    ``counts`` how often each kind of event happens in it."""
+    ``counts`` how often each kind of event happens in it, and ``seconds`` how long it takes."""
 
     folder: Path
     whole: dict[str, Any]
     counts: dict[str, int]
+    seconds: float
 
     def place(self, name: str) -> Path:
         """Return a new folder with the documents and settings."""
@@ -92,13 +93,16 @@ class World:
 
 
 @contextlib.contextmanager
-def world() -> Iterator[World]:
+def world(model: Path | None = None) -> Iterator[World]:
     """Make a temporary world: run the cycle once in this process, to load all that is loaded on demand, and once
-    watched."""
+    watched. ``model`` is the folder of the clean model, by default a tiny one that is made."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="torture-") as temporary:
         folder = Path(temporary).resolve()
-        make_tiny("qwen3", folder / "model")
+        if model is None:
+            make_tiny("qwen3", folder / "model")
+        else:
+            (folder / "model").symlink_to(model.resolve(strict=True))
         first, second = furnish(folder / "first"), furnish(folder / "whole")
         _in_this_process(first)
         gc.collect()
@@ -106,7 +110,7 @@ def world() -> Iterator[World]:
         ended = recover(BEGIN, second, Trap(second / WORKSPACE))
         if ended.status:
             raise RuntimeError(f"the undisturbed cycle ended with {ended.status}: {ended.err[-1000:]}")
-        yield World(folder, left_by(second / WORKSPACE), dict(ended.counts))
+        yield World(folder, left_by(second / WORKSPACE), dict(ended.counts), ended.seconds)
 
 
 def furnish(folder: Path) -> Path:
