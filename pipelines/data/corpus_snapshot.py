@@ -31,7 +31,8 @@ ABOUT = "corpus.json"
 class CorpusSnapshot:
     """The data of one cycle. ``lines`` report what was read and what was skipped, with reasons.
 
-    ``questions_given`` is set if the questions came with the documents instead of being made from them.
+    ``questions_given`` is set if the questions came with the documents instead of being made from them. ``seed`` is
+    that of the split into documents and held-out texts; None in the snapshots of version 0.1.
     """
 
     cycle: int
@@ -44,6 +45,7 @@ class CorpusSnapshot:
     probes: tuple[Probe, ...]
     questions: tuple[Prompt, ...]
     questions_given: bool = False
+    seed: int | None = None
 
 
 def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: bool = False) -> CorpusSnapshot:
@@ -74,6 +76,7 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: boo
         tuple(probes),
         tuple(questions),
         given is not None,
+        seed,
     )
 
 
@@ -105,7 +108,7 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
     writing = folder.with_name(f"{WRITING}{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
-    about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given}
+    about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given, "seed": corpus.seed}
     text = json.dumps(about, indent=2, ensure_ascii=False)
     with written(folder, writing):
         writing.mkdir(parents=True)
@@ -134,6 +137,7 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
             tuple(load_probes(folder / PROBES_FILE)) if _holds(folder / PROBES_FILE) else (),
             tuple(load_prompts(folder / QUESTIONS_FILE)) if _holds(folder / QUESTIONS_FILE) else (),
             about.get("questions_given", False),
+            about.get("seed"),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorpusError(

@@ -100,7 +100,7 @@ def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnaps
     frozen = load_snapshot(session.workspace, cycle)
     if frozen.folder != docs.lasting:
         raise UsageError(f"cycle {cycle} of {session.workspace.folder} has other documents than {docs.text}")
-    if docs.path.exists() and _hash(config) != frozen.hash:
+    if docs.path.exists() and _hash(config, frozen.seed) != frozen.hash:
         raise UsageError(
             f"{docs.text} has changed since cycle {cycle} of {session.workspace.folder} began: restore it, or use "
             f"another --workspace"
@@ -108,10 +108,11 @@ def _opened(session: Session, config: MidtrainConfig, cycle: int) -> CorpusSnaps
     return frozen
 
 
-def _hash(config: MidtrainConfig) -> str:
-    """Return the hash of the documents as they are now."""
+def _hash(config: MidtrainConfig, seed: int | None) -> str:
+    """Return the hash of the documents as they are now, split with ``seed``, or else with that of the settings."""
     assert config.docs is not None  # set by run
-    return read_corpus(config.docs, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near).hash
+    split = config.seed if seed is None else seed
+    return read_corpus(config.docs, held_out=config.held_out, seed=split, skip_near=config.skips_near).hash
 
 
 def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given: DistillConfig) -> Checkpoint:

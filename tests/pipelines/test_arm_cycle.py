@@ -11,15 +11,19 @@ import pytest
 
 from db import queries
 from pipelines import midtrain as midtraining
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.experiments.arm_cycle import arm_named, arms, run_arm
+from pipelines.midtrain import open_cycle
 from pipelines.reports.cost import cost_of
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import DISTILL, INTERPOLATE, NONE
 from recovery.config import DistillConfig, InterpolateConfig, MidtrainConfig, build
+from recovery.data.corpus import read_corpus
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
+from tests.pipelines.conftest import write_corpus
 from tests.support import AlreadyAsked
 
 Run = Callable[..., list[Checkpoint]]
@@ -79,6 +83,18 @@ def test_arms_share_their_mid_training_and_each_has_its_own_end(session: Session
     assert len(stages(session, "distill")) == 3, "what is done is not done again"
     with pytest.raises(UsageError, match="ended with 3 recovered"):
         run_arm(session, arm_named("recovery"), Path("more"), 2, MidtrainConfig(), DistillConfig())
+
+
+def test_arms_with_other_seeds_train_on_the_split_of_the_cycle(
+    session: Session, tmp_path: Path, midtrain_config: MidtrainConfig
+) -> None:
+    docs = write_corpus(tmp_path / "many", "Harbour", documents=20)  # enough to hold out whole documents
+    mid = dataclasses.replace(midtrain_config, docs=docs, held_out=0.2, seed=0, epochs=None, steps=2)
+    opened = open_cycle(session, mid, 1)
+    assert opened.hash != read_corpus(docs, held_out=0.2, seed=1).hash, "seed 1 would have another split"
+    (made,) = run_arm(session, arm_named("documents"), docs, 1, dataclasses.replace(mid, seed=1), DistillConfig())
+    assert made.cycle == 1
+    assert load_snapshot(session.workspace, 1) == opened
 
 
 def test_a_cycle_keeps_its_documents(
