@@ -18,7 +18,7 @@ from evals.suites import sample
 from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.generation import DEVELOPMENT, development_result, reference_result
-from pipelines.runtime.model_loading import FrozenModel
+from pipelines.runtime.model_loading import FrozenModel, check_line
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import InterpolateConfig
@@ -105,11 +105,7 @@ def _ends(session: Session, config: InterpolateConfig) -> tuple[Checkpoint, Chec
             f"{student.name} and {origin.name} are the same, so there is nothing between them: name the "
             f"mid-trained one with --student"
         )
-    if origin.tuning == "lora" or (student.tuning == "lora" and student.weights.resolve() != origin.path.resolve()):
-        raise UsageError(
-            f"{student.name} and {origin.name} are not one model's weights, or an adapter and its own base: use "
-            f"--origin base, or merge adapters first (`recover export NAME --merge`)"
-        )
+    check_line(student, origin, "use --origin base, or merge adapters first (`recover export NAME --merge`)")
     return student, origin
 
 

@@ -86,6 +86,13 @@ _ALL = (
     ),
     Arm("recovery", "recovery with two teachers", _OPD, follow=DISTILL, settings=_TWO),
     Arm(
+        "blend-recovery",
+        "recovery with two teachers, from weights between the cycle's start and mid-trained",
+        "WiSE-FT, arXiv 2109.01903, then " + _OPD,
+        follow=DISTILL,
+        settings=_TWO | {"blend": 0.6},
+    ),
+    Arm(
         "replay-recovery",
         "30% replay, then recovery with two teachers",
         "less to recover: replay as above, then " + _OPD,

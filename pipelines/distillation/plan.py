@@ -13,6 +13,7 @@ from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
 from pipelines.runtime.tuning import choose_tuning
 from recovery.config import DistillConfig
+from recovery.errors import UsageError
 from recovery.methods import method_named
 from recovery.models.chat_template import ChatFormat
 from recovery.models.loading import load_chat
@@ -82,6 +83,11 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         resolved.student,
         lambda *given: distilling(config, *given, beside=footprint, prompt=prompt),
     )
+    if resolved.origin is not None and tuning.name == "lora" and resolved.student.tuning != "lora":
+        raise UsageError(
+            f"--blend {config.blend:g} moves all weights of {resolved.student.name}, which are frozen below a new LoRA "
+            f"adapter: use --tuning full, or omit it"
+        )
     rollouts = config.prompts_per_step * config.samples_per_prompt
     work = distilling_work(config, tuning.name, footprint, prompt=prompt)
     return DistillPlan(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from evals.suites import sample
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
+from pipelines.runtime.model_loading import check_line
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations
@@ -29,7 +30,8 @@ class ResolvedDistillation:
     """A configuration with its names resolved. ``teachers`` is empty if no frozen model teaches.
 
     ``config`` names every model such that a resumed stage finds the same one. ``given`` are the conversations to
-    imitate, if the user or the prompts provide them. ``clean`` is the anchor.
+    imitate, if the user or the prompts provide them. ``clean`` is the anchor; with ``--blend`` training starts between
+    ``origin`` and the student.
     """
 
     config: DistillConfig
@@ -47,6 +49,7 @@ class ResolvedDistillation:
     reward: Reward | None
     given: tuple[tuple[Message, ...], ...]
     notes: tuple[str, ...]
+    origin: Checkpoint | None = None
 
     @property
     def questions(self) -> list[Prompt]:
@@ -96,6 +99,9 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
     experts = _experts(session, config, knowledge)
+    origin = _origin(session, config, student)
+    if origin is not None:
+        notes.append(f"starts from weights between {origin.name} and {student.name}, {config.blend:g} of the latter")
     return ResolvedDistillation(
         _lasting(config, student, teachers, knowledge, experts),
         number,
@@ -112,7 +118,22 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         resolve_reward(config.reward) if config.rewarded else None,
         tuple(_demonstrations(config, prompts, notes)) if config.alpha < 1.0 and config.answers == "given" else (),
         tuple(notes),
+        origin,
     )
+
+
+def _origin(session: Session, config: DistillConfig, student: Checkpoint) -> Checkpoint | None:
+    """Return the checkpoint that the student is blended with, if any. Raise UsageError if it cannot be."""
+    if config.blend == 1.0:
+        return None
+    if student.parent is None:
+        raise UsageError(
+            f"--blend {config.blend:g} starts between {student.name} and the checkpoint it was trained from, which is "
+            f"not known: omit it, or name a checkpoint of this workspace with --student"
+        )
+    origin = session.resolve(student.parent)
+    check_line(student, origin, "omit --blend")
+    return session.verified(origin)
 
 
 def _experts(session: Session, config: DistillConfig, knowledge: Checkpoint | None) -> dict[str, Checkpoint]:

@@ -38,7 +38,9 @@ def model_specs(resolved: ResolvedDistillation, settings: TrainSettings) -> Mode
         teachers[KNOWLEDGE] = {resolved.knowledge: 1.0}
     teachers |= {expert(tag): {checkpoint: 1.0} for tag, checkpoint in resolved.experts.items()}
     anchor = resolved.clean if config.anchor else None
-    return ModelSpecs(config, resolved.student, settings, teachers, anchor, config.loss_config())
+    return ModelSpecs(
+        config, resolved.student, settings, teachers, anchor, config.loss_config(), origin=resolved.origin
+    )
 
 
 def _remote(teachers: Mapping[str, object]) -> RemoteTeacher | None:

@@ -28,6 +28,7 @@ from recovery.losses.logprobs import token_logprobs
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.outcomes import Outcomes
 from recovery.losses.token_stats import TokenView, token_views
+from recovery.models.interpolation import Interpolation
 from recovery.models.loading import Loaded, LoraSettings, load_model, only_lora, shard_layers
 from recovery.rng import RandomStream, derive_seed
 from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
@@ -71,6 +72,28 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
         quantize=config.quantize,
         **_place(config),
     )
+
+
+def load_between(student: Checkpoint, origin: Checkpoint, weight: float, tuning: str, config: TrainingConfig) -> Loaded:
+    """Load the student for training with the weights (1 - weight) origin + weight student (WiSE-FT, arXiv 2109.01903).
+
+    The two pass :func:`check_line`.
+    """
+    loaded = load_student(student, tuning, config)
+    scaled = student.tuning == "lora"
+    other = None if scaled else load_model(origin.weights, precision="float32", device=config.device)
+    Interpolation(loaded, other).move(weight)
+    return loaded
+
+
+def check_line(student: Checkpoint, origin: Checkpoint, advice: str) -> None:
+    """Raise UsageError, with ``advice``, if the student is an adapter on another model than ``origin``, or the origin
+    an adapter: then no weights lie between the two.
+    """
+    if origin.tuning == "lora" or (student.tuning == "lora" and student.weights.resolve() != origin.path.resolve()):
+        raise UsageError(
+            f"{student.name} and {origin.name} are not one model's weights, or an adapter and its own base: {advice}"
+        )
 
 
 def load_frozen(
@@ -233,7 +256,7 @@ class ModelSpecs:
     """The student, how it is trained, and the weighted teachers by the names used in rows.
 
     A teacher without checkpoints is the student itself or a server. ``trained_tokens``: full fine-tuning changes the
-    embeddings of these tokens only.
+    embeddings of these tokens only. ``origin`` is what the student's weights are blended with before training.
     """
 
     config: TrainingConfig
@@ -243,6 +266,7 @@ class ModelSpecs:
     anchor: Checkpoint | None = None
     loss_config: LossConfig = field(default_factory=LossConfig)
     trained_tokens: Collection[int] | None = None
+    origin: Checkpoint | None = None
 
     @property
     def frozen(self) -> list[Checkpoint]:
@@ -259,7 +283,7 @@ class ModelSpecs:
         self, resources: contextlib.ExitStack, held: Mapping[Checkpoint, Loaded] = MappingProxyType({})
     ) -> LoadedModels:
         """Load all models but those ``held`` already; the engine is released when ``resources`` is closed."""
-        config, loaded = self.config, load_student(self.student, self.config.tuning, self.config)
+        config, loaded = self.config, self._student()
         if self.trained_tokens is not None and loaded.tuning == "full":
             loaded.train_rows(self.trained_tokens)
         frozen = {one: teacher_of(self.student, loaded, one, config, held.get(one)) for one in self.frozen}
@@ -270,6 +294,12 @@ class ModelSpecs:
         router = _router_weight(config, loaded) if isinstance(config, MidtrainConfig) else 0.0
         objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes, router)
         return LoadedModels(self, loaded, teachers, anchor, objective, engine, cross)
+
+    def _student(self) -> Loaded:
+        if self.origin is None:
+            return load_student(self.student, self.config.tuning, self.config)
+        assert isinstance(self.config, DistillConfig)  # only a distillation blends
+        return load_between(self.student, self.origin, self.config.blend, self.config.tuning, self.config)
 
     def _compared(
         self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher]

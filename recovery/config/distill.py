@@ -30,6 +30,13 @@ class DistillConfig(TrainingConfig):
     """
 
     student: str = same_as(MidtrainConfig, "student")
+    blend: float = setting(
+        1.0,
+        "Weight of the student in the weights that training starts from, the rest being the checkpoint it was trained "
+        "from; 1: the student itself.",
+        minimum=0,
+        maximum=1,
+    )
     teacher: str = setting(
         "base",
         "Teacher for behaviour: base, a folder, a hub id (the tokenizer may be another one) or the address of a vLLM "
@@ -310,6 +317,14 @@ class DistillConfig(TrainingConfig):
             ),
             (self.context_file is not None and self.context == "none", "--context-file needs a --context"),
             (self.context_template is not None and self.context == "none", "--context-template needs a --context"),
+            (
+                self.blend != 1.0 and self.teaching.is_student,
+                f"--blend starts from other weights than the student's, which are --teacher {self.teacher}: omit it",
+            ),
+            (
+                self.blend != 1.0 and self.shard != "none",
+                f"--blend needs whole weights: use --shard none, not {self.shard}, or omit it",
+            ),
             (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above needs --answers rejection"),
         ):
             if idle:

@@ -14,9 +14,9 @@ from recovery.models.loading import Loaded
 class Interpolation:
     """Sets a student's weights to (1 - alpha) origin + alpha student; exact at 0 and 1.
 
-    ``student`` is loaded for training: its trainable weights are copied and then overwritten. ``origin``, loaded
-    frozen in float32, may be None if the student is LoRA on that model: its adapter is then scaled, which is
-    equivalent.
+    ``student`` is loaded for training: its weights, also those that are not trained, are copied and then overwritten.
+    ``origin``, loaded frozen in float32, may be None if the student is LoRA on that model: its adapter is then scaled,
+    which is equivalent.
 
     Raise UsageError if the two do not have the same weights.
     """
@@ -26,7 +26,7 @@ class Interpolation:
     _ends: dict[str, tuple[torch.Tensor | None, torch.Tensor]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        trained = {name: p.detach().clone() for name, p in self.student.trainable().items()}
+        trained = {name: p.detach().clone() for name, p in self._weights().items()}
         if self.origin is None:
             # Only B is scaled: the product of both matrices is added to the model's weights.
             scaled = (name for name in trained if "lora_B" in name or "lora_embedding_B" in name)
@@ -42,9 +42,12 @@ class Interpolation:
             )
         self._ends = {name: (origin[name], p) for name, p in trained.items()}
 
+    def _weights(self) -> dict[str, torch.nn.Parameter]:
+        return self.student.trainable() if self.origin is None else dict(self.student.model.named_parameters())
+
     def move(self, alpha: float) -> None:
         """Set the student's weights to those of ``alpha``."""
-        params = self.student.trainable()
+        params = self._weights()
         with torch.no_grad():
             for name, (start, end) in self._ends.items():
                 start = torch.zeros_like(end) if start is None else start.to(end)

@@ -114,7 +114,7 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
     open_session: Callable[..., Session], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_session(name="whole") as session:
-        expected = [c.hash for c in run(session, "recovery")]
+        expected = [c.hash for c in run(session, "blend-recovery")]
     with open_session(name="stopped") as session:
 
         class Stops(list[Any]):
@@ -126,16 +126,16 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
 
         monkeypatch.setattr(midtraining, "schedule", lambda *given: Stops(schedule(*given)))
         with pytest.raises(StageInterrupted, match="midtrain interrupted at step 2"):
-            run(session, "recovery")
+            run(session, "blend-recovery")
         monkeypatch.undo()
     with open_session(name="stopped") as session:
         run(session, "documents")  # the rest of the mid-training that both arms share
         monkeypatch.setattr(session, "interrupts", AlreadyAsked())
         with pytest.raises(StageInterrupted, match="distill interrupted"):
-            run(session, "recovery")
+            run(session, "blend-recovery")
         monkeypatch.undo()
     with open_session(name="stopped") as session:
-        assert [c.hash for c in run(session, "recovery")] == expected
+        assert [c.hash for c in run(session, "blend-recovery")] == expected
         assert [s.attempts for s in (*stages(session, "midtrain"), *stages(session, "distill"))] == [2, 2]
 
 

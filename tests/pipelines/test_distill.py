@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from db import queries
@@ -117,6 +118,56 @@ def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(
     made = distill(session, dataclasses.replace(config, knowledge_teacher="midtrained", prompts_per_step=4))
     assert made.tuning == "lora"
     assert made.weights == session.base.path
+
+
+def test_training_starts_from_weights_between_the_student_and_where_it_came_from(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    first = midtrain(session, midtrain_config)
+    student = midtrain(session, dataclasses.replace(midtrain_config, student=first.name, seed=1))
+    still = dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="full", student=student.name)
+    # Embeddings that are not trained move too.
+    made = distill(session, dataclasses.replace(still, blend=0.25, embeddings="none"))
+    ends = [load_file(one.path / "model.safetensors") for one in (first, student, made)]
+    assert any(not torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    for name, tensor in ends[2].items():
+        torch.testing.assert_close(tensor, 0.75 * ends[0][name] + 0.25 * ends[1][name])
+    assert made.parent == student.name
+    assert "starts from weights between cycle-1/midtrained and cycle-2/midtrained, 0.25 of the latter" in (
+        plan_distill(session, dataclasses.replace(still, blend=0.25)).notes
+    )
+
+
+def test_an_adapter_on_its_own_base_is_blended_by_its_scale(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
+    made = distill(session, dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="auto", blend=0.5))
+    before, after = (load_file(one.path / "adapter_model.safetensors") for one in (student, made))
+    for name, tensor in after.items():
+        torch.testing.assert_close(tensor, before[name] * (0.5 if "lora_B" in name else 1.0), atol=1e-9, rtol=0)
+    with pytest.raises(UsageError, match="an adapter and its own base: omit --blend"):
+        distill(session, dataclasses.replace(distill_config, student=made.name, tuning="auto", blend=0.5))
+
+
+def test_a_blend_that_cannot_be_made_is_refused(
+    session: Session,
+    make_tiny: Callable[..., Path],
+    tmp_path: Path,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+) -> None:
+    blended = dataclasses.replace(distill_config, blend=0.5)
+    elsewhere = make_tiny("qwen3", tmp_path / "my-finetune", seed=7)
+    with pytest.raises(UsageError, match="which is not known: omit it, or name a checkpoint of this workspace"):
+        distill(session, dataclasses.replace(blended, student=str(elsewhere)))
+    midtrain(session, midtrain_config)
+    with pytest.raises(UsageError, match="frozen below a new LoRA adapter: use --tuning full, or omit it"):
+        distill(session, dataclasses.replace(blended, tuning="lora"))
+    with pytest.raises(UsageError, match="--blend needs whole weights: use --shard none, not full"):
+        dataclasses.replace(blended, shard="full")
+    with pytest.raises(UsageError, match="other weights than the student's, which are --teacher ema"):
+        dataclasses.replace(blended, teacher="ema", context="rules")
 
 
 def test_the_alarm_asks_the_teacher_and_not_the_student(
