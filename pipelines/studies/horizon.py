@@ -90,6 +90,9 @@ ARMS: dict[str, Arm] = {
     "rows-questions-150-steps": Arm(_FALLING | _ROWS, steps=150, distill=_QUESTIONS | {"knowledge_share": 0.36}),
     "rows-more-questions-150-steps": Arm(_FALLING | _ROWS, steps=150, distill=_QUESTIONS | {"knowledge_share": 0.45}),
     "rows-most-questions-180-steps": Arm(_FALLING | _ROWS, steps=180, distill=_QUESTIONS | {"knowledge_share": 0.6}),
+    "rows-most-questions-blend": Arm(
+        _FALLING | _ROWS, steps=180, distill=_QUESTIONS | {"knowledge_share": 0.6, "blend": 0.7}
+    ),
     "rows-questions-rehearsal": Arm(
         _FALLING | _ROWS, earlier=2 / 3, steps=100, distill=_QUESTIONS | {"knowledge_share": 0.3}
     ),
