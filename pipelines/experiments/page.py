@@ -14,7 +14,7 @@ from recovery.errors import UsageError
 IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
 ASKED, STORED = "domain_knowledge", "domain_knowledge_stored"
 HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
-MISSING = "–"
+MISSING, MISSED = "–", "**missed**"
 _SHORT = (
     "**One cycle on a part of the documents, with few items in each suite.** It shows that the whole pipeline runs on "
     "a real model; its figures are too coarse for the bounds, which are shown for reference."
@@ -112,6 +112,13 @@ BOUNDS = (
     Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
     Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95, first=2),
 )
+# Headings of the bounds on the end of a cycle, by which every arm is compared.
+ENDS = (
+    ("IFEval of base", BOUNDS[3]),
+    ("own prompts of base", BOUNDS[4]),
+    ("asked, of mid-training", BOUNDS[5]),
+    ("earlier corpora", BOUNDS[6]),
+)
 BRIEF: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),
     ("own prompts, instr. strict", OWN_PROMPTS),
@@ -141,7 +148,7 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
     ]
     if mine:
         parts += ["", "## Against the bounds", "", *_bounds(mine), *_base(mine[0])]
-    parts += ["", "## Every arm", "", *_arms(records)]
+    parts += ["", "## Every arm, by the same bounds", "", *_by_bounds(records), "", "## Every arm", "", *_arms(records)]
     if rivals := _rivals(mine, [record for record in records if record.arm != main]):
         parts += ["", f"## {mine[0].title[0].upper()}{mine[0].title[1:]}, against the other arms", "", *rivals]
     for record in mine[:1]:
@@ -224,7 +231,7 @@ def _reached(bound: Bound, means: Sequence[float]) -> str:
     if bound.must is None:
         return "shown"
     if not all(mean >= bound.must for mean in means):
-        return "**missed**"
+        return MISSED
     return "goal" if bound.goal is not None and all(mean >= bound.goal for mean in means) else "must"
 
 
@@ -241,6 +248,24 @@ def _cell(values: Sequence[float], percent: bool = False) -> str:
     scale, form = (100, "+.1f") if percent else (1, ".3f")
     spread = f" ± {scale * statistics.stdev(values):{form.removeprefix('+')}}" if len(values) > 1 else ""
     return f"{scale * statistics.fmean(values):{form}}{spread}"
+
+
+def _by_bounds(records: Sequence[Record]) -> list[str]:
+    """Compare the end of each cycle of every arm with the bounds: the means over the seeds, in bold if missed."""
+    rows = []
+    for arm in dict.fromkeys(record.arm for record in records):
+        mine = [record for record in records if record.arm == arm]
+        for cycle in range(1, max(record.cycles for record in mine) + 1):
+            there = [record for record in mine if record.cycles >= cycle]
+            rows.append([mine[0].title, str(cycle), str(len(there)), *(_end(b, there, cycle) for _, b in ENDS)])
+    head = [f"{name} {_number(bound.must, bound.percent)}" for name, bound in ENDS]
+    return table_lines(["arm", "cycle", "seeds", *head], rows)
+
+
+def _end(bound: Bound, records: Sequence[Record], cycle: int) -> str:
+    values = [value for record in records if (value := bound.value(record, cycle)) is not None]
+    missed = values and _reached(bound, [statistics.fmean(values)]) == MISSED
+    return f"**{_cell(values)}**" if missed else _cell(values)
 
 
 def _arms(records: Sequence[Record]) -> list[str]:

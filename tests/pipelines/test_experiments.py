@@ -94,6 +94,14 @@ def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
     assert f"| {own} | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** in 1 of 3 |" in text
 
 
+def test_every_arm_is_compared_with_the_bounds_at_the_end_of_each_cycle() -> None:
+    alone = replace(RUN, arm="documents", title="documents alone", checkpoints=RUN.checkpoints[:2])
+    worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.576, 0.21, "01 0 00")))
+    rows = page([RUN, replace(worse, seed=1), alone], "two-teachers", "the command").splitlines()
+    assert "| recovery with two teachers | 1 | 2 | 0.975 ± 0.021 | **0.975 ± 0.021** | **0.900 ± 0.085** | – |" in rows
+    assert "| documents alone | 1 | 1 | **0.500** | **0.500** | 1.000 | – |" in rows
+
+
 def test_the_clean_model_stands_beside_what_its_card_says() -> None:
     levels = {"prompt_loose": 0.22, "instruction_strict": 0.32, "instruction_loose": 0.34}
     base = replace(RUN.checkpoints[0], suites={"ifeval": {"value": 0.2, "stderr": 0.02, "n": 541, "details": levels}})
