@@ -18,7 +18,7 @@ from evals.suites import sample
 from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.generation import DEVELOPMENT, development_result, reference_result
-from pipelines.runtime.model_loading import FrozenModel, check_line
+from pipelines.runtime.model_loading import FrozenModel, check_line, line_between
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import InterpolateConfig
@@ -150,9 +150,7 @@ def _line(
         device=config.device,
         template_args=config.template_args,
     )
-    if student.tuning == "lora":
-        return loaded, Interpolation(loaded, None)
-    return loaded, Interpolation(loaded, load_model(origin.weights, precision="float32", device=config.device))
+    return loaded, line_between(loaded, student, origin, config)
 
 
 def _measured(

@@ -74,25 +74,23 @@ def load_student(student: Checkpoint, tuning: str, config: TrainingConfig, shari
     )
 
 
-def load_between(student: Checkpoint, origin: Checkpoint, weight: float, tuning: str, config: TrainingConfig) -> Loaded:
-    """Load the student for training with the weights (1 - weight) origin + weight student (WiSE-FT, arXiv 2109.01903).
-
-    The two pass :func:`check_line`.
-    """
-    loaded = load_student(student, tuning, config)
-    scaled = student.tuning == "lora"
-    other = None if scaled else load_model(origin.weights, precision="float32", device=config.device)
-    Interpolation(loaded, other).move(weight)
-    return loaded
+def line_between(loaded: Loaded, student: Checkpoint, origin: Checkpoint, config: ModelConfig) -> Interpolation:
+    """Return the line from ``origin`` to the student, which is ``loaded`` for training; see :func:`check_line`."""
+    if student.tuning == "lora" and origin.tuning != "lora":
+        return Interpolation(loaded, None)
+    other = load_model(origin.weights, adapter=origin.adapter, precision="float32", device=config.device)
+    return Interpolation(loaded, other)
 
 
 def check_line(student: Checkpoint, origin: Checkpoint, advice: str) -> None:
-    """Raise UsageError, with ``advice``, if the student is an adapter on another model than ``origin``, or the origin
-    an adapter: then no weights lie between the two.
+    """Raise UsageError, with ``advice``, if no weights lie between the two: an adapter needs its own base as the
+    origin, or another adapter on it.
     """
-    if origin.tuning == "lora" or (student.tuning == "lora" and student.weights.resolve() != origin.path.resolve()):
+    if "lora" in (student.tuning, origin.tuning) and (
+        student.tuning != "lora" or student.weights.resolve() != origin.weights.resolve()
+    ):
         raise UsageError(
-            f"{student.name} and {origin.name} are not one model's weights, or an adapter and its own base: {advice}"
+            f"{student.name} and {origin.name} are neither one model's weights nor adapters on one base: {advice}"
         )
 
 
@@ -296,10 +294,11 @@ class ModelSpecs:
         return LoadedModels(self, loaded, teachers, anchor, objective, engine, cross)
 
     def _student(self) -> Loaded:
-        if self.origin is None:
-            return load_student(self.student, self.config.tuning, self.config)
-        assert isinstance(self.config, DistillConfig)  # only a distillation blends
-        return load_between(self.student, self.origin, self.config.blend, self.config.tuning, self.config)
+        loaded = load_student(self.student, self.config.tuning, self.config)
+        if self.origin is not None:
+            assert isinstance(self.config, DistillConfig)  # only a distillation blends
+            line_between(loaded, self.student, self.origin, self.config).move(self.config.blend)
+        return loaded
 
     def _compared(
         self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher]

@@ -14,9 +14,9 @@ from recovery.models.loading import Loaded
 class Interpolation:
     """Sets a student's weights to (1 - alpha) origin + alpha student; exact at 0 and 1.
 
-    ``student`` is loaded for training: its weights, also those that are not trained, are copied and then overwritten.
-    ``origin``, loaded frozen in float32, may be None if the student is LoRA on that model: its adapter is then scaled,
-    which is equivalent.
+    ``student`` is loaded for training: its weights are copied and then overwritten, of an adapter those that are
+    trained, else all. ``origin``, loaded frozen in float32, is a model or an adapter as the student is. It may be None
+    if the student is LoRA on that model: its adapter is then scaled, which is equivalent.
 
     Raise UsageError if the two do not have the same weights.
     """
@@ -33,7 +33,8 @@ class Interpolation:
             self._ends = {name: (None, trained[name]) for name in scaled}
             return
         origin = {name: p.detach() for name, p in self.origin.model.named_parameters()}
-        differ = [n for n in trained.keys() | origin.keys() if n not in trained or n not in origin]
+        needed = trained.keys() if self.student.tuning == "lora" else trained.keys() | origin.keys()
+        differ = [n for n in needed if n not in trained or n not in origin]
         differ += [n for n in trained.keys() & origin.keys() if trained[n].shape != origin[n].shape]
         if differ:
             raise UsageError(
@@ -43,7 +44,9 @@ class Interpolation:
         self._ends = {name: (origin[name], p) for name, p in trained.items()}
 
     def _weights(self) -> dict[str, torch.nn.Parameter]:
-        return self.student.trainable() if self.origin is None else dict(self.student.model.named_parameters())
+        return (
+            self.student.trainable() if self.student.tuning == "lora" else dict(self.student.model.named_parameters())
+        )
 
     def move(self, alpha: float) -> None:
         """Set the student's weights to those of ``alpha``."""

@@ -138,7 +138,7 @@ def test_training_starts_from_weights_between_the_student_and_where_it_came_from
     )
 
 
-def test_an_adapter_on_its_own_base_is_blended_by_its_scale(
+def test_an_adapter_is_blended_by_its_scale_and_then_by_its_factors(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
 ) -> None:
     student = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora"))
@@ -146,8 +146,14 @@ def test_an_adapter_on_its_own_base_is_blended_by_its_scale(
     before, after = (load_file(one.path / "adapter_model.safetensors") for one in (student, made))
     for name, tensor in after.items():
         torch.testing.assert_close(tensor, before[name] * (0.5 if "lora_B" in name else 1.0), atol=1e-9, rtol=0)
-    with pytest.raises(UsageError, match="an adapter and its own base: omit --blend"):
-        distill(session, dataclasses.replace(distill_config, student=made.name, tuning="auto", blend=0.5))
+    # The next cycle trains the same adapter on: its factors are blended.
+    later = midtrain(session, dataclasses.replace(midtrain_config, tuning="lora", student=made.name))
+    second = distill(
+        session, dataclasses.replace(distill_config, student=later.name, steps=1, lr=1e-12, tuning="auto", blend=0.25)
+    )
+    ends = [load_file(one.path / "adapter_model.safetensors") for one in (made, later, second)]
+    for name, tensor in ends[2].items():
+        torch.testing.assert_close(tensor, 0.75 * ends[0][name] + 0.25 * ends[1][name], atol=1e-8, rtol=1e-5)
 
 
 def test_a_blend_that_cannot_be_made_is_refused(
