@@ -61,6 +61,8 @@ def distill(
         contextlib.ExitStack() as resources,
     ):
         reach_teacher(config)
+        if resolved.origin is not None:
+            session.verified(resolved.origin)
         frozen = FrozenModel(session, config)
         reference = reference_result(stage, frozen, resolved.teacher or resolved.clean, resolved.development, config)
         given, tokens = given_completions(stage, frozen, resolved)

@@ -103,21 +103,25 @@ LEVELS = {
     "instructions strict": "instruction_strict",
     "instructions loose": "instruction_loose",
 }
-BOUNDS = (
-    Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True),
-    Bound("mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), None, None, True),
-    Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
+# The bounds on the end of a cycle.
+AFTER = (
     Bound("recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0),
     Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
     Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
     Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95, first=2),
 )
+BOUNDS = (
+    Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True),
+    Bound("mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), None, None, True),
+    Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
+    *AFTER,
+)
 # Headings of the bounds on the end of a cycle, by which every arm is compared.
 ENDS = (
-    ("IFEval of base", BOUNDS[3]),
-    ("own prompts of base", BOUNDS[4]),
-    ("asked, of mid-training", BOUNDS[5]),
-    ("earlier corpora", BOUNDS[6]),
+    ("IFEval of base", AFTER[0]),
+    ("own prompts of base", AFTER[1]),
+    ("asked, of mid-training", AFTER[2]),
+    ("earlier corpora", AFTER[3]),
 )
 BRIEF: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),
