@@ -16,7 +16,7 @@ from pipelines.distillation.early_stopping import EarlyStopping, Observer, Stopp
 from pipelines.distillation.plan import make_plan
 from pipelines.distillation.pools import build_pools, given_completions
 from pipelines.distillation.prefetch import Prefetcher
-from pipelines.distillation.resolve import resolve
+from pipelines.distillation.resolve import ResolvedDistillation, resolve
 from pipelines.distillation.teaching import (
     check_same_teacher,
     model_specs,
@@ -60,9 +60,7 @@ def distill(
         running(session, "distill", config, cycle=resolved.cycle, student=student, resume=resume) as stage,
         contextlib.ExitStack() as resources,
     ):
-        reach_teacher(config)
-        if resolved.origin is not None:
-            session.verified(resolved.origin)
+        _check_inputs(session, resolved)
         frozen = FrozenModel(session, config)
         reference = reference_result(stage, frozen, resolved.teacher or resolved.clean, resolved.development, config)
         given, tokens = given_completions(stage, frozen, resolved)
@@ -115,6 +113,13 @@ def distill(
         if result.stopped.startswith("collapse"):
             session.display.say(f"stopped: {result.stopped}; the weights of step {result.step} are kept")
         return stage.keep(models.loaded, "recovered", student, extra, name=name)
+
+
+def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
+    """Raise ServerError if a teacher cannot be reached, CheckpointError if the blend's origin has changed."""
+    reach_teacher(resolved.config)
+    if resolved.origin is not None:
+        session.verified(resolved.origin)
 
 
 def _figure(stage: Stage, config: DistillConfig) -> str:
