@@ -6,6 +6,7 @@ Each arm is a configuration of a cycle. Arms and the number of cycles can be cho
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,8 @@ class Arm:
 
     ``earlier`` is the share of earlier documents in mid-training from cycle 2 on. ``teachers`` of a recovery:
     1, base alone; 2, the mid-trained model scores all questions; 3, the checkpoint before this mid-training scores
-    questions about earlier documents.
+    questions about earlier documents. ``root``: of the questions, those about n earlier corpora are to those about the
+    newest as the root of n to 1.
     """
 
     midtrain: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Arm:
     teachers: int = 3
     steps: int = STEPS
     distill: Mapping[str, Any] = field(default_factory=dict)
+    root: bool = False
 
 
 _REPLAY = {"replay": 0.3}
@@ -87,11 +90,20 @@ ARMS: dict[str, Arm] = {
     "rows-three-teachers": Arm(_FALLING | _ROWS, distill=_LAYERS),
     "rows-questions": Arm(_FALLING | _ROWS, distill=_QUESTIONS | {"knowledge_share": 0.4}),
     "rows-questions-120-steps": Arm(_FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3}),
+    "rows-questions-120-steps-forgotten": Arm(
+        _FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3, "forgotten": 0.8}
+    ),
     "rows-questions-150-steps": Arm(_FALLING | _ROWS, steps=150, distill=_QUESTIONS | {"knowledge_share": 0.36}),
     "rows-more-questions-150-steps": Arm(_FALLING | _ROWS, steps=150, distill=_QUESTIONS | {"knowledge_share": 0.45}),
     "rows-most-questions-180-steps": Arm(_FALLING | _ROWS, steps=180, distill=_QUESTIONS | {"knowledge_share": 0.6}),
     "rows-most-questions-blend": Arm(
         _FALLING | _ROWS, steps=180, distill=_QUESTIONS | {"knowledge_share": 0.6, "blend": 0.7}
+    ),
+    "rows-most-questions-root": Arm(
+        _FALLING | _ROWS, steps=180, distill=_QUESTIONS | {"knowledge_share": 0.6}, root=True
+    ),
+    "rows-questions-120-steps-root": Arm(
+        _FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3}, root=True
     ),
     "rows-questions-rehearsal": Arm(
         _FALLING | _ROWS, earlier=2 / 3, steps=100, distill=_QUESTIONS | {"knowledge_share": 0.3}
@@ -138,8 +150,12 @@ def run_cycle(runner: ExperimentRunner, arm: Arm, name: str, docs: Path, start: 
     teachers: dict[str, Any] = {"knowledge_teacher": trained} if arm.teachers > 1 else {}
     if arm.teachers > 2 and number > 1:
         teachers["earlier_teacher"] = start
+    settings = dict(arm.distill)
+    if arm.root and number > 1:
+        root = math.sqrt(number - 1)
+        settings["earlier_share"] = root / (1 + root)
     recovered = f"{name}, {number}, recovered"
-    runner.trained(recovered, trained, "opd", cycle=number, steps=arm.steps, **teachers, **arm.distill)
+    runner.trained(recovered, trained, "opd", cycle=number, steps=arm.steps, **teachers, **settings)
     return recovered
 
 

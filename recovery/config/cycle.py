@@ -65,3 +65,9 @@ class CycleConfig:
         check_settings(self)
         if self.gate and not self.evaluate:
             raise UsageError("--gate needs the evaluations it judges: set evaluate to true")
+        # With "auto" it depends on the memory at hand, and the plan of the distillation checks it.
+        if self.distill.blend != 1.0 and (self.midtrain.tuning, self.distill.tuning) == ("full", "lora"):
+            raise UsageError(
+                f"--blend {self.distill.blend:g} moves all weights of the mid-trained model, which are frozen below "
+                f"the new LoRA adapter of the recovery: use the same tuning in both stages, or omit it"
+            )

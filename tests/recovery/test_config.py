@@ -151,6 +151,21 @@ def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> N
     assert of({"embeddings": "none"}) == ("none", "none")
 
 
+def test_a_cycle_that_would_blend_a_full_model_into_a_new_adapter_is_refused_with_its_plan() -> None:
+    def cycle(midtrain: str, distill: str) -> CycleConfig:
+        return CycleConfig(midtrain=MidtrainConfig(tuning=midtrain), distill=DistillConfig(tuning=distill, blend=0.7))
+
+    with pytest.raises(UsageError, match="--blend 0.7 moves all weights of the mid-trained model.*same tuning in both"):
+        cycle("full", "lora")
+    assert cycle("lora", "lora").distill.blend == cycle("full", "full").distill.blend == 0.7
+
+
+def test_forgotten_questions_need_a_share_of_their_own() -> None:
+    with pytest.raises(UsageError, match="--forgotten needs --earlier-share"):
+        DistillConfig(forgotten=0.5, knowledge_teacher="midtrained")
+    assert build_cycle({"forgotten": 0.5}).distill.earlier_share == 0.5
+
+
 def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> None:
     (tmp_path / "recovery.toml").write_text(
         "[midtrain]\nepochs = 7.0\nlr = 0.5\n[cycle]\nreplay_documents = 0.4\n[cycle.midtrain]\nsteps = 3\n"
