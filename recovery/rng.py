@@ -30,7 +30,6 @@ class RandomStream(IntEnum):
     GRADIENT_STATS = 30
     GUARD_ROWS = 31  # chat rows whose loss a guarded step of mid-training may not raise (29 up to release 0.1)
     EARLIER_QUESTIONS = 33
-    FORGOTTEN = 35  # of these, the ones weighted by the failure rate of their corpus
     TEACHER_CHECK = 37  # prompts that the teacher completes when a collapse is suspected
 
 

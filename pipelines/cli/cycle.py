@@ -37,7 +37,7 @@ from recovery.workspace import Workspace
 @option_of(DistillConfig, "steps", "--distill-steps", help="Maximum steps of each recovery.")
 @option_of(DistillConfig, "lr", "--distill-lr", help="Peak learning rate of recovery.")
 @option_of(CycleConfig, "knowledge_teacher")
-@options_of(DistillConfig, "knowledge_share", "earlier_share", "forgotten", "blend")
+@options_of(DistillConfig, "knowledge_share", "earlier_share", "blend")
 @option_of(DistillConfig, "document_loss", help="Share of recovery's trained tokens that are document text.")
 @option_of(DistillConfig, "until", help="Stop a recovery at this share of base's score; 0: never.")
 @options_of(EvalConfig, "limit", "earlier_limit")

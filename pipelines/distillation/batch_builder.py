@@ -92,7 +92,7 @@ class BatchBuilder:
     state: BatchState = field(default_factory=BatchState)
 
     def __post_init__(self) -> None:
-        self.sampler = PromptSampler(self.config.focus, self.config.forgotten)
+        self.sampler = PromptSampler(self.config.focus)
 
     def __call__(self, step: int) -> StepBatch:
         batch = (step - 1) // self.config.batch_epochs + 1
@@ -128,7 +128,7 @@ class BatchBuilder:
             metrics["staleness"] = 0.0 if turns is None else 1.0
         if turns is None:
             turns = self._rollouts(batch, count, self.engine, self.progress)
-        if self.config.focus or self.config.forgotten:
+        if self.config.focus:
             self.sampler.update(turns)
         if self.prefetcher is not None and batch < self.config.steps:
             self._prefetch(batch + 1, count)
@@ -163,7 +163,7 @@ class BatchBuilder:
         old = math.floor(batch * each + 0.5) - math.floor((batch - 1) * each + 0.5)
         return [
             *choose(newest, count - old, batch, config.seed, stream=RandomStream.QUESTIONS),
-            *self.sampler.choose_earlier(earlier, old, batch, config.seed),
+            *choose(earlier, old, batch, config.seed, stream=RandomStream.EARLIER_QUESTIONS),
         ]
 
     def _sampling(self, batch: int) -> Sampling:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from evals.suites import sample
 from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
-from pipelines.data.prompt_sampler import earlier_tag
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
 from pipelines.runtime.model_loading import check_line
 from pipelines.runtime.session import Session
@@ -60,10 +59,10 @@ class ResolvedDistillation:
 
     @property
     def earlier_questions(self) -> list[Prompt]:
-        """Questions about the documents of earlier cycles, tagged by cycle, and if they have a teacher of their own."""
+        """Questions about the documents of earlier cycles, tagged if they have a teacher of their own."""
         tags = (EARLIER,) if EARLIER in self.experts else ()
         return [
-            dataclasses.replace(question, tags=(*question.tags, *tags, earlier_tag(number)))
+            dataclasses.replace(question, tags=(*question.tags, *tags))
             for number, corpus in self.corpora.items()
             if number != self.cycle
             for question in corpus.questions

@@ -90,9 +90,6 @@ ARMS: dict[str, Arm] = {
     "rows-three-teachers": Arm(_FALLING | _ROWS, distill=_LAYERS),
     "rows-questions": Arm(_FALLING | _ROWS, distill=_QUESTIONS | {"knowledge_share": 0.4}),
     "rows-questions-120-steps": Arm(_FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3}),
-    "rows-questions-120-steps-forgotten": Arm(
-        _FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3, "forgotten": 0.8}
-    ),
     "rows-questions-150-steps": Arm(_FALLING | _ROWS, steps=150, distill=_QUESTIONS | {"knowledge_share": 0.36}),
     "rows-more-questions-150-steps": Arm(_FALLING | _ROWS, steps=150, distill=_QUESTIONS | {"knowledge_share": 0.45}),
     "rows-most-questions-180-steps": Arm(_FALLING | _ROWS, steps=180, distill=_QUESTIONS | {"knowledge_share": 0.6}),

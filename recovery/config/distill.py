@@ -63,13 +63,6 @@ class DistillConfig(TrainingConfig):
         maximum=0.95,
         shown="drawn from all documents alike; inside a cycle 0.5",
     )
-    forgotten: float = setting(
-        0.0,
-        "Of the questions about earlier documents, the share drawn by the cycles whose questions recent completions "
-        "answered wrongly; the rest evenly.",
-        minimum=0,
-        maximum=0.95,
-    )
     earlier_teacher: str | None = setting(
         None,
         "Teacher for questions about earlier cycles' documents.",
@@ -201,8 +194,6 @@ class DistillConfig(TrainingConfig):
             )
         if self.earlier_teacher and not self.knowledge_teacher:
             raise UsageError("--earlier-teacher needs --knowledge-teacher, which scores the newest documents")
-        if self.forgotten and self.earlier_share is None:
-            raise UsageError("--forgotten needs --earlier-share, the share of questions about earlier documents")
         if self.knowledge_teacher and self.prompts_per_step * self.knowledge_share < 0.5:
             raise UsageError(
                 f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.prompts_per_step} prompts of a "

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.data.prompt_sampler import earlier_tag
 from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
 from recovery.config import DistillConfig
 from recovery.models.loading import Loaded, load_model
@@ -147,33 +146,3 @@ def test_every_turn_of_a_dialogue_has_the_reward_of_its_last_response(loaded: Lo
     signs = [row.advantages[0] > 0 for row in rows]
     assert signs == [False, True, False, True], "first turns of both samples, then the last ones"
     assert metrics["reward"] == 0.5
-
-
-def test_answers_about_earlier_documents_are_judged_as_they_are_sampled_and_the_counts_are_resumed(
-    loaded: Loaded,
-) -> None:
-    asked = [
-        Prompt(
-            f"{cycle}-{n}", (Message(role="user", content=f"{cycle}, {n}?"),), answer="sky", tags=(earlier_tag(cycle),)
-        )
-        for cycle in (1, 2)
-        for n in range(10)
-    ]
-    pools = replace(pool(), questions=pool().behaviour, earlier=[replace(one, kind="knowledge") for one in asked])
-    config = DistillConfig(
-        prompts_per_step=10,
-        samples_per_prompt=1,
-        max_new_tokens=4,
-        knowledge_teacher="midtrained",
-        knowledge_share=0.8,
-        earlier_share=0.75,
-        forgotten=0.5,
-    )
-    builder = BatchBuilder(config, loaded, TransformersEngine(loaded), pools)
-    builder(1)
-    counts = builder.sampler.state.forgotten
-    assert sum(count for count, _ in counts.values()) == 6, "each of the earlier questions, and nothing else"
-    assert all(failed == count for count, failed in counts.values()), "the tiny model knows no answer"
-    resumed = BatchBuilder(config, loaded, TransformersEngine(loaded), pools)
-    resumed.sampler.state.restore(json.loads(json.dumps(builder.sampler.state.state())))
-    assert resumed._prompts(2, 10) == builder._prompts(2, 10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from pipelines.data.mixing import choose
-from pipelines.data.prompt_sampler import PromptSampler, earlier_tag, weakest
+from pipelines.data.prompt_sampler import PromptSampler, weakest
 from pipelines.runtime.generation import CompletedConversation, SampledTurn
 from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion
@@ -84,42 +84,3 @@ def test_more_prompts_of_the_kinds_that_a_model_fails_none_of_them_twice() -> No
     assert weakest(done, pool, 60, seed=0) == more and weakest(done, pool, 60, seed=1) != more
     assert {p.id for p in weakest(done, pool[:6], 60, seed=0)} == {p.id for p in pool[1:5]}, "all that are left"
     assert weakest(done, pool[:1], 60, seed=0) == []
-
-
-def questions(cycle: int, count: int, answer: str | None = "blue") -> list[Prompt]:
-    asked = [(Message(role="user", content=f"The colour of {cycle}, {i}?"),) for i in range(count)]
-    tags = (earlier_tag(cycle),)
-    return [Prompt(f"{cycle}-{i}", m, kind="knowledge", answer=answer, tags=tags) for i, m in enumerate(asked)]
-
-
-def test_questions_about_a_forgotten_corpus_come_up_more_often_however_many_it_has() -> None:
-    first, second = questions(1, 900), questions(2, 100)
-    sampler = PromptSampler(0.0, forgotten=0.8)
-    for _ in range(12):
-        sampler.update([answered(q, "It is Blue.") for q in first[:4]] + [answered(q, "Red.") for q in second[:4]])
-    drawn = [q for batch in range(1, 21) for q in sampler.choose_earlier([*first, *second], 10, batch, seed=0)]
-    of_second = sum(q.id.startswith("2-") for q in drawn)
-    assert len(drawn) == 200
-    assert of_second > 140, "4 of 5 are weighted, and nearly all of these are about the corpus that is answered wrongly"
-    # Once it is answered again, both corpora are asked alike in the weighted share.
-    for _ in range(200):
-        sampler.update([answered(q, "blue") for q in (*first[:4], *second[:4])])
-    drawn = [q for batch in range(1, 41) for q in sampler.choose_earlier([*first, *second], 10, batch, seed=0)]
-    assert 130 < sum(q.id.startswith("2-") for q in drawn) < 230
-
-
-def test_without_a_known_answer_or_a_share_earlier_questions_are_drawn_evenly() -> None:
-    pool = questions(1, 50) + questions(2, 50, answer=None)
-    even = choose(pool, 10, 3, 0, stream=RandomStream.EARLIER_QUESTIONS)
-    assert PromptSampler(0.5).choose_earlier(pool, 10, 3, seed=0) == even
-    unanswerable = questions(1, 50, answer=None)
-    sampler = PromptSampler(0.0, forgotten=0.8)
-    sampler.update([answered(q, "Red.") for q in unanswerable])
-    assert sampler.state.forgotten == {}
-    assert len(sampler.choose_earlier(unanswerable, 10, 3, seed=0)) == 10
-    # Checks on a question's form are judged beside its answer, and what was counted survives an interruption.
-    sampler.update([answered(pool[0], "Red.")])
-    resumed = PromptSampler(0.0, forgotten=0.8)
-    resumed.state.restore(sampler.state.state())
-    assert resumed.state.forgotten == {earlier_tag(1): [1.0, 1.0]}
-    assert resumed.choose_earlier(pool, 10, 4, seed=0) == sampler.choose_earlier(pool, 10, 4, seed=0)

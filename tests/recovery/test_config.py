@@ -160,12 +160,6 @@ def test_a_cycle_that_would_blend_a_full_model_into_a_new_adapter_is_refused_wit
     assert cycle("lora", "lora").distill.blend == cycle("full", "full").distill.blend == 0.7
 
 
-def test_forgotten_questions_need_a_share_of_their_own() -> None:
-    with pytest.raises(UsageError, match="--forgotten needs --earlier-share"):
-        DistillConfig(forgotten=0.5, knowledge_teacher="midtrained")
-    assert build_cycle({"forgotten": 0.5}).distill.earlier_share == 0.5
-
-
 def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> None:
     (tmp_path / "recovery.toml").write_text(
         "[midtrain]\nepochs = 7.0\nlr = 0.5\n[cycle]\nreplay_documents = 0.4\n[cycle.midtrain]\nsteps = 3\n"
