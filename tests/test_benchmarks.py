@@ -147,9 +147,11 @@ def test_a_quantised_base_is_that_of_its_dequantised_weights(tiny_qwen3: Path) -
             rounded.core.get_submodule(name).weight.data.copy_(weight)
     rows = quantization.answers(clean, seed=0, prompts=2, tokens=8)
     assert max(quantization.distance(clean, clean, rows).forward) == 0.0
-    assert max(quantization.distance(quantised, rounded, rows).forward) < 1e-5
+    products = max(quantization.distance(quantised, rounded, rows).forward)
+    assert products < 1e-5
     found = quantization.distance(clean, quantised, rows)
-    assert min(max(found.forward), max(found.reverse)) > 1e-4
+    # How far that is depends on the rows, which processors sample differently.
+    assert min(max(found.forward), max(found.reverse)) > 10 * max(products, 1e-7)
     assert quantization.size(quantised) < quantization.size(clean)
     nf4, plain = quantization.by_turns(tiny_qwen3, rows, rounds=2)
     assert (len(nf4.seconds), len(plain.seconds)) == (2, 2)
