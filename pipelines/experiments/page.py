@@ -117,11 +117,8 @@ BOUNDS = (
     *AFTER,
 )
 # Headings of the bounds on the end of a cycle, by which every arm is compared.
-ENDS = (
-    ("IFEval of base", AFTER[0]),
-    ("own prompts of base", AFTER[1]),
-    ("asked, of mid-training", AFTER[2]),
-    ("earlier corpora", AFTER[3]),
+ENDS = tuple(
+    zip(("IFEval of base", "own prompts of base", "asked, of mid-training", "earlier corpora"), AFTER, strict=True)
 )
 BRIEF: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),

@@ -96,9 +96,6 @@ ARMS: dict[str, Arm] = {
     "rows-most-questions-blend": Arm(
         _FALLING | _ROWS, steps=180, distill=_QUESTIONS | {"knowledge_share": 0.6, "blend": 0.7}
     ),
-    "rows-most-questions-root": Arm(
-        _FALLING | _ROWS, steps=180, distill=_QUESTIONS | {"knowledge_share": 0.6}, root=True
-    ),
     "rows-questions-120-steps-root": Arm(
         _FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3}, root=True
     ),
