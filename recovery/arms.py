@@ -92,6 +92,14 @@ _ALL = (
         follow=DISTILL,
         settings=_TWO | {"blend": 0.6},
     ),
+    # Questions have short answers: half of the prompts over 90 steps sample a quarter more tokens than 30% over 60.
+    Arm(
+        "blend-questions-recovery",
+        "recovery with two teachers, from 80% of mid-training's change; half of the prompts are questions, 90 steps",
+        "WiSE-FT, arXiv 2109.01903, then " + _OPD,
+        follow=DISTILL,
+        settings=_TWO | {"blend": 0.8, "knowledge_share": 0.5, "steps": 90},
+    ),
     Arm(
         "replay-recovery",
         "30% replay, then recovery with two teachers",

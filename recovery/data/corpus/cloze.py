@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from recovery.data.corpus.cooccurrence import Cooccurrence
@@ -151,10 +151,10 @@ class Vocabulary:
     def gaps(self, sentence: Sentence) -> list[Gap]:
         """Return the gaps of a sentence, the most informative first: numbers, then rarer names, then rarer terms."""
         found = [
-            *self._matches(sentence, "number", _NUMBER),
-            *self._matches(sentence, "number", _WORD_NUMBER),
-            *(g for g in self._matches(sentence, "name", _NAME) if self._askable_name(g)),
-            *(g for g in self._matches(sentence, "term", _TERM) if g.answer in self.terms and not _no_term(g)),
+            *self._matches(sentence, "number", _NUMBER, lambda _: True),
+            *self._matches(sentence, "number", _WORD_NUMBER, lambda _: True),
+            *self._matches(sentence, "name", _NAME, self._askable_name),
+            *self._matches(sentence, "term", _TERM, lambda g: g.answer in self.terms and not _no_term(g)),
         ]
         return sorted(found, key=lambda g: (_rank(g), self.counts(g.kind)[g.answer], -len(g.before)))
 
@@ -166,15 +166,25 @@ class Vocabulary:
             return False
         return self.is_name(gap.answer) and self.names[gap.answer] <= self._everywhere
 
-    def _matches(self, sentence: Sentence, kind: str, pattern: re.Pattern[str]) -> Iterable[Gap]:
-        lead = f"{sentence.title} {sentence.heading}"
+    def _matches(
+        self, sentence: Sentence, kind: str, pattern: re.Pattern[str], askable: Callable[[Gap], bool]
+    ) -> Iterable[Gap]:
+        """Yield the gaps of a kind, without those whose answer is elsewhere in the sentence or in what is above it."""
         for match in pattern.finditer(sentence.raw):
             gap = Gap(sentence, kind, match[0], sentence.raw[: match.start()], sentence.raw[match.end() :])
-            rest = _WORD.findall(normalise(f"{lead} {plain_text(gap.before)} {plain_text(gap.after)}"))
-            repeated = any(same_root(word, other) for word in _WORD.findall(normalise(match[0])) for other in rest)
-            askable = not repeated and _balanced(gap.before) and not _IN_EXAMPLES.search(gap.before)
-            if askable and len(plain_text(gap.before).split()) >= _LEAST_BEFORE:
+            # Removing markup takes most of the time, so it comes last.
+            if not askable(gap) or not _balanced(gap.before) or _IN_EXAMPLES.search(gap.before):
+                continue
+            before = plain_text(gap.before)
+            if len(before.split()) >= _LEAST_BEFORE and not _repeats(gap, before):
                 yield gap
+
+
+def _repeats(gap: Gap, before: str) -> bool:
+    """Return whether a form of a word of the answer is also in the rest of the sentence, its title or heading."""
+    lead = f"{gap.sentence.title} {gap.sentence.heading}"
+    rest = _WORD.findall(normalise(f"{lead} {before} {plain_text(gap.after)}"))
+    return any(same_root(word, other) for word in _WORD.findall(normalise(gap.answer)) for other in rest)
 
 
 def _opens(before: str) -> bool:

@@ -33,6 +33,7 @@ _MARKUP = (
 
 
 _TAG = re.compile(r"(``?[^`\n]+``?)|</?[a-zA-Z][^<>]*>")  # a tag in backticks is content, not markup
+_MARKED = re.compile(r"[<\[`*_]")  # every pattern of markup needs one of these
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def side(sentence: Sentence) -> str:
 
 def _unmarked(raw: str) -> str:
     """Return a text without inline markup, if it is not too long."""
-    if len(raw) > _LONGEST_PARAGRAPH:
+    if len(raw) > _LONGEST_PARAGRAPH or not _MARKED.search(raw):
         return raw
     raw = _TAG.sub(lambda match: match[1] or "", raw)
     for pattern, replacement in _MARKUP:
