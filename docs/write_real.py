@@ -13,10 +13,12 @@ from pathlib import Path
 from _pages import between
 
 from pipelines.cli.example_folder import MAIN_ARM
+from pipelines.data.question_splits import load_questions
 from pipelines.experiments.page import page, summary
 from pipelines.experiments.run import read_records
 
 HERE = Path(__file__).resolve().parent
+QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"
 README, PAGE = HERE.parent / "README.md", HERE / "real.md"
 COMMAND = "recover demo --example examples/nextjs{short} --arms none --records docs/real --write-docs docs/real.md"
 
@@ -33,7 +35,7 @@ def main() -> int:
     readme = README.read_text(encoding="utf-8")
     written = {
         README: between(readme, "real model", summary(chosen, MAIN_ARM)),
-        PAGE: page(chosen, MAIN_ARM, command),
+        PAGE: page(chosen, MAIN_ARM, command, load_questions(QUESTIONS)),
     }
     if check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in written.items()))

@@ -127,6 +127,7 @@ def experiment(
 
 def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
     """Return the records of whole (or of short) runs and the page over them; write the page if requested."""
+    from pipelines.data.question_splits import load_questions
     from pipelines.experiments.page import page
     from pipelines.experiments.run import read_records
     from recovery.errors import UsageError
@@ -135,6 +136,7 @@ def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
     found = [record for record in read_records(kept) if record.short == asked.short]
     if not found:
         raise UsageError(f"there is no record in {kept} yet: name arms to run with --arms")
-    text = page(found, MAIN_ARM, asked.command)
+    assert asked.example is not None
+    text = page(found, MAIN_ARM, asked.command, load_questions(asked.example / "questions.jsonl"))
     stage_options.write_page(asked.write_docs, text)
     return found, text

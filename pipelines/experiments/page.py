@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from evals.comparison import Comparison, Judged, compare
+from pipelines.data.question_splits import Question
 from pipelines.experiments.run import Measured, Record
 from pipelines.reports.document import table_lines
 from recovery.errors import UsageError
@@ -131,10 +133,11 @@ BRIEF: tuple[tuple[str, Value], ...] = (
 COLUMNS = (*BRIEF, ("asked, control", UNTAUGHT), ("bits a byte, plain English", suite(TEXT)))
 
 
-def page(records: Sequence[Record], main: str, command: str) -> str:
+def page(records: Sequence[Record], main: str, command: str, questions: Sequence[Question] = ()) -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds.
 
-    Records of short and of whole runs are never mixed.
+    With the ``questions`` of the records, held-out facts are counted by form as well. Records of short and of whole
+    runs are never mixed.
     """
     short = any(record.short for record in records)
     mine = [record for record in records if record.arm == main]
@@ -150,6 +153,8 @@ def page(records: Sequence[Record], main: str, command: str) -> str:
     if mine:
         parts += ["", "## Against the bounds", "", *_bounds(mine), *_base(mine[0])]
     parts += ["", "## Every arm, by the same bounds", "", *_by_bounds(records), "", "## Every arm", "", *_arms(records)]
+    if forms := _by_form(records, questions):
+        parts += ["", "## Held-out facts after mid-training, by form of question", "", *forms]
     if rivals := _rivals(mine, [record for record in records if record.arm != main]):
         parts += ["", f"## {mine[0].title[0].upper()}{mine[0].title[1:]}, against the other arms", "", *rivals]
     for record in mine[:1]:
@@ -284,6 +289,37 @@ def _arms(records: Sequence[Record]) -> list[str]:
                 if there:
                     rows.append(_row(there, cycle, kind))
     return table_lines(head, rows)
+
+
+def _by_form(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
+    """Count the held-out facts that mid-trained models answer, by form of question and by words of the answer."""
+    asked = {q.id: q for q in questions if q.use == "test" and not q.control}
+    counted: list[tuple[Counter[str], Counter[str]]] = []
+    runs: list[int] = []
+    for cycle in range(1, max(record.cycles for record in records) + 1):
+        name, won, total = f"{ASKED}/{cycle}", Counter[str](), Counter[str]()
+        found = [m.items.get(name, {}) for record in records if (m := record.at(cycle, "midtrained"))]
+        # Several arms share one mid-training: the same verdicts count once.
+        different = [dict(items) for items in {tuple(sorted(one.items())) for one in found}]
+        for key, verdicts in ((key, verdicts) for items in different for key, verdicts in items.items()):
+            for row in _rows_of(asked[key]) if key in asked else ():
+                total[row] += 1
+                won[row] += "1" in verdicts
+        counted.append((won, total))
+        runs.append(len(different))
+    names = dict.fromkeys(row for question in asked.values() for row in _rows_of(question))
+    rows = [
+        [name, *(f"{won[name]} of {total[name]}" if total[name] else MISSING for won, total in counted)]
+        for name in sorted(names, key=lambda name: (not name.startswith("form"), name))
+    ]
+    head = [f"cycle {cycle}: {count} mid-trainings" for cycle, count in enumerate(runs, 1)]
+    return table_lines(["questions", *head], rows) if any(total for _, total in counted) else []
+
+
+def _rows_of(question: Question) -> tuple[str, str, str]:
+    """Return the rows in which a question counts; of several accepted answers the shortest decides."""
+    single = min(len(answer.split()) for answer in question.answers) == 1
+    return f"form: {question.form}", "answer: one word" if single else "answer: more than one word", "in all"
 
 
 def _cells(columns: Sequence[tuple[str, Value]], records: Sequence[Record], cycle: int, kind: str) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import of_earlier, page
@@ -84,6 +85,37 @@ def test_the_main_arm_is_paired_with_the_others_after_each_cycle_that_both_have(
     assert [(row[3].strip(), row[4].strip(), row[6].strip()) for row in paired] == [
         ("instruction_following, instructions", "5", "0/2"),
         ("domain_knowledge/1, questions", "3", "0/2"),
+    ]
+
+
+def test_held_out_facts_are_counted_by_form_and_once_for_each_mid_training() -> None:
+    def question(name: str, use: str, form: str, *answers: str, control: bool = False) -> Question:
+        return Question(name, f"fact of {name}", "harbour", "port.md", use, form, f"{name}?", answers, control)
+
+    asked = (
+        question("a", "test", "version", "16.3.0"),
+        question("b", "test", "which", "the north pier", "north pier"),
+        question("c", "test", "which", "a long pier", "pier"),
+        question("form", "test-form", "which", "pier"),
+        question("untaught", "test", "which", "mole", control=True),
+    )
+
+    def trained(verdicts: str) -> Record:
+        items = {"domain_knowledge/1": dict(zip((q.id for q in asked), verdicts.split(), strict=True))}
+        return replace(RUN, checkpoints=(RUN.checkpoints[0], replace(RUN.checkpoints[1], items=items)))
+
+    records = [trained("11 00 01 11 11"), trained("11 00 01 11 11"), trained("00 00 00 00 00")]
+    rows = page(records, "two-teachers", "the command", asked).splitlines()
+    begin = rows.index("## Held-out facts after mid-training, by form of question")
+    assert rows[begin + 2 : begin + 10] == [
+        "| questions | cycle 1: 2 mid-trainings |",
+        "| --- | --- |",
+        "| form: version | 1 of 2 |",
+        "| form: which | 1 of 4 |",
+        "| answer: more than one word | 0 of 2 |",
+        "| answer: one word | 2 of 4 |",
+        "| in all | 2 of 6 |",
+        "",
     ]
 
 

@@ -94,6 +94,10 @@ def test_sentence_boundaries():
 def test_markup_is_removed_for_questions():
     raw = "The **port** at [Delmora](http://d.example)\n  runs `meridian`, see :ref:`the guide <g>` and ``code`` [3]."
     assert plain_text(raw) == "The port at Delmora runs meridian, see the guide and code ."
+    # Each kind of markup alone, since text without any is not searched for it.
+    for alone, plain in (("an *old* port", "an old port"), ("an _old_ port", "an old port"), ("the `pier`", "the pier"),
+                         ("a <b>port", "a port"), ("a [port](p.md)", "a port"), ("a port [3]", "a port")):  # fmt: skip
+        assert plain_text(alone) == plain
     assert not usable("It runs on a very old machine in the cellar.")
     assert not usable("Too short a line.")
     assert not usable("The call f(x) gives {a: 1} = b | c and so on and on.")

@@ -151,8 +151,8 @@ class Vocabulary:
     def gaps(self, sentence: Sentence) -> list[Gap]:
         """Return the gaps of a sentence, the most informative first: numbers, then rarer names, then rarer terms."""
         found = [
-            *self._matches(sentence, "number", _NUMBER, lambda _: True),
-            *self._matches(sentence, "number", _WORD_NUMBER, lambda _: True),
+            *self._matches(sentence, "number", _NUMBER),
+            *self._matches(sentence, "number", _WORD_NUMBER),
             *self._matches(sentence, "name", _NAME, self._askable_name),
             *self._matches(sentence, "term", _TERM, lambda g: g.answer in self.terms and not _no_term(g)),
         ]
@@ -167,9 +167,13 @@ class Vocabulary:
         return self.is_name(gap.answer) and self.names[gap.answer] <= self._everywhere
 
     def _matches(
-        self, sentence: Sentence, kind: str, pattern: re.Pattern[str], askable: Callable[[Gap], bool]
+        self,
+        sentence: Sentence,
+        kind: str,
+        pattern: re.Pattern[str],
+        askable: Callable[[Gap], bool] = lambda gap: True,
     ) -> Iterable[Gap]:
-        """Yield the gaps of a kind, without those whose answer is elsewhere in the sentence or in what is above it."""
+        """Yield the askable gaps of a kind, unless the rest of the sentence, or what is above it, gives the answer."""
         for match in pattern.finditer(sentence.raw):
             gap = Gap(sentence, kind, match[0], sentence.raw[: match.start()], sentence.raw[match.end() :])
             # Removing markup takes most of the time, so it comes last.
