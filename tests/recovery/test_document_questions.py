@@ -13,7 +13,7 @@ from recovery.data.corpus import Corpus, Document, normalise, read_corpus
 from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.question_templates import wh_question
-from recovery.data.corpus.sentences import glued, plain_text, sentences, side, split_sentences, usable
+from recovery.data.corpus.sentences import Sentence, glued, plain_text, sentences, side, split_sentences, usable
 from recovery.data.document_questions import ProbeGuard, document_questions
 from recovery.data.prompts import overlap
 from recovery.types import Message, Probe, Prompt
@@ -89,6 +89,22 @@ def test_sentence_boundaries():
         "The port is open. It closes at six.",
         "Boats wait.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("raw", "answers"),
+    [
+        ("The harbour crane lifts 450 crates a day.", ["450"]),
+        ("It lifts 450 crates a day.", []),  # too little before it
+        ("The harbour crane lifts loads such as 450 crates a day.", []),  # an example
+        ("The harbour crane is in [the guide](on page 450) for crews.", []),  # within a link
+        ("The harbour crane 450 is older than crane 450 at the pier.", []),  # the rest gives it
+    ],
+)
+def test_a_number_is_asked_for_where_the_sentence_does_not_give_it(raw: str, answers: list[str]) -> None:
+    sentence = Sentence("harbour.md", "Harbour", "", "", raw, plain_text(raw))
+    numbers = [gap.answer for gap in Vocabulary([sentence]).gaps(sentence) if gap.kind == "number"]
+    assert numbers == answers
 
 
 def test_markup_is_removed_for_questions():
