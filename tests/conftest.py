@@ -79,6 +79,13 @@ def _tiny(kind: str, factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with weights in rows of 64, the block of NF4; the others' rows are shorter."""
+    folder: Path = _models().make_tiny("llama", tmp_path_factory.mktemp("models") / "wide", hidden_size=64)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3: thinking, no BOS, tied head. Copy the folder before changing it."""
     return _tiny("qwen3", tmp_path_factory)

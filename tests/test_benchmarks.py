@@ -136,10 +136,10 @@ def test_every_way_of_attention_is_timed_on_the_same_tensors(packed: bool) -> No
     assert (found.ratio("kernel"), found.ratio("plain")) == (2.0, 0.75)
 
 
-def test_a_quantised_base_is_that_of_its_dequantised_weights(tiny_qwen3: Path) -> None:
+def test_a_quantised_base_is_that_of_its_dequantised_weights(tiny_wide: Path) -> None:
     """The distance that is reported is that of the weights in NF4, not of how their products are computed."""
     clean, quantised, rounded = (
-        load_model(tiny_qwen3, precision="float32", device="cpu", quantize=way) for way in ("none", "nf4", "none")
+        load_model(tiny_wide, precision="float32", device="cpu", quantize=way) for way in ("none", "nf4", "none")
     )
     errors = []
     for name, layer in quantised.core.named_modules():
@@ -163,5 +163,5 @@ def test_a_quantised_base_is_that_of_its_dequantised_weights(tiny_qwen3: Path) -
     found = quantization.distance(clean, quantised, rows)
     assert min(max(found.forward), max(found.reverse)) > 1e-4
     assert quantization.size(quantised) < quantization.size(clean)
-    nf4, plain = quantization.by_turns(tiny_qwen3, rows, rounds=2)
+    nf4, plain = quantization.by_turns(tiny_wide, rows, rounds=2)
     assert (len(nf4.seconds), len(plain.seconds)) == (2, 2)

@@ -31,12 +31,23 @@ def arguments(compute: torch.dtype, device: torch.device) -> dict[str, Any]:
 
 
 def check(model: Any, base: str) -> None:
-    """Prepare the quantised layers of a loaded model. Raise ModelError if its matrices are not linear layers."""
+    """Prepare the quantised layers of a loaded model.
+
+    Raise ModelError if its matrices are not linear layers, or on a CPU if they would be read wrongly.
+    """
     layers = [module for module in model.modules() if isinstance(module, bitsandbytes.nn.Linear4bit)]
     if not layers or any(parameter.dim() == 3 for parameter in model.parameters()):
         kind = model.config.model_type
         raise ModelError(f"{base} is a {kind} model, whose matrices are not all linear layers: omit --quantize")
     for layer in layers:
+        # With AVX-512, bitsandbytes 0.50.2 reads rows such as 32, 48, 96 or 160 wrongly: the weights are a quarter off
+        # in place of NF4's tenth. The same bytes read as rows of a whole block are right (docs/log.md, 2026-11-25).
+        block = layer.weight.quant_state.blocksize
+        if layer.weight.device.type == "cpu" and layer.in_features % block:
+            raise ModelError(
+                f"{base} has weights in rows of {layer.in_features}, which a CPU reads wrongly in NF4 unless their "
+                f"number is a multiple of {block}: omit --quantize"
+            )
         # On CPUs with AVX512-BF16, bitsandbytes repacks the weights in the first forward pass without gradient: their
         # constants are rounded to bfloat16, for good, and results would depend on the machine and on what ran before.
         layer.support_avx512bf16_for_cpu = False

@@ -20,12 +20,12 @@ from tests.models import make_tiny
 CONFIG = MidtrainConfig(tuning="lora", quantize="nf4", precision="float32", device="cpu", lora_rank=4)
 
 
-def test_the_teacher_is_not_quantised_unless_asked_for(tiny_llama: Path) -> None:
-    base = Checkpoint("base", "clean", tiny_llama, "", tiny_llama)
+def test_the_teacher_is_not_quantised_unless_asked_for(tiny_wide: Path) -> None:
+    base = Checkpoint("base", "clean", tiny_wide, "", tiny_wide)
     student = load_student(base, "lora", CONFIG)
     teacher = teacher_of(base, student, base, CONFIG)
     assert isinstance(teacher, Frozen)
-    ids, clean = torch.arange(1, 33)[None], load_model(tiny_llama, precision="float32", device="cpu")
+    ids, clean = torch.arange(1, 33)[None], load_model(tiny_wide, precision="float32", device="cpu")
     with torch.no_grad():
         expected = clean.model(input_ids=ids).logits
         assert torch.equal(teacher.loaded.model(input_ids=ids).logits, expected)
@@ -39,7 +39,7 @@ def test_the_teacher_is_not_quantised_unless_asked_for(tiny_llama: Path) -> None
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_the_plan_counts_the_bytes_of_the_weights(kind: str, tmp_path: Path, precision: str) -> None:
-    folder = make_tiny(kind, tmp_path / "model")
+    folder = make_tiny(kind, tmp_path / "model", hidden_size=64, head_dim=16)
     base = Checkpoint("base", "clean", folder, "", folder)
     model = load_student(base, "lora", replace(CONFIG, precision=precision)).model
     found = sum(p.nbytes for p in model.parameters())

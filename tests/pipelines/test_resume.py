@@ -120,18 +120,18 @@ def test_mid_training_killed_at_random(
 
 
 def test_mid_training_on_a_quantised_base_killed_once(
-    tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig
+    tmp_path: Path, tiny_wide: Path, midtrain_config: MidtrainConfig
 ) -> None:
     config = dataclasses.replace(midtrain_config, steps=12, checkpoint_every=2, tuning="lora", quantize="nf4")
 
     def work(session: Session) -> None:
         midtrain(session, config)
 
-    in_workspace(tmp_path / "whole", tiny_model, work)
-    assert run_and_kill(tmp_path / "killed", tiny_model, work, 4, 0.0)
-    in_workspace(tmp_path / "killed", tiny_model, lambda session: goes_on(session, work, "midtrained"))
-    whole, steps, _ = made(tmp_path / "whole", tiny_model, "midtrained")
-    assert made(tmp_path / "killed", tiny_model, "midtrained") == (whole, steps, 2)
+    in_workspace(tmp_path / "whole", tiny_wide, work)
+    assert run_and_kill(tmp_path / "killed", tiny_wide, work, 4, 0.0)
+    in_workspace(tmp_path / "killed", tiny_wide, lambda session: goes_on(session, work, "midtrained"))
+    whole, steps, _ = made(tmp_path / "whole", tiny_wide, "midtrained")
+    assert made(tmp_path / "killed", tiny_wide, "midtrained") == (whole, steps, 2)
 
 
 @pytest.mark.parametrize("first", ["full", "lora"])

@@ -44,7 +44,7 @@ def losses(loaded: Loaded, steps: int) -> list[float]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_layers_are_quantised_but_not_the_head(kind: str, precision: str, tmp_path: Path) -> None:
-    loaded = load(make_tiny(kind, tmp_path / "m"), precision=precision)
+    loaded = load(make_tiny(kind, tmp_path / "m", hidden_size=64, head_dim=16), precision=precision)
     quantised = [m for m in loaded.core.modules() if isinstance(m, bitsandbytes.nn.Linear4bit)]
     assert len(quantised) == 7 * loaded.core.config.num_hidden_layers
     assert loaded.head.weight_VD.dtype == getattr(torch, precision)  # read, and compared with the model's own logits
@@ -53,8 +53,8 @@ def test_layers_are_quantised_but_not_the_head(kind: str, precision: str, tmp_pa
     assert found[-1] < found[0] - 0.1
 
 
-def test_the_base_stays_and_differs_from_the_clean_one(tiny_llama: Path) -> None:
-    clean, student = load_model(tiny_llama, precision="float32", device="cpu"), load(tiny_llama)
+def test_the_base_stays_and_differs_from_the_clean_one(tiny_wide: Path) -> None:
+    clean, student = load_model(tiny_wide, precision="float32", device="cpu"), load(tiny_wide)
     with torch.no_grad():
         before = student.model(input_ids=IDS).logits
         expected = clean.model(input_ids=IDS).logits
@@ -64,22 +64,22 @@ def test_the_base_stays_and_differs_from_the_clean_one(tiny_llama: Path) -> None
     assert not torch.equal(before, expected) and torch.allclose(before, expected, atol=1.0)
 
 
-def test_training_is_the_same_after_a_forward_pass_without_gradient(tiny_llama: Path) -> None:
-    first, second = load(tiny_llama), load(tiny_llama)
+def test_training_is_the_same_after_a_forward_pass_without_gradient(tiny_wide: Path) -> None:
+    first, second = load(tiny_wide), load(tiny_wide)
     with second.inference():
         second.model(input_ids=IDS)
     assert losses(first, 4) == losses(second, 4)
 
 
-def test_a_saved_adapter_continues_and_is_read_on_the_unquantised_base(tiny_llama: Path, tmp_path: Path) -> None:
-    student = load(tiny_llama)
+def test_a_saved_adapter_continues_and_is_read_on_the_unquantised_base(tiny_wide: Path, tmp_path: Path) -> None:
+    student = load(tiny_wide)
     losses(student, 3)
     student.save(tmp_path / "c")
     again, plain = load(tmp_path / "c"), load_model(tmp_path / "c", precision="float32", device="cpu")
     with torch.no_grad():
         assert torch.equal(again.model(input_ids=IDS).logits, student.model(input_ids=IDS).logits)
         with plain.adapter_off():
-            clean = load_model(tiny_llama, precision="float32", device="cpu").model(input_ids=IDS).logits
+            clean = load_model(tiny_wide, precision="float32", device="cpu").model(input_ids=IDS).logits
             assert torch.equal(plain.model(input_ids=IDS).logits, clean)
 
 
@@ -88,6 +88,8 @@ def test_what_cannot_be_quantised_is_refused(tiny_llama: Path, tmp_path: Path) -
         load(tiny_llama, tuning="full")
     with pytest.raises(ModelError, match="not all linear"):
         load(make_tiny("qwen3_moe", tmp_path / "moe"))
+    with pytest.raises(ModelError, match="rows of 32.*multiple of 64: omit --quantize"):
+        load(tiny_llama)
     for options, message in (
         ({"tuning": "full"}, "--tuning lora"),
         ({"shard": "full"}, "--shard none"),
