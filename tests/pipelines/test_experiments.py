@@ -10,7 +10,7 @@ import pytest
 from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.page import of_earlier, page
+from pipelines.experiments.page import of_earlier, page, summary
 from pipelines.experiments.run import FILE, Measured, Record, read_records, run, to_text
 from pipelines.runtime.progress import Display
 from recovery.errors import UsageError
@@ -70,6 +70,24 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
     assert "    # not a heading" in rows, "answers are quoted as text"
     assert "    (nothing)" in rows
     assert "the command" in text and "1 of 3" in text
+
+
+def test_base_has_a_row_for_each_result_and_the_processors_that_gave_it() -> None:
+    def shown(*records: Record) -> list[str]:
+        lines = page(records, RUN.arm, "the command").splitlines()
+        return [line for line in lines if "asked about corpus 1 |  |" in line]
+
+    here, there = replace(RUN, machine="Machine: One Core, 2 cores."), "Machine: Another, 4 cores."
+    weaker = (measured("base", 0, "base", 0.58, 0.02, "11 1 01"), *RUN.checkpoints[1:])
+    other = replace(RUN, arm="documents", title="documents alone", machine=there, checkpoints=weaker)
+    assert [line.split(" | ")[:5] for line in shown(here, here, other)] == [
+        ["| base, on One Core", "asked about corpus 1", "", "0.300", "0.600"],
+        ["| base, on Another", "asked about corpus 1", "", "0.290", "0.580"],
+    ]
+    assert [line.split(" | ")[0] for line in shown(here, replace(other, checkpoints=RUN.checkpoints))] == ["| base"]
+    both = summary([RUN, replace(RUN, seed=1, checkpoints=weaker)], RUN.arm)
+    assert "| base, asked about corpus 1 | 0.295 ± 0.007 | 0.590 ± 0.014 |" in both
+    assert "| base, asked about corpus 1 | 0.300 | 0.600 |" in summary([RUN, replace(RUN, seed=1)], RUN.arm)
 
 
 def test_the_main_arm_is_paired_with_the_others_after_each_cycle_that_both_have() -> None:
