@@ -30,7 +30,8 @@ _CHATTER = re.compile(
     r"(?:sure|here (?:is|are)|certainly|of course|okay|i |i'|in (?:this|the) (?:text|passage)|the (?:text|passage))",
     re.I,
 )
-_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+# A number with its unit, without the "v" of a version (group 1); a word that holds digits (group 2).
+_NUMBER = re.compile(r"(?<!\w)v?(\d+(?:[.,:]\d+)*\w*)|(?<!\w)([a-z_]\w*\d\w*)")
 _CODE = re.compile(r"`([^`]+)`|(?<![\w/])([\w@$./-]*(?:[a-z][A-Z]|\w[_/@$]\w|\w\.\w|--\w)[\w@$./-]*)")
 _NAME = re.compile(r"(?<=[\w,;:)] )[A-Z][\w-]+")
 _MARKS = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+|\*\*|^#+\s*")
@@ -57,19 +58,26 @@ class Rewritten:
 
 def rewrite(passages: Sequence[Passage], ways: int, say: Say) -> Rewritten:
     """Rewrite each passage in up to ``ways`` ways (at most ``len(WAYS)``); keep the sentences that it supports."""
-    kept: list[Rewriting] = []
-    wrote = held = tokens = 0
+    texts: list[tuple[Rewriting, str, int]] = []
     for way in WAYS[:ways]:
         completions = say([way.format(text=shown(passage)) for passage in passages])
         for passage, (text, count) in zip(passages, completions, strict=True):
-            tokens += count
-            parts = _sentences(text)
-            good = supported(parts, shown(passage))
-            wrote, held = wrote + len(parts), held + len(good)
-            if good:
-                first = passage.sentences[0]
-                kept.append(Rewriting(first.document, place_of(first), " ".join(good)))
-    return Rewritten(tuple(kept), wrote, held, tokens)
+            first = passage.sentences[0]
+            texts.append((Rewriting(first.document, place_of(first), text), shown(passage), count))
+    return keep_supported(texts)
+
+
+def keep_supported(texts: Sequence[tuple[Rewriting, str, int]]) -> Rewritten:
+    """Keep the sentences of each text that its source supports; a text comes with its source and its tokens."""
+    kept: list[Rewriting] = []
+    wrote = held = 0
+    for text, source, _ in texts:
+        parts = _sentences(text.text)
+        good = supported(parts, source)
+        wrote, held = wrote + len(parts), held + len(good)
+        if good:
+            kept.append(Rewriting(text.document, text.place, " ".join(good)))
+    return Rewritten(tuple(kept), wrote, held, sum(tokens for *_, tokens in texts))
 
 
 def shown(passage: Passage) -> str:
@@ -99,7 +107,8 @@ def _supported(sentence: str, words: str, source: str) -> bool:
         return False
     if _CHATTER.match(sentence) or f" {plain} " in words:
         return False
-    if any(not re.search(rf"(?<![\w.]){re.escape(n)}(?!\w|[.,]\d)", source) for n in _NUMBER.findall(sentence)):
+    numbers = [number or word for number, word in _NUMBER.findall(sentence.lower())]
+    if any(not re.search(rf"(?<![\w.])v?{re.escape(number)}(?!\w|[.,]\d)", source) for number in numbers):
         return False
     terms = [first or second for first, second in _CODE.findall(sentence)]
     if any(term.lower().strip(".") not in source for term in terms):

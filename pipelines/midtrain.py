@@ -13,6 +13,7 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshot
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
 from pipelines.data.mixing import Stream, choose, schedule, step_tokens, steps_for
 from pipelines.data.prompt_sampler import weakest
+from pipelines.data.writer_file import WriterFile
 from pipelines.planning.architecture import Architecture
 from pipelines.planning.memory import Needs, midtraining
 from pipelines.planning.work import midtraining_work
@@ -115,7 +116,7 @@ class _Material:
     own: CorpusSnapshot
     earlier: dict[int, CorpusSnapshot]
     augmented: Augmented
-    writing: augment.Writing | None
+    writing: augment.Writing | WriterFile | None
     written: tuple[Document, ...] | None = None
     _packed: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
 
@@ -217,7 +218,9 @@ def midtrain(
     with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume) as stage:
         frozen = FrozenModel(session, config)
         if material.writing:
-            material.add(augment.write(stage, frozen, config, material.writing))
+            tokens = material.chat.control.plain
+            written = augment.write(stage, frozen, config, material.writing, lambda text: len(tokens(text)))
+            material.add(written)
             plan = _with_written(session, config, material, plan)
         chat = _replay(stage, frozen, config, material.clean) if config.replay or config.project else []
         steps = _steps(config, material, plan, chat)

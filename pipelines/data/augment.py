@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from evals.generation import answer
 from evals.rewriting import WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, rewrite
 from pipelines.data.corpus_snapshot import CorpusSnapshot
+from pipelines.data.writer_file import SUFFIX, WriterFile, read_writer_file
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
@@ -84,10 +86,12 @@ def _given(own: CorpusSnapshot, guard: ProbeGuard) -> tuple[Conversation, ...]:
     )
 
 
-def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | None:
+def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | WriterFile | None:
     """Return the writer's task; None without a writer. Raise CheckpointError or UsageError if its name is unknown."""
     if config.writer is None or not config.augment:
         return None
+    if config.writer.endswith(SUFFIX):
+        return read_writer_file(Path(config.writer), own.documents)
     if is_address(config.writer):
         content = name = check_address(config.writer, "--writer")
     else:
@@ -100,14 +104,15 @@ def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Wr
     return Writing(name, content, shown, ways, f"rewritten-{digest}.json")
 
 
-def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> list[Document]:
-    """Return the rewritten passages as documents, from the cache if possible; their tokens count for this stage."""
+def write(
+    stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing | WriterFile, count: Callable[[str], int]
+) -> list[Document]:
+    """Return the rewritten passages as documents, from the cache if possible; their tokens count for this stage.
+
+    ``count`` returns the number of tokens of a text, for texts that no model of this stage has sampled.
+    """
     session = stage.session
-    done = _read(session.workspace, task.file)
-    if done is None:
-        done = _written(stage, frozen, config, task)
-        session.workspace.cache("").mkdir(parents=True, exist_ok=True)
-        write_atomically(session.workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
+    done = task.rewritten(count) if isinstance(task, WriterFile) else _kept_or_written(stage, frozen, config, task)
     stage.count_once("written.json", done.tokens)
     session.display.say(
         f"{task.writer} wrote {done.sentences:,} sentences in {done.tokens:,} tokens; {done.sentences_kept:,} of them "
@@ -117,6 +122,16 @@ def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writi
         Document(f"{kept.document}#rewritten-{number}", kept.place, f"{kept.place}\n\n{kept.text}", kept.document)
         for number, kept in enumerate(done.kept)
     ]
+
+
+def _kept_or_written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:
+    workspace = stage.session.workspace
+    done = _read(workspace, task.file)
+    if done is None:
+        done = _written(stage, frozen, config, task)
+        workspace.cache("").mkdir(parents=True, exist_ok=True)
+        write_atomically(workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
+    return done
 
 
 def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:

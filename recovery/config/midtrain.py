@@ -98,8 +98,9 @@ class MidtrainConfig(TrainingConfig):
     )
     writer: str | None = setting(
         None,
-        "A checkpoint or the address of a chat server that rewrites passages for --augment; sentences that a passage "
-        "does not support are dropped, but their tokens are counted.",
+        "A checkpoint or the address of a chat server that rewrites passages for --augment, or a file of texts that "
+        "were written elsewhere (FILE.jsonl, docs/corpus.md); sentences that a passage does not support are dropped, "
+        "but their tokens are counted.",
         metavar="NAME",
     )
     max_new_tokens: int = setting(256, "Maximum tokens of a completion.", minimum=1)

@@ -14,12 +14,16 @@ import pytest
 from db import queries
 from pipelines import midtrain as module
 from pipelines.data.mixing import schedule
+from pipelines.data.writer_file import read_writer_file
 from pipelines.midtrain import midtrain, midtraining_work, open_cycle, plan_midtrain
 from pipelines.planning.throughput import Work
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import MidtrainConfig
+from recovery.data.corpus import Document, read_corpus
+from recovery.data.corpus.json_lines import write_json_lines
 from recovery.errors import RecoveryError, UsageError
+from recovery.models.loading import load_chat
 from recovery.types import Probe
 from tests.http_json import address_of, serve_json, stop
 
@@ -133,6 +137,52 @@ def test_a_writer_may_be_a_chat_server(
     passes = {stream.name: stream.share * steps * per_step / stream.tokens for stream in streams}
     assert 1.0 <= passes["documents"] < 1.0 + 2 * per_step / streams[0].tokens, "what the writer left is no more steps"
     assert passes["wordings"] < 1.2 * module.MOST_PASSES * passes["documents"], "a sentence is not drilled"
+
+
+def test_a_writer_may_be_a_file_of_texts(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path], tmp_path: Path
+) -> None:
+    docs = make_corpus("Yew")
+    document = read_corpus(docs, held_out=0.0, seed=0).documents[0]
+    name = next(word for word in document.text.split() if word.istitle() and word.isalpha())
+    good = f"The account of {name} was written down by hand, in a few plain words of one person."
+    lines = [
+        {"document": document.source, "text": f"{good} The harbour of Atlantis was closed in the year 1742."},
+        {"document": "elsewhere.md", "text": "Nothing in this text is about any of these documents."},
+    ]
+    path = tmp_path / "rewritten.jsonl"
+    write_json_lines(path, lines)
+    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=str(path), steps=2)
+    plan = plan_midtrain(session, config).text()
+    assert "rewritten.jsonl (" in plan and "has 1 texts about these documents" in plan
+    assert "1 about other documents are left out" in plan
+    texts = read_writer_file(path, [document]).rewritten(len)
+    assert [text.text for text in texts.kept] == [good], "an invented place and year are left out"
+    assert (texts.sentences, texts.sentences_kept, texts.tokens) == (2, 1, len(lines[0]["text"]))
+    midtrain(session, config)
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    tokens = load_chat(str(session.base.weights)).control.plain(lines[0]["text"])
+    assert stage.tokens_sampled == len(tokens), "all of the text is counted, kept or not"
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('{"document": "a.md"}\n', "line 1: text is missing"),
+        ('{"document": "a.md", "text": " "}\n[]\n', "line 1: text is missing or no text (1 more lines like this)"),
+        ("no JSON\n", "line 1: not valid JSON"),
+        ('{"document": "b.md", "text": "Of another document."}\n', "its first document is 'b.md'"),
+        ("", "no text about these documents"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_of_texts_that_is_wrong_is_refused_in_one_line(tmp_path: Path, lines: str | None, said: str) -> None:
+    path = tmp_path / "rewritten.jsonl"
+    if lines is not None:
+        path.write_text(lines)
+    with pytest.raises(UsageError) as error:
+        read_writer_file(path, [Document("a.md", "A", "A text.", "a.md")])
+    assert said in str(error.value) and "\n" not in str(error.value)
 
 
 @contextlib.contextmanager
