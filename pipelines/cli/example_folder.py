@@ -76,11 +76,16 @@ def flags_of(example: Path, short: bool) -> dict[str, Any]:
 
 
 def scenario_of(workspace: Workspace, asked: Asked) -> Any:
-    """Return the scenario of an example; its packages are stored in the workspace."""
+    """Return the scenario of an example, with the main arm's settings unless arms are named.
+
+    Its packages are stored in the workspace.
+    """
+    from pipelines.experiments.arm_cycle import arm_named
     from pipelines.experiments.example import scenario
 
     assert asked.example is not None
-    return scenario(asked.example, workspace.folder / "packages", short=asked.short, say=common.note)
+    arm = arm_named(MAIN_ARM) if asked.arms is None else None
+    return scenario(asked.example, workspace.folder / "packages", short=asked.short, say=common.note, arm=arm)
 
 
 def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked) -> None:

@@ -23,6 +23,7 @@ from recovery.data.corpus import Document
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
+from recovery.data.sources import given_beside
 from recovery.errors import ServerError
 from recovery.inference_server import InferenceServer, ask_all, served_model
 from recovery.rollouts.completion_cache import CachingEngine
@@ -91,7 +92,9 @@ def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Wr
     if config.writer is None or not config.augment:
         return None
     if config.writer.endswith(SUFFIX):
-        return read_writer_file(Path(config.writer), own.documents)
+        bare = config.docs is not None and Path(config.writer).name == config.writer
+        beside = given_beside(config.docs, config.writer) if bare else None
+        return read_writer_file(beside or Path(config.writer), own.documents)
     if is_address(config.writer):
         content = name = check_address(config.writer, "--writer")
     else:

@@ -16,6 +16,7 @@ from typing import Any
 from pipelines.data.question_splits import write_corpus_files
 from pipelines.data.registry_packages import Say, check_clients, fetch, read_packages, read_tables
 from pipelines.experiments.demo import Scenario
+from recovery.arms import Arm
 from recovery.config import Recipe, read_recipe
 from recovery.errors import UsageError
 
@@ -30,10 +31,11 @@ class Pages:
     short: tuple[str, ...] = ()
 
 
-def scenario(folder: Path, packages: Path, *, short: bool, say: Say) -> Scenario:
+def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | None = None) -> Scenario:
     """Return the scenario of an example's ``folder``; ``packages`` is the folder of fetched packages.
 
-    Raises UsageError if a file of the folder is missing or damaged, or a package cannot be fetched.
+    The settings are those of the recipe, overridden by ``arm``'s and, for a short run, by ``short.toml``. Raises
+    UsageError if a file of the folder is missing or damaged, or a package cannot be fetched.
     """
     corpora = read_pages(folder / "corpora.toml")
     if short:
@@ -43,6 +45,8 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say) -> Scenario
         if name not in needed:
             raise UsageError(f"{folder / 'packages.toml'} has no table [{name}]: it says where to fetch it")
     recipe = read_recipe(folder / "recipe.toml")
+    if arm is not None:
+        recipe = _over(_settings(arm), recipe)
     if short:
         recipe = _over(read_recipe(folder / "short.toml"), recipe)
     check_clients(needed.values())
@@ -87,6 +91,12 @@ def _write(pages: Pages, documents: Path, questions: Path, target: Path) -> Path
             raise UsageError(f"the page {page} of corpus {pages.name} is not in the documents: {error}") from error
     write_corpus_files(questions, pages.name, target, pages=pages.pages)
     return target
+
+
+def _settings(arm: Arm) -> Recipe:
+    """Return an arm's settings as a recipe; whole cycles have a knowledge teacher of their own setting."""
+    distill = {name: value for name, value in arm.settings.items() if name != "knowledge_teacher"}
+    return Recipe(f"arm {arm.name}", {"midtrain": arm.midtrain, "distill": distill})
 
 
 def _over(upper: Recipe, lower: Recipe) -> Recipe:
