@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from recovery.data.corpus.facts.blocks import sentences_in
 from recovery.data.corpus.passages import Passage
@@ -20,6 +21,7 @@ from recovery.data.corpus.text import normalise
 Say = Callable[[Sequence[str]], list[tuple[str, int]]]
 
 WRITE_TOKENS = 128
+FILTER = 2  # version of the filter: what an earlier one kept is not used
 WAYS = (
     "{text}\n\nSay what this text says in your own words, in whole sentences. Keep every name and every number.",
     "{text}\n\nWrite down what one should remember of this text, one whole sentence a line, each with its subject.",
@@ -30,8 +32,10 @@ _CHATTER = re.compile(
     r"(?:sure|here (?:is|are)|certainly|of course|okay|i |i'|in (?:this|the) (?:text|passage)|the (?:text|passage))",
     re.I,
 )
-# A number with its unit, without the "v" of a version (group 1); a word that holds digits (group 2).
-_NUMBER = re.compile(r"(?<!\w)v?(\d+(?:[.,:]\d+)*\w*)|(?<!\w)([a-z_]\w*\d\w*)")
+# Words with what belongs to a number or a version: 7:15, 16.x, 3.5MB, python3.12, 16.0.0-canary.12.
+_WORD = re.compile(r"\w+(?:[.,:]\w+|-[^\W\d]+\.\d+)*")
+_DIGIT = re.compile(r"\d")
+_VERSION = re.compile(r"v(?=\d)")
 _CODE = re.compile(r"`([^`]+)`|(?<![\w/])([\w@$./-]*(?:[a-z][A-Z]|\w[_/@$]\w|\w\.\w|--\w)[\w@$./-]*)")
 _NAME = re.compile(r"(?<=[\w,;:)] )[A-Z][\w-]+")
 _MARKS = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+|\*\*|^#+\s*")
@@ -87,7 +91,7 @@ def shown(passage: Passage) -> str:
 
 def supported(sentences: Sequence[str], passage: str) -> list[str]:
     """Return the sentences that the passage supports; one that depends on a dropped sentence is dropped too."""
-    words, source = f" {normalise(passage)} ", passage.lower()
+    words, source = _forms(passage)
     kept: list[str] = []
     whole = True
     for sentence in sentences:
@@ -101,13 +105,19 @@ def supported(sentences: Sequence[str], passage: str) -> list[str]:
     return kept
 
 
+@lru_cache(maxsize=64)
+def _forms(passage: str) -> tuple[str, str]:
+    """Return a passage as normalised words and in lower case; many texts may be about one passage."""
+    return f" {normalise(passage)} ", passage.lower()
+
+
 def _supported(sentence: str, words: str, source: str) -> bool:
     plain = normalise(sentence)
     if len(plain.split()) < _FEWEST_WORDS or "?" in sentence or not sentence.endswith((".", "!")):
         return False
     if _CHATTER.match(sentence) or f" {plain} " in words:
         return False
-    numbers = [number or word for number, word in _NUMBER.findall(sentence.lower())]
+    numbers = [_VERSION.sub("", word, count=1) for word in _WORD.findall(sentence.lower()) if _DIGIT.search(word)]
     if any(not re.search(rf"(?<![\w.])v?{re.escape(number)}(?!\w|[.,]\d)", source) for number in numbers):
         return False
     terms = [first or second for first, second in _CODE.findall(sentence)]

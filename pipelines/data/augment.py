@@ -7,24 +7,21 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from evals.generation import answer
-from evals.rewriting import WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, rewrite
+from evals.rewriting import FILTER, WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, keep_supported, rewrite
 from pipelines.data.corpus_snapshot import CorpusSnapshot
-from pipelines.data.writer_file import SUFFIX, WriterFile, read_writer_file
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
-from recovery.config import MidtrainConfig
+from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation, augment
 from recovery.data.corpus import Document
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
-from recovery.data.sources import given_beside
-from recovery.errors import ServerError
+from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer, ask_all, served_model
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Progress
@@ -87,14 +84,41 @@ def _given(own: CorpusSnapshot, guard: ProbeGuard) -> tuple[Conversation, ...]:
     )
 
 
-def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | WriterFile | None:
-    """Return the writer's task; None without a writer. Raise CheckpointError or UsageError if its name is unknown."""
-    if config.writer is None or not config.augment:
+def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[str], int]) -> Rewritten | None:
+    """Return the texts that came with the documents, filtered; None if they are not the writer.
+
+    ``count`` returns the tokens of a text. Raises UsageError if there are none.
+    """
+    if config.writer != WRITER_FILE or not config.augment:
         return None
-    if config.writer.endswith(SUFFIX):
-        bare = config.docs is not None and Path(config.writer).name == config.writer
-        beside = given_beside(config.docs, config.writer) if bare else None
-        return read_writer_file(beside or Path(config.writer), own.documents)
+    check_texts(config, own)
+    documents = {document.id: document for document in own.documents}
+    plain: dict[str, list[str]] = {}
+    for sentence in sentences([documents[name] for name in {text.document: None for text in own.texts}], alone=False):
+        plain.setdefault(sentence.document, []).append(sentence.plain)
+    texts = []
+    for text in own.texts:
+        document = documents[text.document]
+        source = "\n".join([document.title, " ".join(plain.get(document.id, ())), document.text])
+        texts.append((Rewriting(document.id, document.title, text.text), source, count(text.text)))
+    return keep_supported(texts)
+
+
+def check_texts(config: MidtrainConfig, own: CorpusSnapshot) -> None:
+    """Raise UsageError if texts that came with the documents are to be the writer, and none did."""
+    if config.writer == WRITER_FILE and not own.texts:
+        raise UsageError(
+            f"--writer {WRITER_FILE}: there are no texts about {own.folder}: put them into a file of that name beside "
+            f"the documents"
+        )
+
+
+def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | None:
+    """Return the task of a model that writes; None without one. Raise CheckpointError or UsageError if its name is
+    unknown.
+    """
+    if config.writer in (None, WRITER_FILE) or not config.augment:
+        return None
     if is_address(config.writer):
         content = name = check_address(config.writer, "--writer")
     else:
@@ -102,32 +126,14 @@ def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Wr
         content, name = checkpoint.hash, checkpoint.name
     shown = tuple(passages(sentences(own.documents, alone=False), len(own.documents) * 10_000, config.seed))
     ways = min(config.augment, len(WAYS))
-    parts = (own.hash, ways, WRITE_TOKENS, *WAYS, content, config.precision, sorted(config.template_args.items()))
+    chat = (config.precision, sorted(config.template_args.items()))
+    parts = (own.hash, ways, WRITE_TOKENS, FILTER, *WAYS, content, *chat)
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]
     return Writing(name, content, shown, ways, f"rewritten-{digest}.json")
 
 
-def write(
-    stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing | WriterFile, count: Callable[[str], int]
-) -> list[Document]:
-    """Return the rewritten passages as documents, from the cache if possible; their tokens count for this stage.
-
-    ``count`` returns the number of tokens of a text, for texts that no model of this stage has sampled.
-    """
-    session = stage.session
-    done = task.rewritten(count) if isinstance(task, WriterFile) else _kept_or_written(stage, frozen, config, task)
-    stage.count_once("written.json", done.tokens)
-    session.display.say(
-        f"{task.writer} wrote {done.sentences:,} sentences in {done.tokens:,} tokens; {done.sentences_kept:,} of them "
-        f"add nothing to their passage and are trained on"
-    )
-    return [
-        Document(f"{kept.document}#rewritten-{number}", kept.place, f"{kept.place}\n\n{kept.text}", kept.document)
-        for number, kept in enumerate(done.kept)
-    ]
-
-
-def _kept_or_written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:
+def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:
+    """Return the rewritten passages, from the cache if possible."""
     workspace = stage.session.workspace
     done = _read(workspace, task.file)
     if done is None:
@@ -135,6 +141,23 @@ def _kept_or_written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, 
         workspace.cache("").mkdir(parents=True, exist_ok=True)
         write_atomically(workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
     return done
+
+
+def count(stage: Stage, writer: str, done: Rewritten) -> None:
+    """Count a writer's tokens as sampled by this stage, and say what was kept of its text."""
+    stage.count_once("written.json", done.tokens)
+    stage.session.display.say(
+        f"{writer} wrote {done.sentences:,} sentences in {done.tokens:,} tokens; {done.sentences_kept:,} of them "
+        f"add nothing to their passage and are trained on"
+    )
+
+
+def as_documents(done: Rewritten) -> tuple[Document, ...]:
+    """Return rewritten passages as documents below their places."""
+    return tuple(
+        Document(f"{kept.document}#rewritten-{number}", kept.place, f"{kept.place}\n\n{kept.text}", kept.document)
+        for number, kept in enumerate(done.kept)
+    )
 
 
 def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:

@@ -13,15 +13,15 @@ import pytest
 
 from db import queries
 from pipelines import midtrain as module
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
-from pipelines.data.writer_file import read_writer_file
 from pipelines.midtrain import midtrain, midtraining_work, open_cycle, plan_midtrain
 from pipelines.planning.throughput import Work
 from pipelines.runtime.session import Session
 from recovery.batching import Row
-from recovery.config import MidtrainConfig
-from recovery.data.corpus import Document, read_corpus
-from recovery.data.corpus.json_lines import write_json_lines
+from recovery.config import WRITER_FILE, MidtrainConfig
+from recovery.data.corpus import read_corpus
+from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import RecoveryError, UsageError
 from recovery.models.loading import load_chat
 from recovery.types import Probe
@@ -139,50 +139,27 @@ def test_a_writer_may_be_a_chat_server(
     assert passes["wordings"] < 1.2 * module.MOST_PASSES * passes["documents"], "a sentence is not drilled"
 
 
-def test_a_writer_may_be_a_file_of_texts(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path], tmp_path: Path
+def test_texts_that_came_with_the_documents_may_be_the_writer(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
 ) -> None:
     docs = make_corpus("Yew")
-    document = read_corpus(docs, held_out=0.0, seed=0).documents[0]
-    name = next(word for word in document.text.split() if word.istitle() and word.isalpha())
-    good = f"The account of {name} was written down by hand, in a few plain words of one person."
-    lines = [
-        {"document": document.source, "text": f"{good} The harbour of Atlantis was closed in the year 1742."},
-        {"document": "elsewhere.md", "text": "Nothing in this text is about any of these documents."},
-    ]
-    path = tmp_path / "rewritten.jsonl"
-    write_json_lines(path, lines)
-    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=str(path), steps=2)
+    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
+    with pytest.raises(UsageError, match="there are no texts about"):
+        plan_midtrain(session, config)
+    document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
+    good = "The account of all that was written down by hand in a few plain words of one person."
+    text = f"{good} The harbour of Atlantis was closed in the year 1742."
+    write_texts(docs / WRITER_FILE, [RewrittenText(document.id, text)] * 2)
+    tokens = len(load_chat(str(session.base.weights)).control.plain(text))
     plan = plan_midtrain(session, config).text()
-    assert "rewritten.jsonl (" in plan and "has 1 texts about these documents" in plan
-    assert "1 about other documents are left out" in plan
-    texts = read_writer_file(path, [document]).rewritten(len)
-    assert [text.text for text in texts.kept] == [good], "an invented place and year are left out"
-    assert (texts.sentences, texts.sentences_kept, texts.tokens) == (2, 1, len(lines[0]["text"]))
-    midtrain(session, config)
+    assert "1 texts about the documents from rewritten.jsonl" in plan
+    assert f"rewritten.jsonl: 1 of 2 sentences add nothing to their document and are trained on; all {tokens} " in plan
+    own = open_cycle(session, config)
+    (docs / WRITER_FILE).unlink()
+    assert load_snapshot(session.workspace, own.cycle).texts == own.texts == (RewrittenText(document.id, text),)
+    midtrain(session, config, load_snapshot(session.workspace, own.cycle))
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
-    tokens = load_chat(str(session.base.weights)).control.plain(lines[0]["text"])
-    assert stage.tokens_sampled == len(tokens), "all of the text is counted, kept or not"
-
-
-@pytest.mark.parametrize(
-    ("lines", "said"),
-    [
-        ('{"document": "a.md"}\n', "line 1: text is missing"),
-        ('{"document": "a.md", "text": " "}\n[]\n', "line 1: text is missing or no text (1 more lines like this)"),
-        ("no JSON\n", "line 1: not valid JSON"),
-        ('{"document": "b.md", "text": "Of another document."}\n', "its first document is 'b.md'"),
-        ("", "no text about these documents"),
-        (None, "No such file"),
-    ],
-)
-def test_a_file_of_texts_that_is_wrong_is_refused_in_one_line(tmp_path: Path, lines: str | None, said: str) -> None:
-    path = tmp_path / "rewritten.jsonl"
-    if lines is not None:
-        path.write_text(lines)
-    with pytest.raises(UsageError) as error:
-        read_writer_file(path, [Document("a.md", "A", "A text.", "a.md")])
-    assert said in str(error.value) and "\n" not in str(error.value)
+    assert stage.tokens_sampled == tokens, "all of the text is counted, kept or not"
 
 
 @contextlib.contextmanager
@@ -203,7 +180,13 @@ def chat_server(say: Callable[[str], tuple[str, int]]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "given", [{"writer": "base"}, {"augment": 2, "augment_share": 0.0}, {"augment": 2, "writer": "http://"}]
+    "given",
+    [
+        {"writer": "base"},
+        {"augment": 2, "augment_share": 0.0},
+        {"augment": 2, "writer": "http://"},
+        {"augment": 2, "writer": "texts/mine.jsonl"},
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

@@ -13,7 +13,7 @@ import pytest
 
 from evals.probes import load_probes
 from pipelines.experiments.arm_cycle import arm_named
-from pipelines.experiments.example import read_pages, scenario
+from pipelines.experiments.example import read_pages, scenario, shortened
 from recovery.config import DistillConfig, MidtrainConfig, build
 from recovery.data.prompts import load_prompts
 from recovery.errors import UsageError
@@ -93,6 +93,7 @@ def test_an_arm_lies_over_the_recipe_and_short_over_both(example: Path, tmp_path
     (example / "recipe.toml").write_text("[distill]\nsteps = 60\nlr = 2e-4\n")
     (example / "short.toml").write_text("[distill]\nsteps = 8\n")
     arm = arm_named("blend-questions-recovery")
+    assert shortened(arm, example).settings == {k: v for k, v in arm.settings.items() if k != "steps"}
     of = {
         short: build(
             DistillConfig,
@@ -103,6 +104,16 @@ def test_an_arm_lies_over_the_recipe_and_short_over_both(example: Path, tmp_path
     }
     assert (of[False].steps, of[False].blend, of[False].lr) == (90, 0.8, 2e-4)
     assert (of[True].steps, of[True].blend, of[True].lr) == (8, 0.8, 2e-4)
+
+
+def test_texts_of_a_writer_are_put_beside_the_pages_they_are_about(example: Path, tmp_path: Path) -> None:
+    texts = example / "rewritten.jsonl"
+    texts.write_text('{"document": "boats/tug.md", "text": "Of a tug."}\n{"document": "else.md", "text": "Of none."}\n')
+    (folder,) = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None).write(tmp_path / "c", 0)
+    assert (folder / "rewritten.jsonl").read_text() == '{"document": "boats/tug.md", "text": "Of a tug."}\n'
+    texts.write_text("[]\n")
+    with pytest.raises(UsageError, match=r"rewritten.jsonl line 1: not an object: repair it"):
+        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None).write(tmp_path / "c", 0)
 
 
 def test_what_is_missing_in_an_example_is_named(example: Path, tmp_path: Path) -> None:
