@@ -310,6 +310,7 @@ def _question_item(probe: Probe, response: Answer) -> Item:
         "f1": token_f1(response.text, probe.answers),
         "tokens": response.tokens,
         "finished": response.finished,
+        **({} if response.fits else {"too_long": True}),
     }
     verdicts = {"correct": right, "contains": contains(response.text, probe.answers)}
     return _marked(Item(probe.id, probe.question, response.text, float(right), verdicts, probe.source, extra), probe)

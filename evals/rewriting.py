@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from recovery.data.corpus.facts.blocks import sentences_in
 from recovery.data.corpus.passages import Passage
@@ -20,6 +21,7 @@ from recovery.data.corpus.text import normalise
 Say = Callable[[Sequence[str]], list[tuple[str, int]]]
 
 WRITE_TOKENS = 128
+FILTER = 2  # version of the filter: what an earlier one kept is not used
 WAYS = (
     "{text}\n\nSay what this text says in your own words, in whole sentences. Keep every name and every number.",
     "{text}\n\nWrite down what one should remember of this text, one whole sentence a line, each with its subject.",
@@ -30,7 +32,10 @@ _CHATTER = re.compile(
     r"(?:sure|here (?:is|are)|certainly|of course|okay|i |i'|in (?:this|the) (?:text|passage)|the (?:text|passage))",
     re.I,
 )
-_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+# Words with what belongs to a number or a version: 7:15, 16.x, 3.5MB, python3.12, 16.0.0-canary.12.
+_WORD = re.compile(r"\w+(?:[.,:]\w+|-[^\W\d]+\.\d+)*")
+_DIGIT = re.compile(r"\d")
+_VERSION = re.compile(r"v(?=\d)")
 _CODE = re.compile(r"`([^`]+)`|(?<![\w/])([\w@$./-]*(?:[a-z][A-Z]|\w[_/@$]\w|\w\.\w|--\w)[\w@$./-]*)")
 _NAME = re.compile(r"(?<=[\w,;:)] )[A-Z][\w-]+")
 _MARKS = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+|\*\*|^#+\s*")
@@ -57,19 +62,26 @@ class Rewritten:
 
 def rewrite(passages: Sequence[Passage], ways: int, say: Say) -> Rewritten:
     """Rewrite each passage in up to ``ways`` ways (at most ``len(WAYS)``); keep the sentences that it supports."""
-    kept: list[Rewriting] = []
-    wrote = held = tokens = 0
+    texts: list[tuple[Rewriting, str, int]] = []
     for way in WAYS[:ways]:
         completions = say([way.format(text=shown(passage)) for passage in passages])
         for passage, (text, count) in zip(passages, completions, strict=True):
-            tokens += count
-            parts = _sentences(text)
-            good = supported(parts, shown(passage))
-            wrote, held = wrote + len(parts), held + len(good)
-            if good:
-                first = passage.sentences[0]
-                kept.append(Rewriting(first.document, place_of(first), " ".join(good)))
-    return Rewritten(tuple(kept), wrote, held, tokens)
+            first = passage.sentences[0]
+            texts.append((Rewriting(first.document, place_of(first), text), shown(passage), count))
+    return keep_supported(texts)
+
+
+def keep_supported(texts: Sequence[tuple[Rewriting, str, int]]) -> Rewritten:
+    """Keep the sentences of each text that its source supports; a text comes with its source and its tokens."""
+    kept: list[Rewriting] = []
+    wrote = held = 0
+    for text, source, _ in texts:
+        parts = _sentences(text.text)
+        good = supported(parts, source)
+        wrote, held = wrote + len(parts), held + len(good)
+        if good:
+            kept.append(Rewriting(text.document, text.place, " ".join(good)))
+    return Rewritten(tuple(kept), wrote, held, sum(tokens for *_, tokens in texts))
 
 
 def shown(passage: Passage) -> str:
@@ -79,7 +91,7 @@ def shown(passage: Passage) -> str:
 
 def supported(sentences: Sequence[str], passage: str) -> list[str]:
     """Return the sentences that the passage supports; one that depends on a dropped sentence is dropped too."""
-    words, source = f" {normalise(passage)} ", passage.lower()
+    words, source = _forms(passage)
     kept: list[str] = []
     whole = True
     for sentence in sentences:
@@ -93,13 +105,20 @@ def supported(sentences: Sequence[str], passage: str) -> list[str]:
     return kept
 
 
+@lru_cache(maxsize=64)
+def _forms(passage: str) -> tuple[str, str]:
+    """Return a passage as normalised words and in lower case; many texts may be about one passage."""
+    return f" {normalise(passage)} ", passage.lower()
+
+
 def _supported(sentence: str, words: str, source: str) -> bool:
     plain = normalise(sentence)
     if len(plain.split()) < _FEWEST_WORDS or "?" in sentence or not sentence.endswith((".", "!")):
         return False
     if _CHATTER.match(sentence) or f" {plain} " in words:
         return False
-    if any(not re.search(rf"(?<![\w.]){re.escape(n)}(?!\w|[.,]\d)", source) for n in _NUMBER.findall(sentence)):
+    numbers = [_VERSION.sub("", word, count=1) for word in _WORD.findall(sentence.lower()) if _DIGIT.search(word)]
+    if any(not re.search(rf"(?<![\w.])v?{re.escape(number)}(?!\w|[.,]\d)", source) for number in numbers):
         return False
     terms = [first or second for first, second in _CODE.findall(sentence)]
     if any(term.lower().strip(".") not in source for term in terms):

@@ -13,7 +13,8 @@ from db import queries, records
 from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.session import Session
-from recovery.config import CycleConfig, from_json, to_json
+from recovery.config import WRITER_FILE, CycleConfig, from_json, to_json
+from recovery.data.sources import given_beside
 from recovery.errors import UsageError
 from recovery.workspace import write_atomically
 
@@ -48,6 +49,10 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
         raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
     if not abandon and read_plan(session) is not None:
         raise UsageError("earlier cycles are unfinished here: `recover resume` continues them")
+    if config.midtrain.writer == WRITER_FILE:
+        for docs in config.docs:
+            if given_beside(docs, WRITER_FILE) is None:
+                raise UsageError(f"--writer {WRITER_FILE}: there is no {WRITER_FILE} beside the documents of {docs}")
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
     plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
     check_rules(session, rules_of(config.gate, session), config.eval, plan.last)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from db import records
+from evals.rewriting import Rewritten
 from pipelines.data import augment
 from pipelines.data.corpus_snapshot import CorpusSnapshot, gather, load_snapshots, save_snapshot
 from pipelines.data.document_rows import chat_rows, row_length, text_rows
@@ -23,7 +24,7 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from pipelines.runtime.tuning import Tuning, choose_tuning
 from recovery.batching import Row
-from recovery.config import MidtrainConfig
+from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
 from recovery.data.prompts import behaviour_prompts, load_conversations
@@ -105,8 +106,8 @@ class Length:
 class _Material:
     """What is trained on: documents of this cycle and of earlier ones, augmented data, a writer's task and its text.
 
-    ``written`` is None before the writer has run; the plan then assumes that its text is long enough. Each stream of
-    rows is packed once for each length.
+    ``written`` is the writer's text; while it is None before the writer has run, the plan assumes that it is long
+    enough. Each stream of rows is packed once for each length.
     """
 
     clean: Checkpoint
@@ -116,12 +117,12 @@ class _Material:
     earlier: dict[int, CorpusSnapshot]
     augmented: Augmented
     writing: augment.Writing | None
-    written: tuple[Document, ...] | None = None
+    written: Rewritten | None = None
     _packed: dict[tuple[str, int], list[Row]] = field(default_factory=dict)
 
-    def add(self, written: Sequence[Document]) -> None:
+    def add(self, written: Rewritten) -> None:
         """Add the writer's text."""
-        self.written = tuple(written)
+        self.written = written
         self._packed = {key: rows for key, rows in self._packed.items() if key[0] != "wordings"}
 
     def rows(self, stream: str, length: int) -> list[Row]:
@@ -148,10 +149,14 @@ class _Material:
         if stream == "earlier":
             return [document for corpus in self.earlier.values() for document in corpus.documents], ()
         return (
-            ([*made.documents, *(self.written or ())], made.descriptions)
+            ([*made.documents, *self._written_documents], made.descriptions)
             if stream == "wordings"
             else ((), made.conversations)
         )
+
+    @property
+    def _written_documents(self) -> tuple[Document, ...]:
+        return augment.as_documents(self.written) if self.written else ()
 
     @property
     def earlier_documents(self) -> int:
@@ -162,11 +167,11 @@ class _Material:
         earlier = (config.replay_documents or 0.0) if self.earlier_documents else 0.0
         own = (1 - config.replay) * (1 - earlier)
         has_questions = bool(self.augmented.conversations)
-        paraphrased = bool(self.augmented.documents or self.augmented.descriptions) or self.writing is not None
+        paraphrased = bool(self.augmented.documents or self.augmented.descriptions or self.writing or self.written)
         other = config.augment_share if has_questions or paraphrased else 0.0
         questions = (config.augment_questions if paraphrased else 1.0) if has_questions else 0.0
         texts, answers = self.augmented.characters
-        texts += sum(len(document.text) for document in self.written or ())
+        texts += sum(len(document.text) for document in self._written_documents)
         # A few short answers would be repeated a hundred times: shares are limited to MOST_PASSES, by their length.
         once = own * (1 - other) / max(1, sum(len(d.text) for d in self.own.documents))
         unknown = self.writing is not None and self.written is None
@@ -219,6 +224,8 @@ def midtrain(
         if material.writing:
             material.add(augment.write(stage, frozen, config, material.writing))
             plan = _with_written(session, config, material, plan)
+        if material.written:
+            augment.count(stage, material.writing.writer if material.writing else WRITER_FILE, material.written)
         chat = _replay(stage, frozen, config, material.clean) if config.replay or config.project else []
         steps = _steps(config, material, plan, chat)
         # The clean model is the anchor and the teacher of the replayed chat, if configured.
@@ -266,7 +273,9 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
 def _gather(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:
     if config.docs is None:
         raise UsageError("no documents to train on: give a folder with --docs FOLDER")
-    return gather(config.docs, cycle, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near)
+    own = gather(config.docs, cycle, held_out=config.held_out, seed=config.seed, skip_near=config.skips_near)
+    augment.check_texts(config, own)
+    return own
 
 
 def _material(session: Session, config: MidtrainConfig, student: Checkpoint, own: CorpusSnapshot) -> _Material:
@@ -275,7 +284,8 @@ def _material(session: Session, config: MidtrainConfig, student: Checkpoint, own
     earlier = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1))
     probes = [probe for corpus in (own, *earlier.values()) for probe in corpus.probes]
     made = augment.augmented(config, own, probes)
-    return _Material(session.base, student, chat, own, earlier, made, augment.writing(session, config, own))
+    given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
+    return _Material(session.base, student, chat, own, earlier, made, augment.writing(session, config, own), given)
 
 
 def _plan(session: Session, config: MidtrainConfig, material: _Material) -> MidtrainPlan:
@@ -341,6 +351,12 @@ def _augmentation(session: Session, config: MidtrainConfig, material: _Material)
         f"{len(made.conversations)} questions with answers, those that came with the documents and those about "
         f"{made.askable} facts that no probe asks, {shares['questions']:.0%}"
     ]
+    if config.writer == WRITER_FILE and material.written:
+        written = material.written
+        lines.append(
+            f"{WRITER_FILE}: {written.sentences_kept:,} of {written.sentences:,} sentences add nothing to their "
+            f"document and are trained on; all {written.tokens:,} tokens count as sampled by this stage"
+        )
     return [*lines, material.writing.line(session.workspace)] if material.writing else lines
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from recovery.config.midtrain import WRITER_FILE
 from recovery.errors import UsageError
 
 NONE, DISTILL, INTERPOLATE = "none", "distill", "interpolate"
@@ -31,8 +32,15 @@ class Arm:
     follow: str = NONE
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def needs_texts(self) -> bool:
+        """Whether mid-training uses texts that came with the documents."""
+        return self.midtrain.get("writer") == WRITER_FILE
+
 
 _TWO = {"method": "opd", "knowledge_teacher": "midtrained"}
+# Questions have short answers: half of the prompts over 90 steps sample a quarter more tokens than 30% over 60.
+_QUESTIONS = _TWO | {"blend": 0.8, "knowledge_share": 0.5, "steps": 90}
 _OPD = "Thinking Machines, On-Policy Distillation (2025)"
 _ALL = (
     Arm("documents", "documents alone", "continued pre-training"),
@@ -92,13 +100,26 @@ _ALL = (
         follow=DISTILL,
         settings=_TWO | {"blend": 0.6},
     ),
-    # Questions have short answers: half of the prompts over 90 steps sample a quarter more tokens than 30% over 60.
     Arm(
         "blend-questions-recovery",
         "recovery with two teachers, from 80% of mid-training's change; half of the prompts are questions, 90 steps",
         "WiSE-FT, arXiv 2109.01903, then " + _OPD,
         follow=DISTILL,
-        settings=_TWO | {"blend": 0.8, "knowledge_share": 0.5, "steps": 90},
+        settings=_QUESTIONS,
+    ),
+    Arm(
+        "writer",
+        "documents alone, with the texts that a capable model wrote about them",
+        "Active Reading, arXiv 2508.09494",
+        {"writer": WRITER_FILE},
+    ),
+    Arm(
+        "writer-recovery",
+        "the same, then recovery with two teachers from 80% of its change; half of the prompts are questions, 90 steps",
+        "the texts as above, WiSE-FT, arXiv 2109.01903, then " + _OPD,
+        {"writer": WRITER_FILE},
+        DISTILL,
+        _QUESTIONS,
     ),
     Arm(
         "replay-recovery",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.cli import common, stage_options
+from recovery.config.midtrain import WRITER_FILE
 from recovery.workspace import Workspace
 
 # The arm whose results are compared with the bounds.
@@ -39,16 +40,26 @@ class Asked:
         if self.cycles is not None and self.arms is None:
             raise UsageError("--cycles limits the corpora of the --arms: name arms")
         for name in self.names:
-            arm_named(name)
+            if arm_named(name).needs_texts and not self.has_texts:
+                raise UsageError(
+                    f"--arms {name} trains on texts that came with the example, and {self.example} has no {WRITER_FILE}"
+                )
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether the example has texts for arms that need a writer."""
+        return self.example is not None and (self.example / WRITER_FILE).is_file()
 
     @property
     def names(self) -> list[str]:
-        """Names of the arms to run."""
+        """Names of the arms to run; "all" are those for which the example has what they need."""
         from pipelines.experiments.arm_cycle import arms
 
         if self.arms is None or self.arms == "none":
             return []
-        return list(arms()) if self.arms == "all" else [name.strip() for name in self.arms.split(",")]
+        if self.arms != "all":
+            return [name.strip() for name in self.arms.split(",")]
+        return [arm.name for arm in arms().values() if self.has_texts or not arm.needs_texts]
 
     @property
     def command(self) -> str:
@@ -76,11 +87,16 @@ def flags_of(example: Path, short: bool) -> dict[str, Any]:
 
 
 def scenario_of(workspace: Workspace, asked: Asked) -> Any:
-    """Return the scenario of an example; its packages are stored in the workspace."""
+    """Return the scenario of an example, with the main arm's settings unless arms are named.
+
+    Its packages are stored in the workspace.
+    """
+    from pipelines.experiments.arm_cycle import arm_named
     from pipelines.experiments.example import scenario
 
     assert asked.example is not None
-    return scenario(asked.example, workspace.folder / "packages", short=asked.short, say=common.note)
+    arm = arm_named(MAIN_ARM) if asked.arms is None else None
+    return scenario(asked.example, workspace.folder / "packages", short=asked.short, say=common.note, arm=arm)
 
 
 def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked) -> None:
@@ -99,18 +115,22 @@ def experiment(
 ) -> None:
     """Run every arm with every seed, seed by seed, and write the page over all records."""
     from pipelines.experiments.arm_cycle import arm_named
+    from pipelines.experiments.example import shortened
     from pipelines.experiments.run import run
     from pipelines.runtime.progress import Display
 
     if asked.names:
+        assert asked.example is not None
+        arms = [arm_named(name) for name in asked.names]
+        arms = [shortened(arm, asked.example) for arm in arms] if asked.short else arms
         scenario, display = scenario_of(workspace, asked), Display()
         cycles = min(asked.cycles or scenario.cycles, scenario.cycles)
         with stage_options.resumable():
             for seed in seeds:
-                for name in asked.names:
+                for arm in arms:
                     run(
                         workspace,
-                        arm_named(name),
+                        arm,
                         scenario,
                         seed=seed,
                         cycles=cycles,

@@ -5,23 +5,23 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from evals.generation import answer
-from evals.rewriting import WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, rewrite
+from evals.rewriting import FILTER, WAYS, WRITE_TOKENS, Rewriting, Rewritten, Say, keep_supported, rewrite
 from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage
-from recovery.config import MidtrainConfig
+from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation, augment
 from recovery.data.corpus import Document
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
-from recovery.errors import ServerError
+from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer, ask_all, served_model
 from recovery.rollouts.completion_cache import CachingEngine
 from recovery.rollouts.engine import Progress
@@ -84,9 +84,40 @@ def _given(own: CorpusSnapshot, guard: ProbeGuard) -> tuple[Conversation, ...]:
     )
 
 
+def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[str], int]) -> Rewritten | None:
+    """Return the texts that came with the documents, filtered; None if they are not the writer.
+
+    ``count`` returns the tokens of a text. Raises UsageError if there are none.
+    """
+    if config.writer != WRITER_FILE or not config.augment:
+        return None
+    check_texts(config, own)
+    documents = {document.id: document for document in own.documents}
+    plain: dict[str, list[str]] = {}
+    for sentence in sentences([documents[name] for name in {text.document: None for text in own.texts}], alone=False):
+        plain.setdefault(sentence.document, []).append(sentence.plain)
+    texts = []
+    for text in own.texts:
+        document = documents[text.document]
+        source = "\n".join([document.title, " ".join(plain.get(document.id, ())), document.text])
+        texts.append((Rewriting(document.id, document.title, text.text), source, count(text.text)))
+    return keep_supported(texts)
+
+
+def check_texts(config: MidtrainConfig, own: CorpusSnapshot) -> None:
+    """Raise UsageError if texts that came with the documents are to be the writer, and none did."""
+    if config.writer == WRITER_FILE and not own.texts:
+        raise UsageError(
+            f"--writer {WRITER_FILE}: there are no texts about {own.folder}: put them into a file of that name beside "
+            f"the documents"
+        )
+
+
 def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | None:
-    """Return the writer's task; None without a writer. Raise CheckpointError or UsageError if its name is unknown."""
-    if config.writer is None or not config.augment:
+    """Return the task of a model that writes; None without one. Raise CheckpointError or UsageError if its name is
+    unknown.
+    """
+    if config.writer in (None, WRITER_FILE) or not config.augment:
         return None
     if is_address(config.writer):
         content = name = check_address(config.writer, "--writer")
@@ -95,28 +126,38 @@ def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Wr
         content, name = checkpoint.hash, checkpoint.name
     shown = tuple(passages(sentences(own.documents, alone=False), len(own.documents) * 10_000, config.seed))
     ways = min(config.augment, len(WAYS))
-    parts = (own.hash, ways, WRITE_TOKENS, *WAYS, content, config.precision, sorted(config.template_args.items()))
+    chat = (config.precision, sorted(config.template_args.items()))
+    parts = (own.hash, ways, WRITE_TOKENS, FILTER, *WAYS, content, *chat)
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:24]
     return Writing(name, content, shown, ways, f"rewritten-{digest}.json")
 
 
-def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> list[Document]:
-    """Return the rewritten passages as documents, from the cache if possible; their tokens count for this stage."""
-    session = stage.session
-    done = _read(session.workspace, task.file)
+def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:
+    """Return the rewritten passages, from the cache if possible."""
+    workspace = stage.session.workspace
+    done = _read(workspace, task.file)
     if done is None:
         done = _written(stage, frozen, config, task)
-        session.workspace.cache("").mkdir(parents=True, exist_ok=True)
-        write_atomically(session.workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
+        workspace.cache("").mkdir(parents=True, exist_ok=True)
+        write_atomically(workspace.cache(task.file), json.dumps(dataclasses.asdict(done), ensure_ascii=True))
+    return done
+
+
+def count(stage: Stage, writer: str, done: Rewritten) -> None:
+    """Count a writer's tokens as sampled by this stage, and say what was kept of its text."""
     stage.count_once("written.json", done.tokens)
-    session.display.say(
-        f"{task.writer} wrote {done.sentences:,} sentences in {done.tokens:,} tokens; {done.sentences_kept:,} of them "
+    stage.session.display.say(
+        f"{writer} wrote {done.sentences:,} sentences in {done.tokens:,} tokens; {done.sentences_kept:,} of them "
         f"add nothing to their passage and are trained on"
     )
-    return [
+
+
+def as_documents(done: Rewritten) -> tuple[Document, ...]:
+    """Return rewritten passages as documents below their places."""
+    return tuple(
         Document(f"{kept.document}#rewritten-{number}", kept.place, f"{kept.place}\n\n{kept.text}", kept.document)
         for number, kept in enumerate(done.kept)
-    ]
+    )
 
 
 def _written(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writing) -> Rewritten:

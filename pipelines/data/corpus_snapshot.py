@@ -15,9 +15,11 @@ from pathlib import Path
 
 from evals.contamination import about, leaked
 from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
+from recovery.config import WRITER_FILE
 from recovery.data.corpus import Corpus, Document, read_corpus, sampled
 from recovery.data.document_questions import QUESTIONS_FILE, document_questions
 from recovery.data.prompts import load_prompts, write_prompts
+from recovery.data.rewritten_texts import RewrittenText, read_texts, write_texts
 from recovery.data.sources import given_beside, parse
 from recovery.disk import WRITING, written
 from recovery.errors import CorpusError
@@ -32,7 +34,8 @@ class CorpusSnapshot:
     """The data of one cycle. ``lines`` report what was read and what was skipped, with reasons.
 
     ``questions_given`` is set if the questions came with the documents instead of being made from them. ``seed`` is
-    that of the split into documents and held-out texts; None in the snapshots of version 0.1.
+    that of the split into documents and held-out texts; None in the snapshots of version 0.1. ``texts`` came with the
+    documents, for mid-training with them as its writer.
     """
 
     cycle: int
@@ -46,6 +49,7 @@ class CorpusSnapshot:
     questions: tuple[Prompt, ...]
     questions_given: bool = False
     seed: int | None = None
+    texts: tuple[RewrittenText, ...] = ()
 
 
 def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: bool = False) -> CorpusSnapshot:
@@ -59,7 +63,11 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: boo
     probes, lines = _probes(given_beside(docs, PROBES_FILE), corpus, part, seed, problems)
     questions = document_questions(docs, part, exclude=probes, seed=seed, problems=problems)
     given = given_beside(docs, QUESTIONS_FILE)
+    beside = given_beside(docs, WRITER_FILE)
+    texts = read_texts(beside, corpus.documents, corpus.held_out, problems) if beside else ()
     lines = [*corpus.report.lines(), *problems, *lines]
+    if beside:
+        lines.append(_origin("texts about the documents", len(texts), beside))
     lines.append(_origin("questions for the knowledge teacher", len(questions), given))
     if part is not corpus:
         count = f"{len(part.documents):,} of {len(corpus.documents):,} documents"
@@ -77,6 +85,7 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: boo
         tuple(questions),
         given is not None,
         seed,
+        texts,
     )
 
 
@@ -116,6 +125,7 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
         _write_documents(writing / "held_out.jsonl", corpus.held_out)
         write_probes(writing / PROBES_FILE, corpus.probes)
         write_prompts(writing / QUESTIONS_FILE, corpus.questions)
+        write_texts(writing / WRITER_FILE, corpus.texts)
         (writing / ABOUT).write_text(text + "\n", encoding="utf-8", errors="surrogatepass")  # of the folder's name
         shutil.rmtree(folder, ignore_errors=True)
         writing.rename(folder)
@@ -138,6 +148,7 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
             tuple(load_prompts(folder / QUESTIONS_FILE)) if _holds(folder / QUESTIONS_FILE) else (),
             about.get("questions_given", False),
             about.get("seed"),
+            _read_texts(folder / WRITER_FILE),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CorpusError(
@@ -159,6 +170,12 @@ def _origin(what: str, count: int, path: Path | None) -> str:
 
 def _holds(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
+
+
+def _read_texts(path: Path) -> tuple[RewrittenText, ...]:
+    if not path.is_file():  # a snapshot of version 0.1
+        return ()
+    return tuple(RewrittenText(**json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line)
 
 
 def _write_documents(path: Path, documents: Iterable[Document]) -> None:

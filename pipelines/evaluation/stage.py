@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 from db import queries, records
@@ -81,6 +82,8 @@ def evaluate(
             raise UsageError(
                 f"there is nothing to evaluate {checkpoint.name} on: give --docs to mid-train on, or --prompts"
             )
+        for line in _left_no_room(results, loaded.max_length):
+            session.display.say(line)
         facts = suites.recorded(
             engine, max_new_tokens=config.max_new_tokens, question_tokens=config.question_tokens, seed=config.seed
         )
@@ -88,6 +91,19 @@ def evaluate(
             record_result(session, stage.recorder, checkpoint, result)
         stage.details = {"recorded": facts, "suites": [result.suite for result in results]}
     return results
+
+
+def _left_no_room(results: Sequence[SuiteResult], window: int) -> list[str]:
+    """Return a line for each suite with prompts that leave no room to answer."""
+    lines = []
+    for result in results:
+        long = sum(bool(item.extra.get("too_long")) for item in result.items)
+        if long:
+            lines.append(
+                f"{result.suite}: {long:,} of {len(result.items):,} prompts leave no room to answer in the model's "
+                f"window of {window:,} tokens: they count as failed"
+            )
+    return lines
 
 
 def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None = None) -> bool:

@@ -1,14 +1,16 @@
 """A real instruct model on real documents: an example's folder as the demo's scenario.
 
 The folder names a model and documents in package registries (``packages.toml``), the pages of each corpus
-(``corpora.toml``), questions about them (``questions.jsonl``), and settings for two cores (``recipe.toml``, overridden
-by ``short.toml`` for one cycle on a part). It contains neither the model nor the pages.
+(``corpora.toml``), questions about them (``questions.jsonl``), texts about them for the arms that use a writer
+(``rewritten.jsonl``), and settings for two cores (``recipe.toml``, overridden by ``short.toml`` for one cycle on a
+part). It contains neither the model nor the pages.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from typing import Any
 from pipelines.data.question_splits import write_corpus_files
 from pipelines.data.registry_packages import Say, check_clients, fetch, read_packages, read_tables
 from pipelines.experiments.demo import Scenario
-from recovery.config import Recipe, read_recipe
+from recovery.arms import Arm
+from recovery.config import WRITER_FILE, Recipe, read_recipe
+from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.errors import UsageError
 
 
@@ -30,10 +34,11 @@ class Pages:
     short: tuple[str, ...] = ()
 
 
-def scenario(folder: Path, packages: Path, *, short: bool, say: Say) -> Scenario:
+def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | None = None) -> Scenario:
     """Return the scenario of an example's ``folder``; ``packages`` is the folder of fetched packages.
 
-    Raises UsageError if a file of the folder is missing or damaged, or a package cannot be fetched.
+    The settings are those of the recipe, overridden by ``arm``'s and, for a short run, by ``short.toml``. Raises
+    UsageError if a file of the folder is missing or damaged, or a package cannot be fetched.
     """
     corpora = read_pages(folder / "corpora.toml")
     if short:
@@ -43,19 +48,28 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say) -> Scenario
         if name not in needed:
             raise UsageError(f"{folder / 'packages.toml'} has no table [{name}]: it says where to fetch it")
     recipe = read_recipe(folder / "recipe.toml")
+    if arm is not None:
+        recipe = _over(_settings(arm), recipe)
     if short:
         recipe = _over(read_recipe(folder / "short.toml"), recipe)
     check_clients(needed.values())
     model = fetch(needed["model"], packages, say)
     documents = fetch(needed["documents"], packages, say)
-    questions = folder / "questions.jsonl"
 
     def write(target: Path, _seed: int) -> list[Path]:
-        return [
-            _write(pages, documents, questions, target / f"{at}-{pages.name}") for at, pages in enumerate(corpora, 1)
-        ]
+        return [_write(pages, documents, folder, target / f"{at}-{pages.name}") for at, pages in enumerate(corpora, 1)]
 
     return Scenario(str(model), len(corpora), write, f"from {needed['documents'].title}", part_of(short), recipe)
+
+
+def shortened(arm: Arm, folder: Path) -> Arm:
+    """Return an arm without the settings that ``short.toml`` overrides."""
+    tables = read_recipe(folder / "short.toml").tables
+
+    def left(given: Mapping[str, Any], table: str) -> dict[str, Any]:
+        return {name: value for name, value in given.items() if name not in tables.get(table, {})}
+
+    return dataclasses.replace(arm, midtrain=left(arm.midtrain, "midtrain"), settings=left(arm.settings, "distill"))
 
 
 def part_of(short: bool) -> str:
@@ -75,8 +89,8 @@ def read_pages(path: Path) -> list[Pages]:
     return found
 
 
-def _write(pages: Pages, documents: Path, questions: Path, target: Path) -> Path:
-    """Write one corpus as a folder: its pages, and the questions about them."""
+def _write(pages: Pages, documents: Path, folder: Path, target: Path) -> Path:
+    """Write one corpus as a folder: its pages, the questions about them, and texts about them if ``folder`` has any."""
     shutil.rmtree(target, ignore_errors=True)
     for page in pages.pages:
         copied = target / page
@@ -85,8 +99,27 @@ def _write(pages: Pages, documents: Path, questions: Path, target: Path) -> Path
             shutil.copyfile(documents / page, copied)
         except OSError as error:
             raise UsageError(f"the page {page} of corpus {pages.name} is not in the documents: {error}") from error
-    write_corpus_files(questions, pages.name, target, pages=pages.pages)
+    write_corpus_files(folder / "questions.jsonl", pages.name, target, pages=pages.pages)
+    _write_texts(folder / WRITER_FILE, target / WRITER_FILE, pages)
     return target
+
+
+def _write_texts(path: Path, target: Path, pages: Pages) -> None:
+    """Write the texts about a corpus beside its pages, if the example has any. Raises UsageError for a broken line."""
+    if not path.is_file():
+        return
+    records, problems = read_records(path)
+    problems += [f"line {n}: not an object" for n, record in records if not isinstance(record, dict)]
+    if problems:
+        raise UsageError(f"{path} {problems[0]}: repair it")
+    if texts := [record for _, record in records if record.get("document") in pages.pages]:
+        write_json_lines(target, texts)
+
+
+def _settings(arm: Arm) -> Recipe:
+    """Return an arm's settings as a recipe; whole cycles have a knowledge teacher of their own setting."""
+    distill = {name: value for name, value in arm.settings.items() if name != "knowledge_teacher"}
+    return Recipe(f"arm {arm.name}", {"midtrain": arm.midtrain, "distill": distill})
 
 
 def _over(upper: Recipe, lower: Recipe) -> Recipe:

@@ -4,13 +4,14 @@ from recovery.config.build import SECTIONS, Recipe, build, build_cycle, from_jso
 from recovery.config.cycle import ALL, PRUNE_POLICIES, CycleConfig
 from recovery.config.distill import DistillConfig
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
-from recovery.config.midtrain import MidtrainConfig
+from recovery.config.midtrain import WRITER_FILE, MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 
 __all__ = [
     "ALL",
     "PRUNE_POLICIES",
     "SECTIONS",
+    "WRITER_FILE",
     "CycleConfig",
     "DistillConfig",
     "EvalConfig",

@@ -10,6 +10,8 @@ from recovery.errors import UsageError
 from recovery.server_address import check_address, is_address
 from recovery.settings import setting
 
+WRITER_FILE = "rewritten.jsonl"  # texts beside the documents that they are about, as a writer
+
 
 @dataclass(frozen=True)
 class MidtrainConfig(TrainingConfig):
@@ -98,8 +100,9 @@ class MidtrainConfig(TrainingConfig):
     )
     writer: str | None = setting(
         None,
-        "A checkpoint or the address of a chat server that rewrites passages for --augment; sentences that a passage "
-        "does not support are dropped, but their tokens are counted.",
+        "A checkpoint or the address of a chat server that rewrites passages for --augment, or 'rewritten.jsonl': the "
+        "texts in that file beside the documents (docs/corpus.md). Sentences that a passage does not support are "
+        "dropped, but their tokens are counted.",
         metavar="NAME",
     )
     max_new_tokens: int = setting(256, "Maximum tokens of a completion.", minimum=1)
@@ -142,6 +145,11 @@ class MidtrainConfig(TrainingConfig):
         ):
             if wrong:
                 raise UsageError(message)
+        if self.writer is not None and self.writer.lower().endswith(".jsonl") and self.writer != WRITER_FILE:
+            raise UsageError(
+                f"--writer {self.writer}: texts are read beside the documents that they are about: put them there as "
+                f"{WRITER_FILE}, and give --writer {WRITER_FILE}"
+            )
         if self.writer is not None and is_address(self.writer):
             check_address(self.writer, "--writer")
 

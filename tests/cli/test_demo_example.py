@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.cli.example_folder import Asked
 from pipelines.cli.main import run as recover
+from recovery.arms import arms
+from recovery.config import WRITER_FILE
+from recovery.errors import UsageError
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "nextjs")
 
@@ -29,3 +33,14 @@ def test_what_does_not_go_together_is_refused_in_a_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not (tmp_path / "w").exists(), "nothing is fetched or begun"
+
+
+def test_arms_that_need_texts_are_run_where_an_example_has_them(tmp_path: Path) -> None:
+    needing = {name for name, arm in arms().items() if arm.needs_texts}
+    assert needing
+    assert not needing & set(Asked(tmp_path, arms="all").names)
+    with pytest.raises(UsageError, match=r"--arms writer trains on texts .* has no rewritten.jsonl"):
+        Asked(tmp_path, arms="documents,writer").check()
+    (tmp_path / WRITER_FILE).write_text("")
+    assert Asked(tmp_path, arms="all").names == list(arms())
+    Asked(tmp_path, arms="documents,writer").check()

@@ -37,6 +37,32 @@ def test_a_sentence_is_kept_where_the_passage_holds_its_numbers_names_and_terms(
     assert bool(supported([sentence], shown(_passages()[0]))) == kept
 
 
+@pytest.mark.parametrize(
+    ("sentence", "kept"),
+    [
+        ("Since `v16.4.0` the docs are served by a CDN.", True),
+        ("Since release 16.4.0 the docs are served by a CDN.", True),
+        ("Since release 16.4 the docs are served by a CDN.", False),
+        ("Since `v16.5.0` the docs are served by a CDN.", False),
+        ("The signal SIGUSR2 writes a snapshot of at most 5MB.", True),
+        ("The signal SIGUSR1 writes a snapshot of at most 5MB.", False),
+        ("The signal writes a snapshot of at most 2MB to disk.", False),
+        ("The image `python3.12` or 16.0.0-canary.12 is enough for the docs.", True),
+        ("The image `python3.13` or 16.0.0-canary.12 is enough for the docs.", False),
+        ("The image `python3.12` or 16.0.0-canary.13 is enough for the docs.", False),
+        ("The docs of \u044299 use a CDN for all of the pages.", False),
+        ("The action `actions/cache@v4` keeps the docs of a build.", True),
+        ("The action `actions/cache@v3` keeps the docs of a build.", False),
+    ],
+)
+def test_numbers_with_letters_are_compared_whole(sentence: str, kept: bool) -> None:
+    passage = (
+        "The docs use a CDN from v16.4.0 on. SIGUSR2 writes a snapshot (5MB) for actions/cache@v4. Use python3.12, "
+    )
+    passage += "or 16.0.0-canary.12."
+    assert bool(supported([sentence], passage)) == kept
+
+
 def test_what_leans_on_a_dropped_sentence_goes_with_it() -> None:
     good = "The dock in Norddeich was opened in 1987."
     bad = "The dock in Norddeich was opened in 1988."

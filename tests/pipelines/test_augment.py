@@ -13,13 +13,17 @@ import pytest
 
 from db import queries
 from pipelines import midtrain as module
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.midtrain import midtrain, midtraining_work, open_cycle, plan_midtrain
 from pipelines.planning.throughput import Work
 from pipelines.runtime.session import Session
 from recovery.batching import Row
-from recovery.config import MidtrainConfig
+from recovery.config import WRITER_FILE, MidtrainConfig
+from recovery.data.corpus import read_corpus
+from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import RecoveryError, UsageError
+from recovery.models.loading import load_chat
 from recovery.types import Probe
 from tests.http_json import address_of, serve_json, stop
 
@@ -135,6 +139,29 @@ def test_a_writer_may_be_a_chat_server(
     assert passes["wordings"] < 1.2 * module.MOST_PASSES * passes["documents"], "a sentence is not drilled"
 
 
+def test_texts_that_came_with_the_documents_may_be_the_writer(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+) -> None:
+    docs = make_corpus("Yew")
+    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
+    with pytest.raises(UsageError, match="there are no texts about"):
+        plan_midtrain(session, config)
+    document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
+    good = "The account of all that was written down by hand in a few plain words of one person."
+    text = f"{good} The harbour of Atlantis was closed in the year 1742."
+    write_texts(docs / WRITER_FILE, [RewrittenText(document.id, text)] * 2)
+    tokens = len(load_chat(str(session.base.weights)).control.plain(text))
+    plan = plan_midtrain(session, config).text()
+    assert "1 texts about the documents from rewritten.jsonl" in plan
+    assert f"rewritten.jsonl: 1 of 2 sentences add nothing to their document and are trained on; all {tokens} " in plan
+    own = open_cycle(session, config)
+    (docs / WRITER_FILE).unlink()
+    assert load_snapshot(session.workspace, own.cycle).texts == own.texts == (RewrittenText(document.id, text),)
+    midtrain(session, config, load_snapshot(session.workspace, own.cycle))
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    assert stage.tokens_sampled == tokens, "all of the text is counted, kept or not"
+
+
 @contextlib.contextmanager
 def chat_server(say: Callable[[str], tuple[str, int]]) -> Iterator[str]:
     """A real HTTP server of chat completions on this machine; ``say`` returns its reply to a prompt."""
@@ -153,7 +180,13 @@ def chat_server(say: Callable[[str], tuple[str, int]]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "given", [{"writer": "base"}, {"augment": 2, "augment_share": 0.0}, {"augment": 2, "writer": "http://"}]
+    "given",
+    [
+        {"writer": "base"},
+        {"augment": 2, "augment_share": 0.0},
+        {"augment": 2, "writer": "http://"},
+        {"augment": 2, "writer": "texts/mine.jsonl"},
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

@@ -132,6 +132,17 @@ def test_a_suite_of_ones_own_is_recorded_and_its_broken_lines_are_reported(
     assert queries.samples(session.tracker.database, found["behaviour/2024"].id).total == 3
 
 
+def test_prompts_longer_than_the_window_are_told(
+    session: Session, eval_config: EvalConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "long.jsonl"
+    prompts = ["Name a boat.", "Name a boat. " * 20_000]
+    path.write_text("".join(json.dumps({"prompt": prompt, "answer": "green"}) + "\n" for prompt in prompts))
+    evaluate(session, dataclasses.replace(eval_config, checkpoint="base", behaviour=(path,)))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "no room" in line]
+    assert line.startswith("behaviour/long: 1 of 2 prompts leave no room to answer in the model's window of ")
+
+
 def test_a_task_that_cannot_be_had_stops_before_anything_begins(
     session: Session, eval_config: EvalConfig, generated: list[int]
 ) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from evals.probes import load_probes
-from pipelines.experiments.example import read_pages, scenario
-from recovery.config import MidtrainConfig, build
+from pipelines.experiments.arm_cycle import arm_named
+from pipelines.experiments.example import read_pages, scenario, shortened
+from recovery.config import DistillConfig, MidtrainConfig, build
 from recovery.data.prompts import load_prompts
 from recovery.errors import UsageError
 
@@ -86,6 +87,33 @@ def test_a_short_run_is_a_part_with_its_own_questions(example: Path, tmp_path: P
     (folder,) = result.write(tmp_path / "corpora", 0)
     assert [path.name for path in folder.rglob("*.md")] == ["tug.md"]
     assert [probe.id for probe in load_probes(folder / "probes.jsonl")] == ["q4"]
+
+
+def test_an_arm_lies_over_the_recipe_and_short_over_both(example: Path, tmp_path: Path) -> None:
+    (example / "recipe.toml").write_text("[distill]\nsteps = 60\nlr = 2e-4\n")
+    (example / "short.toml").write_text("[distill]\nsteps = 8\n")
+    arm = arm_named("blend-questions-recovery")
+    assert shortened(arm, example).settings == {k: v for k, v in arm.settings.items() if k != "steps"}
+    of = {
+        short: build(
+            DistillConfig,
+            {},
+            scenario(example, tmp_path / "packages", short=short, say=lambda _line: None, arm=arm).recipe,
+        )
+        for short in (False, True)
+    }
+    assert (of[False].steps, of[False].blend, of[False].lr) == (90, 0.8, 2e-4)
+    assert (of[True].steps, of[True].blend, of[True].lr) == (8, 0.8, 2e-4)
+
+
+def test_texts_of_a_writer_are_put_beside_the_pages_they_are_about(example: Path, tmp_path: Path) -> None:
+    texts = example / "rewritten.jsonl"
+    texts.write_text('{"document": "boats/tug.md", "text": "Of a tug."}\n{"document": "else.md", "text": "Of none."}\n')
+    (folder,) = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None).write(tmp_path / "c", 0)
+    assert (folder / "rewritten.jsonl").read_text() == '{"document": "boats/tug.md", "text": "Of a tug."}\n'
+    texts.write_text("[]\n")
+    with pytest.raises(UsageError, match=r"rewritten.jsonl line 1: not an object: repair it"):
+        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None).write(tmp_path / "c", 0)
 
 
 def test_what_is_missing_in_an_example_is_named(example: Path, tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ def test_bad_files_are_reported_and_good_ones_used(tmp_path):
         README=b"no suffix",
         questions__jsonl='{"question": "never a document"}',
         probes__jsonl='{"question": "never a document"}',
+        rewritten__jsonl='{"document": "a.md", "text": "never a document"}',
     )
     assert texts(corpus) == {good}
     assert skipped(corpus) == {

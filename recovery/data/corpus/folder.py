@@ -22,7 +22,7 @@ from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.errors import CorpusError, printable
 
 # Also those of a single file: reviews.probes.jsonl.
-_NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(?:questions|probes)\.jsonl")
+_NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(?:questions|probes|rewritten)\.jsonl")
 DEFAULT_LIMIT_FILE_MB = 100.0
 
 

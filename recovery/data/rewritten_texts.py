@@ -1,0 +1,72 @@
+"""Texts about documents that were written elsewhere, in a file beside them: a writer of mid-training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from recovery.data.corpus import Document
+from recovery.data.corpus.json_lines import read_records, write_json_lines
+
+_LONGEST = 4_000  # characters; filtering a text takes time quadratic in its length
+
+
+@dataclass(frozen=True)
+class RewrittenText:
+    """One text. ``document`` is the id of the document that it is about."""
+
+    document: str
+    text: str
+
+
+def read_texts(
+    path: Path, documents: Sequence[Document], held_out: Sequence[Document], problems: list[str]
+) -> tuple[RewrittenText, ...]:
+    """Return the texts of a JSONL file about ``documents``; each line has a ``document`` and a ``text``.
+
+    A document is named by its id, or by its file if that holds no other. Texts about held-out documents and repeated
+    ones are left out; lines that cannot be used are reported in ``problems`` by number. Raises UsageError if the file
+    cannot be read.
+    """
+    records, found = read_records(path)
+    names, hidden = _names(documents), set(_names(held_out))
+    texts: dict[RewrittenText, None] = {}
+    unseen = 0
+    for number, record in records:
+        fault = _fault(record, names.keys() | hidden)
+        if fault is not None:
+            found.append(f"line {number}: {fault}")
+        elif record["document"] in names:
+            texts[RewrittenText(names[record["document"]], record["text"].strip())] = None
+        else:
+            unseen += 1
+    problems += [f"{path.name} {problem}" for problem in found]
+    if unseen:
+        problems.append(f"{path.name}: left out {unseen:,} texts about held-out documents")
+    return tuple(texts)
+
+
+def write_texts(path: Path, texts: Iterable[RewrittenText]) -> None:
+    """Write texts, one a line."""
+    write_json_lines(path, (asdict(text) for text in texts))
+
+
+def _names(documents: Sequence[Document]) -> dict[str, str]:
+    """Return the ids of documents by name: their own, and the file of a document that is alone in it."""
+    alone: dict[str, list[str]] = {}
+    for document in documents:
+        alone.setdefault(document.source, []).append(document.id)
+    return {source: ids[0] for source, ids in alone.items() if len(ids) == 1} | {d.id: d.id for d in documents}
+
+
+def _fault(record: Any, names: Iterable[str]) -> str | None:
+    if not isinstance(record, dict):
+        return "not an object with document and text"
+    for name in ("document", "text"):
+        if not isinstance(record.get(name), str) or not record[name].strip():
+            return f"{name} is missing or empty"
+    if len(record["text"]) > _LONGEST:
+        return f"a text of more than {_LONGEST:,} characters: split it"
+    return None if record["document"] in names else f"no document is called {record['document'][:80]!r}"
