@@ -1,7 +1,7 @@
 """Take the screenshots of the README and the docs: every page of the dashboard on a workspace.
 
 Run: python docs/write_pictures.py WORKSPACE [NAME ...], e.g. on the workspace of `recover demo`. Needs Chromium
-(`make chromium`).
+(`make chromium`). A workspace with several experiments: "real?experiment=real/corpora/seed-0" takes that one's page.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ def take(workspace: str, names: Sequence[str]) -> None:
         try:
             with sync_playwright() as play:
                 browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-                for name in names:
+                for asked in names:
+                    name, _, query = asked.partition("?")
                     size = {"width": PHONE if name == "phone" else 1280, "height": PICTURES[name][2]}
                     scheme = "dark" if name == "phone" else "light"
-                    _picture(browser.new_page(viewport=size, color_scheme=scheme), address, name)
+                    _picture(browser.new_page(viewport=size, color_scheme=scheme), address, name, query)
                 browser.close()
         finally:  # otherwise leaving the block would wait for it
             server.terminate()
 
 
-def _picture(page: Page, address: str, name: str) -> None:
+def _picture(page: Page, address: str, name: str, query: str) -> None:
     path, wanted, _ = PICTURES[name]
-    page.goto(f"{address}/{path}")
+    page.goto(f"{address}/{path}" + (f"?{query}" if query else ""))
     page.wait_for_selector(wanted, timeout=60_000)
     page.wait_for_timeout(1500)
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from recovery.config.midtrain import WRITER_FILE
 from recovery.workspace import Workspace
 
 # The arm whose results are compared with the bounds.
-MAIN_ARM = "recovery"
+MAIN_ARM = "blend-questions-recovery"
 # Path of IFEval's own prompts, which are not part of this project; a whole run of an example evaluates on them too.
 IFEVAL_PROMPTS = "RECOVER_IFEVAL_PROMPTS"
 
