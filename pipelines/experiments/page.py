@@ -161,7 +161,7 @@ def page(records: Sequence[Record], main: str, command: str, questions: Sequence
     if forms := _by_form(records, questions):
         parts += ["", "## Held-out facts after mid-training, by form of question", "", *forms]
     if rivals := _rivals(mine, [record for record in records if record.arm != main]):
-        parts += ["", f"## {mine[0].title[0].upper()}{mine[0].title[1:]}, against the other arms", "", *rivals]
+        parts += ["", "## Against the other arms, item by item", "", f"Of {mine[0].title}.", "", *rivals]
     for record in mine[:1]:
         parts += ["", "## Paired tests", "", *_paired(record), "", "## Ten prompts, answered", "", *_shown(record)]
     return "\n".join([*parts, ""])

@@ -97,8 +97,8 @@ def test_the_main_arm_is_paired_with_the_others_after_each_cycle_that_both_have(
     other = replace(RUN, arm="documents", title="documents alone",
                     checkpoints=(asked[0], replace(asked[1], items={**asked[1].items, **nothing})))  # fmt: skip
     rows = page([replace(RUN, checkpoints=tuple(asked)), other], "two-teachers", "the command").splitlines()
-    begin = rows.index("## Recovery with two teachers, against the other arms")
-    paired = [row.split("|")[1:-1] for row in rows[begin + 4 : rows.index("## Paired tests") - 1]]
+    begin = rows.index("## Against the other arms, item by item")
+    paired = [row.split("|")[1:-1] for row in rows[begin + 6 : rows.index("## Paired tests") - 1]]
     # Strict instructions: 11 1 00 against 01 0 00. Questions: a response that contains an answer counts.
     assert [(row[3].strip(), row[4].strip(), row[6].strip()) for row in paired] == [
         ("instruction_following, instructions", "5", "0/2"),
