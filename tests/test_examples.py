@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 from evals.knowledge import normalise
+from evals.rewriting import Rewriting, keep_supported
 from pipelines.data.corpus_snapshot import gather
 from pipelines.data.question_splits import Question, load_questions, to_probe, to_prompt
 from recovery.data.augmentation import augment
+from recovery.data.corpus.json_lines import read_records
 from recovery.data.document_questions import ProbeGuard
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "nextjs"
 QUESTIONS = load_questions(FOLDER / "questions.jsonl")
 PAGES = {name: table["pages"] for name, table in tomllib.loads((FOLDER / "corpora.toml").read_text()).items()}
+TEXTS = [record for _, record in read_records(FOLDER / "rewritten.jsonl")[0]]
 MOST_QUOTED = 20  # words of a page that a record may quote
 
 
@@ -69,6 +72,18 @@ def test_no_training_question_asks_what_a_probe_asks() -> None:
     assert not [p.id for p in prompts if guard.asks_the_same(p.text, p.answer)]
 
 
+def test_every_text_is_about_a_page_and_none_asks() -> None:
+    pages = {page for corpus in PAGES.values() for page in corpus}
+    assert {text["document"] for text in TEXTS} == pages
+    assert not [text for text in TEXTS if set(text) != {"document", "text"} or "?" in text["text"]]
+    assert max(len(text["text"]) for text in TEXTS) <= 4000
+
+
+def test_no_text_holds_the_subject_of_a_control_question() -> None:
+    taught = " ".join(words(text["text"]) for text in TEXTS)
+    assert not [q.id for q in QUESTIONS if q.control and words(q.subject) in taught]
+
+
 @pytest.fixture(scope="module")
 def docs() -> Path:
     folder = os.environ.get("RECOVER_NEXTJS_DOCS")
@@ -101,6 +116,12 @@ def test_nothing_trained_is_asked_for_with_the_words_of_a_test_question(
     assert len(conversations) > 100
     leaks = [q["content"] for q, response in conversations if guard.tells_the_answer(q["content"], response["content"])]
     assert not leaks
+
+
+def test_pages_support_their_texts(docs: Path) -> None:
+    texts = [Rewriting(text["document"], "", text["text"]) for text in TEXTS]
+    done = keep_supported([(text, (docs / text.document).read_text(), 0) for text in texts])
+    assert done.sentences_kept > 0.98 * done.sentences
 
 
 def test_no_page_of_the_corpora_holds_the_subject_of_a_control_question(docs: Path) -> None:
