@@ -108,8 +108,8 @@ def check_texts(config: MidtrainConfig, own: CorpusSnapshot) -> None:
     """Raise UsageError if texts that came with the documents are to be the writer, and none did."""
     if config.writer == WRITER_FILE and not own.texts:
         raise UsageError(
-            f"--writer {WRITER_FILE}: there are no texts about {own.folder}: put them into a file of that name beside "
-            f"the documents"
+            f"--writer {WRITER_FILE}: cycle {own.cycle} has no texts about {own.folder}: put them into a file of that "
+            f"name beside the documents before the cycle begins, or use another --workspace"
         )
 
 

@@ -144,7 +144,7 @@ def test_texts_that_came_with_the_documents_may_be_the_writer(
 ) -> None:
     docs = make_corpus("Yew")
     config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
-    with pytest.raises(UsageError, match="there are no texts about"):
+    with pytest.raises(UsageError, match="cycle 1 has no texts about"):
         plan_midtrain(session, config)
     document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
     good = "The account of all that was written down by hand in a few plain words of one person."
