@@ -225,7 +225,7 @@ def midtrain(
             material.add(augment.write(stage, frozen, config, material.writing))
             plan = _with_written(session, config, material, plan)
         if material.written:
-            augment.count(stage, material.writing.writer if material.writing else WRITER_FILE, material.written)
+            augment.count_written(stage, material.writing.writer if material.writing else WRITER_FILE, material.written)
         chat = _replay(stage, frozen, config, material.clean) if config.replay or config.project else []
         steps = _steps(config, material, plan, chat)
         # The clean model is the anchor and the teacher of the replayed chat, if configured.

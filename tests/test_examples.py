@@ -79,6 +79,14 @@ def test_every_text_is_about_a_page_and_none_asks() -> None:
     assert max(len(text["text"]) for text in TEXTS) <= 4000
 
 
+def test_the_texts_about_a_page_state_an_answer_of_every_question_about_it() -> None:
+    about: defaultdict[str, str] = defaultdict(str)
+    for text in TEXTS:
+        about[text["document"]] += words(text["text"])
+    asked = [q for q in QUESTIONS if not q.control]
+    assert not [q.id for q in asked if not any(words(answer) in about[q.page] for answer in q.answers)]
+
+
 def test_no_text_holds_the_subject_of_a_control_question() -> None:
     taught = " ".join(words(text["text"]) for text in TEXTS)
     assert not [q.id for q in QUESTIONS if q.control and words(q.subject) in taught]

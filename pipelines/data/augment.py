@@ -93,15 +93,23 @@ def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[st
         return None
     check_texts(config, own)
     documents = {document.id: document for document in own.documents}
-    plain: dict[str, list[str]] = {}
-    for sentence in sentences([documents[name] for name in {text.document: None for text in own.texts}], alone=False):
-        plain.setdefault(sentence.document, []).append(sentence.plain)
-    texts = []
-    for text in own.texts:
-        document = documents[text.document]
-        source = "\n".join([document.title, " ".join(plain.get(document.id, ())), document.text])
-        texts.append((Rewriting(document.id, document.title, text.text), source, count(text.text)))
-    return keep_supported(texts)
+    sources = {name: _source(documents[name]) for name in {text.document for text in own.texts}}
+    return keep_supported(
+        [
+            (
+                Rewriting(text.document, documents[text.document].title, text.text),
+                sources[text.document],
+                count(text.text),
+            )
+            for text in own.texts
+        ]
+    )
+
+
+def _source(document: Document) -> str:
+    """Return what supports a text about a document: its title, and its text without markup and with it."""
+    plain = " ".join(sentence.plain for sentence in sentences([document], alone=False))
+    return f"{document.title}\n{plain}\n{document.text}"
 
 
 def check_texts(config: MidtrainConfig, own: CorpusSnapshot) -> None:
@@ -143,7 +151,7 @@ def write(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, task: Writi
     return done
 
 
-def count(stage: Stage, writer: str, done: Rewritten) -> None:
+def count_written(stage: Stage, writer: str, done: Rewritten) -> None:
     """Count a writer's tokens as sampled by this stage, and say what was kept of its text."""
     stage.count_once("written.json", done.tokens)
     stage.session.display.say(

@@ -173,7 +173,7 @@ def _holds(path: Path) -> bool:
 
 
 def _read_texts(path: Path) -> tuple[RewrittenText, ...]:
-    if not path.is_file():  # a snapshot of version 0.1
+    if not path.is_file():  # an older snapshot
         return ()
     return tuple(RewrittenText(**json.loads(line)) for line in path.read_text(encoding="utf-8").split("\n") if line)
 

@@ -202,6 +202,13 @@ def test_bits_per_byte_by_the_models_own_logits(loaded: Loaded) -> None:
         bits_per_byte(loaded, [" "])
 
 
+def test_a_question_that_leaves_no_room_is_marked(loaded: Loaded) -> None:
+    probes = [question("short", "Who?", "x"), question("long", "Who? " * 400, "x")]
+    room = len(loaded.chat.prompt_ids([{"role": "user", "content": "Who?"}])) + 4
+    items = ask(loaded.chat, TransformersEngine(loaded), probes, window=room, max_new_tokens=2).items
+    assert [bool(item.extra.get("too_long")) for item in items] == [False, True]
+
+
 @pytest.mark.parametrize(("length", "size"), [(1, 8), (7, 8), (8, 8), (9, 8), (40, 8), (41, 9), (5, 2)])
 def test_windows_score_every_token_once(length: int, size: int) -> None:
     tokens = list(range(100, 100 + length))

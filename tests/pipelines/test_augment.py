@@ -13,7 +13,8 @@ import pytest
 
 from db import queries
 from pipelines import midtrain as module
-from pipelines.data.corpus_snapshot import load_snapshot
+from pipelines.data import augment
+from pipelines.data.corpus_snapshot import gather, load_snapshot
 from pipelines.data.mixing import schedule
 from pipelines.midtrain import midtrain, midtraining_work, open_cycle, plan_midtrain
 from pipelines.planning.throughput import Work
@@ -160,6 +161,19 @@ def test_texts_that_came_with_the_documents_may_be_the_writer(
     midtrain(session, config, load_snapshot(session.workspace, own.cycle))
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert stage.tokens_sampled == tokens, "all of the text is counted, kept or not"
+
+
+def test_texts_are_compared_with_a_document_without_its_markup(tmp_path: Path) -> None:
+    (tmp_path / "ferry.md").write_text(
+        "# Ferries\n\nThe ferry of **Great Marle** leaves [at 7:15](/times) on each day of the week.\n"
+    )
+    copy = "The ferry of Great Marle leaves at 7:15 on each day of the week."
+    own_words = "Every day the ferry of Great Marle sets out at 7:15 in the morning."
+    write_texts(tmp_path / WRITER_FILE, [RewrittenText("ferry.md", text) for text in (copy, own_words)])
+    own = gather(tmp_path, 1, held_out=0.0, seed=0)
+    done = augment.given_texts(MidtrainConfig(augment=1, writer=WRITER_FILE), own, len)
+    assert done is not None
+    assert [kept.text for kept in done.kept] == [own_words]
 
 
 @contextlib.contextmanager

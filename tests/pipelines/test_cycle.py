@@ -18,7 +18,7 @@ from pipelines.evaluation.stage import IMPORTED
 from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
-from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
+from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
 from tests.support import AlreadyAsked
 
@@ -150,6 +150,16 @@ def test_a_plan_can_be_given_up_and_no_documents_are_no_plan(session: Session, c
         read_plan(session)
     drop_plan(session)
     assert read_plan(session) is None
+
+
+def test_a_corpus_without_the_texts_of_its_writer_is_refused_before_anything_begins(
+    session: Session, config: CycleConfig
+) -> None:
+    mid = dataclasses.replace(config.midtrain, augment=1, writer=WRITER_FILE)
+    config = dataclasses.replace(config, midtrain=mid)
+    (config.docs[0] / WRITER_FILE).write_text("")
+    with pytest.raises(UsageError, match=f"there is no rewritten.jsonl beside the documents of {config.docs[1]}"):
+        new_plan(session, config)
 
 
 def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: CycleConfig) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from evals.probes import load_probes
+from pipelines.cli.example_folder import MAIN_ARM, Asked, scenario_of
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.example import read_pages, scenario, shortened
 from recovery.config import DistillConfig, MidtrainConfig, build
 from recovery.data.prompts import load_prompts
 from recovery.errors import UsageError
+from recovery.workspace import Workspace
 
 PAGES = {"boats/ferry.md": "# Ferry\n\nThe ferry takes 40 cars.\n", "boats/tug.md": "# Tug\n\nThe tug takes none.\n"}
 CORPORA = '[harbour]\ntitle = "boats"\npages = ["boats/ferry.md", "boats/tug.md"]\nshort = ["boats/tug.md"]\n'
@@ -104,6 +106,16 @@ def test_an_arm_lies_over_the_recipe_and_short_over_both(example: Path, tmp_path
     }
     assert (of[False].steps, of[False].blend, of[False].lr) == (90, 0.8, 2e-4)
     assert (of[True].steps, of[True].blend, of[True].lr) == (8, 0.8, 2e-4)
+
+
+def test_a_plain_run_takes_the_main_arm_and_a_named_arm_the_recipe(example: Path, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "w")
+    settings = {
+        arms: build(DistillConfig, {}, scenario_of(workspace, Asked(example, arms=arms)).recipe)
+        for arms in (None, "documents")
+    }
+    wanted = build(DistillConfig, {k: v for k, v in arm_named(MAIN_ARM).settings.items() if k != "knowledge_teacher"})
+    assert settings[None] == wanted != settings["documents"] == build(DistillConfig, {})
 
 
 def test_texts_of_a_writer_are_put_beside_the_pages_they_are_about(example: Path, tmp_path: Path) -> None:
