@@ -21,7 +21,7 @@ from recovery.data.corpus.text import normalise
 Say = Callable[[Sequence[str]], list[tuple[str, int]]]
 
 WRITE_TOKENS = 128
-FILTER = 2  # version of the filter: what an earlier one kept is not used
+FILTER = 3  # version of the filter: what an earlier one kept is not used
 WAYS = (
     "{text}\n\nSay what this text says in your own words, in whole sentences. Keep every name and every number.",
     "{text}\n\nWrite down what one should remember of this text, one whole sentence a line, each with its subject.",
@@ -38,7 +38,10 @@ _DIGIT = re.compile(r"\d")
 _VERSION = re.compile(r"v(?=\d)")
 _CODE = re.compile(r"`([^`]+)`|(?<![\w/])([\w@$./-]*(?:[a-z][A-Z]|\w[_/@$]\w|\w\.\w|--\w)[\w@$./-]*)")
 _NAME = re.compile(r"(?<=[\w,;:)] )[A-Z][\w-]+")
-_MARKS = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+|\*\*|^#+\s*")
+# Marks of lists, bold text and headings; code (`**`) and paths (cache/**/*) have none.
+_MARKS = re.compile(
+    r"(`[^`]*`)|^\s*(?:[-*+•]|\d+[.)])\s+|(?<![/\w])\*\*(?=[^\s/*])|(?<=[^\s/*])\*\*(?![/\w])|^#+\s*"
+)
 
 
 @dataclass(frozen=True)
@@ -128,5 +131,5 @@ def _supported(sentence: str, words: str, source: str) -> bool:
 
 def _sentences(text: str) -> list[str]:
     """Split a completion into sentences without list markers; a truncated last sentence is dropped."""
-    lines = [_MARKS.sub("", line).strip() for line in text.split("\n")]
+    lines = [_MARKS.sub(r"\1", line).strip() for line in text.split("\n")]
     return [part for line in lines if line for part in sentences_in(line)]

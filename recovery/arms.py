@@ -41,6 +41,8 @@ class Arm:
 _TWO = {"method": "opd", "knowledge_teacher": "midtrained"}
 # Questions have short answers: half of the prompts over 90 steps sample a quarter more tokens than 30% over 60.
 _QUESTIONS = _TWO | {"blend": 0.8, "knowledge_share": 0.5, "steps": 90}
+# Texts in many wordings take most of the tokens: each is read about once.
+_TEXTS = {"augment": 4, "augment_share": 0.8, "writer": WRITER_FILE}
 _OPD = "Thinking Machines, On-Policy Distillation (2025)"
 _ALL = (
     Arm("documents", "documents alone", "continued pre-training"),
@@ -111,13 +113,13 @@ _ALL = (
         "writer",
         "documents alone, with the texts that a capable model wrote about them",
         "Active Reading, arXiv 2508.09494",
-        {"augment": 4, "writer": WRITER_FILE},
+        _TEXTS,
     ),
     Arm(
         "writer-recovery",
         "the same, then recovery with two teachers from 80% of its change; half of the prompts are questions, 90 steps",
         "the texts as above, WiSE-FT, arXiv 2109.01903, then " + _OPD,
-        {"augment": 4, "writer": WRITER_FILE},
+        _TEXTS,
         DISTILL,
         _QUESTIONS,
     ),

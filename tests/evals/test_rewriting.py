@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from evals.rewriting import WAYS, rewrite, shown, supported
+from evals.rewriting import WAYS, Rewriting, keep_supported, rewrite, shown, supported
 from recovery.data.corpus import Document
 from recovery.data.corpus.passages import passages
 from recovery.data.corpus.sentences import sentences
@@ -61,6 +61,30 @@ def test_numbers_with_letters_are_compared_whole(sentence: str, kept: bool) -> N
     )
     passage += "or 16.0.0-canary.12."
     assert bool(supported([sentence], passage)) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (
+            "- A folder is cached under `.next/cache/**/*` between builds.",
+            "A folder is cached under `.next/cache/**/*` between builds.",
+        ),
+        (
+            "The pattern '.next/cache/**/*' names a cached folder.",
+            "The pattern '.next/cache/**/*' names a cached folder.",
+        ),
+        ("Use `**` for folders of any depth.", "Use `**` for folders of any depth."),
+        (
+            "A **cached folder** is kept between **`builds`** of one page.",
+            "A cached folder is kept between `builds` of one page.",
+        ),
+    ],
+)
+def test_marks_of_bold_text_go_and_patterns_of_paths_stay(text: str, kept: str) -> None:
+    source = "Folders: `.next/cache/**/*`, `**` for any depth. A cached folder is kept from one to the next (`builds`)."
+    done = keep_supported([(Rewriting("ci.md", "Caching", text), source, 0)])
+    assert [one.text for one in done.kept] == [kept]
 
 
 def test_what_leans_on_a_dropped_sentence_goes_with_it() -> None:
