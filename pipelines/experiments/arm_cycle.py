@@ -76,7 +76,7 @@ def _start(session: Session, arm: Arm, cycle: int) -> Checkpoint:
 def _midtraining(
     session: Session, arm: Arm, config: MidtrainConfig, cycle: int, start: Checkpoint, tokens: int | None
 ) -> MidtrainConfig:
-    """Return the arm's settings, with the steps and the tokens per step that documents alone would take."""
+    """Return the arm's settings, with the tokens that documents alone would take, in steps of as many or of its own."""
     share = config.replay_documents
     alone = dataclasses.replace(
         config,
@@ -86,8 +86,9 @@ def _midtraining(
         replay_documents=CycleConfig().replay_documents if share is None else share,
     )
     length = length_of(session, alone, _opened(session, alone, cycle))
-    steps = length.steps if tokens is None else math.ceil(tokens / length.per_step)
-    fixed = dataclasses.replace(alone, steps=steps, epochs=None, batch_tokens=length.per_step)
+    total = length.steps * length.per_step if tokens is None else tokens
+    per_step = arm.midtrain.get("batch_tokens") or length.per_step
+    fixed = dataclasses.replace(alone, steps=math.ceil(total / per_step), epochs=None, batch_tokens=per_step)
     return dataclasses.replace(fixed, **arm.midtrain)
 
 

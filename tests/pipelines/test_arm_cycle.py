@@ -69,6 +69,18 @@ def test_replay_takes_its_share_within_the_same_tokens(session: Session, run: Ru
     assert made["lora"].tuning == "lora"
 
 
+def test_smaller_steps_of_an_arm_are_more_steps_on_the_same_tokens(
+    session: Session, corpus: Path, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    config = dataclasses.replace(midtrain_config, steps=None, epochs=0.5, batch_tokens=512)
+    arm = arm_named("documents")
+    run_arm(session, arm, corpus, 1, config, distill_config)
+    run_arm(session, dataclasses.replace(arm, midtrain={"batch_tokens": 256}), corpus, 1, config, distill_config)
+    small, usual = (stage.config for stage in stages(session, "midtrain"))
+    assert (usual["batch_tokens"], small["batch_tokens"]) == (512, 256)
+    assert small["steps"] == 2 * usual["steps"]
+
+
 def test_arms_share_their_mid_training_and_each_has_its_own_end(session: Session, run: Run) -> None:
     made = {name: run(session, name) for name in ("documents", "one-teacher", "recovery", "own-answers")}
     assert len(stages(session, "midtrain")) == 1
