@@ -39,7 +39,7 @@ _VERSION = re.compile(r"v(?=\d)")
 _CODE = re.compile(r"`([^`]+)`|(?<![\w/])([\w@$./-]*(?:[a-z][A-Z]|\w[_/@$]\w|\w\.\w|--\w)[\w@$./-]*)")
 _NAME = re.compile(r"(?<=[\w,;:)] )[A-Z][\w-]+")
 # Marks of lists, bold text and headings; code (`**`) and paths (cache/**/*) have none.
-_MARKS = re.compile(r"(`[^`]*`)|^\s*(?:[-*+•]|\d+[.)])\s+|(?<![/\w])\*\*(?=[^\s/*])|(?<=[^\s/*])\*\*(?![/\w])|^#+\s*")
+_MARKS = re.compile(r"(`[^`]*`)|^\s*(?:[-*+•]|\d+[.)])\s+|(?<!/)\*\*(?=[^\s/*])|(?<=[^\s/*])\*\*(?!/)|^#+\s*")
 
 
 @dataclass(frozen=True)

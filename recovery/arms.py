@@ -41,7 +41,7 @@ class Arm:
 _TWO = {"method": "opd", "knowledge_teacher": "midtrained"}
 # Questions have short answers: half of the prompts over 90 steps sample a quarter more tokens than 30% over 60.
 _QUESTIONS = _TWO | {"blend": 0.8, "knowledge_share": 0.5, "steps": 90}
-# Texts in many wordings take most of the tokens. More and smaller steps on as many tokens answer more (docs/log.md).
+# Texts in many wordings take most of the tokens. More and smaller steps answered more in a trial (docs/log.md).
 _TEXTS = {"augment": 4, "augment_share": 0.8, "writer": WRITER_FILE, "batch_tokens": 1024}
 _OPD = "Thinking Machines, On-Policy Distillation (2025)"
 _ALL = (

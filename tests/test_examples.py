@@ -79,6 +79,13 @@ def test_every_text_is_about_a_page_and_none_asks() -> None:
     assert max(len(text["text"]) for text in TEXTS) <= 4000
 
 
+def test_the_readme_gives_the_numbers_of_the_files() -> None:
+    readme = (FOLDER / "README.md").read_text()
+    thousands = round(sum(len(text["text"].split()) for text in TEXTS), -3)
+    assert f"| {len(TEXTS):,} texts about" in readme and f"{thousands:,} words" in readme
+    assert f"| {len(QUESTIONS)} original questions" in readme
+
+
 def test_the_texts_about_a_page_state_an_answer_of_every_question_about_it() -> None:
     about: defaultdict[str, str] = defaultdict(str)
     for text in TEXTS:

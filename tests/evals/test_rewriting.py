@@ -79,6 +79,7 @@ def test_numbers_with_letters_are_compared_whole(sentence: str, kept: bool) -> N
             "A **cached folder** is kept between **`builds`** of one page.",
             "A cached folder is kept between `builds` of one page.",
         ),
+        ("**Folders**' depth of a re**build** may be any.", "Folders' depth of a rebuild may be any."),
     ],
 )
 def test_marks_of_bold_text_go_and_patterns_of_paths_stay(text: str, kept: str) -> None:
