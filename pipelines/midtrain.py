@@ -156,7 +156,8 @@ class _Material:
 
     @property
     def _written_documents(self) -> tuple[Document, ...]:
-        return augment.as_documents(self.written) if self.written else ()
+        together = 1 if self.writing else augment.TOGETHER
+        return augment.as_documents(self.written, together=together) if self.written else ()
 
     @property
     def earlier_documents(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import random
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +32,7 @@ from recovery.server_address import check_address, is_address
 from recovery.types import Message, Probe
 from recovery.workspace import Workspace, write_atomically
 
+TOGETHER = 4  # texts that came with the documents, often one sentence each, in one document
 _AT_ONCE = 16  # requests to a writing server
 
 
@@ -160,11 +163,23 @@ def count_written(stage: Stage, writer: str, done: Rewritten) -> None:
     )
 
 
-def as_documents(done: Rewritten) -> tuple[Document, ...]:
-    """Return rewritten passages as documents below their places."""
+def as_documents(done: Rewritten, *, together: int = 1) -> tuple[Document, ...]:
+    """Return rewritten passages as documents below their places.
+
+    ``together`` is how many passages of a place one document holds, in an order that is shuffled but always the same:
+    where each is one sentence, a title above every one would be a fifth of the tokens.
+    """
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for kept in done.kept:
+        places[kept.document, kept.place].append(kept.text)
+    groups = []
+    for (document, place), texts in places.items():
+        if together > 1:
+            random.Random(document).shuffle(texts)
+        groups += [(document, place, texts[at : at + together]) for at in range(0, len(texts), together)]
     return tuple(
-        Document(f"{kept.document}#rewritten-{number}", kept.place, f"{kept.place}\n\n{kept.text}", kept.document)
-        for number, kept in enumerate(done.kept)
+        Document(f"{document}#rewritten-{number}", place, "\n\n".join([place, *texts]), document)
+        for number, (document, place, texts) in enumerate(groups)
     )
 
 

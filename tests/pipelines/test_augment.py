@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from db import queries
+from evals.rewriting import Rewriting, Rewritten
 from pipelines import midtrain as module
 from pipelines.data import augment
 from pipelines.data.corpus_snapshot import gather, load_snapshot
@@ -174,6 +175,21 @@ def test_texts_are_compared_with_a_document_without_its_markup(tmp_path: Path) -
     done = augment.given_texts(MidtrainConfig(augment=1, writer=WRITER_FILE), own, len)
     assert done is not None
     assert [kept.text for kept in done.kept] == [own_words]
+
+
+def test_short_texts_share_a_document_below_one_title() -> None:
+    texts = [Rewriting("ferry.md", "Ferries", f"Fact {n}.") for n in range(5)] + [Rewriting("inn.md", "Inns", "Last.")]
+    done = Rewritten(tuple(texts), 6, 6, 60)
+    alone, together = augment.as_documents(done), augment.as_documents(done, together=4)
+    assert [d.text for d in alone] == [f"{one.place}\n\n{one.text}" for one in texts]
+    assert [d.text.count("Fact") for d in together] == [4, 1, 0]
+    assert sorted(line for d in together for line in d.text.split("\n\n")[1:]) == sorted(one.text for one in texts)
+    assert [d.title for d in together] == ["Ferries", "Ferries", "Inns"] == [d.text.split("\n")[0] for d in together]
+    assert [d.text for d in together[:2]] != ["\n\n".join(["Ferries", *(f"Fact {n}." for n in at)]) for at in
+                                              (range(4), range(4, 5))], "shuffled"  # fmt: skip
+    assert together == augment.as_documents(done, together=4)
+    for made in (alone, together):
+        assert len({d.id for d in made}) == len(made)
 
 
 @contextlib.contextmanager
