@@ -60,7 +60,7 @@ from recovery.training.loop import Hooks, train
 from recovery.types import Prompt
 from recovery.workspace import write_atomically
 
-GOAL = 0.8
+LIMIT, GOAL = 0.8, 0.3  # our tokens over TRL's
 UNTIL = 0.99
 # Aggressive enough for a large loss: about three quarters of base's score remain.
 HARD = ("--lr", "2e-3", "--epochs", "8")
@@ -302,7 +302,8 @@ def verdict(ours: float | None, theirs: float | None, most: float) -> str:
         return f"Ours did not reach it within {most:,.0f} tokens: MISSED."
     ratio = ours / (theirs if theirs is not None else most)
     words = f"{ratio:.2f}" if theirs is not None else f"less than {ratio:.2f} (TRL did not reach it)"
-    return f"Our tokens over TRL's: {words}; goal {GOAL}: {'met' if ratio <= GOAL else 'MISSED'}."
+    met, reached = ("met" if ratio <= bound else "MISSED" for bound in (LIMIT, GOAL))
+    return f"Our tokens over TRL's: {words}; limit {LIMIT}: {met}; goal {GOAL}: {reached}."
 
 
 def _single(prompt: Prompt) -> bool:

@@ -66,6 +66,10 @@ def test_the_ratio_is_theirs_over_ours_after_the_warm_up() -> None:
         sides.append(_sides.Side(name, process=None, errors=Path(), steps=steps))  # type: ignore[arg-type]
     assert step.ratios(sides) == {"seconds": 2.5, "processor seconds": 2.5}
     assert step.ratios(sides[:1]) == {}
+    for side in sides:
+        side.steps = [{**one, "generating": 0.5, "training": 0.5, "loss": 0.1} for one in side.steps]
+    assert "goal 2.5: met" in step.markdown(sides, step.REAL_GOAL)
+    assert "goal 4.0: MISSED" in step.markdown(sides, step.GOAL)
 
 
 def test_tokens_are_read_off_where_the_curve_crosses_the_goal() -> None:
@@ -84,10 +88,10 @@ def test_each_side_counts_at_its_best_rate_with_the_mean_of_its_seeds() -> None:
     found = runs("ours", 1e-3, 100.0, 0.8) | runs("ours", 2e-3, 60.0, 0.99, 1.0)
     found |= runs("TRL", 1e-3, 140.0, 0.995) | runs("TRL", 2e-3, 90.0, 0.7)
     assert until.curve(found, "ours") == [(60.0, pytest.approx(0.995), pytest.approx(0.5**0.5 / 100))]
-    assert "0.43; goal 0.8: met" in until.markdown(found, base=1.0, degraded=0.7)
+    assert "0.43; limit 0.8: met; goal 0.3: MISSED." in until.markdown(found, base=1.0, degraded=0.7)
     assert (
         until.verdict(60.0, None, most=300.0)
-        == "Our tokens over TRL's: less than 0.20 (TRL did not reach it); goal 0.8: met."
+        == "Our tokens over TRL's: less than 0.20 (TRL did not reach it); limit 0.8: met; goal 0.3: met."
     )
     assert "MISSED" in until.verdict(None, 100.0, most=300.0)
 
