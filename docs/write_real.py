@@ -20,7 +20,7 @@ from pipelines.experiments.run import read_records
 HERE = Path(__file__).resolve().parent
 QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"
 README, PAGE = HERE.parent / "README.md", HERE / "real.md"
-COMMAND = "recover demo --example examples/nextjs{short} --arms none --records docs/real --write-docs docs/real.md"
+COMMAND = "make docs"
 
 
 def main() -> int:
@@ -31,11 +31,10 @@ def main() -> int:
     records = read_records(HERE / "real")
     short = not any(record.arm == MAIN_ARM and not record.short for record in records)
     chosen = [record for record in records if record.short == short]
-    command = COMMAND.format(short=" --short" if short else "")
     readme = README.read_text(encoding="utf-8")
     written = {
         README: between(readme, "real model", summary(chosen, MAIN_ARM)),
-        PAGE: page(chosen, MAIN_ARM, command, load_questions(QUESTIONS)),
+        PAGE: page(chosen, MAIN_ARM, COMMAND, load_questions(QUESTIONS)),
     }
     if check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in written.items()))

@@ -45,10 +45,10 @@ _QUESTIONS = _TWO | {"blend": 0.8, "knowledge_share": 0.5, "steps": 90}
 _TEXTS = {"augment": 4, "augment_share": 0.8, "writer": WRITER_FILE, "batch_tokens": 1024}
 _OPD = "Thinking Machines, On-Policy Distillation (2025)"
 _ALL = (
-    Arm("documents", "documents alone", "continued pre-training"),
+    Arm("documents", "mid-training alone", "continued pre-training"),
     Arm(
         "unaugmented",
-        "documents alone, without other wordings and questions",
+        "mid-training alone, without other wordings and questions",
         "what augmentation adds, arXiv 2508.09494",
         {"augment": 0, "writer": None},
     ),
@@ -111,7 +111,7 @@ _ALL = (
     ),
     Arm(
         "writer",
-        "documents alone, with the texts that a capable model wrote about them",
+        "mid-training alone, with the texts that a capable model wrote about the documents",
         "Active Reading, arXiv 2508.09494",
         _TEXTS,
     ),
@@ -133,7 +133,7 @@ _ALL = (
     ),
     Arm(
         "rows",
-        "documents alone, of the embeddings only the rows of their tokens",
+        "mid-training alone, of the embeddings only the rows of the documents' tokens",
         "drift of the other rows: Biś, Podkorytov and Liu, NAACL 2021; arXiv 2502.08441",
         {"embeddings": "documents"},
     ),

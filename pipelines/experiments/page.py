@@ -4,137 +4,62 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from evals.comparison import Comparison, Judged, compare
 from pipelines.data.question_splits import Question
+from pipelines.experiments.bounds import (
+    ASKED,
+    BOUNDS,
+    BRIEF,
+    COLUMNS,
+    CONTROLS,
+    ENDS,
+    IFEVAL,
+    LEVELS,
+    MISSED,
+    OWN,
+    Bound,
+    Value,
+    answered,
+    held_out,
+    of,
+    reached,
+)
 from pipelines.experiments.run import Measured, Record
 from pipelines.reports.document import table_lines
+from recovery.arms import arms
 from recovery.errors import UsageError
 
-IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
-ASKED, STORED = "domain_knowledge", "domain_knowledge_stored"
-HELD_FACT, HELD_FORM, CONTROL = "held-out fact/contains", "held-out form/contains", "control/contains"
-MISSING, MISSED = "–", "**missed**"
+MISSING = "–"
 _SHORT = (
     "**One cycle on a part of the documents, with few items in each suite.** It shows that the whole pipeline runs on "
     "a real model; its figures are too coarse for the bounds, which are shown for reference."
 )
 _OWN_BASE = (
     "Each share is of the same run's own base. Base answers some prompts differently on another processor, so runs on "
-    "different ones differ by that as well."
+    "different ones differ by that as well. In bold: missed. An arm that ends with mid-training keeps all that it "
+    "learnt by definition, and has no value there."
+)
+_FEW = (
+    "How many held-out facts of each corpus are answered. With fewer than ten, a share of them decides nothing: one "
+    "fact more or less moves it by a tenth and more."
+)
+_TERMS = (
+    "**Terms.** *Own prompts*: test prompts of the generator that also writes the recovery's training prompts, on "
+    "other topics and in other combinations. *Ended*: the response ends by itself within the limit. *Asked*: the "
+    "response contains an accepted answer; a *held-out fact* is asked in no training question, a *held-out form* is a "
+    "trained fact asked in another form, a *control question* asks for a fact that is on no page. *Stored*: the right "
+    "word is the most probable one in a gap of the text. *Relative to base*: divided by the clean model's score."
+)
+_COSTS = (
+    "Hours are those of the stage alone, without evaluations, on different machines and sometimes beside other work: "
+    "compare tokens."
 )
 # IFEval's mean of strict and loose, prompts and instructions, on the model card, by prefix of the model's name; the
 # tolerance of our own measurement. For full weights and responses of 1,280 tokens or more.
 PUBLISHED = {"SmolLM2-135M-Instruct": 0.299}
 NEAR = 0.04
-Value = Callable[[Record, int, str], float | None]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """A row of the table of bounds: a value of each cycle from ``first``, its required bound and its goal."""
-
-    name: str
-    value: Callable[[Record, int], float | None]
-    must: float | None = None
-    goal: float | None = None
-    percent: bool = False
-    first: int = 1
-
-
-def suite(name: str, detail: str = "", own_corpus: bool = False) -> Value:
-    """Return a function that reads a suite's score of a checkpoint; ``own_corpus``: on the cycle's own corpus."""
-
-    def value(record: Record, cycle: int, kind: str) -> float | None:
-        found = record.at(0 if kind == "base" else cycle, kind)
-        return None if found is None else of(found, f"{name}/{cycle}" if own_corpus else name, detail)
-
-    return value
-
-
-def of(measured: Measured, name: str, detail: str = "") -> float | None:
-    """Return a checkpoint's score of a suite, or one of its details."""
-    row = measured.suites.get(name)
-    if row is None:
-        return None
-    found = row["details"].get(detail) if detail else row["value"]
-    return None if found is None else float(found)
-
-
-def relative(value: Value, kind: str, to: str = "base") -> Callable[[Record, int], float | None]:
-    """Return a function for a cycle's score as a share of another checkpoint's."""
-
-    def ratio(record: Record, cycle: int) -> float | None:
-        above, below = value(record, cycle, kind), value(record, cycle, to)
-        return above / below if above is not None and below else None
-
-    return ratio
-
-
-def gained(value: Value, kind: str) -> Callable[[Record, int], float | None]:
-    """Return a function for a cycle's score minus base's."""
-
-    def difference(record: Record, cycle: int) -> float | None:
-        after, before = value(record, cycle, kind), value(record, cycle, "base")
-        return after - before if after is not None and before is not None else None
-
-    return difference
-
-
-INSTRUCTIONS = suite(IFEVAL, "instruction_strict")
-OWN_PROMPTS = suite(OWN, "instruction_strict")
-FACTS = suite(ASKED, HELD_FACT, own_corpus=True)
-FORMS = suite(ASKED, HELD_FORM, own_corpus=True)
-UNTAUGHT = suite(ASKED, CONTROL, own_corpus=True)
-
-
-def of_earlier(record: Record, cycle: int) -> float | None:
-    """Return the smallest retention over the earlier corpora: held-out facts now, relative to after mid-training."""
-    now, shares = record.at(cycle, "last"), []
-    for earlier in range(1, cycle):
-        first = record.at(earlier, "midtrained")
-        if now is None or first is None:
-            continue
-        above, below = (of(one, f"{ASKED}/{earlier}", HELD_FACT) for one in (now, first))
-        if above is not None and below:
-            shares.append(above / below)
-    return min(shares, default=None)
-
-
-LEVELS = {
-    "prompts strict": "",
-    "prompts loose": "prompt_loose",
-    "instructions strict": "instruction_strict",
-    "instructions loose": "instruction_loose",
-}
-# The bounds on the end of a cycle.
-AFTER = (
-    Bound("recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0),
-    Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
-    Bound("recovery: asked, share of what mid-training reached", relative(FACTS, "last", "midtrained"), 0.95, 1.0),
-    Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95, first=2),
-)
-BOUNDS = (
-    Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True),
-    Bound("mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), None, None, True),
-    Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
-    *AFTER,
-)
-# Headings of the bounds on the end of a cycle, by which every arm is compared.
-ENDS = tuple(
-    zip(("IFEval of base", "own prompts of base", "asked, of mid-training", "earlier corpora"), AFTER, strict=True)
-)
-BRIEF: tuple[tuple[str, Value], ...] = (
-    ("IFEval, instr. strict", INSTRUCTIONS),
-    ("own prompts, instr. strict", OWN_PROMPTS),
-    ("answers ended", suite(OWN, "ended")),
-    ("asked, held-out facts", FACTS),
-    ("asked, held-out forms", FORMS),
-    ("stored", suite(STORED, own_corpus=True)),
-)
-COLUMNS = (*BRIEF, ("asked, control", UNTAUGHT), ("bits a byte, plain English", suite(TEXT)))
 
 
 def page(records: Sequence[Record], main: str, command: str, questions: Sequence[Question] = ()) -> str:
@@ -152,19 +77,81 @@ def page(records: Sequence[Record], main: str, command: str, questions: Sequence
         f"{max(record.date for record in records)}.",
         "",
         *([_SHORT, ""] if short else []),
+        *in_short(records, main),
         *_runs(records),
+        *(
+            ["", f"Not run: {', '.join(missing)}."]
+            if (missing := [n for n in arms() if n not in _names(records)])
+            else []
+        ),
+        "",
+        _TERMS,
     ]
     if mine:
-        parts += ["", "## Against the bounds", "", *_bounds(mine), *_base(mine[0])]
+        parts += ["", "## Against the bounds", "", f"Arm `{main}`.", "", *_bounds(mine), *_base(mine[0])]
     parts += ["", "## Every arm, by the same bounds", "", _OWN_BASE, "", *_by_bounds(records)]
-    parts += ["", "## Every arm", "", *_arms(records)]
+    if counted := _counted(records, questions):
+        parts += ["", "## Held-out facts, corpus by corpus", "", _FEW, "", *counted]
+    parts += ["", "## Every arm", "", _COSTS, "", *_arms(records)]
     if forms := _by_form(records, questions):
         parts += ["", "## Held-out facts after mid-training, by form of question", "", *forms]
     if rivals := _rivals(mine, [record for record in records if record.arm != main]):
-        parts += ["", "## Against the other arms, item by item", "", f"Of {mine[0].title}.", "", *rivals]
+        parts += ["", "## Against the other arms, item by item", "", f"Of `{main}`.", "", *rivals]
     for record in mine[:1]:
         parts += ["", "## Paired tests", "", *_paired(record), "", "## Ten prompts, answered", "", *_shown(record)]
     return "\n".join([*parts, ""])
+
+
+def in_short(records: Sequence[Record], main: str) -> list[str]:
+    """Return what the page says, in a few lines: the main arm, what it misses, its cost, and where the rest is."""
+    mine = [record for record in records if record.arm == main]
+    if not mine or any(record.short for record in records):
+        return []
+    cycles, wanted = max(record.cycles for record in mine), mine[0].wanted
+    seeds = len({record.seed for record in mine})
+    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {'One seed' if seeds == 1 else f'{seeds} seeds'}, "
+             f"{cycles} of {wanted} cycles."]  # fmt: skip
+    for bound in BOUNDS:
+        means = _means(bound, mine, cycles)
+        if bound.must is not None and means:
+            word = "Missed" if reached(bound, means) == MISSED else "Holds"
+            shown = ", ".join(_cell([mean], bound.percent) for mean in means)
+            lines.append(f"{word}: {bound.name} {shown} (must: {_number(bound.must, bound.percent)}).")
+    if controls := _means(CONTROLS, mine, cycles):
+        shown = ", ".join(_cell([mean], percent=True) for mean in controls)
+        lines.append(f"Control questions, whose answers are on no page, gained {shown} points: so much may be guessed.")
+    hours = sum(one.cost.get("seconds", 0.0) for one in mine[0].checkpoints if one.kind != "base") / 3600
+    lines.append(f"Its training takes {hours:.1f} hours for {mine[0].cycles} cycles; evaluations are extra.")
+    whole = _keeps_ifeval(records, wanted)
+    lines.append(f"Arms that were run over {wanted} cycles and keep IFEval within its bound in each: {whole}.")
+    lines.append("What was tried against what is missed: the [log](log.md).")
+    return ["## In short", "", *(f"- {line}" for line in lines), ""]
+
+
+def _keeps_ifeval(records: Sequence[Record], wanted: int) -> str:
+    """Return the arms with all cycles, and which of them hold the bound on IFEval."""
+    bound = ENDS[0][1]
+    by_arm = {name: [r for r in records if r.arm == name and r.cycles >= wanted] for name in _names(records)}
+    full = {name: there for name, there in by_arm.items() if there}
+    holding = [f"`{name}`" for name, there in full.items() if reached(bound, _means(bound, there, wanted)) != MISSED]
+    others = [f"`{name}`" for name in full if f"`{name}`" not in holding]
+    return f"{', '.join(holding) or 'none'}" + (f"; {', '.join(others)} do not" if others else "")
+
+
+def _names(records: Sequence[Record]) -> list[str]:
+    """Return the arms that were run, in the order of their records."""
+    return list(dict.fromkeys(record.arm for record in records))
+
+
+def title(record: Record) -> str:
+    """Return what an arm is; of one that is known no more, what its record says."""
+    return arms()[record.arm].title if record.arm in arms() else record.title
+
+
+def _means(bound: Bound, records: Sequence[Record], cycles: int) -> list[float]:
+    """Return a bound's value after each cycle that has one, the mean of the seeds."""
+    cells = [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in range(1, cycles + 1)]
+    return [statistics.fmean(cell) for cell in cells if cell]
 
 
 def summary(records: Sequence[Record], main: str) -> str:
@@ -190,7 +177,7 @@ def summary(records: Sequence[Record], main: str) -> str:
     model = mine[0].model.removesuffix(".gguf")
     done, wanted = (max(getattr(record, name) for record in mine) for name in ("cycles", "wanted"))
     asked = [f"{row['n']:,} of {name}" for name, row in mine[0].checkpoints[0].suites.items() if name in (IFEVAL, OWN)]
-    about = f"{model}, {mine[0].title}{part}: {count}, {done} of {wanted} cycles, prompts: {', '.join(asked)}"
+    about = f"{model}, {title(mine[0])}{part}: {count}, {done} of {wanted} cycles, prompts: {', '.join(asked)}"
     caption = f"{about}; {', '.join(dates)}; {'; '.join(machines)}."
     return "\n".join([*table_lines(["after", *(name for name, _ in BRIEF)], rows), "", caption])
 
@@ -198,10 +185,13 @@ def summary(records: Sequence[Record], main: str) -> str:
 def _runs(records: Sequence[Record]) -> list[str]:
     inputs = sorted({f"{r.model}, {r.documents.removeprefix('from ')}" for r in records})
     rows = [
-        [r.title, str(r.seed), f"{r.cycles} of {r.wanted}", "a part" if r.short else "whole", r.date, r.machine]
+        [
+            *(f"`{r.arm}`", title(r), str(r.seed), f"{r.cycles} of {r.wanted}"),
+            *("a part" if r.short else "whole", r.date, r.machine),
+        ]
         for r in records
     ]
-    return [*inputs, "", *table_lines(["arm", "seed", "cycles done", "corpora", "date", "where"], rows)]
+    return [*inputs, "", *table_lines(["arm", "what it is", "seed", "cycles done", "corpora", "date", "where"], rows)]
 
 
 def _bounds(records: Sequence[Record]) -> list[str]:
@@ -211,11 +201,11 @@ def _bounds(records: Sequence[Record]) -> list[str]:
     for bound in (bound for bound in BOUNDS if bound.first <= wanted):
         cells = [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in cycles]
         means = [statistics.fmean(cell) for cell in cells if cell]
-        reached = "not measured" if not means else _reached(bound, means)
+        result = "not measured" if not means else reached(bound, means)
         if means and len(means) < wanted - bound.first + 1:
-            reached += f" in {len(means)} of {wanted - bound.first + 1}"
+            result += f" in {len(means)} of {wanted - bound.first + 1}"
         shown = [_number(bound.must, bound.percent), _number(bound.goal, bound.percent)]
-        rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), reached])
+        rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), result])
     return table_lines(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
 
 
@@ -231,20 +221,12 @@ def _base(record: Record) -> list[str]:
     parts = ", ".join(f"{name} {100 * value:.1f}" for name, value in zip(LEVELS, known, strict=True))
     text = f"The clean model on IFEval's {base.suites[IFEVAL]['n']:,} prompts: {parts}; mean {100 * mean:.1f}."
     if published is not None:
-        word = "at most" if abs(mean - published) <= NEAR else "**more than**"
+        word = "At most" if abs(mean - published) <= NEAR else "**More than**"
         text += (
-            f" Its model card reports {100 * published:.1f}, for full weights and responses of any length: "
-            f"{word} {100 * NEAR:.0f} points of difference with {record.model}."
+            f" Its model card reports {100 * published:.1f}, for full weights and responses of 1,280 tokens or more; "
+            f"this is {record.model} with shorter ones. {word} {100 * NEAR:.0f} points of difference."
         )
     return ["", text]
-
-
-def _reached(bound: Bound, means: Sequence[float]) -> str:
-    if bound.must is None:
-        return "shown"
-    if not all(mean >= bound.must for mean in means):
-        return MISSED
-    return "goal" if bound.goal is not None and all(mean >= bound.goal for mean in means) else "must"
 
 
 def _number(value: float | None, percent: bool) -> str:
@@ -269,14 +251,14 @@ def _by_bounds(records: Sequence[Record]) -> list[str]:
         mine = [record for record in records if record.arm == arm]
         for cycle in range(1, max(record.cycles for record in mine) + 1):
             there = [record for record in mine if record.cycles >= cycle]
-            rows.append([mine[0].title, str(cycle), str(len(there)), *(_end(b, there, cycle) for _, b in ENDS)])
+            rows.append([f"`{arm}`", str(cycle), str(len(there)), *(_end(b, there, cycle) for _, b in ENDS)])
     head = [f"{name} {_number(bound.must, bound.percent)}" for name, bound in ENDS]
     return table_lines(["arm", "cycle", "seeds", *head], rows)
 
 
 def _end(bound: Bound, records: Sequence[Record], cycle: int) -> str:
     values = [value for record in records if (value := bound.value(record, cycle)) is not None]
-    missed = values and _reached(bound, [statistics.fmean(values)]) == MISSED
+    missed = values and reached(bound, [statistics.fmean(values)]) == MISSED
     return f"**{_cell(values)}**" if missed else _cell(values)
 
 
@@ -296,9 +278,28 @@ def _arms(records: Sequence[Record]) -> list[str]:
     return table_lines(head, rows)
 
 
+def _counted(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
+    """Count the held-out facts of each corpus that base and every checkpoint of each arm answer, seeds together."""
+    cycles = max(record.cycles for record in records)
+    at = [(0, "base"), *((cycle, kind) for cycle in range(1, cycles + 1) for kind in ("midtrained", "recovered"))]
+    rows = []
+    for arm in _names(records):
+        mine = [record for record in records if record.arm == arm]
+        for corpus in range(1, max(record.cycles for record in mine) + 1):
+            cells = []
+            for cycle, kind in at:
+                found = [answered(record, cycle, kind, corpus, questions) for record in mine]
+                won, total = (sum(column) for column in zip(*found, strict=True))
+                cells.append(f"{won} of {total}" if total else MISSING)
+            if set(cells) != {MISSING}:
+                rows.append([f"`{arm}`", str(corpus), *cells])
+    head = [kind if kind == "base" else f"cycle {cycle}, {kind}" for cycle, kind in at]
+    return table_lines(["arm", "corpus", *head], rows) if rows else []
+
+
 def _by_form(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
     """Count the held-out facts that mid-trained models answer, by form of question and by words of the answer."""
-    asked = {q.id: q for q in questions if q.use == "test" and not q.control}
+    facts = {q.id: q for q in questions}
     counted: list[tuple[Counter[str], Counter[str]]] = []
     runs: list[int] = []
     for cycle in range(1, max(record.cycles for record in records) + 1):
@@ -306,13 +307,16 @@ def _by_form(records: Sequence[Record], questions: Sequence[Question]) -> list[s
         found = [m.items.get(name, {}) for record in records if (m := record.at(cycle, "midtrained"))]
         # Several arms share one mid-training: the same verdicts count once.
         different = [dict(items) for items in {tuple(sorted(one.items())) for one in found}]
-        for key, verdicts in ((key, verdicts) for items in different for key, verdicts in items.items()):
-            for row in _rows_of(asked[key]) if key in asked else ():
+        for key, verdicts in (
+            (key, verdicts) for items in different for key, verdicts in held_out(items, questions).items()
+        ):
+            for row in _rows_of(facts[key]):
                 total[row] += 1
                 won[row] += "1" in verdicts
         counted.append((won, total))
         runs.append(len(different))
-    names = dict.fromkeys(row for question in asked.values() for row in _rows_of(question))
+    names = dict.fromkeys(row for question in questions for row in _rows_of(question))
+    names = {name: None for name in names if any(total[name] for _, total in counted)}
     rows = [
         [name, *(f"{won[name]} of {total[name]}" if total[name] else MISSING for won, total in counted)]
         for name in sorted(names, key=lambda name: (not name.startswith("form"), name))
@@ -352,7 +356,7 @@ def _row(records: Sequence[Record], cycle: int, kind: str) -> list[str]:
     found = [measured.cost for record in records if (measured := record.at(cycle, kind)) is not None]
     costs = [_mean(found, "trained"), _mean(found, "sampled"), _mean(found, "seconds")]
     shown = [f"{value:,.0f}" for value in costs[:2]] + [f"{costs[2] / 3600:.2f}"]
-    return [records[0].title, f"cycle {cycle}, {kind}", str(len(records)), *cells, *shown]
+    return [f"`{records[0].arm}`", f"cycle {cycle}, {kind}", str(len(records)), *cells, *shown]
 
 
 def _mean(costs: Sequence[Mapping[str, float]], name: str) -> float:
@@ -378,7 +382,7 @@ def _against(record: Record, other: Record, cycle: int) -> list[list[str]]:
     on = [(IFEVAL, "instructions"), (OWN, "instructions")]
     on += [(f"{ASKED}/{corpus}", "questions") for corpus in range(1, cycle + 1)]
     found = [_compared(theirs, ours, name, level) for name, level in on]
-    return [[other.title, str(record.seed), str(cycle), *_outcome(one)] for one in found if one is not None]
+    return [[f"`{other.arm}`", str(record.seed), str(cycle), *_outcome(one)] for one in found if one is not None]
 
 
 def _outcome(found: Comparison) -> list[str]:

@@ -32,8 +32,8 @@ class DistillConfig(TrainingConfig):
     student: str = same_as(MidtrainConfig, "student")
     blend: float = setting(
         1.0,
-        "Weight of the student in the weights that training starts from, the rest being the checkpoint it was trained "
-        "from; 1: the student itself.",
+        "Start training from this share of the student's weights plus the rest of those of the checkpoint that it was "
+        "trained from; 1: from the student itself.",
         minimum=0,
         maximum=1,
     )

@@ -9,8 +9,9 @@ import pytest
 
 from pipelines.data.question_splits import Question
 from pipelines.experiments.arm_cycle import arm_named
+from pipelines.experiments.bounds import of_earlier
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.page import of_earlier, page, summary
+from pipelines.experiments.page import page, summary
 from pipelines.experiments.run import FILE, Measured, Record, read_records, run, to_text
 from pipelines.runtime.progress import Display
 from recovery.errors import UsageError
@@ -65,7 +66,7 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
     assert f"| {asked} mid-training reached | ≥ 0.95 | ≥ 1.00 | 1.000 ± 0.057 | goal in 1 of 3 |" in rows
     gained = "mid-training: asked, held-out facts, gained over base"
     assert f"| {gained} | +15 points |  | +23.0 ± 0.0 | must in 1 of 3 |" in rows
-    assert "| recovery with two teachers | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
+    assert "| `two-teachers` | cycle 1, recovered | 2 | 0.300 ± 0.004 | 0.600 ± 0.008 |" in text
     assert "| one | instruction_following, prompts | 3 | -66.7 (-93.9 to +26.9) | 2/0 | 0.5 |" in rows
     assert "    # not a heading" in rows, "answers are quoted as text"
     assert "    (nothing)" in rows
@@ -137,6 +138,37 @@ def test_held_out_facts_are_counted_by_form_and_once_for_each_mid_training() -> 
     ]
 
 
+def test_held_out_facts_are_counted_for_each_corpus_and_checkpoint() -> None:
+    asked = [
+        Question(name, f"fact {name}", "harbour", "port.md", "test", "which", f"{name}?", ("pier",)) for name in "ab"
+    ]
+    asked.append(replace(asked[0], id="form", use="test-form"))
+    verdicts = (("00", "00", "00"), ("01", "11", "11"), ("00", "01", "00"))
+    checkpoints = [
+        replace(one, items={"domain_knowledge/1": dict(zip(("a", "b", "form"), given, strict=True))})
+        for one, given in zip(RUN.checkpoints, verdicts, strict=True)
+    ]
+    rows = page([replace(RUN, checkpoints=tuple(checkpoints))], "two-teachers", "the command", asked).splitlines()
+    assert "| `two-teachers` | 1 | 0 of 2 | 2 of 2 | 1 of 2 |" in rows
+
+
+def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
+    three = [replace(one, cycle=3) if one.cycle else one for one in RUN.checkpoints]
+    whole = replace(RUN, checkpoints=(*RUN.checkpoints, *three[1:]))
+    worse = replace(
+        whole, arm="other", checkpoints=(*whole.checkpoints[:4], measured("two", 3, "recovered", 0.5, 0.2, "1"))
+    )
+    text = page([whole, worse], "two-teachers", "the command")
+    short = text[text.index("## In short") : text.index("model.gguf")]
+    assert "Holds: recovery: own prompts, instructions strict, relative to base 0.990, 0.990 (must: ≥ 0.98)." in short
+    assert "in each: `two-teachers`; `other` do not." in short
+    assert "2.0 hours for 3 cycles" in short
+    assert "Not run: documents, " in text
+    missed = page([replace(whole, checkpoints=worse.checkpoints)], "two-teachers", "the command")
+    assert "Missed: recovery: own prompts, instructions strict, relative to base 0.990, 0.833" in missed
+    assert "## In short" not in page([replace(whole, short=True)], "two-teachers", "the command")
+
+
 def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
     worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.5, 0.1, "01 0 00")))
     own = "recovery: own prompts, instructions strict, relative to base"
@@ -148,8 +180,8 @@ def test_every_arm_is_compared_with_the_bounds_at_the_end_of_each_cycle() -> Non
     alone = replace(RUN, arm="documents", title="documents alone", checkpoints=RUN.checkpoints[:2])
     worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.576, 0.21, "01 0 00")))
     rows = page([RUN, replace(worse, seed=1), alone], "two-teachers", "the command").splitlines()
-    assert "| recovery with two teachers | 1 | 2 | 0.975 ± 0.021 | **0.975 ± 0.021** | **0.900 ± 0.085** | – |" in rows
-    assert "| documents alone | 1 | 1 | **0.500** | **0.500** | 1.000 | – |" in rows
+    assert "| `two-teachers` | 1 | 2 | 0.975 ± 0.021 | **0.975 ± 0.021** | **0.900 ± 0.085** | – |" in rows
+    assert "| `documents` | 1 | 1 | **0.500** | **0.500** | – | – |" in rows, "nothing comes after mid-training"
 
 
 def test_the_clean_model_stands_beside_what_its_card_says() -> None:
@@ -158,7 +190,7 @@ def test_the_clean_model_stands_beside_what_its_card_says() -> None:
     record = replace(RUN, model="SmolLM2-135M-Instruct.Q4_1.gguf", checkpoints=(base, *RUN.checkpoints[1:]))
     text = page([record], "two-teachers", "the command")
     assert "541 prompts: prompts strict 20.0, prompts loose 22.0, instructions strict 32.0" in text
-    assert "mean 27.0. Its model card reports 29.9" in text and "at most 4 points of difference" in text
+    assert "mean 27.0. Its model card reports 29.9" in text and "At most 4 points of difference" in text
     assert "model card" not in page([RUN], "two-teachers", "the command")
 
 
