@@ -6,16 +6,20 @@ import base64
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dashboard.private_file import changing, identity, replace
 from db import DatabaseError
 
 # scrypt's cost: 2^14 blocks of 8, about 50 ms and 16 MiB for each guess (RFC 7914's interactive setting).
 _COST, _BLOCK, _PARALLEL = 2**14, 8, 1
+_NOBODY = f"scrypt${'00' * 16}${'00' * 64}"  # no password has this hash; trying one takes as long as with any other
+_LOG = logging.getLogger(__name__)
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 
 POLICY = "; ".join(
@@ -40,7 +44,12 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "x-frame-options": "DENY",
+    "permissions-policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
 }
+"""Headers of every response; only :func:`is_file` ones may be kept by a browser."""
 LONGEST_REQUEST = 2**20
 """Bytes that a request may have: the longest prompt and reason need a few thousand."""
 _LONGEST_NAME, _LONGEST_PATH = 255, 2000  # bytes; looking for a file with a longer name is an error of the system
@@ -51,6 +60,7 @@ _GRADIO, _SESSION = "/gradio_api/", "/gradio_api/heartbeat/"
 _USED = {
     _GRADIO + name for name in ("queue/join", "queue/data", "startup-events", "info", "app_id", "theme.css", "cancel")
 }
+_FILES = ("/assets/", "/static/")
 _UNUSED = ("/login", "/logout", "/monitoring", "/openapi.json", "/run-history", "/runs")
 
 
@@ -65,7 +75,7 @@ class Access:
     read_only: bool = False
     host: str = "127.0.0.1"
     ask_seconds: float | None = None
-    _known: dict[str, str] = field(default_factory=dict)
+    _known: dict[str, tuple[str, str]] = field(default_factory=dict)  # the user of a header, and the hash it matched
 
     def __post_init__(self) -> None:
         if self.users is None and not is_loopback(self.host):
@@ -89,19 +99,24 @@ class Access:
             name, _, password = base64.b64decode(authorization[6:], validate=True).decode().partition(":")
         except ValueError:  # not base64, not ASCII, or not UTF-8
             return None
-        if not matches(password, self.users.get(name, hash_password("nobody", b"0" * 16))) or name not in self.users:
+        kept = self.users.get(name)
+        if not matches(password, kept or _NOBODY) or kept is None:
             return None
-        self._known[_digest(authorization)] = name
+        self._known[_digest(authorization)] = (name, kept)
         return name
 
     def known(self, authorization: str | None) -> str | None:
         """Return the user of a header that was accepted before, "" if none is needed, else None; does not hash slowly.
 
-        So a page's many requests, and those of users while others guess passwords, need no slow hash.
+        So a page's many requests, and those of users while others guess passwords, need no slow hash. It ends once the
+        user is removed or has another password.
         """
         if self.users is None:
             return ""
-        return self._known.get(_digest(authorization)) if authorization else None
+        if not authorization:
+            return None
+        name, kept = self._known.get(_digest(authorization), ("", ""))
+        return name if kept and self.users.get(name) == kept else None
 
     def refusal(self, method: str, headers: Mapping[str, str]) -> str | None:
         """Return why a request is rejected (another host name, or another site as origin), or None."""
@@ -127,6 +142,11 @@ def is_used(path: str) -> bool:
     return not any(path == one or path.startswith(f"{one}/") for one in _UNUSED)
 
 
+def is_file(path: str) -> bool:
+    """Whether a path is that of a file of Gradio's, the same for everyone."""
+    return path.startswith(_FILES)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     if host.strip("[]") in _LOOPBACK_NAMES:
@@ -150,15 +170,77 @@ def matches(password: str, kept: str) -> bool:
     return hmac.compare_digest(hash_password(password, salt), kept)
 
 
-def read_users(path: Path) -> dict[str, str]:
-    """Return the names and hashes of a file with one NAME:HASH per line. Raises DatabaseError with the line number."""
+class Users(Mapping[str, str]):
+    """Names and hashed passwords of a file with one NAME:HASH per line; read again once the file has changed.
+
+    While a changed file cannot be read nobody has access: nobody who was removed may come back through a fault.
+    Raises DatabaseError if it cannot be read at first, with the line number.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._identity = identity(path)  # before reading: a change in between is seen at the next look
+        self._users = _parsed(path, _text(path))
+
+    def __getitem__(self, name: str) -> str:
+        return self._current()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._current())
+
+    def __len__(self) -> int:
+        return len(self._current())
+
+    def _current(self) -> dict[str, str]:
+        """Return the users; each look takes one stat of the file."""
+        found = identity(self.path)
+        if found != self._identity:
+            try:
+                users = _parsed(self.path, _text(self.path))
+            except DatabaseError as error:
+                users = {}
+                _LOG.warning("nobody has access: %s", error)
+            self._users, self._identity = users, found
+        return self._users
+
+
+def read_users(path: Path) -> Users:
+    """Return the users of a file. Raises DatabaseError if it cannot be read or contains none, with the line number."""
+    return Users(path)
+
+
+def add_user(path: Path, name: str, password: str) -> None:
+    """Add a user with a hashed password to the file, or replace the password; only the owner may read a new file.
+
+    Raises DatabaseError for an invalid name, a password that is too short, or a file that cannot be written.
+    """
+    if not name.strip() or ":" in name or name.startswith("#") or not name.isprintable() or name != name.strip():
+        raise DatabaseError(
+            f"{name!r} cannot be a name: it must not be empty, contain a colon or control characters, begin with # or "
+            "begin or end with a space"
+        )
+    if len(password) < 8:
+        raise DatabaseError("the password needs at least 8 characters")
+    added = f"{name}:{hash_password(password)}"
+    with changing(path) as file:
+        lines = _text(file).splitlines() if file.exists() else []
+        if any(map(_is_user, lines)):
+            _parsed(file, "\n".join(lines))  # a damaged file is not written to
+        others = [line for line in lines if not _is_user(line) or line.strip().partition(":")[0] != name]
+        replace(file, "".join(f"{line}\n" for line in (*others, added)))
+
+
+def _text(path: Path) -> str:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise DatabaseError(f"{path} cannot be read ({error}): create it with --add-user NAME") from error
+
+
+def _parsed(path: Path, text: str) -> dict[str, str]:
     users: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
+    for number, line in enumerate(text.splitlines(), 1):
+        if not _is_user(line):
             continue
         name, _, kept = line.strip().partition(":")
         if not name or not _is_hash(kept):
@@ -169,20 +251,9 @@ def read_users(path: Path) -> dict[str, str]:
     return users
 
 
-def add_user(path: Path, name: str, password: str) -> None:
-    """Add a user with a hashed password to the file, or replace the password; only the owner may read the file.
-
-    Raises DatabaseError for an invalid name, or a password that is too short.
-    """
-    if not name.strip() or ":" in name or name.startswith("#") or "\n" in name:
-        raise DatabaseError(f"{name!r} cannot be a name: it must not be empty, contain a colon or begin with #")
-    if len(password) < 8:
-        raise DatabaseError("the password needs at least 8 characters")
-    users = read_users(path) if path.is_file() and path.read_text(encoding="utf-8").strip() else {}
-    users[name] = hash_password(password)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as stream:
-        stream.write("".join(f"{key}:{kept}\n" for key, kept in users.items()))
+def _is_user(line: str) -> bool:
+    """Whether a line is for a user: not empty, no comment."""
+    return bool(line.strip()) and not line.startswith("#")
 
 
 def _digest(authorization: str) -> str:
@@ -192,4 +263,8 @@ def _digest(authorization: str) -> str:
 def _is_hash(kept: str) -> bool:
     parts = kept.split("$")
     hexadecimal = set("0123456789abcdef")
-    return len(parts) == 3 and parts[0] == "scrypt" and all(p and set(p) <= hexadecimal for p in parts[1:])
+    return (
+        len(parts) == 3
+        and parts[0] == "scrypt"
+        and all(p and len(p) % 2 == 0 and set(p) <= hexadecimal for p in parts[1:])
+    )

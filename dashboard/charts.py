@@ -157,7 +157,7 @@ def curve(
         figure.add_scatter(
             x=[point.step for point in points],
             y=[point.value for point in points],
-            name=labels.get(name, name),
+            name=plain(labels.get(name, name)),
             meta=name,
             mode="lines" if len(points) > FEW_POINTS else "lines+markers",
             marker={"size": 4, "color": colour},
@@ -339,4 +339,4 @@ def _title(step: Measured) -> str:
 
 def plain(text: str) -> str:
     """Return text with Plotly's markup and templates escaped."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {")
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("%{", "% {") + markup.closing(text)

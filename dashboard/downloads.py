@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from fastapi import FastAPI, HTTPException, Query, Response
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
+from dashboard.ask_process import ERROR
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries, reviews
 
+_LOG = logging.getLogger(__name__)
 _REPORTS = {"html": "text/html; charset=utf-8", "md": "text/markdown; charset=utf-8"}
 # What begins a formula in a spreadsheet, after a line break too, and the wide forms that some read alike.
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
@@ -94,8 +97,17 @@ def _report(source: Source, cycle: int, kind: str) -> bytes:
             text = f"the report took more than {_LONGEST:.0f} seconds: run `recover report {cycle}` in the workspace"
             raise HTTPException(503, text) from None
         if done.returncode:
-            raise HTTPException(404, done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no report")
+            raise _no_report(cycle, done.stderr)
         return (Path(folder) / f"cycle-{cycle}.{kind}").read_bytes()
+
+
+def _no_report(cycle: int, printed: str) -> HTTPException:
+    """Return the response for a report that could not be written; a traceback goes to the terminal."""
+    last = (printed.strip().splitlines() or [""])[-1]
+    if last.startswith(ERROR):
+        return HTTPException(404, last.removeprefix(ERROR))
+    _LOG.error("the report of cycle %s failed: %s", cycle, printed.strip())
+    return HTTPException(500, "the report could not be written: the dashboard's terminal says why")
 
 
 def _send(name: str, kind: str, columns: Sequence[str], rows: Rows) -> StreamingResponse:

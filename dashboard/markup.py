@@ -29,6 +29,10 @@ SHAPES = {
 PAGES = ("overview", "cycle", "samples", "review", "tokens", "live", "geometry", "compare", "studies", "log")
 """The pages in the order of the navigation: each is a module of :mod:`dashboard.pages`, the first is the start page."""
 ASK = "ask"
+_END_OF_EMBEDDING, _END_OF_ISOLATE = "\u202c", "\u2069"
+_CLOSED_BY = dict.fromkeys("\u202a\u202b\u202d\u202e", _END_OF_EMBEDDING) | dict.fromkeys(
+    "\u2066\u2067\u2068", _END_OF_ISOLATE
+)
 
 STAGE_WORDS = {
     "midtrain": "Mid-training",
@@ -39,8 +43,28 @@ STAGE_WORDS = {
 
 
 def esc(value: object) -> str:
-    """Return any value as text with HTML escaped."""
+    """Return any value as text with HTML escaped; what it changes of the direction of text ends with it."""
+    text = escape(str(value), quote=True)
+    return text if text.isascii() else text + closing(text)
+
+
+def exact(value: object) -> str:
+    """Return the value of a form's field with HTML escaped, and nothing added."""
     return escape(str(value), quote=True)
+
+
+def closing(text: str) -> str:
+    """Return the characters that end what a text changes of the direction of texts; it would go on after the text."""
+    opened: list[str] = []
+    for one in text:
+        if one in _CLOSED_BY:
+            opened.append(_CLOSED_BY[one])
+        elif one == _END_OF_EMBEDDING and opened[-1:] == [one]:
+            opened.pop()
+        elif one == _END_OF_ISOLATE and one in opened:
+            while opened.pop() != one:  # it ends the embeddings inside as well
+                pass
+    return "".join(reversed(opened))
 
 
 @dataclass(frozen=True)
@@ -177,7 +201,7 @@ def notice(title: str, text: str, commands: Sequence[str] = (), *, tone: str = "
 def select(name: str, label: str, options: Mapping[str, str], chosen: str) -> str:
     """Return a labelled choice of a form, from the texts of its values."""
     shown = "".join(
-        f'<option value="{esc(value)}"{" selected" if value == chosen else ""}>{esc(words)}</option>'
+        f'<option value="{exact(value)}"{" selected" if value == chosen else ""}>{esc(words)}</option>'
         for value, words in options.items()
     )
     return f'<label>{esc(label)}<select name="{name}">{shown}</select></label>'

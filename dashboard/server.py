@@ -19,7 +19,7 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dashboard import downloads, health
-from dashboard.access import HEADERS, LONGEST_REQUEST, Access, is_used
+from dashboard.access import HEADERS, LONGEST_REQUEST, Access, is_file, is_used
 from dashboard.ask_process import Asker
 from dashboard.theme import SCRIPT, STYLE, WEIGHTS
 from dashboard.tracker_source import Source
@@ -56,9 +56,10 @@ def serve(pages: gr.Blocks, source: Source, access: Access, asker: Asker | None 
             return PlainTextResponse("the tracker cannot be read", 503)
         return PlainTextResponse("ok")
 
+    named = _named if access.users is not None else None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "SSR mode is not supported")  # it is off, but Gradio warns anyway
-        gr.mount_gradio_app(api, pages, path="/", auth_dependency=_named if access.users else None, **look())
+        gr.mount_gradio_app(api, pages, path="/", auth_dependency=named, **look())
     api.add_exception_handler(Exception, _failed)
     api.add_exception_handler(RequestValidationError, _malformed)
     for route in api.routes:
@@ -99,13 +100,7 @@ class Guard:
         if refused is not None:
             await refused(scope, receive, send)
             return
-
-        async def secured(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        await self.app(scope, receive, secured)
+        await self.app(scope, receive, _Secured(scope, send, self.access))
 
     async def _refused(self, scope: Scope) -> Response | None:
         """Return the response to a rejected request, or None; store the user of an accepted one in its state."""
@@ -137,9 +132,40 @@ class Guard:
         return None
 
 
+class _Secured:
+    """Sends a response with the security headers, and ends a stream of events once its user has no access any more."""
+
+    def __init__(self, scope: Scope, send: Send, access: Access) -> None:
+        self.send, self.access = send, access
+        self.key = Headers(scope=scope).get("authorization")
+        self.file = is_file(scope["path"])
+        self.stream = self.ended = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send one message."""
+        if message["type"] == "http.response.start":
+            self._start(message)
+        elif self.stream and not self.ended and self.access.known(self.key) is None:
+            self.ended = True
+            await self.send({"type": "http.response.body", "body": b""})
+        if not self.ended:
+            await self.send(message)
+
+    def _start(self, message: Message) -> None:
+        headers = MutableHeaders(scope=message)
+        # Gradio lets any site read the pages, as their user, unless the dashboard is called localhost.
+        for name in [name for name in headers if name.startswith("access-control-")]:
+            del headers[name]
+        found = message["status"] in (200, 206, 304)
+        headers.update({k: v for k, v in HEADERS.items() if k != "cache-control" or not (self.file and found)})
+        self.stream = headers.get("content-type", "").startswith("text/event-stream")
+
+
 def run(application: FastAPI, host: str, port: int, ready: Callable[[], None]) -> None:
     """Serve requests until interrupted; ``ready`` is called once the server listens."""
-    settings = uvicorn.Config(application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2)
+    settings = uvicorn.Config(
+        application, host=host, port=port, log_level="warning", timeout_graceful_shutdown=2, server_header=False
+    )
     _Announced(settings, ready).run()
 
 

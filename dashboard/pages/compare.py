@@ -179,7 +179,8 @@ def _choice(database: Database, form: Form, metrics: Sequence[str], metric: str 
     fields = (
         markup.select("experiment", "Experiment", {name: name for name in [form.group, *groups]}, form.group)
         + (markup.select("metric", "Curve", {m: _curve_name(m, panels)[0] for m in metrics}, metric) if metrics else "")
-        + f'<label>Stages named<input type="search" name="search" value="{esc(form.search)}" maxlength="100"></label>'
+        + f'<label>Stages named<input type="search" name="search" value="{markup.exact(form.search)}" '
+        'maxlength="100"></label>'
     )
     return (
         f'<form class="filters choosing" method="get" action="compare">{fields}<button type="submit">Compare</button>'

@@ -43,12 +43,14 @@ def _form(asked: Asked, access: Access) -> str:
     may_judge = not access.read_only and asked.view != RESULTS
     if access.users is None and may_judge:
         fields += (
-            f'<label>Your name<input name="reviewer" value="{esc(asked.reviewer)}" required '
+            f'<label>Your name<input name="reviewer" value="{markup.exact(asked.reviewer)}" required '
             f'maxlength="{reviews.LONGEST_NAME}" autocomplete="name"></label>'
         )
     kept = {"experiment": asked.experiment.name, "view": asked.view}
     kept |= {"reviewer": asked.reviewer} if access.users is None and not may_judge else {}
-    hidden = "".join(f'<input type="hidden" name="{name}" value="{esc(value)}">' for name, value in kept.items())
+    hidden = "".join(
+        f'<input type="hidden" name="{name}" value="{markup.exact(value)}">' for name, value in kept.items()
+    )
     button = "Begin" if may_judge and not asked.reviewer else "Show"
     return (
         f'<form class="filters" method="get" action="review">{hidden}{fields}<button type="submit">{button}</button>'

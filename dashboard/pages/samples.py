@@ -123,10 +123,10 @@ def _filters(overview: Overview, state: _State, base: Evaluation) -> str:
     fields = (
         markup.select("cycle", "Cycle", cycles, str(state.cycle))
         + markup.select("type", "Type of instruction", types, state.kind)
-        + f'<label>Text<input type="search" name="search" value="{esc(state.search)}" maxlength="200"></label>'
+        + f'<label>Text<input type="search" name="search" value="{markup.exact(state.search)}" maxlength="200"></label>'
     )
     hidden = "".join(
-        f'<input type="hidden" name="{name}" value="{esc(value)}">'
+        f'<input type="hidden" name="{name}" value="{markup.exact(value)}">'
         for name, value in (("experiment", state.experiment), ("show", state.fate))
     )
     return (

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import csv
+import errno
 import io
+import os
 import stat
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from dashboard import downloads
+from dashboard import downloads, private_file
 from dashboard.access import LONGEST_REQUEST, Access, add_user, hash_password, is_loopback, matches, read_users
 from dashboard.app import build_app
+from dashboard.server import Guard
 from dashboard.tracker_source import Source
 from db import DatabaseError, Tracker
 
@@ -51,11 +58,155 @@ def test_a_file_of_users_is_private_and_shows_its_faults(tmp_path: Path) -> None
     path.write_text("ada:secret\n")
     with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
         read_users(path)
+    path.write_text("ada:scrypt$abc$00\n")
+    with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
+        read_users(path)
     path.write_text("# nobody\n")
     with pytest.raises(DatabaseError, match="contains no users"):
         read_users(path)
     with pytest.raises(DatabaseError, match="--add-user"):
         read_users(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_users_that_cannot_be_written_are_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = tmp_path / "users"
+    add_user(path, "ada", "correct horse")
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DatabaseError, match=f"users cannot be written.*{os.strerror(number)}") as raised:
+        add_user(path, "bob", "battery staple")
+    assert "\n" not in str(raised.value)
+    assert path.read_bytes() == before and [one.name for one in tmp_path.iterdir()] == ["users"]
+    with pytest.raises(DatabaseError, match="cannot be written"):
+        add_user(tmp_path / "nowhere" / "users", "ada", "correct horse")
+
+
+def test_a_file_of_users_keeps_its_rights_its_comments_and_its_link(tmp_path: Path) -> None:
+    path, link = tmp_path / "kept" / "users", tmp_path / "users"
+    path.parent.mkdir()
+    path.write_text("# who may decide\n\n")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    for name, password in (("ada", "correct horse"), ("bob", "battery staple"), ("ada", "another good one")):
+        add_user(link, name, password)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640 and link.is_symlink()
+    assert path.read_text().startswith("# who may decide\n\nbob:scrypt$")
+    assert matches("another good one", read_users(link)["ada"]) and set(read_users(link)) == {"ada", "bob"}
+    path.write_text("ada:secret\n")
+    with pytest.raises(DatabaseError, match="line 1 is not NAME:HASH"):
+        add_user(path, "bob", "battery staple")
+    assert path.read_text() == "ada:secret\n"
+
+
+def test_a_name_that_would_break_the_file_is_refused(tmp_path: Path) -> None:
+    for name in ("a\u2028b", "a\rb", "a\x85b", "a\x00", "\ud800", " ada", "#ada"):
+        with pytest.raises(DatabaseError, match="cannot be a name"):
+            add_user(tmp_path / "users", name, "correct horse")
+    assert not (tmp_path / "users").exists()
+
+
+def test_users_added_at_the_same_time_are_all_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, real = tmp_path / "users", private_file.replace
+
+    def slowly(*given: Any) -> None:
+        time.sleep(0.05)  # between reading and writing
+        real(*given)
+
+    monkeypatch.setattr("dashboard.access.replace", slowly)
+    names = [f"user {number}" for number in range(5)]
+    adding = [threading.Thread(target=add_user, args=(path, name, "correct horse")) for name in names]
+    for one in adding:
+        one.start()
+    for one in adding:
+        one.join()
+    assert sorted(read_users(path)) == names
+
+
+def test_a_user_who_is_removed_or_has_another_password_is_signed_out(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    add_user(path, "ada", "correct horse")
+    add_user(path, "bob", "battery staple")
+    access = Access(read_users(path))
+    ada, bob = (basic(*one)["authorization"] for one in (("ada", "correct horse"), ("bob", "battery staple")))
+    assert (access.user(ada), access.user(bob)) == ("ada", "bob")
+    add_user(path, "ada", "another good one")
+    assert access.known(ada) is access.user(ada) is None
+    assert access.known(bob) == "bob", "the others stay signed in"
+    assert access.user(basic("ada", "another good one")["authorization"]) == "ada"
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if not line.startswith("bob:")))
+    assert access.known(bob) is access.user(bob) is None
+
+
+def test_while_the_users_cannot_be_read_nobody_has_access(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "users"
+    add_user(path, "ada", "correct horse")
+    access, key = Access(read_users(path)), basic("ada", "correct horse")["authorization"]
+    good = path.read_text()
+    assert access.user(key) == "ada"
+    for text in ("", "ada:secret\n"):
+        path.write_text(text)
+        assert access.known(key) is access.user(key) is None
+    path.unlink()
+    assert access.known(key) is None
+    assert [one.message.partition(":")[0] for one in caplog.records] == ["nobody has access"] * 3
+    path.write_text(good)
+    assert access.known(key) == "ada"
+
+
+def test_the_users_are_read_once_for_many_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "users"
+    add_user(path, "ada", "correct horse")
+    access, key = Access(read_users(path)), basic("ada", "correct horse")["authorization"]
+    monkeypatch.setattr(Path, "read_text", None)
+    assert access.user(key) == "ada"
+    assert [access.known(key) for _ in range(3)] == ["ada"] * 3
+
+
+def test_a_stream_ends_with_its_users_access(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    add_user(path, "ada", "correct horse")
+    headers = {"host": "127.0.0.1:7860", **basic("ada", "correct horse")}
+    scope = {
+        "type": "http", "method": "GET", "path": "/gradio_api/queue/data",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }  # fmt: skip
+    sent: list[Any] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        add_user(path, "ada", "another good one")
+        for _ in range(2):
+            await send({"type": "http.response.body", "body": b"later", "more_body": True})
+
+    async def keep(message: Any) -> None:
+        sent.append(message)
+
+    async def nothing() -> Any:
+        return {"type": "http.request"}
+
+    asyncio.run(Guard(app, Access(read_users(path)))(scope, nothing, keep))
+    assert [one.get("body") for one in sent] == [None, b"first", b""] and not sent[-1].get("more_body")
+
+
+def test_a_running_dashboard_signs_out_a_user_with_another_password(
+    seeded: Any, tmp_path: Path, serve: Callable[..., str]
+) -> None:
+    path = tmp_path / "users"
+    add_user(path, "ada", "correct horse")
+    address = serve(seeded.address, Access(read_users(path)))
+    with httpx.Client(base_url=address, headers=basic("ada", "correct horse"), timeout=300) as http:
+        assert http.get("/cycle").status_code == 200
+        add_user(path, "ada", "another good one")
+        assert http.get("/cycle").status_code == http.get("/download/overview.csv").status_code == 401
+        assert http.get("/cycle", headers=basic("ada", "another good one")).status_code == 200
 
 
 def test_other_machines_need_a_name() -> None:

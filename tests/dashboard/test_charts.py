@@ -93,4 +93,5 @@ def test_a_logarithm_is_taken_of_positive_values_only() -> None:
 def test_names_cannot_be_templates() -> None:
     points = [Point(1, 1.0, 1.0, 1.0, 0.0), Point(2, 1.0, 1.0, 1.0, 0.0)]
     figure = checked(charts.curve({"<b>%{x}": points}, {}))
-    assert "&lt;b>% {x}" in figure.data[0].hovertemplate
+    assert "&lt;b>% {x}" in figure.data[0].hovertemplate and figure.data[0].name == "&lt;b>% {x}"
+    assert charts.plain("\u202ea") == "\u202ea\u202c"

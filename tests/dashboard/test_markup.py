@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+import pytest
+
 from dashboard import markup
 
 HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>&'${alert(1)}"
@@ -64,3 +66,22 @@ def test_tables_name_their_cells_for_narrow_screens() -> None:
 def test_progress_stays_within_its_bar() -> None:
     assert "width:100.00%" in markup.progress(12, 10, "done")
     assert "progressbar" not in markup.progress(12, None, "12 steps")
+
+
+@pytest.mark.parametrize(
+    ("text", "added"),
+    [
+        ("plain", ""),
+        ("\u202eright to left", "\u202c"),
+        ("\u202eclosed\u202c", ""),
+        ("\u2066\u202ea", "\u202c\u2069"),
+        ("\u2066\u202ea\u2069", ""),
+        ("\u202c\u2069", ""),
+        ("\u202a\u2067a\u202c", "\u2069\u202c"),
+        ("\u05d0\u200f", ""),
+    ],
+)
+def test_a_text_does_not_change_the_direction_of_the_next(text: str, added: str) -> None:
+    assert markup.closing(text) == added
+    assert markup.esc(text) == text + added and markup.exact(text) == text
+    assert f'value="{text}"' in markup.select("type", "Type", {text: text}, "")

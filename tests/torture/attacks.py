@@ -8,15 +8,18 @@ import random
 import re
 import socket
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import httpx
 
 from db import open_readonly, queries, reviews
+from tests.dashboard import hostile_records
+from tests.dashboard.web_rules import links, scripts
 from tests.torture.served import PAGES, PATIENCE, ROOT, USERS, Served, Visitor, wrong
 
 MARK = "zq7"  # of hostile text: found unescaped, it is a fault
@@ -41,6 +44,46 @@ _JSON = {"content-type": "application/json"}
 _RAW = re.compile(rf"<script>{MARK}|<img src=x onerror={MARK}")
 _FILES = ("/etc/passwd", "../../../../../../etc/passwd", "..%2f..%2f..%2f..%2fetc%2fpasswd")
 _SECRETS = ("root:x:0", "scrypt$")
+MOST_LINKS, OF_ONE_KIND = 120, 3  # addresses that a crawl follows, and of those that differ only in their values
+METHODS = ("TRACE", "PUT", "DELETE", "OPTIONS", "PATCH")
+TAINT = f"{MARK}\"{MARK}'{MARK}<{MARK}>\r\n{MARK}-header: 1 {{{{7919*7907}}}}${{7919*7907}}"
+_RAW_TAINT = re.compile(rf"{MARK}[\"'<>]|{7919 * 7907}")
+_HIDDEN = (
+    *(
+        "/.git/config",
+        "/.env",
+        "/.htaccess",
+        "/backup.zip",
+        "/users",
+        "/tracker.db",
+        "/workspace.json",
+        "/server-status",
+    ),
+    *(
+        "/actuator/env",
+        "/phpinfo.php",
+        "/trace.axd",
+        "/WEB-INF/web.xml",
+        "/docs",
+        "/redoc",
+        "/openapi.json",
+        "/metrics",
+    ),
+    *(
+        "/gradio_api/openapi.json",
+        "/monitoring",
+        "/admin",
+        "/debug",
+        "/console",
+        "/gradio_api/deep_link?session_hash=x",
+    ),
+)
+_AROUND = (  # ways past what refuses a path
+    *("//gradio_api/file=/etc/passwd", "/gradio_api//file=/etc/passwd", "/./gradio_api/file=/etc/passwd"),
+    *("/cycle/../gradio_api/file=/etc/passwd", "/%67radio_api/file=/etc/passwd", "/gradio_api%2ffile=/etc/passwd"),
+    *("/gradio_api/queue/join/../../file=/etc/passwd", "//evil.example/", "//evil.example/%2f..", "/\\evil.example/"),
+    *("/cycle//evil.example/", "http://evil.example/", "/cycle;/", "/cycle%00", "/cycle%0d%0aset-cookie:x=1"),
+)
 
 
 def paths(served: Served, draw: random.Random) -> list[str]:
@@ -226,7 +269,7 @@ def votes(served: Served, draw: random.Random) -> list[str]:
     return sum((one.faults for one in others), visitor.faults) + ([] if stored == len(given) == 1 else [counted])
 
 
-def crawl(served: Served, draw: random.Random) -> list[str]:
+def hostile(served: Served, draw: random.Random) -> list[str]:
     """Call every page and every function of a page, with one or two hostile values in the address at a time."""
     known = sorted({*re.findall(r'(?:\.get\(|asked\[)"(\w+)"', _sources()), "experiment"})
     with Visitor(served) as visitor:
@@ -238,6 +281,119 @@ def crawl(served: Served, draw: random.Random) -> list[str]:
                     visitor.faults.append(f"/{page}: the page holds its query unescaped")
                 for function in functions:
                     _call(visitor, draw, page, function, query)
+    return visitor.faults
+
+
+def crawl(served: Served, draw: random.Random) -> list[str]:
+    """Follow every link from the pages, breadth first; try each path and parameter as an active scanner does.
+
+    What every response must keep to is in tests/dashboard/web_rules.py.
+    """
+    pages = [f"{served.address}/{page}" for page in PAGES]
+    named = [f"{page}?{urlencode({'experiment': hostile_records.NAME})}" for page in pages]
+    waiting, kinds = deque([*pages, *draw.sample(named, len(named))]), Counter[tuple[str, ...]]()
+    tried: set[tuple[str, str]] = set()
+    with Visitor(served) as visitor:
+        while waiting and kinds.total() < MOST_LINKS:
+            address = urlsplit(waiting.popleft())
+            query = dict(parse_qsl(address.query, keep_blank_values=True))
+            kind = (address.path, *sorted(query))
+            if kinds[kind] < OF_ONE_KIND:
+                kinds[kind] += 1
+                waiting.extend(_visited(visitor, address.path, query))
+                _try_path(visitor, address.path, tried)
+                _try_parameters(visitor, address.path, query, tried)
+        for path in _HIDDEN:
+            if visitor.ask("GET", path).status_code < 400:
+                visitor.faults.append(f"{path} is there")
+        for raw in _AROUND:
+            visitor.ask("GET", "/", raw=raw)
+    if kinds.total() < 2 * len(PAGES):
+        visitor.faults.append(f"only {kinds.total()} addresses were found")
+    return visitor.faults
+
+
+def _visited(visitor: Visitor, path: str, query: dict[str, str]) -> list[str]:
+    """Ask for an address, and return the links of what it shows."""
+    address = f"{visitor.served.address}{path}"
+    reply = visitor.ask("GET", path, params=query)
+    kind = reply.headers.get("content-type", "")
+    if kind.startswith(("text/css", "text/javascript", "application/javascript")):
+        return scripts(address, reply.text)
+    if not kind.startswith("text/html") or path.startswith("/download/"):
+        return []
+    found = links(address, reply.text)
+    if (page := path.strip("/")) in PAGES:
+        for html in _html(visitor.load(page, query)):
+            visitor.faults += [f"/{page} {query!s:.150}: {fault}" for fault in hostile_records.unsafe_html(html)]
+            found += links(address, html)
+    return found
+
+
+def _html(shown: list[tuple[str, Any]]) -> list[str]:
+    return [value for kind, value in shown if kind == "html" and isinstance(value, str)]
+
+
+def _try_path(visitor: Visitor, path: str, tried: set[tuple[str, str]]) -> None:
+    """Try once what a path must refuse: other methods, other sites, nobody's requests; and its folder."""
+    if (path, "") in tried:
+        return
+    tried.add((path, ""))
+    for method in METHODS:
+        reply = visitor.ask(method, path, headers={"content-length": "0", "x-mark": MARK})
+        if (reply.status_code < 400 and method != "OPTIONS") or MARK in reply.text:
+            visitor.faults.append(f"{method} {path} was taken: {reply.status_code} {reply.text[:60]!r}")
+    asked = {"origin": "http://evil.example", "access-control-request-method": "GET"}
+    for method in ("GET", "OPTIONS"):
+        visitor.ask(method, path, headers=asked | {"content-length": "0"})
+    nobody = httpx.get(f"{visitor.served.address}{path}", timeout=PATIENCE)
+    visitor.faults += [f"{path}, nobody's: {fault}" for fault in wrong(nobody)]
+    if nobody.status_code != 401:
+        visitor.faults.append(f"{path} was shown to nobody: {nobody.status_code}")
+    visitor.ask("GET", path.rpartition("/")[0] + "/")
+
+
+def _try_parameters(visitor: Visitor, path: str, query: dict[str, str], tried: set[tuple[str, str]]) -> None:
+    """Put a mark with every special character into each parameter of an address once."""
+    for name in query:
+        if (path, name) in tried:
+            continue
+        tried.add((path, name))
+        tainted = query | {name: TAINT}
+        reply = visitor.ask("GET", path, params=tainted)
+        shown = [reply.text] if reply.headers.get("content-type", "").startswith("text/html") else []
+        if (page := path.strip("/")) in PAGES:
+            shown += _html(visitor.load(page, tainted))
+        for found in filter(None, map(_RAW_TAINT.search, shown)):
+            near = found.string[max(0, found.start() - 60) :][:120]
+            visitor.faults.append(f"{path}: its parameter {name} is not escaped: {near!r}")
+        if f"{MARK}-header" in reply.headers:
+            visitor.faults.append(f"{path}: its parameter {name} becomes a header")
+
+
+def documents(served: Served, draw: random.Random) -> list[str]:
+    """Look at an experiment in which every text is hostile: its pages, sheets and report."""
+    about = {"experiment": hostile_records.NAME}
+    compared = about | {"first": "base", "second": "cycle-1/midtrained"}
+    asked = {"samples": about | {"show": "all"}, "review": compared | {"view": draw.choice(("compare", "results"))}}
+    with Visitor(served) as visitor:
+        for page in PAGES:
+            for kind, value in visitor.load(page, asked.get(page, about)):
+                unsafe = hostile_records.unsafe(kind, value)
+                visitor.faults += [f"/{page}, hostile texts: {fault}" for fault in unsafe]
+        evaluation = draw.choice(served.hostile)
+        names = ("overview", "votes", "labels", f"evaluation/{evaluation}", *(f"stage/{n}" for n in range(1, 7)))
+        for name in names:
+            sheet = visitor.ask("GET", f"/download/{name}.csv", params=compared).text
+            visitor.faults += [f"{name}.csv: {fault}" for fault in hostile_records.unsafe_csv(sheet)]
+        rows = visitor.ask("GET", f"/download/evaluation/{evaluation}.json").json()
+        kept = hostile_records.stored(served.tracker, evaluation)
+        if [{name: row[name] for name in kept[0]} for row in rows] != kept:
+            visitor.faults.append("a download as JSON differs from the tracker")
+        report = visitor.ask("GET", "/download/report/1.html")
+        if report.status_code != 200:
+            visitor.faults.append(f"there is no report: {report.text[:200]!r}")
+        visitor.faults += [f"report: {fault}" for fault in hostile_records.unsafe_report(report.text)]
     return visitor.faults
 
 
@@ -280,5 +436,7 @@ ATTACKS: dict[str, Callable[[Served, random.Random], list[str]]] = {
     "answers that nobody reads": unread,
     "accepted and rejected at once": decisions,
     "a vote sent eight times at once": votes,
-    "hostile values everywhere": crawl,
+    "hostile values everywhere": hostile,
+    "a crawl of all links": crawl,
+    "hostile documents": documents,
 }

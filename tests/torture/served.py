@@ -20,16 +20,21 @@ import httpx
 
 from dashboard.access import add_user
 from dashboard.app import free_port
+from tests.dashboard import hostile_records
+from tests.dashboard.web_rules import broken
 from tests.db import seeding
 
 ROOT = Path(__file__).resolve().parents[2]
 USERS = {"ada": "correct horse battery", "bob": "another good secret"}
-PAGES = ("", "cycle", "samples", "review", "tokens", "live", "geometry", "compare", "studies", "log")
+PAGES = ("", "cycle", "samples", "review", "tokens", "live", "geometry", "compare", "studies", "log", "ask")
 START, PATIENCE = 180.0, 120.0  # seconds for a start and for one answer on a busy machine
 MOST_MEMORY = 1 << 30  # bytes that a dashboard may hold
 _CONFIG = re.compile(r"window\.gradio_config = (.*?);</script>", re.DOTALL)
 # What no reply may show: a traceback, or where the server keeps its files.
-_PRIVATE = ("Traceback (most recent", 'File "', "site-packages", str(ROOT), str(Path(sys.prefix).resolve()))
+_PRIVATE = (
+    *("Traceback (most recent", 'File "', "site-packages", str(ROOT), str(Path(sys.prefix).resolve())),
+    *("scrypt$", "root:x:0"),
+)
 
 
 @dataclass
@@ -42,6 +47,8 @@ class Served:
     log: Path
     experiment: int
     cycles: Sequence[int]
+    hostile: Sequence[int]
+    """The evaluations of the experiment with hostile texts."""
 
     @property
     def port(self) -> int:
@@ -73,13 +80,16 @@ def dashboard(folder: Path, tracker: str | None = None) -> Iterator[Served]:
     for name, password in USERS.items():
         add_user(folder / "users", name, password)
     address: Path | str = tracker or folder / "tracker.db"
-    seeded = seeding.seed(address)
+    _, hostile = hostile_records.fill(address)
+    seeded = seeding.seed(address)  # after the hostile one: it is shown if none is named
+    settings = {"format": 1, "model": "miniature", "experiment": hostile_records.NAME}
+    (folder / "workspace.json").write_text(json.dumps(settings), encoding="utf-8")  # so that it has reports
     log, port = folder / "log", free_port("127.0.0.1", 21000 + os.getpid() % 2000)
     command = [sys.executable, "-m", "recovery", "dashboard", "--workspace", str(folder), "--port", str(port)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"RECOVER_DATABASE": tracker} if tracker else {})
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, "--auth-file", str(folder / "users")], stdout=out, stderr=out, env=environment
+            [*command, "--ask", "--auth-file", str(folder / "users")], stdout=out, stderr=out, env=environment
         )
     try:
         until = time.monotonic() + START
@@ -87,7 +97,7 @@ def dashboard(folder: Path, tracker: str | None = None) -> Iterator[Served]:
             if process.poll() is not None or time.monotonic() > until:
                 raise RuntimeError(f"the dashboard did not start: {log.read_text()[-1000:]}")
             time.sleep(0.1)
-        yield Served(process, found[0], address, log, seeded.experiment, seeded.cycles)
+        yield Served(process, found[0], address, log, seeded.experiment, seeded.cycles, hostile)
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -117,7 +127,12 @@ class Visitor:
         self.http.close()
 
     def ask(self, method: str, path: str, **more: Any) -> httpx.Response:
-        """Send a request and check its reply; status 499 stands for a connection that the server closed."""
+        """Send a request and check its reply; status 499 stands for a connection that the server closed.
+
+        ``raw`` is the target as it is sent: httpx resolves "..", and takes "//" for another server.
+        """
+        if raw := more.pop("raw", ""):
+            more["extensions"] = {"target": raw.encode()}
         try:
             reply = self.http.request(method, path, **more)
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
@@ -154,7 +169,7 @@ class Visitor:
         outputs: list[Any] = []
         address = f"/gradio_api/queue/data?session_hash={self.session}"
         with self.http.stream("GET", address) as stream:
-            for line in stream.iter_lines():
+            for line in _lines(stream):
                 if not line.startswith("data: "):
                     continue
                 self.faults += [f"a page's function: {fault}" for fault in told(line)]
@@ -176,16 +191,19 @@ class Visitor:
         return shown
 
 
+def _lines(stream: httpx.Response) -> Iterator[str]:
+    """Yield the lines of a stream as a browser does; httpx ends one at every separator that Unicode has."""
+    left = b""
+    for chunk in stream.iter_bytes():
+        *whole, left = (left + chunk).split(b"\n")
+        yield from (line.decode() for line in whole)
+
+
 def told(text: str) -> list[str]:
     """Return what a reply shows that it must not."""
     return [f"it shows {word!r}: {text[max(0, text.find(word) - 60) :][:160]!r}" for word in _PRIVATE if word in text]
 
 
 def wrong(reply: httpx.Response) -> list[str]:
-    """Return what is wrong with a reply: a server's error, private text, or no security headers."""
-    faults = told(reply.text) if "javascript" not in reply.headers.get("content-type", "") else []
-    if reply.status_code >= 500:
-        faults.append(f"status {reply.status_code}: {reply.text[:100]!r}")
-    if "content-security-policy" not in reply.headers:
-        faults.append(f"status {reply.status_code} without a content-security policy")
-    return faults
+    """Return what is wrong with a reply: private text, or a rule that holds for all and is broken."""
+    return (told(reply.text) if "javascript" not in reply.headers.get("content-type", "") else []) + broken(reply)
