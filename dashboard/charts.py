@@ -85,7 +85,8 @@ def beside(overviews: Sequence[Overview]) -> Figure:
             customdata=[
                 [_title(step), percent(place[0]), percent(place[1])] for step, place in zip(steps, path, strict=True)
             ],
-            hovertemplate=f"<b>{name}</b>, %{{customdata[0]}}<br>instructions followed %{{customdata[2]}}"
+            hovertemplate=f"<b>{name}</b>, %{{customdata[0]}}"
+            "<br>prompts with all instructions followed %{customdata[2]}"
             "<br>questions answered %{customdata[1]}<extra></extra>",
             cliponaxis=False,
         )
@@ -96,7 +97,9 @@ def beside(overviews: Sequence[Overview]) -> Figure:
 def _trade_axes(figure: Figure, title: str, places: Sequence[tuple[float, float]]) -> None:
     figure.update_xaxes(title_text=title, range=_shares([x for x, _ in places]), tickformat=".0%")
     figure.update_yaxes(
-        title_text="instructions followed", range=_shares([y for _, y in places], 1.04), tickformat=".0%"
+        title_text="prompts with all instructions followed",
+        range=_shares([y for _, y in places], 1.04),
+        tickformat=".0%",
     )
 
 
@@ -249,7 +252,8 @@ def _checkpoints(figure: Figure, overview: Overview, steps: Sequence[Measured], 
             [_title(step), share(k), interval(k), share(f), interval(f)]
             for step, k, f in zip(steps, knowledge, following, strict=True)
         ],
-        hovertemplate="<b>%{customdata[0]}</b><br>instructions followed %{customdata[3]} (%{customdata[4]})"
+        hovertemplate="<b>%{customdata[0]}</b>"
+        "<br>prompts with all instructions followed %{customdata[3]} (%{customdata[4]})"
         "<br>questions answered %{customdata[1]} (%{customdata[2]})<extra></extra>",
         cliponaxis=False,
     )
