@@ -7,9 +7,10 @@ source folder changes.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,7 +119,6 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
     shutil.rmtree(writing, ignore_errors=True)
     about = {"cycle": corpus.cycle, "folder": corpus.folder, "hash": corpus.hash, "lines": list(corpus.lines)}
     about |= {"probes_hash": corpus.probes_hash, "questions_given": corpus.questions_given, "seed": corpus.seed}
-    text = json.dumps(about, indent=2, ensure_ascii=False)
     with written(folder, writing):
         writing.mkdir(parents=True)
         _write_documents(writing / "documents.jsonl", corpus.documents)
@@ -126,16 +126,19 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
         write_probes(writing / PROBES_FILE, corpus.probes)
         write_prompts(writing / QUESTIONS_FILE, corpus.questions)
         write_texts(writing / WRITER_FILE, corpus.texts)
+        about["files"] = {path.name: _digest(path) for path in sorted(writing.iterdir())}
+        text = json.dumps(about, indent=2, ensure_ascii=False)
         (writing / ABOUT).write_text(text + "\n", encoding="utf-8", errors="surrogatepass")  # of the folder's name
         shutil.rmtree(folder, ignore_errors=True)
         writing.rename(folder)
 
 
 def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
-    """Return the snapshot of a cycle. Raise CorpusError if it is missing or damaged."""
+    """Return the snapshot of a cycle. Raise CorpusError if it is missing, damaged or changed."""
     folder = workspace.corpus(cycle)
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8", errors="surrogatepass"))
+        _check_unchanged(folder, cycle, about.get("files", {}))  # snapshots of version 0.1 list none
         corpus = CorpusSnapshot(
             cycle,
             about["folder"],
@@ -157,6 +160,18 @@ def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:
     if probes_hash(corpus.probes) != corpus.probes_hash:
         raise CorpusError(f"the probes of cycle {cycle} in {folder} were changed after it began: restore the file")
     return corpus
+
+
+def _check_unchanged(folder: Path, cycle: int, files: Mapping[str, str]) -> None:
+    """Raise CorpusError if a file of a snapshot is not as it was written."""
+    for name, digest in files.items():
+        if _digest(folder / name) != digest:
+            raise CorpusError(f"{folder / name} was changed after cycle {cycle} began: restore the file")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def load_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:

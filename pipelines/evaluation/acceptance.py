@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
+from db.json_values import json_safe
 from db.schema import LEFT
 from evals.acceptance_rules import PREFERENCE, STUDENT, Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
 from evals.behaviour import SUITES
@@ -61,9 +62,10 @@ def check_rules(session: Session, rules: Sequence[Rule], config: EvalConfig, las
 def judge_cycle(
     session: Session, rules: Sequence[Rule], number: int, *, alpha: float = 0.05, looks: int = 1
 ) -> Decision:
-    """Judge a cycle by its recorded evaluations, and record the judgement as an event with the ids of those it used.
-    Enters no decision. The votes that a rule is about are recorded as an evaluation first, so that later votes do not
-    change what the judgement rests on.
+    """Judge a cycle by its recorded evaluations; record the judgement as an event with the ids of those it used.
+
+    Enters no decision, and no event if the newest judgement of the cycle is the same. The votes that a rule is about
+    are recorded as an evaluation first, so that later votes do not change what the judgement rests on.
     """
     _store_votes(session, rules, number)
     database, found = session.tracker.database, gather(session, rules, number)
@@ -74,13 +76,12 @@ def judge_cycle(
         for checkpoint, suites in found.items()
     }
     decision = judge_all(rules, evidence_of(measured, number), alpha=alpha, looks=looks)
-    session.tracker.event(
-        session.experiment_id,
-        f"cycle {number}: {decision.reason}",
-        kind=GATE,
-        cycle_id=session.cycle_id(number),
-        data=decision.to_json() | {"evaluations": _used(rules, decision, found, number)},
-    )
+    data = json_safe(decision.to_json() | {"evaluations": _used(rules, decision, found, number)})
+    cycle_id = session.cycle_id(number)
+    last = None if cycle_id is None else last_judgement(session, cycle_id)
+    if last is None or last.data != data:  # a cycle that was killed after its judgement is judged again
+        reason = f"cycle {number}: {decision.reason}"
+        session.tracker.event(session.experiment_id, reason, kind=GATE, cycle_id=cycle_id, data=data)
     return decision
 
 

@@ -221,11 +221,12 @@ HORIZON = Study(
     setting=f"corpora of 16 services, from the second cycle on earlier documents half of each mid-training; {STEPS} "
     "steps of recovery by base, by the mid-trained model (questions about the documents) and by the model before this "
     "mid-training (questions about earlier ones). Names of arms say what they change: `rows`, mid-training at a "
-    "falling rate, of the embeddings only the rows of the documents' tokens, recovery none of them; `questions`, `more` "
-    "and `most`, 30 to 40%, 45% and 60% of the prompts are questions, half of them about the newest corpus; `N-steps`, "
-    "steps of recovery; `rehearsal`, two thirds earlier documents; `10-epochs`, ten passes; `root`, questions about n "
-    "earlier corpora to the newest as the root of n to 1; `kl`, KL replay; `gentle`, KL replay and lower rates. "
-    f"On the miniature `recover cycle` does as `{DEFAULT}`; on other models its default is 30% questions. A corpus is kept by what is answered of it, as a share of what was when it was learnt",
+    "falling rate, of the embeddings only the rows of the documents' tokens, recovery none of them; `questions`, "
+    "`more` and `most`, 30 to 40%, 45% and 60% of the prompts are questions, half of them about the newest "
+    "corpus; `N-steps`, steps of recovery; `rehearsal`, two thirds earlier documents; `10-epochs`, ten passes; "
+    "`root`, questions about n earlier corpora to the newest as the root of n to 1; `kl`, KL replay; `gentle`, KL "
+    f"replay and lower rates. On the miniature `recover cycle` does as `{DEFAULT}`; on other models its default is "
+    "30% questions. A corpus is kept by what is answered of it, as a share of what was when it was learnt",
     parts=(
         *_parts(DEFAULT),
         *_LATE_PARTS,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jinja2.exceptions import TemplateSyntaxError
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -383,7 +384,11 @@ def _try_template(chat: ChatFormat, base: str) -> None:
     try:
         with time_limit(_SECONDS, of_processor=True), memory_limit(_BYTES):
             text = chat.render(messages, generation_prompt=True)
-    except ModelError:
+    except ModelError as error:
+        if isinstance(error.__cause__, TemplateSyntaxError):
+            raise ModelError(
+                f"the chat template in {base} cannot be read ({error.__cause__}): restore its file, or use another"
+            ) from error
         text = ""
     except (Overdue, MemoryError, RecursionError) as error:
         raise ModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 from evals.probes import write_probes
 from pipelines.data.corpus_snapshot import gather, load_snapshot, load_snapshots, save_snapshot
+from recovery.data.rewritten_texts import RewrittenText
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
 
@@ -83,8 +85,24 @@ def test_probes_changed_after_the_cycle_began_are_refused(corpus: Path, tmp_path
     save_snapshot(workspace, gather(corpus, 1, held_out=0.0, seed=0))
     kept = workspace.corpus(1) / "probes.jsonl"
     kept.write_text("\n".join(kept.read_text().splitlines()[1:]) + "\n")
-    with pytest.raises(CorpusError, match="changed after it began"):
+    with pytest.raises(CorpusError, match="probes.jsonl was changed after cycle 1 began"):
         load_snapshot(workspace, 1)
+
+
+@pytest.mark.parametrize("name", ["documents.jsonl", "held_out.jsonl", "questions.jsonl", "rewritten.jsonl"])
+def test_a_file_changed_after_the_cycle_began_is_named(corpus: Path, tmp_path: Path, name: str) -> None:
+    workspace = Workspace(tmp_path / "w")
+    saved = gather(corpus, 1, held_out=0.0, seed=0)
+    text = RewrittenText(saved.documents[0].id, "A ferry.")
+    save_snapshot(workspace, dataclasses.replace(saved, held_out=saved.documents[:1], texts=(text,)))
+    kept = workspace.corpus(1) / name
+    whole = kept.read_bytes()
+    at = len(whole) // 2
+    kept.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(CorpusError, match=f"{name} was changed after cycle 1 began: restore the file"):
+        load_snapshot(workspace, 1)
+    kept.write_bytes(whole)
+    assert load_snapshot(workspace, 1).texts == (text,)
 
 
 def test_a_cycle_without_documents_is_named(tmp_path: Path) -> None:

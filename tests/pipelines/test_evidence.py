@@ -17,10 +17,11 @@ from xml.etree import ElementTree
 import pytest
 from sqlalchemy import update
 
+from db import queries
 from db.schema import Sample
 from evals.acceptance_rules import Evidence, Measurement, judge_all, parse_rule
 from evals.statistics import score_of
-from pipelines.evaluation.acceptance import enter, judge_cycle
+from pipelines.evaluation.acceptance import GATE, enter, judge_cycle
 from pipelines.reports.bundle import MANIFEST, MOST_BYTES, checks, pack, sha256, verify
 from pipelines.reports.evidence import evidence_bundle
 from pipelines.reports.gate_report import to_junit, to_summary
@@ -253,6 +254,19 @@ def test_an_undecided_judgement_is_evidence_too(judged: Session) -> None:
     lines = list(checks(evidence_bundle(judged, 1)))
     assert lines[2] == "figures: 9 scores computed from 540 items; 2 stored without items"
     assert decision.decision == "undecided" and lines[-2] == f"rule: {UNDECIDED[0]}: undecided"
+
+
+def test_the_same_judgement_is_recorded_once(judged: Session) -> None:
+    """As when a cycle is killed after it, and resumed; of other rules it is another one."""
+
+    def recorded(*rules: str) -> int:
+        judge_cycle(judged, list(map(parse_rule, rules)), 1)
+        return len(queries.events(judged.tracker.database, judged.experiment_id, kind=GATE, limit=1000))
+
+    first = recorded(*RULES)
+    assert recorded(*RULES) == first
+    assert recorded(RULES[0]) == first + 1
+    assert recorded(*RULES) == first + 2
 
 
 def test_junit_and_markdown_escape_and_count() -> None:

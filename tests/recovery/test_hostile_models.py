@@ -103,6 +103,14 @@ def test_a_template_that_fails_is_a_line(tiny_qwen3: Path, tmp_path: Path) -> No
         chat.prompt_ids([{"role": "user", "content": "a"}])
 
 
+def test_a_template_that_is_cut_short_is_named(tiny_qwen3: Path, tmp_path: Path) -> None:
+    folder = made(CASES["untouched"], tiny_qwen3, tmp_path)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text()[:-3])
+    with pytest.raises(ModelError, match=f"the chat template in {folder} cannot be read .*: restore its file"):
+        load_chat(str(folder))
+
+
 def test_a_pattern_that_never_ends_is_stopped(
     tiny_qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
