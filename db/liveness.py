@@ -16,8 +16,8 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from db.session import RECONNECT_SECONDS
-
+RECONNECT_SECONDS = 120.0
+"""Seconds that a writer waits for an unreachable server: a restart must not end a stage."""
 STALE_SECONDS = RECONNECT_SECONDS + 60.0
 """A running stage without a heartbeat for this long is considered dead.
 

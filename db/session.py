@@ -16,11 +16,10 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 
 from db import migrate
 from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError
+from db.liveness import RECONNECT_SECONDS
 
 BUSY_SECONDS = 30.0
 """Seconds that a writer waits for another one before it fails."""
-RECONNECT_SECONDS = 120.0
-"""Seconds that a writer waits for an unreachable server: a restart must not end a stage."""
 POSTGRESQL = "postgresql+psycopg"
 # Timeouts after which a lost server (power, network) is detected.
 _NETWORK = {
@@ -35,11 +34,15 @@ _NETWORK = {
 
 @dataclass(frozen=True)
 class Database:
-    """An open tracker database. ``reading`` and ``writing`` each open one short transaction."""
+    """An open tracker database. ``reading`` and ``writing`` each open one short transaction.
+
+    ``schema`` is the schema's revision when it was opened; it is written to with this revision only.
+    """
 
     url: URL
     engine: Engine
     readonly: bool = False
+    schema: str = ""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -54,11 +57,12 @@ class Database:
     def writing(self) -> Iterator[Connection]:
         """Open a transaction that is committed at the end of the block, or rolled back on an exception.
 
-        Raises DatabaseError if the database cannot be written.
+        Raises DatabaseError if the database cannot be written, SchemaError if another version has upgraded it.
         """
         if self.readonly:
             raise DatabaseError(f"{describe(self.url)} was opened for reading only")
         with _in_words(self.url, "written"), self._connected() as connection, connection.begin():
+            migrate.require_unchanged(connection, self.schema, describe(self.url))
             yield connection
 
     def close(self) -> None:
@@ -130,7 +134,7 @@ def open_database(address: str | Path | URL) -> Database:
     """Open a database for writing; create or upgrade it first.
 
     An older SQLite file is copied next to it before it is changed.
-    Raises DatabaseError if that fails, SchemaError if the database is newer than this code.
+    Raises DatabaseError if that fails, SchemaError if the database is newer than this code, or older and in use.
     """
     url = database_url(address)
     if is_sqlite(url) and not Path(str(url.database)).parent.is_dir():
@@ -143,14 +147,14 @@ def open_database(address: str | Path | URL) -> Database:
         event.listen(engine, "connect", _prepare_server)
     with _in_words(url, "opened"):
         migrate.upgrade(engine, describe(url))
-    return Database(url, engine)
+    return Database(url, engine, schema=migrate.newest())
 
 
 def open_readonly(address: str | Path | URL) -> Database:
     """Open an existing database for reading, without ever blocking a writer.
 
     An older one is upgraded first, as by :func:`open_database`.
-    Raises MissingDatabaseError if there is none, SchemaError if it is newer than this code.
+    Raises MissingDatabaseError if there is none, SchemaError as :func:`open_database`.
     """
     url = database_url(address)
     if is_sqlite(url):

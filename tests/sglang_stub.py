@@ -3,15 +3,16 @@
 It answers as documented at docs.sglang.io (native API, sampling parameters): /health, /get_model_info,
 /get_server_info, /generate, /update_weights_from_disk and /flush_cache. Log-probabilities are the model's, weights are
 loaded from the folder that is named, and a prefix cache of whole prompts holds results of old weights until it is
-flushed.
+flushed. It can die during a transfer of weights.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.http_json import address_of, serve_json, stop
+from tests.http_json import address_of, send_json, serve_json, stop
 
+NO_ANSWER = object()
+"""A body in whose place the connection ends."""
+DEATHS = ("before it loads", "half-way, without an end", "after it loaded", "after it answered", "the answer is lost")
+"""How a transfer of weights goes wrong; the server comes back with its former weights, except in the second and last.
+"""
 _DEFAULTS: dict[str, Any] = {
     "max_new_tokens": 128,
     "temperature": 1.0,
@@ -37,8 +43,57 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+class Mortal:
+    """A server that dies in the next ``deaths`` transfers of weights (-1: in all) as ``dies`` says, one of DEATHS.
+
+    That is after ``sound`` transfers; the ``away`` requests after each death find no server.
+    """
+
+    dies: str = ""
+    deaths: int = 0
+    sound: int = 0
+    away: int = 0
+    _missed: int = 0
+
+    def absent(self) -> bool:
+        """Whether there is no server for this request."""
+        self._missed -= 1
+        return self._missed >= 0
+
+    def transfer(self, load: Callable[[], Any], spoil: Callable[[], None], restart: Callable[[], None]) -> Any:
+        """Return the answer to a transfer, or NO_ANSWER. ``spoil`` loads half of the weights."""
+        self.sound -= 1
+        if not self.deaths or self.sound >= 0:
+            return load()
+        before, half_way, _, after_the_answer, lost = DEATHS
+        self.deaths, self._missed = self.deaths - 1, self.away
+        if self.dies == half_way:
+            spoil()
+            return NO_ANSWER
+        answer = None if self.dies == before else load()
+        if self.dies != lost:
+            restart()
+        return answer if self.dies == after_the_answer else NO_ANSWER
+
+
+def send_or_cut(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
+    """Send a body as JSON, or end the connection."""
+    if body is NO_ANSWER:
+        handler.close_connection = True
+    else:
+        send_json(handler, status, body)
+
+
+def mix(model: Any, folder: Path) -> None:
+    """Give every other tensor of a model the value that it has in a folder."""
+    found = _load(folder).state_dict()
+    with torch.no_grad():
+        for name, tensor in list(model.state_dict().items())[::2]:
+            tensor.copy_(found[name])
+
+
 @dataclass
-class SglangStub:
+class SglangStub(Mortal):
     """One server; ``stale`` makes it report a successful update and keep its weights, ``key`` is its API key."""
 
     model_path: Path
@@ -66,7 +121,7 @@ class SglangStub:
 
     def start(self) -> str:
         """Serve; returns the address."""
-        self._server = serve_json(lambda *request: self.answer(*request))
+        self._server = serve_json(lambda *request: self.answer(*request), send=send_or_cut)
         return address_of(self._server)
 
     def stop(self) -> None:
@@ -77,6 +132,8 @@ class SglangStub:
     def answer(self, path: str, body: Any, authorization: str | None) -> tuple[int, Any]:
         """Return status and body of a response."""
         self.paths.append(path)
+        if self.absent():
+            return 0, NO_ANSWER
         if self.key and authorization != f"Bearer {self.key}":
             return 401, {"error": "Unauthorized"}
         if path == self.missing:
@@ -105,10 +162,14 @@ class SglangStub:
             return 400, {"success": False, "message": f"Failed to get weights iterator: {folder}\n(not found).",
                          "num_paused_requests": 0}  # fmt: skip
         self.updates.append(str(folder))
-        if not self.stale:
-            self._model = _load(folder)
-        self.weight_version = body.get("weight_version") or self.weight_version
-        return 200, {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+        def load() -> dict[str, Any]:
+            if not self.stale:
+                self._model = _load(folder)
+            self.weight_version = body.get("weight_version") or self.weight_version
+            return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+        return 200, self.transfer(load, lambda: mix(self._model, folder), self.restart)
 
     def _generate(self, body: dict[str, Any]) -> tuple[int, Any]:
         self.bodies.append(json.loads(json.dumps(body)))

@@ -38,7 +38,7 @@ class SglangServerSampler:
     def __init__(self, loaded: Loaded, server: InferenceServer, *, folder: Path | None = None) -> None:
         self.loaded, self.server = loaded, server
         self._transfer = TransferFolder(folder)
-        self._version = ""  # of the weights transferred last
+        self._version: str | None = None  # of the weights transferred last
         if isinstance(loaded.model, PeftModel):
             raise EngineError(f"{self.name} gets full weights only: for an adapter use vLLM, or train --tuning full")
 
@@ -118,6 +118,7 @@ class SglangServerSampler:
     def _push(self) -> None:
         """Let the server load the weights in the transfer folder; it resets its prefix cache."""
         folder, version = self._transfer.path, uuid.uuid4().hex
+        self._version = None  # until it is done: the former weights may be replaced in part, or be in the cache
         try:
             info = self.server.get("/get_model_info")
             if not isinstance(info, dict) or info.get("is_generation") is False:
@@ -144,7 +145,7 @@ def sampler(loaded: Loaded, settings: EngineSettings) -> SglangServerSampler:
 def parse_completion(answer: Any, ends: Iterable[int]) -> tuple[Completion, str]:
     """Parse a response of /generate: the completion, and the version of the weights that it was sampled from.
 
-    Raise ServerError if the request was aborted, or log-probabilities or the version are missing.
+    Raise ServerError if the request was aborted, or log-probabilities, some of them or the version are missing.
     """
     try:
         about = answer["meta_info"]
@@ -153,9 +154,12 @@ def parse_completion(answer: Any, ends: Iterable[int]) -> tuple[Completion, str]
             raise ServerError(f"the server aborted a request: {' '.join(str(reason.get('message', '')).split())[:200]}")
         pairs = [(int(token), float(logprob)) for logprob, token, *_ in about["output_token_logprobs"]]
         version = str(about["weight_version"])
+        sampled = len(answer.get("output_ids") or pairs)
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ServerError(
             "the server's response has no log-probabilities with the version of its weights: use SGLang 0.5.3 or later"
         ) from error
+    if sampled != len(pairs):
+        raise ServerError(f"the server's response has {sampled} tokens and {len(pairs)} log-probabilities")
     ids = [token for token, _ in pairs]
     return Completion(ids, [logprob for _, logprob in pairs], bool(ids) and ids[-1] in set(ends)), version

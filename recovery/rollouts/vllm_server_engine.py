@@ -7,7 +7,9 @@ that the server's caches never match it; full weights need the server's developm
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from recovery.inference_server import (
     NotOffered,
     ask_all,
     check_model,
+    log_probability,
     response_of,
     served_model,
     window_of,
@@ -32,6 +35,11 @@ from recovery.rollouts.weight_sync import seeds
 
 KEYS = ("RECOVER_ENGINE_KEY", "VLLM_API_KEY")
 _ATTEMPTS = 3  # transfers for one batch, before another client is assumed to replace the weights
+_NONE = "none"  # a token that no server has
+# What identifies the model under an adapter, or one that takes no weights: its scores of a few tokens.
+_TEXT, _PROBE = "The ferry leaves at 7:45 a.m.; return tickets cost 12.50 EUR.", 8
+_SAME = 0.1  # nats: tolerance for rounding
+_GAP = 5.0  # seconds without a response in which a server may have been exchanged
 _WEIGHT_OPTIONS = (
     "VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls recovery.rollouts.vllm_worker.FollowedWeights"
 )
@@ -42,7 +50,7 @@ class VllmServerSampler:
 
     A server that was restarted receives the weights again, and completions that may come from other weights are sampled
     again. A server that accepts no weights is used with those it was started with, for a frozen model only. Raises
-    ServerError if it does not respond, EngineError if it cannot load the weights.
+    ServerError if it does not respond or was started with another model, EngineError if it cannot load the weights.
     """
 
     def __init__(self, loaded: Loaded, server: InferenceServer, *, folder: Path | None = None) -> None:
@@ -52,13 +60,20 @@ class VllmServerSampler:
         self._adapter: str | None = None
         self._token = ""  # identifies the weights transferred last
         self._fixed = False  # the server accepts no weights
+        self._scores: list[float] = []
+        self._answered = 0.0
         self._pushing = threading.Lock()
+        server.returned = self._check_fixed
 
     @property
     def name(self) -> str:
         """Name of the engine, for messages."""
         note = f", which takes no weights ({_WEIGHT_OPTIONS} lets it)" if self._fixed else ""
         return f"vLLM at {self.server.address}{note}"
+
+    @property
+    def _lost(self) -> str:
+        return f"{self.name} lost its weights {_ATTEMPTS} times in one batch: another client replaces them"
 
     @property
     def window(self) -> int:
@@ -74,7 +89,9 @@ class VllmServerSampler:
         """Save the weights in the transfer folder and let the server load them."""
         self._transfer.save(self.loaded)
         with self._pushing:
-            self._push()
+            self._scores = []  # even if this fails: they are those of the former adapter
+            self._scores = self._push_and_probe()
+        self._answered = time.monotonic()
 
     def sample(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
@@ -89,12 +106,15 @@ class VllmServerSampler:
             if progress is not None:
                 progress(len(completions), sum(len(completion.ids) for completion in completions))
 
+        if time.monotonic() - self._answered > _GAP:
+            self._check_fixed()
         for _ in range(_ATTEMPTS):
             found = ask_all(ask, requests, CONNECTIONS, report)
+            self._answered = time.monotonic()
             if self._holds_weights():
                 return found
             progress = None  # reported already
-        raise EngineError(f"{self.name} lost its weights {_ATTEMPTS} times in one batch: another client replaces them")
+        raise EngineError(self._lost)
 
     def close(self) -> None:
         """Unload the adapter, delete the transfer folder, and close the connections."""
@@ -122,21 +142,67 @@ class VllmServerSampler:
             "ignore_eos": True,
             "stop_token_ids": sorted(self.loaded.chat.end_ids),
         }
-        model = self.model
-        try:
-            answer = self.server.post("/v1/completions", body | {"model": model}, given_up=given_up)
-        except NotOffered:  # a restarted server has no adapter
-            if self._adapter is None:
-                raise
-            with self._pushing:
-                if self._adapter == model:
-                    self._push()
+        for _ in range(_ATTEMPTS):
             model = self.model
-            answer = self.server.post("/v1/completions", body | {"model": model}, given_up=given_up)
+            try:
+                answer = self.server.post("/v1/completions", body | {"model": model}, given_up=given_up)
+                break
+            except NotOffered:  # a restarted server has no adapter
+                if self._adapter is None:
+                    raise
+                with self._pushing:
+                    if self._adapter == model:
+                        self._check_same(self._push_and_probe())
+        else:
+            raise EngineError(self._lost)
         with response_of(self.server.address):
             check_model(answer, model)
             found = parse_completion(answer, self.loaded.chat.end_ids)
             return check_completion(found, sampling.max_new_tokens, self.loaded.head.vocabulary)
+
+    def _push_and_probe(self) -> list[float]:
+        """Transfer the weights; return scores that identify the model they are added to, if only a part is transferred.
+
+        Full weights are identified by their token.
+        """
+        for _ in range(_ATTEMPTS):
+            self._push()
+            try:
+                return [] if self._token else self._probe()
+            except NotOffered:  # restarted again
+                if self._adapter is None:
+                    raise
+        raise EngineError(self._lost)
+
+    def _check_fixed(self) -> None:
+        """Check that a server that takes no weights still has those that were compared."""
+        if self._fixed:
+            self._check_same(self._probe())
+
+    def _check_same(self, scores: Sequence[float]) -> None:
+        """Raise ServerError if the server was started with another model since the weights were compared."""
+        self._scores = self._scores or list(scores)
+        if any(abs(a - b) > _SAME for a, b in zip(self._scores, scores, strict=True)):
+            if self._adapter is not None:  # so that it cannot be sampled from
+                self.server.tell("/v1/unload_lora_adapter", {"lora_name": self._adapter})
+            raise ServerError(
+                f"{self.server.address} now serves another model: start it with the former one, then `recover resume`"
+            )
+
+    def _probe(self) -> list[float]:
+        """Return the log-probabilities of a few tokens of a fixed text."""
+        ids = self.loaded.tokenizer(_TEXT, add_special_tokens=False)["input_ids"][:_PROBE]
+        body = {"model": self.model, "prompt": [ids], "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 1}
+        answer = self.server.post("/v1/completions", body)
+        with response_of(self.server.address):
+            check_model(answer, self.model)
+            try:
+                positions = answer["choices"][0]["prompt_logprobs"][1:]
+                return [log_probability(at[str(one)]["logprob"]) for at, one in zip(positions, ids[1:], strict=True)]
+            except (KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+                raise ServerError(
+                    "the server's response has no sound prompt_logprobs: use vLLM 0.10.2 or later"
+                ) from error
 
     def _holds_weights(self) -> bool:
         """Return whether the server still has the weights transferred last; otherwise transfer them again.
@@ -168,6 +234,8 @@ class VllmServerSampler:
     def _push_adapter(self) -> None:
         name = f"recovery-{uuid.uuid4().hex[:12]}"
         body = {"lora_name": name, "lora_path": str(self._transfer.path)}
+        # From here on the former adapter, which has older weights, is not asked for, even if this fails.
+        former, self._adapter = self._adapter, name
         try:
             self.server.post("/v1/load_lora_adapter", body, retried=False)
         except NotOffered as error:
@@ -177,19 +245,28 @@ class VllmServerSampler:
                 f"({error})"
             ) from error
         except ServerError as error:
-            raise EngineError(f"the adapter cannot be loaded by the server: {error}") from error
-        former, self._adapter = self._adapter, name
+            if not self._has_loaded(name):
+                raise EngineError(f"the adapter cannot be loaded by the server: {error}") from error
         if former is not None:
             self.server.tell("/v1/unload_lora_adapter", {"lora_name": former})
 
+    def _has_loaded(self, adapter: str) -> bool:
+        """Return whether the server lists an adapter: one that is sent again after a lost response is refused."""
+        with contextlib.suppress(ServerError):
+            listed = self.server.get("/v1/models")
+            models = listed.get("data") if isinstance(listed, dict) else None
+            return any(isinstance(one, dict) and one.get("id") == adapter for one in models or ())
+        return False
+
     def _push_weights(self) -> None:
         folder, token = self._transfer.path, uuid.uuid4().hex
+        self._token = _NONE  # until it is done: the former weights may be replaced in part, or be in the prefix cache
         try:
             self.server.post("/collective_rpc", {"method": "take_folder", "args": [str(folder), token]}, retried=False)
             reset = self.server.post("/reset_prefix_cache", {}, retried=False)
         except NotOffered as error:
             if self.loaded.tuning == "frozen":  # compared with the model afterwards
-                self._fixed = True
+                self._fixed, self._token = True, ""
                 return
             raise EngineError(
                 f"{self.server.address} accepts no weights: start it with {_WEIGHT_OPTIONS}, or train an adapter "

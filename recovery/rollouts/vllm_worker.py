@@ -24,6 +24,7 @@ class FollowedWeights:
 
     def take_folder(self, folder: str, token: str = "") -> None:
         """Load the safetensors of a folder; :meth:`held` returns ``token`` from then on."""
+        self._recovery_holds = ""  # neither the former weights nor these, until all are loaded
         self.reload_weights(weights_iterator=_saved(folder))  # type: ignore[attr-defined]
         self._repack()
         self._recovery_holds = token

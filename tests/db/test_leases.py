@@ -14,7 +14,6 @@ from sqlalchemy import select, update
 
 from db import DatabaseError, StageBusyError, StageRecorder, Tracker, decide, liveness, queries
 from db.schema import Stage, Work
-from db.session import RECONNECT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.differs
@@ -177,7 +176,7 @@ def test_who_lost_its_line_while_it_saved_keeps_nothing(tracker: Tracker, experi
 
 def test_a_stage_outlives_the_wait_for_a_server() -> None:
     noticed, last_attempt, sign_of_life = 30, 10, 5
-    assert RECONNECT_SECONDS + noticed + last_attempt + sign_of_life < liveness.STALE_SECONDS
+    assert liveness.RECONNECT_SECONDS + noticed + last_attempt + sign_of_life < liveness.STALE_SECONDS
 
 
 def test_nobody_else_rejects_a_cycle_between_two_of_its_stages(tracker: Tracker, experiment: int) -> None:

@@ -22,7 +22,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, event
 
 from db import Database, SchemaError, Tracker, database_url, migrate, open_database, open_readonly, queries, reviews
-from db.schema import Base
+from db.schema import Base, Stage
+from tests.db.test_leases import end, fall_silent, holder
 
 pytestmark = pytest.mark.differs
 
@@ -180,6 +181,56 @@ def test_a_newer_schema_is_refused_untouched(address: Path | str) -> None:
     for opener in (open_database, open_readonly):
         with pytest.raises(SchemaError, match=r"newer version \(schema 7777"):
             opener(address)
+
+
+@pytest.mark.parametrize("opener", [open_database, open_readonly])
+def test_a_live_process_of_an_older_version_is_waited_for(
+    address: Path | str, add_revision: Callable[..., None], opener: Callable[[Path | str], Database]
+) -> None:
+    with Tracker(address) as tracker:
+        experiment = tracker.experiment("kept")
+        child, _ = holder(address, experiment, tracker.cycle(experiment, 1))
+    before = migrate.newest()
+    add_revision()
+    message = rf"older schema {before}.*recover cycle \(process {child.pid}, alive \d+ s ago\): wait for it, or stop it"
+    with pytest.raises(SchemaError, match=message) as caught:
+        opener(address)
+    assert "\n" not in str(caught.value)
+    assert select(address, "SELECT version_num FROM alembic_version") == [(before,)]
+    if isinstance(address, Path):
+        assert not list(address.parent.glob("*.bak"))
+    end(child)  # dead on this machine: detected at once
+    opener(address).close()
+    assert select(address, "SELECT name, mood FROM experiment") == [("kept", "calm")]
+
+
+def test_who_was_silent_during_an_upgrade_writes_nothing(
+    address: Path | str, add_revision: Callable[..., None]
+) -> None:
+    silent = Tracker(address, flush_seconds=1000, heartbeat_seconds=1000)
+    experiment = silent.experiment("kept")
+    stage = silent.start_stage(experiment, "evaluate")
+    add_revision()
+    with pytest.raises(SchemaError, match=rf"evaluate \(process {os.getpid()}, "):
+        open_database(address)
+    fall_silent(silent, Stage)
+    open_database(address).close()
+    stage.log(1, {"loss": 1.0})
+    writes: list[Callable[[], object]] = [
+        silent.flush,
+        lambda: silent.event(experiment, "late"),
+        lambda: silent.working(experiment, "recover cycle").__enter__(),
+        stage.finish,
+        silent.close,
+    ]
+    for write in writes:
+        with pytest.raises(SchemaError, match="upgraded by another version while this one was running") as caught:
+            write()
+        assert "\n" not in str(caught.value)
+    assert select(address, "SELECT status FROM stage") == [("running",)]
+    assert (
+        select(address, "SELECT count(*) FROM event") == select(address, "SELECT count(*) FROM metric_point") == [(0,)]
+    )
 
 
 def test_a_tracker_of_release_0_1_takes_votes_and_labels(tmp_path: Path) -> None:

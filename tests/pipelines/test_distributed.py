@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -244,21 +245,40 @@ def test_what_fails_in_one_process_ends_both_with_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", ["none", "full"])
-def test_a_killed_process_ends_the_other_with_one_line(
-    tmp_path: Path, tiny_model: Path, corpus: Path, start: Launch, cut: str
+@pytest.mark.parametrize(("cut", "victim"), [("none", 1), ("full", 1), ("full", 0)])
+def test_a_killed_process_ends_the_other_and_its_stage_is_resumed_to_the_same_weights(
+    tmp_path: Path,
+    tiny_model: Path,
+    corpus: Path,
+    start: Launch,
+    recover: Callable[..., subprocess.CompletedProcess[str]],
+    cut: str,
+    victim: int,
 ) -> None:
-    learn = ["midtrain", "--docs", corpus, "--model", tiny_model, *LONG, "--checkpoint-every", 1, "--workspace", "work"]
-    learn += ["--steps", 100 * STEPS]  # the last one is never reached
-    running = start([*learn, "--shard", cut])
+    learn = ["midtrain", "--docs", corpus, "--model", tiny_model, "--tuning", "full", *LONG, "--checkpoint-every", 1]
+    learn += ["--shard", cut, "--workspace"]
+    running = start([*learn, "work"])
     until_step(tmp_path / "work", 2)
-    running[1].kill()
-    status, _, errors = ended(running)[0]
-    assert status == 1
-    (line,) = [line for line in errors.splitlines() if "error" in line.lower()]
-    assert line.startswith("recover: error: another process was lost")
+    running[victim].kill()
+    status, _, errors = ended(running)[1 - victim]
+    assert status == 1 and "Traceback" not in errors
+    if victim == 1:  # the main process speaks for both
+        (line,) = [line for line in errors.splitlines() if "error" in line.lower()]
+        assert line.startswith("recover: error: another process was lost")
     (stage,) = stages(tmp_path / "work")
-    assert stage.status == "failed" and stage.steps_done >= 2
+    assert stage.status == ("failed" if victim == 1 else "interrupted") and 2 <= stage.steps_done < STEPS
+    shutil.copytree(tmp_path / "work", tmp_path / "alone")
+    for workspace, resumed in (("work", ["resume", "--workspace", "work"]), ("straight", [*learn, "straight"])):
+        both = ended(start(resumed))
+        assert [status for status, *_ in both] == [0, 0], (workspace, both[0][2])
+    recover("resume", "--workspace", "alone")
+    ours, theirs = weights(tmp_path / "straight", "midtrained"), weights(tmp_path / "work", "midtrained")
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    alike(tmp_path / "straight", tmp_path / "alone", "midtrained")
+    for workspace in ("work", "alone"):
+        (stage,), (whole,) = stages(tmp_path / workspace), stages(tmp_path / "straight")
+        assert (stage.status, stage.attempts, stage.steps_done) == ("finished", 2, STEPS)
+        assert stage.tokens_trained == whole.tokens_trained
 
 
 def test_a_launch_that_does_not_say_who_is_who_is_refused(

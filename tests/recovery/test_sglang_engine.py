@@ -182,3 +182,11 @@ def test_errors_are_one_line(
 def test_a_response_without_log_probabilities_is_an_error(answer: object) -> None:
     with pytest.raises(ServerError, match="no log-probabilities"):
         parse_completion(answer, [1])
+
+
+def test_a_response_without_some_of_the_log_probabilities_is_an_error() -> None:
+    about = {"finish_reason": None, "output_token_logprobs": [[-1.0, 5, None]], "weight_version": "v"}
+    completion, version = parse_completion({"output_ids": [5], "meta_info": about}, [1])
+    assert (completion.ids, version) == ([5], "v")
+    with pytest.raises(ServerError, match="has 2 tokens and 1 log-probabilities"):
+        parse_completion({"output_ids": [5, 7], "meta_info": about}, [1])

@@ -1,4 +1,4 @@
-"""Campaign: a teacher and an engine on a server that misbehaves, and a run that is ended by it and resumed.
+"""Campaign: teachers and engines on servers that misbehave, and runs that are ended by them and resumed.
 
 Each request must end in the sound result, or in one line that says what is wrong and names the server, within bounded
 time and memory; a run that ended so must go on to the weights of an undisturbed one.
@@ -7,12 +7,9 @@ time and memory; a run that ended so must go on to the weights of an undisturbed
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
+import functools
 import random
 import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,30 +26,33 @@ from recovery.rollouts.engine import Sampling
 from recovery.rollouts.vllm_server_engine import VllmServerSampler
 from recovery.teachers.remote import KEYS, RemoteTeacher
 from tests.models import make_tiny
+from tests.torture import engine_tries
 from tests.torture.misbehaving import CUT, EDITS, FINAL, Server, serving
 from tests.torture.outcome import Outcome, numbers
+from tests.torture.server_runs import COUNT, disturbed, is_line, undisturbed
 
-COUNT = 5  # entries of the vocabulary per token
 LONGEST, MOST = 90.0, 300 << 20  # seconds and bytes that a try may take; its server is given one second
 ROWS = ([5, 9, 30, 12, 8, 77], [7, 11, 400])
-RUN = ("--divergence", "top_k", "--top-k", str(COUNT), "--steps", "4", "--prompts-per-step", "2",
-       "--samples-per-prompt", "1", "--max-new-tokens", "4", "--checkpoint-every", "1", "--until", "0",
-       "--precision", "float32", "--tuning", "full", "--server-wait", "1", "--server-timeout", "5")  # fmt: skip
+WHOLE = ("resumed", "went on")  # how what whole runs return begins: they start processes
+FIRST = {1: "a run", 2: "vllm full, a run"}  # tries that a short budget has too; the others are in the seed's order
 EXCHANGED = ("exchanged while it was away", "exchanged between two requests")  # each a try of the teacher only
 
 
 def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
-    """Try for ``seconds``; ``only`` repeats one try by its number. The last try is that of a whole run."""
+    """Try for ``seconds``; ``only`` repeats one try by its number. Try 1 is a whole run: a short budget has it too."""
     outcome = Outcome()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="servers-") as temporary:
         folder = Path(temporary).resolve()
         server = Server(make_tiny("qwen3", folder / "teacher"))
         make_tiny("qwen3", folder / "student", seed=9)
-        with serving(server) as address:
-            tries = tries_of(server, address, folder)
+        with serving(server) as address, engine_tries.tries(folder, address) as engines:
+            tries = tries_of(server, address, folder) | engines
+            order = sorted(tries)
+            random.Random(f"{seed} servers").shuffle(order)
             for number in numbers(seconds, only):
-                name = sorted(tries)[number % len(tries)] if number != 1 else "a run"
+                name = FIRST.get(number) or order[number % len(order)]
+                server.misbehave("", 0)  # the teacher of an engine's run
                 found = attempt(tries[name], random.Random(f"{seed} servers {number}"))
                 outcome.tried[name] = outcome.tried.get(name, 0) + 1
                 report(f"servers {number}: {name}: {found}")
@@ -160,16 +160,11 @@ def attempt(work: Try, draw: random.Random) -> str:
     except Exception as error:
         found = f"FAULT: {type(error).__name__}: {error!s:.200}"
     took, grown = time.monotonic() - began, _memory("VmHWM") - before
-    if found != "same" and not found.startswith(("FAULT", "refused", "resumed")):
+    if found != "same" and not found.startswith(("FAULT", "refused", *WHOLE)):
         found = f"FAULT: {found}"
-    if took > LONGEST and not found.startswith("resumed"):
+    if took > LONGEST and not found.startswith(WHOLE):
         return f"FAULT: it took {took:.0f} seconds: {found}"
     return f"FAULT: it took {grown >> 20} MiB: {found}" if grown > MOST else found
-
-
-def is_line(text: str) -> bool:
-    """Whether an error is one printable line that names the server."""
-    return text.isprintable() and len(text) < 1000 and re.search(r"127\.0\.0\.1:\d+", text) is not None
 
 
 def _memory(name: str) -> int:
@@ -178,39 +173,13 @@ def _memory(name: str) -> int:
 
 
 def whole_run(server: Server, address: str, folder: Path, draw: random.Random) -> str:
-    """End a distillation by a server that misbehaves from some request on, resume it, and compare its weights."""
+    """End a distillation by a teacher that misbehaves from some request on, resume it, and compare its weights."""
     way = draw.choice(("NaN", "status 500", "reset", "status 401", "too many tokens"))
-    prompts = folder / "prompts"
-    prompts.mkdir(exist_ok=True)
-    for split in ("train", "development", "test"):
-        lines = [f'{{"key": "{split}-{n}", "prompt": "Name boat {n} of {split}."}}\n' for n in range(6)]
-        (prompts / f"{split}.jsonl").write_text("".join(lines))
-    one, other = folder / f"whole-{draw.random()}", folder / f"ended-{draw.random()}"
     server.misbehave("", 0)
-    first = _recover(folder, one, "distill", "--model", "student", "--teacher", address, "--prompts", "prompts", *RUN)
-    if first.returncode:
-        return f"FAULT: the undisturbed run ended: {first.stderr[-500:]}"
+    whole = undisturbed(folder, folder / f"whole-{draw.random()}", "--teacher", address)
+    if isinstance(whole, str):
+        return whole
     server.misbehave(way, -1, draw.randrange(2, 6))
-    ended = _recover(folder, other, "distill", "--model", "student", "--teacher", address, "--prompts", "prompts", *RUN)
-    if ended.returncode == 0 and server.left == -1:
-        return "same"  # it asked fewer times: how often the teacher is looked at again depends on time
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("recover: error: ")]
-    if ended.returncode != 1 or len(errors) != 1 or not is_line(errors[0]) or "Traceback" in ended.stderr:
-        return f"FAULT: {way}: status {ended.returncode}: {ended.stderr[-500:]}"
-    server.misbehave("", 0)
-    resumed = _recover(folder, other, "resume")
-    if resumed.returncode:
-        return f"FAULT: {way}: it was not resumed: {resumed.stderr[-500:]}"
-    same = _weights(one) == _weights(other)
-    return f"resumed to the same weights after {way}: {errors[0]}" if same else f"FAULT: {way}: other weights"
-
-
-def _recover(folder: Path, workspace: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "recovery", *arguments, "--workspace", str(workspace)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def _weights(workspace: Path) -> list[tuple[str, str]]:
-    files = sorted(workspace.glob("checkpoints/**/*.safetensors"))
-    return [(str(path.relative_to(workspace)), hashlib.sha256(path.read_bytes()).hexdigest()) for path in files]
+    # It may ask fewer times and end soundly: how often the teacher is looked at again depends on time.
+    calm = functools.partial(server.misbehave, "", 0)
+    return disturbed(folder, folder / f"ended-{draw.random()}", whole, calm, way, "--teacher", address)

@@ -1,5 +1,5 @@
-"""Campaign: trackers of other versions: an upgrade that is killed half-way, a newer schema, and the first release's
-tracker and workspace.
+"""Campaign: trackers of other versions: an upgrade that is killed half-way, a newer schema, a live process with an
+older one, and the first release's tracker and workspace.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from pathlib import Path
 from alembic import command
 from sqlalchemy import create_engine
 
-from db import migrate
+from db import Tracker, migrate
 from recovery.miniature.package import materialise
+from tests.db.test_leases import end, holder
 from tests.torture.disks import said
 from tests.torture.outcome import Outcome, numbers
 from tests.torture.process import Ended, recover
 from tests.torture.traps import Trap, die
 
 ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "workspace-0.1.tar.xz"
+EARLIER = ("0001", "0002")  # schemas
 STATUS = ("status", "--json", "--workspace", "workspace")
 RESUME = ("resume", "--workspace", "workspace")
 
@@ -92,15 +94,41 @@ def _newer(folder: Path, _draw: random.Random, _counts: Mapping[str, int]) -> tu
 def _every_schema(folder: Path, draw: random.Random, _counts: Mapping[str, int]) -> tuple[str, list[str]]:
     """A tracker of any earlier schema is upgraded."""
     assert recover(STATUS, folder).status == 0
-    tracker, revisions = folder / "workspace" / "tracker.db", ["0001", "0002"]
-    revision = draw.choice(revisions)
+    revision = draw.choice(EARLIER)
+    _downgrade(folder / "workspace" / "tracker.db", revision)
+    ended = recover(STATUS, folder)
+    return revision, [ended.complaint or ended.error] if ended.status else []
+
+
+def _two_versions(folder: Path, draw: random.Random, _counts: Mapping[str, int]) -> tuple[str, list[str]]:
+    """A live process works with an earlier schema: nobody upgrades before it has ended."""
+    assert recover(STATUS, folder).status == 0
+    tracker, revision = folder / "workspace" / "tracker.db", draw.choice(EARLIER)
+    with Tracker(tracker) as opened:
+        experiment = opened.experiment("older")
+        child, _ = holder(tracker, experiment, opened.cycle(experiment))
+    try:
+        _downgrade(tracker, revision)
+        before, copies = _rows(tracker), set(tracker.parent.glob("*.bak"))
+        faults = []
+        for arguments in (STATUS, RESUME):
+            faults += said(recover(arguments, folder), (f"process {child.pid}",))
+        changed = before != _rows(tracker) or copies != set(tracker.parent.glob("*.bak"))
+        faults += ["the tracker in use was changed"] if changed else []
+    finally:
+        end(child)
+    ended = recover(STATUS, folder)
+    faults += [ended.complaint or ended.error] if ended.status else []
+    return revision, faults + ([] if _revision(tracker) == migrate.newest() else ["it was not upgraded afterwards"])
+
+
+def _downgrade(tracker: Path, revision: str) -> None:
+    """Give a tracker an earlier schema."""
     settings, engine = migrate.config(), create_engine(f"sqlite:///{tracker}")
     with engine.begin() as connection:
         settings.attributes["connection"] = connection
         command.downgrade(settings, revision)
     engine.dispose()
-    ended = recover(STATUS, folder)
-    return revision, [ended.complaint or ended.error] if ended.status else []
 
 
 def _resumed(folder: Path, _draw: random.Random, _counts: Mapping[str, int]) -> tuple[str, list[str]]:
@@ -125,5 +153,6 @@ _WAYS: dict[str, Callable[[Path, random.Random, Mapping[str, int]], tuple[str, l
     "an upgrade killed": _killed,
     "a newer schema": _newer,
     "an earlier schema": _every_schema,
+    "a live process with an earlier schema": _two_versions,
     "0.1's unfinished stage": _resumed,
 }
