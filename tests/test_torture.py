@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import inspect
 import os
 import random
 import re
+import shutil
+import sqlite3
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.models import make_tiny
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import NOT_DISTURBED, ORDER, Outcome, summary
 from tests.torture.page import write
 from tests.torture.traps import Trap, _File
 
@@ -48,6 +54,84 @@ def test_a_model_is_for_the_campaign_that_kills(tmp_path: Path) -> None:
     assert f"--model {tmp_path} is not a folder with a model" in finished.stderr
 
 
+@pytest.mark.parametrize("campaign", ORDER)
+def test_each_campaign_can_repeat_one_try(campaign: str) -> None:
+    run = inspect.signature(importlib.import_module(f"tests.torture.{campaign}").run)
+    run.bind(0, 1.0, print, only=3)
+    assert run.parameters["only"].default is None
+
+
+def test_one_try_is_repeated_by_its_number() -> None:
+    finished = torture("--seed", "3", "--only", "7", "numbers")
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert re.search(r"^numbers 7: \w+: (taken|refused)$", finished.stdout, re.MULTILINE)
+    assert "numbers: 1 tries, 0 faults" in finished.stdout
+    assert torture("--seed", "3", "--only", "7", "numbers").stdout == finished.stdout
+
+
+def test_tries_that_were_not_disturbed_are_counted_apart() -> None:
+    outcome = Outcome()
+    for name in ("kill -9, sync", NOT_DISTURBED, "kill -9, sync"):
+        outcome.count(name)
+    assert summary({"kill": outcome})[0] == "kill: 2 tries, 0 faults"
+    assert outcome.tried == {"kill -9, sync": 2, NOT_DISTURBED: 1}
+
+
+def test_a_stop_is_mostly_short_and_at_most_as_long_as_is_allowed() -> None:
+    from tests.torture.kill import stop_for
+
+    stops = [stop_for(random.Random(n), 60.0) for n in range(300)]
+    assert sorted(stops)[150] < 2 and 20 < max(stops) <= 60
+
+
+def test_a_refusal_of_a_damaged_tracker_gives_a_known_reason() -> None:
+    from tests.torture.damage import TRACKER, said
+    from tests.torture.process import Ended
+
+    line = "recover: error: /tmp/workspace/tracker.db cannot be read: "
+    assert said(Ended(1, "", f"{line}database disk image is malformed (the file is damaged)\n"), TRACKER) == []
+    for wrong in (f"{line}nothing known\n", f"{line}no such table: stage\n{line}no such table: stage\n", "Traceback"):
+        assert len(said(Ended(1, "", wrong), TRACKER)) == 1, wrong
+
+
+def test_damage_that_sqlite_notices_is_told_from_another_value(tmp_path: Path) -> None:
+    from tests.torture.damage import contents, settle
+
+    tracker = tmp_path / "tracker.db"
+    with contextlib.closing(sqlite3.connect(tracker)) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("CREATE TABLE stage (name TEXT)")
+        database.execute("INSERT INTO stage VALUES ('midtrain')")
+        database.commit()
+        settle(tracker)
+    whole, data = contents(tracker), tracker.read_bytes()
+    assert whole is not None and data.count(b"midtrain") == 1
+    tracker.write_bytes(data.replace(b"midtrain", b"mudtrain"))
+    assert contents(tracker) not in (None, whole)
+    tracker.write_bytes(data[:5000])
+    assert contents(tracker) is None
+
+
+def test_there_are_a_thousand_different_hostile_files_and_more() -> None:
+    from tests.torture.corpus import all_cases
+
+    names = [case.name for case in all_cases(1, large=False)]
+    assert len(names) == len(set(names)) > 1300
+
+
+def test_hostile_models_are_others_with_another_seed_and_the_same_with_the_same(tmp_path: Path) -> None:
+    from tests.torture.hostile_models.drawn import drawn
+
+    make_tiny("qwen3", tmp_path / "sound")
+    told = []
+    for number, key in enumerate(("1 7", "1 7", "2 7", "3 7", "4 7")):
+        for name in ("model", "base"):
+            shutil.copytree(tmp_path / "sound", tmp_path / str(number) / name)
+        case = drawn(key)
+        told.append(f"{case.name}: {case.write(tmp_path / str(number) / 'model')}".replace(f"/{number}/", "/"))
+    assert told[0] == told[1] and len(set(told)) == 4
+
+
 @pytest.mark.parametrize(
     "name", ["teacher: tokens that are none", "teacher: reset, then sound", "teacher: exchanged between two requests"]
 )
@@ -81,6 +165,15 @@ def test_the_page_holds_the_runs_of_all_seeds_and_the_last_one_of_each(tmp_path:
     text = page.read_text()
     assert "| a kill | 7 | 0 |" in text and "| a stop | 0 | 4 |" in text and "| nan | 5 |" in text
     assert "lost" not in text.split("## Found")[0] and "seed 1" in text
+
+
+def test_runs_that_end_at_the_same_time_are_all_on_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "reliability.md"
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda seed: write({"kill": Outcome({"a kill": seed})}, seed, 60, page), range(1, 25)))
+    text = page.read_text()
+    assert all(f"seed {seed}, " in text for seed in range(1, 25))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["reliability.json", "reliability.md"]
 
 
 def test_a_write_that_is_only_disturbed_leaves_the_whole_text(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
     python -m tests.torture --seed 0 --minutes 10 kill disks
 
-Each campaign is a module of this package with ``run(seed, seconds, report)``. A fault is printed with the arguments
-that bring it back; the exit status is then 1. ``--write`` writes docs/reliability.md.
+Each campaign is a module of this package with ``run(seed, seconds, report, only)``. A fault is printed with the
+arguments that bring it back; the exit status is then 1. ``--write`` writes docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ for _name, _value in {
 }.items():
     os.environ[_name] = _value  # before torch is imported
 
-from tests.torture.outcome import Outcome  # noqa: E402
+from tests.torture.outcome import ORDER, Outcome, summary  # noqa: E402
 from tests.torture.page import write  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
-ORDER = ("kill", "disks", "postgresql", "upgrades", "corpus", "numbers", "models", "dashboard", "servers")
 
 
 def main() -> int:
@@ -65,16 +64,6 @@ def main() -> int:
     if given.write:
         write(found, given.seed, given.minutes)
     return 1 if any(outcome.faults for outcome in found.values()) else 0
-
-
-def summary(found: dict[str, Outcome]) -> list[str]:
-    """Return what was tried how often, and the faults, as lines."""
-    lines = []
-    for name, outcome in found.items():
-        lines.append(f"{name}: {sum(outcome.tried.values())} tries, {len(outcome.faults)} faults")
-        lines += [f"  {count:5} {what}" for what, count in sorted(outcome.tried.items())]
-        lines += [f"  FAULT {fault}" for fault in outcome.faults]
-    return lines
 
 
 if __name__ == "__main__":

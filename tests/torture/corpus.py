@@ -1,14 +1,17 @@
-"""Reads hostile documents, prompts and probes, each in a process of its own with little memory and time.
+"""Reads hostile documents, prompts, probes and archives, each in a process of its own with little memory and time.
 
 What is read must be read properly, what is refused must be refused in one line that names the file; a case that ends in
-any other way, or brings in text from outside its folder, is a fault. ``python -m tests.torture.corpus SEED`` runs it.
+any other way, or brings in text from outside its folder, is a fault. Each of more than a thousand cases is tried once,
+in an order of the seed. ``python -m tests.torture.corpus SEED`` runs it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,17 +19,21 @@ import tempfile
 import time
 import traceback
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from evals.probes import load_probes, write_probes
 from pipelines.data.corpus_snapshot import gather, load_snapshot, save_snapshot
+from pipelines.data.registry_packages import _unpack
+from pipelines.reports.bundle import verify
 from recovery.data.corpus.rows import document_rows
 from recovery.data.prompts import load_prompts, write_prompts
 from recovery.errors import RecoveryError
 from recovery.workspace import Workspace
 from tests.models import make_tokenizer
+from tests.torture.hostile_archives import archives
 from tests.torture.hostile_files import OUTSIDE, Case, cases
+from tests.torture.hostile_sizes import sizes
 from tests.torture.outcome import Outcome
 
 _MEMORY = 1 << 30  # bytes that a case may add to the process
@@ -35,24 +42,48 @@ _IDLE = 2000  # times that a case was seen asleep, one after the other: it waits
 
 
 def run(
-    seed: int, seconds: float, report: Callable[[str], None], *, large: bool = True, every: int = 1, part: str = ""
+    seed: int,
+    seconds: float,
+    report: Callable[[str], None],
+    only: int | None = None,
+    *,
+    large: bool = True,
+    every: int = 1,
+    part: str = "",
 ) -> Outcome:
-    """Try the cases of a seed whose name holds ``part``, one of ``every`` so many, for ``seconds`` at most (0: all)."""
+    """Try the cases for ``seconds`` at most (0: all); ``only`` is one by its number, whatever the order.
+
+    Of the cases whose name holds ``part``, those are tried whose number ``every`` divides.
+    """
     outcome, started = Outcome(), time.monotonic()
-    chosen = [case for number, case in enumerate(cases(seed, large)) if part in case.name and number % every == 0]
+    chosen = [one for one in enumerate(all_cases(seed, large)) if part in one[1].name and one[0] % every == 0]
+    if only is not None:
+        chosen = [one for one in chosen if one[0] == only]
+    random.Random(f"{seed} corpus").shuffle(chosen)  # in a short time, another seed tries others
     tokenizer = make_tokenizer("qwen3")
-    for number, case in enumerate(chosen):
-        if seconds and time.monotonic() - started > seconds:
-            report(f"corpus: stopped after {number} cases")
+    for done, (number, case) in enumerate(chosen):
+        if seconds and time.monotonic() - started > seconds and done:
+            report(f"corpus: stopped after {done} of {len(chosen)} cases")
             break
+        if shutil.disk_usage(tempfile.gettempdir()).free < 2 * case.room:
+            report(f"corpus {number}: {case.name}: left out, the disk has no room for it")
+            continue
         result = attempt(case, tokenizer)
         what = result.partition(":")[0]
-        outcome.tried[f"{case.kind}: {what}"] += 1
+        outcome.count(f"{case.kind}: {what}")
         if what not in ("read", "refused"):
-            fault = f"corpus, seed {seed}, case {case.name!r}: {result}"
-            outcome.faults.append(fault)
-            report(fault)
+            outcome.faults.append(f"--seed {seed} corpus --only {number}: {case.name!r}: {result}")
+            report(outcome.faults[-1])
+        elif only is not None:
+            report(f"corpus {number}: {case.name!r}: {result}")
     return outcome
+
+
+def all_cases(seed: int, large: bool) -> Iterator[Case]:
+    """Yield all cases, the same for a seed; ``large`` ones take seconds, and up to a gigabyte."""
+    yield from cases(seed, large)
+    yield from sizes(large)
+    yield from archives(random.Random(f"{seed} archives"), large)
 
 
 def attempt(case: Case, tokenizer: object) -> str:
@@ -143,6 +174,10 @@ def _read(case: Case, base: Path, tokenizer: object) -> str:
             return "the saved snapshot differs"
         list(document_rows([*found.documents[:200], *found.held_out[:20]], tokenizer, 256))
         texts, lines = [d.text for d in (*found.documents, *found.held_out)], list(found.lines)
+    elif case.kind == "bundle":
+        lines = list(verify(place))
+    elif case.kind == "package":
+        texts = _unpacked(place, base)
     elif case.kind == "prompts":
         prompts = load_prompts(place, problems=lines)
         write_prompts(base / "again.jsonl", prompts)
@@ -159,6 +194,16 @@ def _read(case: Case, base: Path, tokenizer: object) -> str:
         return f"a line of the report {not_a_line(wrong)}: {wrong!r:.200}"
     json.dumps(lines)
     return "read"
+
+
+def _unpacked(package: Path, base: Path) -> list[str]:
+    """Unpack a part of a package; return the texts of its files, and the outer one for each out of its place."""
+    target = base / "unpacked" / "here"
+    _unpack(package, "package", target)
+    strays = [folder / "stray" for folder in (base, base / "unpacked", base.parent) if (folder / "stray").exists()]
+    found = [path for path in target.rglob("*") if path.is_symlink() or path.is_file()]
+    strays += [path for path in found if path.is_symlink()]
+    return [OUTSIDE for _ in strays] + [path.read_text() for path in found if not path.is_symlink()]
 
 
 def not_a_line(text: str) -> str:

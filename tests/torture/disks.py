@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.torture.outcome import Outcome, numbers
+from tests.torture.damage import TRACKER, contents, damage, said, settle
+from tests.torture.outcome import NOT_DISTURBED, Outcome, numbers
 from tests.torture.process import Ended
 from tests.torture.traps import GROWING, Trap, die, fails_with
 from tests.torture.world import BEGIN, RESUME, WORKSPACE, World, faults_of, furnish, go_on, recover, world
 
+STATUS = ("status", "--workspace", WORKSPACE)
 # What the error line must say: one of these, in any case.
 FULL = ("no space left", "disk is full", "quota", "input/output error", "disk i/o error", "read-only", "readonly")
 
@@ -36,24 +38,10 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
             draw = random.Random(f"{seed} disks {number}")
             name = draw.choices(list(ways), weights=[weight for weight, _ in ways.values()])[0]
             what, faults = ways[name][1](made, made.place("try"), draw)
-            outcome.tried[name] = outcome.tried.get(name, 0) + 1
+            outcome.count(NOT_DISTURBED if what.startswith(NOT_DISTURBED) else name)
             report(f"disks {number}: {name}: {what}: {'; '.join(faults) or 'sound'}")
             outcome.faults += [f"--seed {seed} disks --only {number}: {name}: {what}: {fault}" for fault in faults]
     return outcome
-
-
-def said(ended: Ended, words: tuple[str, ...], place: Path | str = WORKSPACE) -> list[str]:
-    """Return what is wrong with how a command refused: it must be one line that names reason and place."""
-    if ended.complaint:
-        return [ended.complaint]
-    if ended.status != 1:
-        return [f"status {ended.status}, not 1"]
-    line = ended.error
-    if ended.err.count("recover: error: ") != 1:
-        return [f"not one error line: {ended.err[-500:]}"]
-    if not any(word in line.lower() for word in words) or str(place) not in line:
-        return [f"the line does not say what is wrong and where: {line}"]
-    return []
 
 
 def _disturbed(made: World, trap: Trap) -> tuple[str, list[str]]:
@@ -62,6 +50,8 @@ def _disturbed(made: World, trap: Trap) -> tuple[str, list[str]]:
     ended = recover(BEGIN, folder, trap)
     faults = [] if ended.status == 0 else said(ended, FULL)
     done = go_on(folder)  # also if nothing is left to do: what could not be removed is removed now
+    if not ended.sprung:
+        return NOT_DISTURBED, faults + faults_of(made, folder, done)
     how = "absorbed" if ended.status == 0 else ended.error or ended.err[-200:]
     return f"{ended.sprung} ({how})", faults + faults_of(made, folder, done)
 
@@ -95,7 +85,7 @@ def _read_only(made: World, folder: Path, draw: random.Random) -> tuple[str, lis
         _killed(made, folder, draw)
         remount("ro")
         ended = recover(RESUME, folder)
-        shown = recover(("status", "--workspace", WORKSPACE), folder)
+        shown = recover(STATUS, folder)
         begun = (folder / WORKSPACE / "workspace.json").exists()
         faults = said(ended, FULL if begun else (*FULL, "no workspace"))
         faults += [shown.complaint] if shown.complaint else []
@@ -111,6 +101,17 @@ def _killed(made: World, folder: Path, draw: random.Random, kinds: tuple[str, ..
     return trap
 
 
+def _killed_with(
+    made: World, folder: Path, draw: random.Random, pattern: str, kinds: tuple[str, ...] = ()
+) -> list[Path]:
+    """Run the cycle until it is killed while the workspace has files of a pattern, and return those; [] if none had."""
+    for _ in range(6):  # training states, for example, are there for a part of the time
+        workspace = _killed(made, made.place(folder.name), draw, kinds).folder
+        if files := sorted(path for path in workspace.glob(pattern) if path.is_file() and path.stat().st_size):
+            return files
+    return []
+
+
 def _moved(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
     """Move the workspace after a kill; the documents stay where they were."""
     trap = _killed(made, folder, draw)
@@ -123,13 +124,12 @@ def _moved(made: World, folder: Path, draw: random.Random) -> tuple[str, list[st
 
 def _damaged(made: World, folder: Path, draw: random.Random, pattern: str) -> tuple[str, list[str]]:
     """Damage one of the files of a killed cycle: it must be noticed, or make no difference."""
-    trap = _killed(made, folder, draw, ("update", "sync", "statement"))
-    files = sorted(path for path in trap.folder.glob(pattern) if path.is_file() and path.stat().st_size)
+    files = _killed_with(made, folder, draw, pattern, ("update", "sync", "statement"))
     if not files:
-        return "no such file yet", faults_of(made, folder, go_on(folder))
+        return f"{NOT_DISTURBED}, no such file yet", faults_of(made, folder, go_on(folder))
     path = draw.choice(files)
     whole = path.read_bytes()
-    how = _damage(path, draw)
+    how = damage(path, draw)
     done = go_on(folder)
     what = f"{how} of {path.relative_to(folder)} ({done[-1].error or done[-1].status})"
     if done[-1].status == 0:
@@ -139,21 +139,6 @@ def _damaged(made: World, folder: Path, draw: random.Random, pattern: str) -> tu
         path.write_bytes(whole)
         faults += faults_of(made, folder, go_on(folder))
     return what, faults
-
-
-def _damage(path: Path, draw: random.Random) -> str:
-    """Flip one bit, cut the file, or overwrite a part of it; return which."""
-    data = bytearray(path.read_bytes())
-    way = draw.choice(("one bit", "the end", "a part"))
-    at = draw.randrange(len(data))
-    if way == "one bit":
-        data[at] ^= 1 << draw.randrange(8)
-    elif way == "the end":
-        del data[at:]
-    else:
-        data[at : at + 4096] = draw.randbytes(len(data[at : at + 4096]))
-    path.write_bytes(data)
-    return way
 
 
 def _damaged_weights(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
@@ -169,17 +154,44 @@ def _damaged_rest(made: World, folder: Path, draw: random.Random) -> tuple[str, 
 
 
 def _damaged_tracker(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
-    """Nothing can be asked of a damaged tracker but one line."""
-    trap = _killed(made, folder, draw)
-    path = trap.folder / "tracker.db"
-    if not path.is_file() or not path.stat().st_size:
-        return "no tracker yet", faults_of(made, folder, go_on(folder))
-    how = _damage(path, draw)
-    done = [recover(RESUME, folder), recover(("status", "--workspace", WORKSPACE), folder)]
-    what = f"{how} ({done[0].error or done[0].status}; status: {done[1].error or done[1].status})"
-    return what, [
-        fault for ended in done if ended.status and not ended.error.count("no") for fault in said(ended, ("",))
-    ]
+    """Damage the tracker's file: it must be refused, or the damage make no difference."""
+    files = _killed_with(made, folder, draw, "tracker.db")
+    if not files:
+        return f"{NOT_DISTURBED}, no tracker yet", faults_of(made, folder, go_on(folder))
+    tracker = files[0]
+    settle(tracker)
+    before = contents(tracker)
+    how = damage(tracker, draw)
+    after = contents(tracker)
+    done, shown = go_on(folder), recover(STATUS, folder)
+    if after not in (None, before):  # another value, which SQLite cannot notice: it has no checksums
+        what, faults = f"{how}, which changed a value", [one.complaint for one in (*done, shown) if one.complaint]
+    else:
+        what, faults = how, _unnoticed(made, folder, done, shown)
+    return f"{what} ({_told(done[-1])}; status: {_told(shown)})", faults
+
+
+def _lost_writes(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    """Damage the log of the tracker's newest writes, of which a power failure may leave any part: SQLite drops the rest
+    without a word, and training states are newer than the tracker."""
+    files = _killed_with(made, folder, draw, "tracker.db-wal")
+    if not files:
+        return f"{NOT_DISTURBED}, no log", faults_of(made, folder, go_on(folder))
+    how = damage(files[0], draw)
+    done, shown = go_on(folder), recover(STATUS, folder)
+    what = f"{how} ({_told(done[-1])}; status: {_told(shown)})"
+    return what, _unnoticed(made, folder, done, shown)
+
+
+def _unnoticed(made: World, folder: Path, done: list[Ended], shown: Ended) -> list[str]:
+    """Return what is wrong after a damaged tracker was gone on with, and shown: each command must refuse it for a
+    reason that is known, or end as if it were whole."""
+    faults = faults_of(made, folder, done) if done[-1].status == 0 else said(done[-1], TRACKER)
+    return faults + (said(shown, TRACKER) if shown.status else [])
+
+
+def _told(ended: Ended) -> str:
+    return ended.error.removeprefix("recover: error: ") or f"status {ended.status}"
 
 
 def _left_over(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
@@ -228,6 +240,7 @@ _WAYS: dict[str, tuple[float, Callable[[World, Path, random.Random], tuple[str, 
     "a damaged checkpoint": (2, _damaged_weights),
     "a damaged training state": (2, _damaged_state),
     "a damaged tracker": (2, _damaged_tracker),
+    "the tracker's newest writes lost": (1, _lost_writes),
     "another damaged file": (2, _damaged_rest),
     "a lock left over": (1, _left_over),
 }

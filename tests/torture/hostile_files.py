@@ -53,16 +53,18 @@ BINARIES = (".pdf", ".docx", ".parquet", ".arrow", ".feather")
 
 @dataclass(frozen=True)
 class Case:
-    """One hostile folder: ``kind`` is docs, prompts or probes; ``target`` is what is read of it, "" for all."""
+    """One hostile folder: ``kind`` is docs, prompts, probes, bundle or package; ``target`` is what is read of it, ""
+    for all; ``room`` is how many bytes it takes on the disk, if they are many."""
 
     name: str
     write: Callable[[Path], object]
     kind: str = "docs"
     target: str = ""
+    room: int = 0
 
 
 def cases(seed: int, large: bool) -> Iterator[Case]:
-    """Yield all cases, the same for a seed; ``large`` ones take seconds and hundreds of megabytes."""
+    """Yield the cases that are small as files, the same for a seed; with ``large``, a folder of 100,000 files."""
     rng = random.Random(seed)
     yield from _encoded(rng)
     yield from _mangled(rng)
@@ -70,13 +72,13 @@ def cases(seed: int, large: bool) -> Iterator[Case]:
     yield from _folders(rng, 100_000 if large else 2_000)
     yield from _names()
     yield from _structures()
-    yield from _lines(200_000_000 if large else 5_000_000)
-    yield from _bombs(50 if large else 3)
 
 
-def _file(name: str | bytes, data: bytes) -> Callable[[Path], object]:
+def file(name: str | bytes, data: bytes | Callable[[], bytes]) -> Callable[[Path], object]:
+    """Return what writes a file; ``data`` is a function if it is large, and made only while it is written."""
+
     def write(folder: Path) -> None:
-        (folder / os.fsdecode(name)).write_bytes(data)
+        (folder / os.fsdecode(name)).write_bytes(data if isinstance(data, bytes) else data())
 
     return write
 
@@ -100,19 +102,20 @@ def _encoded(rng: random.Random) -> Iterator[Case]:
     for encoding in ENCODINGS:
         for suffix in (".txt", ".csv", ".jsonl"):
             data = _wrapped(suffix, "Été à Łódź, 東京 Москва\n" + GOOD).encode(encoding, "replace")
-            yield Case(f"{encoding}{suffix}", _file(f"a{suffix}", data))
-            yield Case(f"{encoding} cut{suffix}", _file(f"a{suffix}", data[: rng.randrange(1, len(data))]))
-            yield Case(f"{encoding} flipped{suffix}", _file(f"a{suffix}", _flipped(data, rng, 9)))
+            yield Case(f"{encoding}{suffix}", file(f"a{suffix}", data))
+            yield Case(f"{encoding} cut{suffix}", file(f"a{suffix}", data[: rng.randrange(1, len(data))]))
+            yield Case(f"{encoding} flipped{suffix}", file(f"a{suffix}", flipped(data, rng, 9)))
     for number, wild in enumerate(WILD):
         for suffix in TEXTS:
             data = _wrapped(suffix, wild).encode("utf-8", "surrogatepass")
-            yield Case(f"wild {number}{suffix}", _file(f"a{suffix}", data))
+            yield Case(f"wild {number}{suffix}", file(f"a{suffix}", data))
     for number in range(24):
         suffix = rng.choice((*TEXTS, *BINARIES))
-        yield Case(f"random {number}{suffix}", _file(f"a{suffix}", rng.randbytes(rng.choice((1, 40, 4000, 70_000)))))
+        yield Case(f"random {number}{suffix}", file(f"a{suffix}", rng.randbytes(rng.choice((1, 40, 4000, 70_000)))))
 
 
-def _flipped(data: bytes, rng: random.Random, count: int) -> bytes:
+def flipped(data: bytes, rng: random.Random, count: int) -> bytes:
+    """Return data with ``count`` bytes replaced."""
     found = bytearray(data)
     for _ in range(count):
         found[rng.randrange(len(found))] = rng.randrange(256)
@@ -121,51 +124,24 @@ def _flipped(data: bytes, rng: random.Random, count: int) -> bytes:
 
 def _mangled(rng: random.Random) -> Iterator[Case]:
     """Valid PDF, DOCX, Parquet and Arrow files that were cut or flipped."""
-    whole = {".pdf": pdf(text_page()), ".docx": docx(_paragraphs(GOOD)), ".parquet": _parquet(), ".arrow": _arrow()}
+    whole = {".pdf": pdf(text_page()), ".docx": docx(paragraphs(GOOD)), ".parquet": parquet(), ".arrow": arrow()}
     for suffix, data in whole.items():
-        yield Case(f"whole{suffix}", _file(f"a{suffix}", data))
+        yield Case(f"whole{suffix}", file(f"a{suffix}", data))
         for number in range(30):
-            yield Case(f"cut {number}{suffix}", _file(f"a{suffix}", data[: rng.randrange(1, len(data))]))
-            bad = _flipped(data, rng, rng.choice((1, 3, 30)))
-            yield Case(f"flipped {number}{suffix}", _file(f"a{suffix}", bad))
+            yield Case(f"cut {number}{suffix}", file(f"a{suffix}", data[: rng.randrange(1, len(data))]))
+            bad = flipped(data, rng, rng.choice((1, 3, 30)))
+            yield Case(f"flipped {number}{suffix}", file(f"a{suffix}", bad))
         for other in (".pdf", ".docx", ".parquet", ".txt", ".json", ".html"):
-            yield Case(f"{suffix} called {other}", _file(f"a{other}", data))
-
-
-def _bombs(megabytes: int) -> Iterator[Case]:
-    """Files that explode when they are opened: ``megabytes`` times ten of them."""
-    many = megabytes * 10_000_000
-    yield Case("docx of spaces", _file("a.docx", docx(_paragraphs(" " * many))))
-    yield Case("docx of text", _file("a.docx", docx(_paragraphs(GOOD * (many // len(GOOD))))))
-    yield Case("docx of tags", _file("a.docx", docx("<w:p><w:r><w:t>a</w:t></w:r></w:p>" * (many // 35))))
-    yield Case("docx of tables", _file("a.docx", docx(_nested_tables(200))))
-    yield Case("docx of other parts", _file("a.docx", docx(_paragraphs(GOOD), {"word/x.xml": b" " * many})))
-    laughs = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 9))
-    yield Case("docx of entities", _file("a.docx", docx(_paragraphs("&l8;"), doctype=f'<!ENTITY l0 "ha">{laughs}')))
-    outer = f'<!ENTITY x SYSTEM "file://{Path(__file__).resolve()}">'
-    yield Case("docx of a file outside", _file("a.docx", docx(_paragraphs("&x;"), doctype=outer)))
-    yield Case("html of entities", _file("a.html", f"<!DOCTYPE a [{laughs}]><p>&l8;</p>{GOOD}".encode()))
-    stream = b"BT /F1 12 Tf (" + b"a " * (many // 2) + b") Tj ET"
-    yield Case("pdf of one stream", _file("a.pdf", pdf(stream)))
-    yield Case("pdf of operators", _file("a.pdf", pdf(b"BT /F1 12 Tf " + b"(a) Tj " * (many // 70) + b"ET")))
-    twice = zlib.compress(zlib.compress(b" " * many))
-    yield Case("pdf of nested filters", _file("a.pdf", pdf(twice, filters="[/FlateDecode /FlateDecode]")))
-    table = pa.table({"text": pa.array(["a" * 1000] * (many // 1000))})
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    yield Case("parquet of one text", _file("a.parquet", buffer.getvalue()))
-    buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": ["a" * many]}), buffer, compression="zstd")
-    yield Case("parquet of one cell", _file("a.parquet", buffer.getvalue()))
+            yield Case(f"{suffix} called {other}", file(f"a{other}", data))
 
 
 def _structures() -> Iterator[Case]:
     """Files that loop or nest."""
     for name, objects in _loops().items():
-        yield Case(f"pdf that loops by its {name}", _file("a.pdf", _pdf_of(objects)))
+        yield Case(f"pdf that loops by its {name}", file("a.pdf", _pdf_of(objects)))
     page = pdf(text_page())
-    yield Case("pdf whose cross-references loop", _file("a.pdf", page.replace(b"/Size", b"/Prev 9 /Size")))
-    yield Case("pdf of a billion pages", _file("a.pdf", page.replace(b"/Count 1", b"/Count 999999999")))
+    yield Case("pdf whose cross-references loop", file("a.pdf", page.replace(b"/Size", b"/Prev 9 /Size")))
+    yield Case("pdf of a billion pages", file("a.pdf", page.replace(b"/Count 1", b"/Count 999999999")))
     for depth in (900, 100_000):
         deep = {
             ".json": '{"a":' * depth + "1" + "}" * depth,
@@ -175,18 +151,18 @@ def _structures() -> Iterator[Case]:
             ".csv": "text\n" + '"' * depth,
         }
         for suffix, text in deep.items():
-            yield Case(f"{depth} deep{suffix}", _file(f"a{suffix}", text.encode()))
-    yield Case("100000 columns", _file("a.csv", (",".join(f"c{n}" for n in range(100_000)) + "\n1\n").encode()))
-    yield Case("attributes", _file("a.html", ("<p " + "a=1 " * 200_000 + f">{GOOD}").encode()))
-    yield Case("underlines", _file("a.txt", ("=" * 30_000 + "\n").encode() * 20 + GOOD.encode()))
-    yield Case("front matter", _file("a.md", b"---\n" + b"title: x\n" * 100_000 + GOOD.encode()))
-    yield Case("spaces", _file("a.md", (" " * 300_000 + "x\n" + GOOD).encode()))
-    yield Case("hyphens", _file("a.md", ("- " * 200_000 + GOOD).encode()))
-    yield Case("dots", _file("a.txt", ("a. " * 100_000 + GOOD).encode()))
-    yield Case("capitals", _file("a.txt", ("Anna Berg of Lund " * 20_000 + ". " + GOOD).encode()))
-    yield Case("commas", _file("a.txt", ("Lund, " * 50_000 + ". " + GOOD).encode()))
-    yield Case("brackets", _file("a.md", ("[" * 50_000 + "](" * 50_000 + GOOD).encode()))
-    yield Case("comments", _file("a.html", ("<!--" * 50_000 + GOOD).encode()))
+            yield Case(f"{depth} deep{suffix}", file(f"a{suffix}", text.encode()))
+    yield Case("100000 columns", file("a.csv", (",".join(f"c{n}" for n in range(100_000)) + "\n1\n").encode()))
+    yield Case("attributes", file("a.html", ("<p " + "a=1 " * 200_000 + f">{GOOD}").encode()))
+    yield Case("underlines", file("a.txt", ("=" * 30_000 + "\n").encode() * 20 + GOOD.encode()))
+    yield Case("front matter", file("a.md", b"---\n" + b"title: x\n" * 100_000 + GOOD.encode()))
+    yield Case("spaces", file("a.md", (" " * 300_000 + "x\n" + GOOD).encode()))
+    yield Case("hyphens", file("a.md", ("- " * 200_000 + GOOD).encode()))
+    yield Case("dots", file("a.txt", ("a. " * 100_000 + GOOD).encode()))
+    yield Case("capitals", file("a.txt", ("Anna Berg of Lund " * 20_000 + ". " + GOOD).encode()))
+    yield Case("commas", file("a.txt", ("Lund, " * 50_000 + ". " + GOOD).encode()))
+    yield Case("brackets", file("a.md", ("[" * 50_000 + "](" * 50_000 + GOOD).encode()))
+    yield Case("comments", file("a.html", ("<!--" * 50_000 + GOOD).encode()))
     state = json.dumps({"_data_files": [{"filename": "../../secret.txt"}]})
 
     def dataset(folder: Path) -> None:
@@ -198,7 +174,9 @@ def _structures() -> Iterator[Case]:
     yield Case("dataset of no splits", lambda f: (f / "dataset_dict.json").write_text("[" * 100_000))
 
 
-def _beside(make: Callable[[Path], object]) -> Callable[[Path], None]:
+def beside(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Return what writes a hostile file beside a good one."""
+
     def write(folder: Path) -> None:
         (folder / "good.md").write_text(GOOD)
         make(folder)
@@ -239,27 +217,27 @@ def _folders(rng: random.Random, files: int) -> Iterator[Case]:
             (folder / f"{number}.txt").write_text(f"Boat {number} lies at pier {number % 7}.")
 
     for suffix in (".md", ".json", ".csv", ".parquet", ".pdf", ".docx", ".arrow"):
-        yield Case(f"pipe{suffix}", _beside(lambda f, s=suffix: os.mkfifo(f / f"a{s}")))  # type: ignore[misc]
-        yield Case(f"folder called a{suffix}", _beside(lambda f, s=suffix: (f / f"a{s}").mkdir()))  # type: ignore[misc]
-        yield Case(f"link out{suffix}", _beside(lambda f, s=suffix: (f / f"a{s}").symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
-        yield Case(f"device{suffix}", _beside(lambda f, s=suffix: (f / f"a{s}").symlink_to("/dev/zero")))  # type: ignore[misc]
+        yield Case(f"pipe{suffix}", beside(lambda f, s=suffix: os.mkfifo(f / f"a{s}")))  # type: ignore[misc]
+        yield Case(f"folder called a{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").mkdir()))  # type: ignore[misc]
+        yield Case(f"link out{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
+        yield Case(f"device{suffix}", beside(lambda f, s=suffix: (f / f"a{s}").symlink_to("/dev/zero")))  # type: ignore[misc]
     for name in ("probes.jsonl", "questions.jsonl", "state.json", "dataset_info.json", "dataset_dict.json"):
-        yield Case(f"pipe {name}", _beside(lambda f, n=name: os.mkfifo(f / n)))  # type: ignore[misc]
-        yield Case(f"folder {name}", _beside(lambda f, n=name: (f / n).mkdir()))  # type: ignore[misc]
-        yield Case(f"link out {name}", _beside(lambda f, n=name: (f / n).symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
-        yield Case(f"link to zeros {name}", _beside(lambda f, n=name: (f / n).symlink_to("/dev/zero")))  # type: ignore[misc]
+        yield Case(f"pipe {name}", beside(lambda f, n=name: os.mkfifo(f / n)))  # type: ignore[misc]
+        yield Case(f"folder {name}", beside(lambda f, n=name: (f / n).mkdir()))  # type: ignore[misc]
+        yield Case(f"link out {name}", beside(lambda f, n=name: (f / n).symlink_to(f.parent / "secret.txt")))  # type: ignore[misc]
+        yield Case(f"link to zeros {name}", beside(lambda f, n=name: (f / n).symlink_to("/dev/zero")))  # type: ignore[misc]
     yield Case("pipe itself", lambda f: os.mkfifo(f / "a.md"), target="a.md")
     yield Case("pipe itself as prompts", lambda f: os.mkfifo(f / "a.jsonl"), "prompts", "a.jsonl")
     yield Case("pipe itself as probes", lambda f: os.mkfifo(f / "a.jsonl"), "probes", "a.jsonl")
     yield Case("device as prompts", lambda f: (f / "a.jsonl").symlink_to("/dev/zero"), "prompts", "a.jsonl")
     yield Case("device as probes", lambda f: (f / "a.jsonl").symlink_to("/dev/zero"), "probes", "a.jsonl")
     yield Case("device itself", lambda f: (f / "a.md").symlink_to("/dev/zero"), target="a.md")
-    yield Case("socket", _beside(sock))
-    yield Case("link to itself", _beside(lambda f: (f / "a.md").symlink_to("a.md")))
-    yield Case("link to its folder", _beside(lambda f: (f / "inner").symlink_to(f, target_is_directory=True)))
-    yield Case("link to the root", _beside(lambda f: (f / "inner").symlink_to("/", target_is_directory=True)))
-    yield Case("deep folders", _beside(deep))
-    yield Case("unreadable", _beside(locked))
+    yield Case("socket", beside(sock))
+    yield Case("link to itself", beside(lambda f: (f / "a.md").symlink_to("a.md")))
+    yield Case("link to its folder", beside(lambda f: (f / "inner").symlink_to(f, target_is_directory=True)))
+    yield Case("link to the root", beside(lambda f: (f / "inner").symlink_to("/", target_is_directory=True)))
+    yield Case("deep folders", beside(deep))
+    yield Case("unreadable", beside(locked))
     yield Case(f"{files} files", many)
     yield Case("empty", lambda f: None)
     yield Case("file that is none", lambda f: None, target="a.md")
@@ -268,24 +246,12 @@ def _folders(rng: random.Random, files: int) -> Iterator[Case]:
 def _names() -> Iterator[Case]:
     """Files with names that mean something elsewhere, or that are no text."""
     for name in NAMES:
-        yield Case(f"name {name!r:.40}", _file(name, GOOD.encode()))
-        yield Case(f"name {name!r:.40} of no text", _beside(_file(name, b"\x00\x01")))
-        yield Case(f"name {name!r:.40} itself", _file(name, b"\x00\x01"), target=name)
+        yield Case(f"name {name!r:.40}", file(name, GOOD.encode()))
+        yield Case(f"name {name!r:.40} of no text", beside(file(name, b"\x00\x01")))
+        yield Case(f"name {name!r:.40} itself", file(name, b"\x00\x01"), target=name)
     for raw in (b"a\xff\xfe.md", b"\xc3\x28.txt", b"\xed\xa0\x80.md", b"a\x80.csv"):
-        yield Case(f"name {raw!r}", _file(raw, b"text\n" + GOOD.replace("\n", " ").replace(",", ";").encode()))
-        yield Case(f"name {raw!r} of no text", _beside(_file(raw, b"\x00\x01")))
-
-
-def _lines(length: int) -> Iterator[Case]:
-    """One line of ``length`` bytes in each type of text."""
-    texts = {".txt": "a" * length, ".md": "# " + "word " * (length // 5), ".html": "<p>" + "a" * length}
-    texts |= {".csv": "text\n" + "a" * length, ".json": json.dumps({"text": "a" * length})}
-    texts |= {".jsonl": json.dumps({"text": "word " * (length // 5)})}
-    for suffix, text in texts.items():
-        yield Case(f"line of {length:,}{suffix}", _file(f"a{suffix}", text.encode()))
-    for kind in ("prompts", "probes"):
-        data = json.dumps({"prompt": "a" * length, "question": "a" * length, "answers": ["b"], "form": "question"})
-        yield Case(f"line of {length:,} as {kind}", _file("a.jsonl", data.encode()), kind, "a.jsonl")
+        yield Case(f"name {raw!r}", file(raw, b"text\n" + GOOD.replace("\n", " ").replace(",", ";").encode()))
+        yield Case(f"name {raw!r} of no text", beside(file(raw, b"\x00\x01")))
 
 
 def _records(rng: random.Random) -> Iterator[Case]:
@@ -298,19 +264,22 @@ def _records(rng: random.Random) -> Iterator[Case]:
         ).split(),
         "probes": ("question answers answer choices form id control source kind").split(),
     }
-    start = {"prompts": {"prompt": "Say it."}, "probes": {"question": "Who?", "answers": ["Anna"], "form": "question"}}
+    start: dict[str, dict[str, object]] = {
+        "prompts": {"prompt": "Say it."},
+        "probes": {"question": "Who?", "answers": ["Anna"], "form": "question"},
+    }
     for kind, names in fields.items():
         for name in names:
             for value in rng.sample(values, 9):
                 row = json.dumps({**start[kind], name: value})
                 data = f"{row}\n{json.dumps(start[kind] | {'id': 'last'})}\n"
-                yield Case(f"{kind} {name} {value!r:.30}", _file("a.jsonl", data.encode()), kind, "a.jsonl")
+                yield Case(f"{kind} {name} {value!r:.30}", file("a.jsonl", data.encode()), kind, "a.jsonl")
         for number, wild in enumerate(WILD):
             row = json.dumps({**start[kind], "prompt": wild, "question": wild, "answer": wild, "id": wild[:20]})
-            yield Case(f"{kind} wild {number}", _file("a.jsonl", row.encode()), kind, "a.jsonl")
+            yield Case(f"{kind} wild {number}", file("a.jsonl", row.encode()), kind, "a.jsonl")
         for text in ("[" * 100_000, '{"a":' * 100_000, "null", "1", '"x"', "{}", "", "\x00", '{"prompt"', "\ufeff{}"):
-            yield Case(f"{kind} {text[:9]!r}", _file("a.jsonl", text.encode()), kind, "a.jsonl")
-            yield Case(f"{kind} {text[:9]!r} json", _file("a.json", text.encode()), kind, "a.json")
+            yield Case(f"{kind} {text[:9]!r}", file("a.jsonl", text.encode()), kind, "a.jsonl")
+            yield Case(f"{kind} {text[:9]!r} json", file("a.json", text.encode()), kind, "a.json")
 
 
 # --- files that are valid ------------------------------------------------------------------------------------------
@@ -321,17 +290,13 @@ _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/o
 _MAIN = "application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml"
 
 
-def _paragraphs(text: str) -> str:
+def paragraphs(text: str) -> str:
+    """Return the XML of a paragraph of a DOCX file."""
     return f'<w:p><w:r><w:t xml:space="preserve">{text}</w:t></w:r></w:p>'
 
 
-def _nested_tables(depth: int) -> str:
-    inner = "<w:tbl><w:tr><w:tc><w:p/>", "<w:p/></w:tc></w:tr></w:tbl>"
-    return inner[0] * depth + _paragraphs(GOOD) + inner[1] * depth
-
-
-def docx(body: str, more: dict[str, bytes] | None = None, doctype: str = "") -> bytes:
-    """Return a DOCX file."""
+def docx_parts(body: str, doctype: str = "") -> dict[str, bytes]:
+    """Return the parts of a DOCX file by name."""
     kind = f"<!DOCTYPE d [{doctype}]>" if doctype else ""
     types = "http://schemas.openxmlformats.org/package/2006/content-types"
     links = "http://schemas.openxmlformats.org/package/2006/relationships"
@@ -343,9 +308,14 @@ def docx(body: str, more: dict[str, bytes] | None = None, doctype: str = "") -> 
         'Target="word/document.xml"/></Relationships>',
         "word/document.xml": f"{kind}<w:document {_W}><w:body>{body}</w:body></w:document>",
     }
+    return {name: text.encode() for name, text in parts.items()}
+
+
+def docx(body: str, more: dict[str, bytes] | None = None, doctype: str = "") -> bytes:
+    """Return a DOCX file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in {**parts, **(more or {})}.items():
+        for name, data in {**docx_parts(body, doctype), **(more or {})}.items():
             archive.writestr(name, data)
     return buffer.getvalue()
 
@@ -401,15 +371,20 @@ def _pdf_of(objects: list[bytes]) -> bytes:
     return bytes(out)
 
 
-def _parquet() -> bytes:
+def parquet(codec: str = "snappy") -> bytes:
+    """Return a Parquet file."""
     buffer = io.BytesIO()
-    pq.write_table(pa.table({"text": [GOOD, *(f"Boat {n} is green." for n in range(50))]}), buffer)
+    pq.write_table(_table(), buffer, compression=codec)
     return buffer.getvalue()
 
 
-def _arrow() -> bytes:
-    buffer = io.BytesIO()
-    table = pa.table({"text": [GOOD, *(f"Boat {n} is green." for n in range(50))]})
-    with pa.ipc.new_file(buffer, table.schema) as file:
-        file.write_table(table)
+def arrow(codec: str | None = None) -> bytes:
+    """Return an Arrow file."""
+    buffer, table = io.BytesIO(), _table()
+    with pa.ipc.new_file(buffer, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as made:
+        made.write_table(table)
     return buffer.getvalue()
+
+
+def _table() -> pa.Table:
+    return pa.table({"text": [GOOD, *(f"Boat {n} is green." for n in range(50))]})

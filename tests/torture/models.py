@@ -1,13 +1,15 @@
 """Campaign: hostile model folders, adapters and GGUF files, each loaded by real commands in a process of its own.
 
 `recover plan --model` and `recover ask --checkpoint` must load a model, or refuse it in one line that names it, within
-30 seconds of processor time and 2 GiB of memory; nothing is executed, nothing from outside the folder is read.
+30 seconds of processor time and 2 GiB of memory; nothing is executed, nothing from outside the folder is read. By turns
+a known case is tried, in an order of the seed, and one whose file, field, size or place of damage the seed draws.
 ``python -m tests.torture.models PART`` tries the cases whose name holds PART.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import resource
 import shutil
 import signal
@@ -22,7 +24,8 @@ from pipelines.runtime.session import Session
 from tests.models import make_tiny
 from tests.torture.corpus import not_a_line
 from tests.torture.hostile_models import OUTSIDE, Case, cases
-from tests.torture.outcome import Outcome
+from tests.torture.hostile_models.drawn import drawn
+from tests.torture.outcome import Outcome, numbers
 from tests.torture.process import Ended, start, waited_out
 
 MEMORY = 2 << 30  # bytes that a case may add to the process
@@ -37,39 +40,47 @@ def run(
     seed: int,
     seconds: float,
     report: Callable[[str], None],
-    *,
     only: int | None = None,
+    *,
     large: bool = True,
-    every: int = 1,
     part: str = "",
 ) -> Outcome:
-    """Try the cases, from one that depends on the seed, for ``seconds`` at most (0: all).
+    """Try cases for ``seconds`` (0: each known case, and as many that are drawn); ``only`` is one by its number.
 
-    ``only`` is one case by its number, ``every`` one of so many, ``part`` a part of their names.
+    Those are tried whose name holds ``part``.
     """
-    outcome, started = Outcome(), time.monotonic()
-    known = list(enumerate(cases(large)))
-    first = 0 if seconds <= 0 else seed % len(known)
+    outcome = Outcome()
+    known = list(cases(large))
+    random.Random(f"{seed} models").shuffle(known)  # in a short time, another seed tries others
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         place = Path(folder)
         make_tiny("qwen3", place / "sound")
         make_tiny("qwen3", place / "outside", seed=1)
         (place / "outside" / "secret.txt").write_text(OUTSIDE)
         Session.open(place / "workspace", model=str(place / "sound")).__exit__(None, None, None)
-        for number, case in [*known[first:], *known[:first]]:
-            if part not in case.name or number % every or only not in (None, number):
-                continue
-            if 0 < seconds < time.monotonic() - started:
-                break
-            for name, command in COMMANDS.items():
-                what = attempt(case, command, place)
-                outcome.tried[f"{name}: {what.partition(':')[0]}"] += 1
-                if what.partition(":")[0] not in ("loaded", "refused"):
-                    outcome.faults.append(f"models --only {number} ({name}, {case.name}): {what}")
-                    report(outcome.faults[-1])
-                elif "--verbose" in sys.argv:
-                    report(f"{number} {name}, {case.name}: {what}")
+        for number in range(2 * len(known)) if seconds <= 0 and only is None else numbers(seconds, only):
+            case = case_of(seed, number, known)
+            if part in case.name:
+                _try(case, f"--seed {seed} models --only {number}", place, outcome, report, told=only is not None)
     return outcome
+
+
+def case_of(seed: int, number: int, known: Sequence[Case]) -> Case:
+    """Return the case of a number: by turns a known one and one that is drawn, and drawn ones when all are through."""
+    return drawn(f"{seed} {number}") if number % 2 or number // 2 >= len(known) else known[number // 2]
+
+
+def _try(case: Case, again: str, place: Path, outcome: Outcome, report: Callable[[str], None], *, told: bool) -> None:
+    """Try a case with each command; ``again`` are the arguments that repeat it."""
+    for name, command in COMMANDS.items():
+        what = attempt(case, command, place)
+        ending = what.partition(":")[0]
+        outcome.count(f"{name}: {ending}")
+        if ending not in ("loaded", "refused"):
+            outcome.faults.append(f"{again} ({name}, {case.name}): {what}")
+            report(outcome.faults[-1])
+        elif told or "--verbose" in sys.argv:
+            report(f"{again} ({name}, {case.name}): {what}")
 
 
 def attempt(case: Case, command: Sequence[str], place: Path) -> str:
@@ -80,13 +91,14 @@ def attempt(case: Case, command: Sequence[str], place: Path) -> str:
         shutil.copytree(place / "sound", base / "model")
         shutil.copytree(place / "sound", base / "base")
         (base / "outside").symlink_to(place / "outside", target_is_directory=True)
-        case.write(base / "model")
+        how = case.write(base / "model")
         target = base / case.target
         more = ["--workspace", str(place / "workspace")] if command[0] == "ask" else []
         child = start([*command, target, *more], base / "run", before=_limit)
         if not waited_out(child):
             return "it waits without end"
-        return _judged(case, command[0], child.ended(), base, target)
+        found = _judged(case, command[0], child.ended(), base, target)
+        return f"{found}: {how}" if isinstance(how, str) else found
     finally:
         for remove in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):  # neither follows links
             subprocess.run([*remove, str(base)], stderr=subprocess.DEVNULL, check=False)

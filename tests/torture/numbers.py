@@ -1,7 +1,7 @@
 """Bad numbers: answers of servers with parts of a wrong kind, and checkpoints with weights that are not finite.
 
 Each answer is either taken, with finite log-probabilities of tokens of the vocabulary, or refused in one line.
-``python -m tests.torture.numbers SEED SECONDS`` runs it.
+``python -m tests.torture numbers`` runs it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from recovery.rollouts import sglang_server_engine, vllm_server_engine
 from recovery.rollouts.engine import check_completion
 from recovery.teachers.remote import entries, parse_positions
 from tests.models import make_tiny
-from tests.torture.outcome import Outcome
+from tests.torture.outcome import Outcome, numbers
 
 _VOCABULARY, _LONGEST = 448, 8
 _BAD: tuple[Any, ...] = (
@@ -47,30 +45,35 @@ _BAD: tuple[Any, ...] = (
 _FAMILIES = ("qwen3", "llama", "gemma2", "gemma3")
 
 
-def run(seed: int, seconds: float, report: Callable[[str], None]) -> Outcome:
-    """Try bad answers and bad checkpoints for ``seconds`` (0: 2,000 answers and 4 checkpoints)."""
-    outcome, started = Outcome(), time.monotonic()
-    number = 0
-    while number < 2000 if seconds <= 0 else time.monotonic() - started < seconds:
-        rng = random.Random(f"{seed} {number}")  # of its own: each case can be brought back alone
-        kind, work = rng.choice((("teacher", _teacher), ("vllm", _vllm), ("sglang", _sglang)))
-        if number % 500 == 0:
-            kind, work = "weights", _weights
-        try:
-            result = work(rng)
-        except RecoveryError as error:
-            result = "refused" if "\n" not in str(error) and len(str(error)) < 2000 else f"no line: {str(error)!r:.200}"
-        except Exception as error:
-            result = f"{type(error).__name__}: {error!s:.200}"
-        outcome.tried[f"{kind}: {result.partition(':')[0]}"] += 1
+def run(seed: int, seconds: float, report: Callable[[str], None], only: int | None = None) -> Outcome:
+    """Try bad answers and bad checkpoints for ``seconds`` (0: 2,000 of both); ``only`` repeats one by its number."""
+    outcome = Outcome()
+    for number in range(2000) if seconds <= 0 and only is None else numbers(seconds, only):
+        kind, result = _tried(random.Random(f"{seed} {number}"), number)  # each case can be brought back alone
+        outcome.count(f"{kind}: {result.partition(':')[0]}")
         if result not in ("taken", "refused"):
-            outcome.faults.append(f"numbers, seed {seed}, {kind} number {number}: {result}")
+            outcome.faults.append(f"--seed {seed} numbers --only {number}: {kind}: {result}")
             report(outcome.faults[-1])
-        number += 1
+        elif only is not None:
+            report(f"numbers {number}: {kind}: {result}")
     return outcome
 
 
-def _spoiled(value: Any, rng: random.Random) -> Any:
+def _tried(rng: random.Random, number: int) -> tuple[str, str]:
+    """Return what was tried, and how it ended: "taken", "refused", or what is wrong."""
+    kind, work = rng.choice((("teacher", _teacher), ("vllm", _vllm), ("sglang", _sglang)))
+    if number % 500 == 0:
+        kind, work = "weights", _weights
+    try:
+        return kind, work(rng)
+    except RecoveryError as error:
+        message = str(error)
+        return kind, "refused" if "\n" not in message and len(message) < 2000 else f"no line: {message!r:.200}"
+    except Exception as error:
+        return kind, f"{type(error).__name__}: {error!s:.200}"
+
+
+def spoiled(value: Any, rng: random.Random) -> Any:
     """Return a JSON value with one part, anywhere in it, in place of which there is something else or nothing."""
     if not isinstance(value, dict | list) or not value or rng.random() < 0.15:
         return rng.choice(_BAD)
@@ -81,7 +84,7 @@ def _spoiled(value: Any, rng: random.Random) -> Any:
     elif rng.random() < 0.1 and isinstance(value, list):
         value.append(value[place])
     else:
-        value[place] = _spoiled(value[place], rng)
+        value[place] = spoiled(value[place], rng)
     return value
 
 
@@ -93,7 +96,7 @@ def _teacher(rng: random.Random) -> str:
             {str(n): {"logprob": -2.0 - rng.random()} for n in {token, *rng.sample(range(_VOCABULARY), 4)}}
         )
     whole = {"choices": [{"index": 0, "prompt_logprobs": positions, "prompt_token_ids": list(prompt)}]}
-    [found] = parse_positions(_spoiled(whole, rng) if rng.random() < 0.9 else whole, [prompt])
+    [found] = parse_positions(spoiled(whole, rng) if rng.random() < 0.9 else whole, [prompt])
     for position, token in zip(found[1:], prompt[1:], strict=True):
         entry = entries(position, token, 3)
         if not all(map(math.isfinite, [*entry.logprobs, entry.target])) or sum(map(math.exp, entry.logprobs)) > 1.02:
@@ -108,7 +111,7 @@ def _ids(rng: random.Random) -> list[tuple[int, float]]:
 def _vllm(rng: random.Random) -> str:
     pairs = _ids(rng)
     choice = {"token_ids": [a for a, _ in pairs], "logprobs": {"token_logprobs": [b for _, b in pairs]}}
-    found = vllm_server_engine.parse_completion(_spoiled({"choices": [choice]}, rng), {2})
+    found = vllm_server_engine.parse_completion(spoiled({"choices": [choice]}, rng), {2})
     return _checked(check_completion(found, _LONGEST, _VOCABULARY))
 
 
@@ -118,7 +121,7 @@ def _sglang(rng: random.Random) -> str:
         "output_token_logprobs": [[b, a, None] for a, b in _ids(rng)],
         "weight_version": "1",
     }
-    found, _ = sglang_server_engine.parse_completion(_spoiled({"meta_info": about}, rng), {2})
+    found, _ = sglang_server_engine.parse_completion(spoiled({"meta_info": about}, rng), {2})
     return _checked(check_completion(found, _LONGEST, _VOCABULARY))
 
 
@@ -139,9 +142,3 @@ def _weights(rng: random.Random) -> str:
         save_file(tensors, file, metadata={"format": "pt"})
         load_model(folder)
     return f"a checkpoint was loaded whose {spoiled} is not finite at {place}"
-
-
-if __name__ == "__main__":
-    numbers = [float(argument) for argument in sys.argv[1:]]
-    found = run(int(numbers[0]) if numbers else 0, numbers[1] if len(numbers) > 1 else 0.0, print)
-    print(dict(found.tried), len(found.faults), "faults")

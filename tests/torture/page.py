@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib
 import json
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from recovery.workspace import write_atomically
 from tests.torture.outcome import Outcome
 
 HERE = Path(__file__).resolve().parent
@@ -18,19 +21,35 @@ PAGE = HERE.parents[1] / "docs" / "reliability.md"
 
 
 def write(found: Mapping[str, Outcome], seed: int, minutes: float, page: Path = PAGE) -> None:
-    """Add a run to the record, in place of an earlier one of its campaigns and seed, and write the page again."""
-    record = page.with_suffix(".json")
-    runs = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    """Add a run to the record, in place of an earlier one of its campaigns and seed, and write the page again.
+
+    Runs of other seeds may end at the same time: each reads the record and writes both files under the lock.
+    """
     about = {
         "date": time.strftime("%Y-%m-%d"),
         "minutes": round(minutes / max(1, len(found)), 1),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
     }
-    for name, outcome in found.items():
-        run = about | {"tried": dict(sorted(outcome.tried.items())), "faults": outcome.faults}
-        runs.setdefault(name, {})[str(seed)] = run
-    record.write_text(json.dumps(runs, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    page.write_text("\n".join(_lines(runs)), encoding="utf-8")
+    record = page.with_suffix(".json")
+    with _locked(page.parent):
+        runs = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+        for name, outcome in found.items():
+            run = about | {"tried": dict(sorted(outcome.tried.items())), "faults": outcome.faults}
+            runs.setdefault(name, {})[str(seed)] = run
+        text = json.dumps(runs, indent=1, sort_keys=True) + "\n"
+        write_atomically(record, text)
+        write_atomically(page, "\n".join(_lines(json.loads(text))))  # in the order of the record
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder. It is on the folder itself: a file for it would lie beside the page afterwards."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _lines(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:

@@ -25,7 +25,7 @@ from tests.torture.traps import Trap
 RECIPE = """
 [model]
 precision = "float32"
-tuning = "full"
+tuning = "{tuning}"
 [midtrain]
 steps = 4
 batch_tokens = 64
@@ -77,23 +77,25 @@ NOTHING = ("nothing in", "there is no workspace")
 @dataclass(frozen=True)
 class World:
     """A folder for the tries, with the documents and settings; ``whole`` is what an undisturbed cycle leaves, and
-    ``counts`` how often each kind of event happens in it, and ``seconds`` how long it takes."""
+    ``counts`` how often each kind of event happens in it, and ``seconds`` how long it takes; ``tuning`` is full or
+    lora."""
 
     folder: Path
     whole: dict[str, Any]
     counts: dict[str, int]
     seconds: float
+    tuning: str = "full"
 
     def place(self, name: str) -> Path:
         """Return a new folder with the documents and settings."""
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
-        furnish(folder)
+        furnish(folder, self.tuning)
         return folder
 
 
 @contextlib.contextmanager
-def world(model: Path | None = None) -> Iterator[World]:
+def world(model: Path | None = None, tuning: str = "full") -> Iterator[World]:
     """Make a temporary world: run the cycle once in this process, to load all that is loaded on demand, and once
     watched. ``model`` is the folder of the clean model, by default a tiny one that is made."""
     torch.set_num_threads(1)
@@ -103,23 +105,23 @@ def world(model: Path | None = None) -> Iterator[World]:
             make_tiny("qwen3", folder / "model")
         else:
             (folder / "model").symlink_to(model.resolve(strict=True))
-        first, second = furnish(folder / "first"), furnish(folder / "whole")
+        first, second = furnish(folder / "first", tuning), furnish(folder / "whole", tuning)
         _in_this_process(first)
         gc.collect()
         gc.freeze()  # a forked process would look through all that was imported each time a stage ends
         ended = recover(BEGIN, second, Trap(second / WORKSPACE))
         if ended.status:
             raise RuntimeError(f"the undisturbed cycle ended with {ended.status}: {ended.err[-1000:]}")
-        yield World(folder, left_by(second / WORKSPACE), dict(ended.counts), ended.seconds)
+        yield World(folder, left_by(second / WORKSPACE), dict(ended.counts), ended.seconds, tuning)
 
 
-def furnish(folder: Path) -> Path:
+def furnish(folder: Path, tuning: str = "full") -> Path:
     """Write the documents and the settings into a folder."""
     (folder / "corpus").mkdir(parents=True)
     (folder / "model").symlink_to(folder.parent / "model")
     for number, name in enumerate(("Harbour", "Orchid")):
         (folder / "corpus" / f"{name.lower()}.md").write_text(DOCUMENT.format(name, number))
-    (folder / "small.toml").write_text(RECIPE)
+    (folder / "small.toml").write_text(RECIPE.format(tuning=tuning))
     (folder / "prompts").mkdir()
     for split in ("train", "development", "test"):
         checked = {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
@@ -166,7 +168,10 @@ def faults_of(world: World, folder: Path, done: list[Ended], database: str = "")
     faults = [ended.complaint for ended in done if ended.complaint]
     if done[-1].status:
         return [*faults, f"the cycle did not go on: status {done[-1].status}: {done[-1].error or done[-1].err[-300:]}"]
-    return faults + differences(world.whole, left_by(folder / WORKSPACE, database))
+    try:
+        return faults + differences(world.whole, left_by(folder / WORKSPACE, database))
+    except sqlite3.Error as error:
+        return [*faults, f"the cycle came to its end with status 0, and its tracker cannot be read: {error}"]
 
 
 def is_complete(workspace: Path, database: str = "") -> bool:
