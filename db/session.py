@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -64,6 +65,21 @@ class Database:
         with _in_words(self.url, "written"), self._connected() as connection, connection.begin():
             migrate.require_unchanged(connection, self.schema, describe(self.url))
             yield connection
+
+    def require_sound(self) -> None:
+        """Read all of a SQLite file: a damaged index hides rows without any error.
+
+        Raises DatabaseError if it is damaged. PostgreSQL checks its own pages as they are read.
+        """
+        if not is_sqlite(self.url):
+            return
+        with self.reading() as connection:
+            found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar()
+        if found != "ok":
+            line = " ".join(str(found).split()).removeprefix("*** in database main *** ")[:200]
+            raise DatabaseError(
+                f"{describe(self.url)} is damaged ({line}): restore a copy of it, or use another workspace"
+            )
 
     def close(self) -> None:
         """Close all connections."""
@@ -201,7 +217,8 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
             "the file system refuses SQLite's write-ahead mode (a network drive?): "
             "put the workspace on a local disk, or use a PostgreSQL address"
         )
-    cursor.execute("PRAGMA synchronous = NORMAL")
+    # A training state may be newer than no point that it counts: after a power failure too, nothing committed is lost.
+    cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
 
@@ -249,6 +266,8 @@ def _in_words(url: URL, verb: str) -> Iterator[None]:
         yield
     except DBAPIError as error:
         raise DatabaseError(f"{describe(url)} cannot be {verb}: {_reason(str(error.orig))}") from error
+    except json.JSONDecodeError as error:  # a column of JSON
+        raise DatabaseError(f"{describe(url)} holds a damaged value ({error}): restore a copy of it") from error
     except (SQLAlchemyError, sqlite3.Error) as error:  # SQLAlchemy passes on what fails in a new connection
         raise DatabaseError(f"{describe(url)} cannot be {verb}: {_reason(str(error))}") from error
 

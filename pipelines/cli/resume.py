@@ -33,6 +33,7 @@ def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
             text = f"stage {stage.id} ({stage.kind}) at step {stage.steps_done}" if stage else "no stage"
             common.emit(found, as_json, f"to resume: {text}; planned cycles: {found['cycles'] or 'none'}")
             return
+        session.tracker.database.require_sound()
         session.remove_finished()
         interrupted(session)
         from pipelines.cycle import resume

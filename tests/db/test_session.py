@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -37,7 +39,40 @@ def test_the_pragmas_that_concurrency_rests_on(tmp_path: Path) -> None:
             connection.exec_driver_sql(f"PRAGMA {name}").scalar()
             for name in ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
         ]
-    assert values == ["wal", 1, 1, 30_000]
+    assert values == ["wal", 2, 1, 30_000]
+
+
+def test_a_damaged_index_is_found_when_all_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.db"
+    tracker = Tracker(path)
+    for number in range(3):
+        tracker.experiment(f"name {number}")
+    tracker.database.require_sound()
+    tracker.close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        query = "SELECT rootpage FROM sqlite_master WHERE type = 'index' AND tbl_name = 'experiment'"
+        (page,) = database.execute(query).fetchone()
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * size + 3 : (page - 1) * size + 5] = b"\0\0"  # how many rows the index holds
+    path.write_bytes(data)
+    damaged = open_database(path)
+    with pytest.raises(DatabaseError, match=r"tracker.db is damaged \(.+ on page \d+\): restore a copy of it"):
+        damaged.require_sound()
+
+
+def test_a_damaged_value_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.db"
+    tracker = Tracker(path)
+    experiment = tracker.experiment("here")
+    tracker.event(experiment, "words", data={"n": 1})
+    tracker.close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE event SET data = '{`n`: 1}'")
+        database.commit()
+    with pytest.raises(DatabaseError, match="tracker.db holds a damaged value .*: restore a copy of it"):
+        queries.events(open_readonly(path), experiment)
 
 
 def test_a_reader_cannot_write(tracker: Tracker, experiment: int) -> None:

@@ -224,6 +224,16 @@ def test_weights_that_would_be_other_ones_are_refused(tiny_llama: Path, tmp_path
     assert "the model would differ" in biased
 
 
+def test_weights_that_are_no_numbers_are_refused_with_the_name_of_the_file(tiny_llama: Path, tmp_path: Path) -> None:
+    def damage(tensors: dict[str, np.ndarray]) -> None:
+        tensors["blk.1.ffn_up.weight"][3, 5] = np.nan
+
+    path = write_gguf(tiny_llama, tmp_path / "model.gguf", change=damage)
+    with pytest.raises(ModelError, match=r"model.gguf: its weights are not all finite numbers"):
+        converted(path, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("[!.]*-*")), "nothing is left that could be taken for the model"
+
+
 def test_an_architecture_that_cannot_be_read(tiny_llama: Path, tmp_path: Path) -> None:
     path = write_gguf(tiny_llama, tmp_path / "m.gguf", architecture="rwkv6")
     with pytest.raises(ModelError, match=r"architecture 'rwkv6' is not one that transformers .* can read"):

@@ -60,6 +60,7 @@ def made(case: Case, tiny: Path, folder: Path) -> Path:
         ("GGUF key twice", "the key 'filler' is there twice"),
         ("GGUF tensor twice", "a tensor is there twice"),
         ("GGUF a pipe", "is not a regular file"),
+        ("GGUF shape zero", "has the shape"),
     ],
 )
 def test_a_hostile_model_is_refused_in_one_line(tiny_qwen3: Path, tmp_path: Path, name: str, reason: str) -> None:

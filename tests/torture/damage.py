@@ -18,7 +18,14 @@ TRACKER = (
     *("database disk image is malformed", "file is not a database", "malformed database schema", "no such table"),
     *("no such column", "unsupported file format", "disk i/o error", "constraint failed", "database corruption"),
     # The cells that hold the schema, or the experiment of the workspace, are damaged, or lost with the newest writes.
-    *("was written by a newer version", "contains no tracker yet", "no tracker database at", "has no record of"),
+    *(
+        "is damaged",
+        "holds a damaged value",
+        "was written by a newer version",
+        "contains no tracker yet",
+        "no tracker database at",
+        "has no record of",
+    ),
 )
 
 

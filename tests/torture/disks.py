@@ -171,18 +171,6 @@ def _damaged_tracker(made: World, folder: Path, draw: random.Random) -> tuple[st
     return f"{what} ({_told(done[-1])}; status: {_told(shown)})", faults
 
 
-def _lost_writes(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
-    """Damage the log of the tracker's newest writes, of which a power failure may leave any part: SQLite drops the rest
-    without a word, and training states are newer than the tracker."""
-    files = _killed_with(made, folder, draw, "tracker.db-wal")
-    if not files:
-        return f"{NOT_DISTURBED}, no log", faults_of(made, folder, go_on(folder))
-    how = damage(files[0], draw)
-    done, shown = go_on(folder), recover(STATUS, folder)
-    what = f"{how} ({_told(done[-1])}; status: {_told(shown)})"
-    return what, _unnoticed(made, folder, done, shown)
-
-
 def _unnoticed(made: World, folder: Path, done: list[Ended], shown: Ended) -> list[str]:
     """Return what is wrong after a damaged tracker was gone on with, and shown: each command must refuse it for a
     reason that is known, or end as if it were whole."""
@@ -240,7 +228,6 @@ _WAYS: dict[str, tuple[float, Callable[[World, Path, random.Random], tuple[str, 
     "a damaged checkpoint": (2, _damaged_weights),
     "a damaged training state": (2, _damaged_state),
     "a damaged tracker": (2, _damaged_tracker),
-    "the tracker's newest writes lost": (1, _lost_writes),
     "another damaged file": (2, _damaged_rest),
     "a lock left over": (1, _left_over),
 }

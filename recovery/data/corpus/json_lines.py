@@ -53,6 +53,14 @@ def read_records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
     or a .json file is invalid.
     """
     try:
+        return _records(path)
+    except MemoryError as error:
+        size = path.stat().st_size / 2**20
+        raise UsageError(f"cannot read {path}: its {size:,.0f} MiB need more memory than there is; split it") from error
+
+
+def _records(path: Path) -> tuple[list[tuple[int, Any]], list[str]]:
+    try:
         if path.exists() and not path.is_file():  # a pipe would be waited for, a device may never end
             raise UsageError(f"cannot read {path}: it is not a regular file")
         text = decode(path.read_bytes()).text

@@ -284,7 +284,22 @@ def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> A
             f"{header.path}: transformers' reader uses {taken:,} of its {given:,} weights, so the model would differ; "
             "use the model's safetensors"
         )
+    _check_weights(header, model, config)
     return model
+
+
+def _check_weights(header: Header, model: Any, config: Any) -> None:
+    """Raise ModelError if a weight has another shape than the metadata say, or is not finite."""
+    with torch.device("meta"):
+        planned = type(model)(config).state_dict()
+    for name, weight in model.state_dict().items():
+        if name in planned and planned[name].shape != weight.shape:
+            found, wanted = list(weight.shape), list(planned[name].shape)
+            raise ModelError(f"{header.path}: the weight {name} has the shape {found}, its metadata say {wanted}")
+        if not bool(weight.isfinite().all()):
+            raise ModelError(
+                f"{header.path}: its weights are not all finite numbers ({name}): copy the file again, or use another"
+            )
 
 
 def _check_sizes(header: Header, config: Any) -> None:
