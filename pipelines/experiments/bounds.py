@@ -98,8 +98,11 @@ LEVELS = {
     "instructions loose": "instruction_loose",
 }
 # The bounds on the end of a cycle.
+IFEVAL_KEPT = Bound(
+    "recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0
+)
 AFTER = (
-    Bound("recovery: IFEval, instructions strict, relative to base", relative(INSTRUCTIONS, "last"), 0.97, 1.0),
+    IFEVAL_KEPT,
     Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
     Bound("recovery: asked, share of what mid-training reached", kept, 0.95, 1.0),
     Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95, first=2),

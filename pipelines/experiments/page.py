@@ -16,6 +16,7 @@ from pipelines.experiments.bounds import (
     CONTROLS,
     ENDS,
     IFEVAL,
+    IFEVAL_KEPT,
     LEVELS,
     MISSED,
     OWN,
@@ -79,11 +80,7 @@ def page(records: Sequence[Record], main: str, command: str, questions: Sequence
         *([_SHORT, ""] if short else []),
         *in_short(records, main),
         *_runs(records),
-        *(
-            ["", f"Not run: {', '.join(missing)}."]
-            if (missing := [n for n in arms() if n not in _names(records)])
-            else []
-        ),
+        *_not_run(records),
         "",
         _TERMS,
     ]
@@ -130,12 +127,20 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
 
 def _keeps_ifeval(records: Sequence[Record], wanted: int) -> str:
     """Return the arms with all cycles, and which of them hold the bound on IFEval."""
-    bound = ENDS[0][1]
     by_arm = {name: [r for r in records if r.arm == name and r.cycles >= wanted] for name in _names(records)}
     full = {name: there for name, there in by_arm.items() if there}
-    holding = [f"`{name}`" for name, there in full.items() if reached(bound, _means(bound, there, wanted)) != MISSED]
+    holding = [
+        f"`{name}`"
+        for name, there in full.items()
+        if reached(IFEVAL_KEPT, _means(IFEVAL_KEPT, there, wanted)) != MISSED
+    ]
     others = [f"`{name}`" for name in full if f"`{name}`" not in holding]
     return f"{', '.join(holding) or 'none'}" + (f"; {', '.join(others)} do not" if others else "")
+
+
+def _not_run(records: Sequence[Record]) -> list[str]:
+    missing = [name for name in arms() if name not in _names(records)]
+    return ["", f"Not run: {', '.join(missing)}."] if missing else []
 
 
 def _names(records: Sequence[Record]) -> list[str]:
@@ -148,10 +153,14 @@ def title(record: Record) -> str:
     return arms()[record.arm].title if record.arm in arms() else record.title
 
 
+def _values(bound: Bound, records: Sequence[Record], cycles: int) -> list[list[float]]:
+    """Return a bound's values after each cycle, one a seed."""
+    return [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in range(1, cycles + 1)]
+
+
 def _means(bound: Bound, records: Sequence[Record], cycles: int) -> list[float]:
     """Return a bound's value after each cycle that has one, the mean of the seeds."""
-    cells = [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in range(1, cycles + 1)]
-    return [statistics.fmean(cell) for cell in cells if cell]
+    return [statistics.fmean(cell) for cell in _values(bound, records, cycles) if cell]
 
 
 def summary(records: Sequence[Record], main: str) -> str:
@@ -199,8 +208,7 @@ def _bounds(records: Sequence[Record]) -> list[str]:
     rows = []
     wanted = records[0].wanted
     for bound in (bound for bound in BOUNDS if bound.first <= wanted):
-        cells = [[v for r in records if (v := bound.value(r, cycle)) is not None] for cycle in cycles]
-        means = [statistics.fmean(cell) for cell in cells if cell]
+        cells, means = _values(bound, records, len(cycles)), _means(bound, records, len(cycles))
         result = "not measured" if not means else reached(bound, means)
         if means and len(means) < wanted - bound.first + 1:
             result += f" in {len(means)} of {wanted - bound.first + 1}"
@@ -247,7 +255,7 @@ def _cell(values: Sequence[float], percent: bool = False) -> str:
 def _by_bounds(records: Sequence[Record]) -> list[str]:
     """Compare the end of each cycle of every arm with the bounds: the means over the seeds, in bold if missed."""
     rows = []
-    for arm in dict.fromkeys(record.arm for record in records):
+    for arm in _names(records):
         mine = [record for record in records if record.arm == arm]
         for cycle in range(1, max(record.cycles for record in mine) + 1):
             there = [record for record in mine if record.cycles >= cycle]
@@ -268,7 +276,7 @@ def _arms(records: Sequence[Record]) -> list[str]:
     with_base = [record for record in records if record.at(0, "base")]
     for cycle in range(1, max((record.cycles for record in with_base), default=0) + 1):
         rows += _base_rows([record for record in with_base if record.cycles >= cycle], cycle)
-    for arm in dict.fromkeys(record.arm for record in records):
+    for arm in _names(records):
         mine = [record for record in records if record.arm == arm]
         for cycle in range(1, max(record.cycles for record in mine) + 1):
             for kind in ("midtrained", "recovered"):

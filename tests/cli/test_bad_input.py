@@ -13,6 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli.main import run
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
+from recovery.workspace import Workspace
+from tests.damaged_tracker import hide_rows
 
 Say = Callable[..., str]
 
@@ -30,6 +34,15 @@ def refused(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
         return lines[0]
 
     return say
+
+
+def test_a_damaged_tracker_is_not_gone_on_with(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    workspace = Workspace(tmp_path / "work")
+    with Session.open(workspace, model=str(tiny_model), display=Display(quiet=True)) as session:
+        session.tracker.event(session.experiment_id, "words")
+    hide_rows(tmp_path / "work" / "tracker.db", "event")
+    line = refused("resume", "--workspace", "work")
+    assert "tracker.db is damaged (" in line and "restore a copy of it" in line
 
 
 def test_before_the_first_use(refused: Say, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from db import (
     queries,
 )
 from db.session import describe
+from tests.damaged_tracker import hide_rows
 
 pytestmark = pytest.mark.differs
 
@@ -49,14 +50,7 @@ def test_a_damaged_index_is_found_when_all_is_read(tmp_path: Path) -> None:
         tracker.experiment(f"name {number}")
     tracker.database.require_sound()
     tracker.close()
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        (size,) = database.execute("PRAGMA page_size").fetchone()
-        query = "SELECT rootpage FROM sqlite_master WHERE type = 'index' AND tbl_name = 'experiment'"
-        (page,) = database.execute(query).fetchone()
-    data = bytearray(path.read_bytes())
-    data[(page - 1) * size + 3 : (page - 1) * size + 5] = b"\0\0"  # how many rows the index holds
-    path.write_bytes(data)
+    hide_rows(path, "experiment")
     damaged = open_database(path)
     with pytest.raises(DatabaseError, match=r"tracker.db is damaged \(.+ on page \d+\): restore a copy of it"):
         damaged.require_sound()

@@ -177,6 +177,20 @@ def test_texts_are_compared_with_a_document_without_its_markup(tmp_path: Path) -
     assert [kept.text for kept in done.kept] == [own_words]
 
 
+def test_mid_training_reads_short_texts_by_fours(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+) -> None:
+    docs = make_corpus("Yew")
+    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE)
+    document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
+    people = ("one person", "two people", "a family", "the crew", "some guests")
+    texts = [f"The account of all that was written down by hand in a few plain words of {who}." for who in people]
+    write_texts(docs / WRITER_FILE, [RewrittenText(document.id, text) for text in texts])
+    own = open_cycle(session, config)
+    read = module._material(session, config, session.base, own)._written_documents
+    assert [sum(text in one.text for text in texts) for one in read] == [4, 1]
+
+
 def test_short_texts_share_a_document_below_one_title() -> None:
     texts = [Rewriting("ferry.md", "Ferries", f"Fact {n}.") for n in range(5)] + [Rewriting("inn.md", "Inns", "Last.")]
     done = Rewritten(tuple(texts), 6, 6, 60)

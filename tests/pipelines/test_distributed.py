@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -196,17 +197,17 @@ def until_step(workspace: Path, step: int) -> Path:
     raise AssertionError(f"no state of step {step}")
 
 
+@pytest.fixture
+def learn(tiny_model: Path, corpus: Path) -> list[Any]:
+    """A mid-training of full weights that saves a state at each step."""
+    return ["midtrain", "--docs", corpus, "--model", tiny_model, "--tuning", "full", *LONG, "--checkpoint-every", 1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cut", ["none", "full"])
 def test_a_stop_asked_of_one_process_stops_both_and_one_process_goes_on(
-    tmp_path: Path,
-    tiny_model: Path,
-    corpus: Path,
-    start: Launch,
-    recover: Callable[..., subprocess.CompletedProcess[str]],
-    cut: str,
+    tmp_path: Path, learn: list[Any], start: Launch, recover: Callable[..., subprocess.CompletedProcess[str]], cut: str
 ) -> None:
-    learn = ["midtrain", "--docs", corpus, "--model", tiny_model, "--tuning", "full", *LONG, "--checkpoint-every", 1]
     running = start([*learn, "--shard", cut, "--workspace", "stopped"])
     states = until_step(tmp_path / "stopped", 2)
     running[1].send_signal(signal.SIGTERM)
@@ -248,14 +249,12 @@ def test_what_fails_in_one_process_ends_both_with_one_line(
 @pytest.mark.parametrize(("cut", "victim"), [("none", 1), ("full", 1), ("full", 0)])
 def test_a_killed_process_ends_the_other_and_its_stage_is_resumed_to_the_same_weights(
     tmp_path: Path,
-    tiny_model: Path,
-    corpus: Path,
+    learn: list[Any],
     start: Launch,
     recover: Callable[..., subprocess.CompletedProcess[str]],
     cut: str,
     victim: int,
 ) -> None:
-    learn = ["midtrain", "--docs", corpus, "--model", tiny_model, "--tuning", "full", *LONG, "--checkpoint-every", 1]
     learn += ["--shard", cut, "--workspace"]
     running = start([*learn, "work"])
     until_step(tmp_path / "work", 2)

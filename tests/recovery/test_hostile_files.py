@@ -17,10 +17,18 @@ from recovery.data.corpus.json_lines import load_json
 from recovery.data.corpus.readers import UnreadableError, read_file
 from recovery.data.prompts import load_prompts
 from recovery.errors import RecoveryError, UsageError, printable
+from recovery.memory_limit import memory_limit
 from tests.torture.corpus import run
 from tests.torture.hostile_files import GOOD, docx, pdf, text_page
 
 PROBE = json.dumps({"question": "Who keeps ferry 3?", "answers": ["Anna Berg"]})
+
+
+def test_prompts_that_do_not_fit_into_memory_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes(b"a" * (64 << 20))
+    with memory_limit(96 << 20), pytest.raises(UsageError, match="its 64 MiB need more memory than there is; split it"):
+        load_prompts(path)
 
 
 def test_a_share_of_the_hostile_cases() -> None:
