@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from recovery.models.loading_lock import LOADING
 from tests.http_json import address_of, send_json, serve_json, stop
 
 NO_ANSWER = object()
@@ -86,7 +87,7 @@ def send_or_cut(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None
 
 def mix(model: Any, folder: Path) -> None:
     """Give every other tensor of a model the value that it has in a folder."""
-    found = _load(folder).state_dict()
+    found = read_model(folder).state_dict()
     with torch.no_grad():
         for name, tensor in list(model.state_dict().items())[::2]:
             tensor.copy_(found[name])
@@ -117,7 +118,7 @@ class SglangStub(Mortal):
 
     def restart(self) -> None:
         """Load the weights that the server was started with, as a new process would."""
-        self._model, self._cache, self.weight_version = _load(self.model_path), {}, "default"
+        self._model, self._cache, self.weight_version = read_model(self.model_path), {}, "default"
 
     def start(self) -> str:
         """Serve; returns the address."""
@@ -165,7 +166,7 @@ class SglangStub(Mortal):
 
         def load() -> dict[str, Any]:
             if not self.stale:
-                self._model = _load(folder)
+                self._model = read_model(folder)
             self.weight_version = body.get("weight_version") or self.weight_version
             return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
 
@@ -220,8 +221,10 @@ class SglangStub(Mortal):
         return found
 
 
-def _load(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def read_model(folder: Path) -> Any:
+    """Return the model in a folder, in float32. Requests may come while another one loads a model."""
+    with LOADING:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def _listed(value: Any) -> list[int]:

@@ -33,6 +33,7 @@ from recovery.models.compilation import compile_layers
 from recovery.models.folder_check import ADAPTER_CONFIG, check_adapter, check_total, read_shapes
 from recovery.models.hardware import pick_device, pick_precision
 from recovery.models.lm_head import Head
+from recovery.models.loading_lock import LOADING
 from recovery.models.routing import Router
 from recovery.time_limit import Overdue, time_limit
 from recovery.types import Message
@@ -499,7 +500,7 @@ def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool, more: 
         raise ModelError(
             f"{base} holds no weights in *.safetensors, and pickles (*.bin) are not read: convert them first"
         )
-    with _reading(f"the model in {base}"):
+    with LOADING, _reading(f"the model in {base}"):
         config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
         with torch.device("meta"):  # takes no memory, whatever the sizes are
             planned = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tests.http_json import address_of, serve_json, stop
-from tests.sglang_stub import DEATHS, NO_ANSWER, Mortal, SglangStub, mix
+from tests.sglang_stub import DEATHS, NO_ANSWER, Mortal, SglangStub, mix, read_model
 
 NAME = "clean"
 COMPLETIONS = ("/v1/completions", "/generate")
@@ -106,7 +106,7 @@ class Server(Manners):
 
     def restart(self) -> None:
         """Load what the server was started with, as a new process would."""
-        self.model, self.holds = _load(self.started_with), ""
+        self.model, self.holds = read_model(self.started_with), ""
         self.adapters: dict[str, Any] = {}
 
     def answer(self, path: str, body: Any, authorization: str | None = None) -> tuple[int, Any]:
@@ -139,7 +139,7 @@ class Server(Manners):
             folder, token = Path(body["args"][0]), body["args"][1]
 
             def take() -> Any:
-                self.model, self.holds = self.model if self.stale else _load(folder), token
+                self.model, self.holds = self.model if self.stale else read_model(folder), token
                 return {"results": [None]}
 
             return 200, self.transfer(take, lambda: mix(self.model, folder), self.restart)
@@ -152,7 +152,7 @@ class Server(Manners):
             return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
 
         def add() -> Any:
-            base = _load(self.started_with)
+            base = read_model(self.started_with)
             self.adapters[name] = base if self.stale else PeftModel.from_pretrained(base, body["lora_path"]).eval()
             return f"Success: LoRA adapter '{name}' added successfully."
 
@@ -264,10 +264,6 @@ SGLANG_EDITS: dict[str, _Edit] = {
 CUT = ("cut in the middle", "a byte at a time", "reset", "no encoding that it says", "status 429", "status 500",
        "status 503")  # fmt: skip
 FINAL = ("status 401", "status 403", "status 400", "a gigabyte", "brackets", "no JSON")
-
-
-def _load(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 @contextmanager

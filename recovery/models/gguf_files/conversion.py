@@ -28,6 +28,7 @@ from recovery.models.folder_check import check_total
 from recovery.models.gguf_files.header import ARRAY, MAGIC, ORIGIN, STRING, Header, origin_of, read_header, sha256_of
 from recovery.models.gguf_files.positions import set_positions
 from recovery.models.gguf_files.tokens import end_ids, read_tokenizer
+from recovery.models.loading_lock import LOADING
 
 # Metadata that transformers' reader takes minutes for and a configuration does not need.
 _VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
@@ -261,7 +262,7 @@ def _read_weights(header: Header, slim: Path, config: Any, bar: _Megabytes) -> A
     if hasattr(transformers, "GgufConfig"):  # releases that keep blocks quantised if they have kernels for them
         settings["quantization_config"] = transformers.GgufConfig(dequantize=True)
     try:
-        with _quiet(), _counted(bar):
+        with LOADING, _quiet(), _counted(bar):
             model, found = AutoModelForCausalLM.from_pretrained(
                 slim.parent,
                 gguf_file=slim.name,
