@@ -110,7 +110,10 @@ class Loaded:
 
     @functools.cached_property
     def _head(self) -> Head:
-        return Head.of(self.model)
+        try:
+            return Head.of(self.model)
+        except ModelError as error:
+            raise ModelError(f"{self.path}: {error}") from error
 
     @property
     def head(self) -> Head:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from recovery.errors import ModelError
 from recovery.models.base_folder import resolve_base
 from recovery.models.chat_template import ChatFormat
-from recovery.models.gguf_files import is_gguf, origin_of, read_header, sha256_of
+from recovery.models.gguf_files import conversion, is_gguf, origin_of, read_header, sha256_of
 from recovery.models.gguf_files.conversion import config_of, converted, tokenizer_of, user_cache
 from recovery.models.gguf_files.positions import llama3_factors
 from recovery.models.gguf_files.tokens import read_tokenizer
@@ -253,3 +255,28 @@ def test_origin_of_a_folder_that_comes_from_no_file(tiny_llama: Path, tmp_path: 
     assert origin_of(tiny_llama) is None
     (tmp_path / "gguf.json").write_text(json.dumps([1]))
     assert origin_of(tmp_path) is None
+
+
+def test_a_long_array_that_no_configuration_has_is_not_read(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' reader takes over half a minute for a million texts."""
+    plain = write_gguf(tiny_llama, tmp_path / "plain.gguf").read_bytes()
+    keys = int.from_bytes(plain[16:24], "little")
+    long = struct.pack("<Q", 3) + b"x.y" + struct.pack("<IIQ", 9, 8, 10**6) + bytes(8 * 10**6)
+    whole = tmp_path / "long.gguf"
+    # Data begins at a multiple of 32, which this array does not move.
+    long += (
+        struct.pack("<Q", 3) + b"x.z" + struct.pack("<IQ", 8, -(len(long) + 23) % 32) + bytes(-(len(long) + 23) % 32)
+    )
+    whole.write_bytes(plain[:16] + struct.pack("<Q", keys + 2) + long + plain[24:])
+    read, sizes = conversion.AutoConfig.from_pretrained, []
+
+    def counted(folder: Path, gguf_file: str) -> Any:
+        sizes.append((folder / gguf_file).stat().st_size)
+        return read(folder, gguf_file=gguf_file)
+
+    monkeypatch.setattr(conversion.AutoConfig, "from_pretrained", counted)
+    named = {"_name_or_path": ""}  # a temporary folder
+    assert config_of(whole).to_dict() | named == config_of(tmp_path / "plain.gguf").to_dict() | named
+    assert max(sizes) < 10**6 < whole.stat().st_size

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from transformers import (
 
 from recovery.errors import ModelError
 from recovery.models.lm_head import Head, decoder
+from recovery.models.loading import load_model
 
 SIZES = {
     "vocab_size": 64,
@@ -113,6 +116,16 @@ def test_a_model_with_an_unknown_last_step_is_refused_by_name() -> None:
 
     with pytest.raises(ModelError, match="Odd changes its logits"):
         Head.of(build(Odd, Qwen3Config, head_dim=16))
+
+
+def test_weights_that_are_no_numbers_are_named_with_the_model(tiny_model: Path) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    with torch.no_grad():
+        loaded.model.model.layers[0].mlp.down_proj.weight.fill_(float("inf"))
+    with pytest.raises(
+        ModelError, match=rf"^{re.escape(str(tiny_model))}: Qwen3ForCausalLM returns logits that are not"
+    ):
+        _ = loaded.head
 
 
 def test_lora_without_the_head_uses_the_base_head() -> None:

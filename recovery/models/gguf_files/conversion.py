@@ -24,13 +24,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, mod
 from transformers.utils import logging as transformers_logging
 
 from recovery.errors import ModelError, first_line
-from recovery.models.folder_check import check_total
-from recovery.models.gguf_files.header import ARRAY, MAGIC, ORIGIN, STRING, Header, origin_of, read_header, sha256_of
+from recovery.models.folder_check import MOST_LAYERS, check_total
+from recovery.models.gguf_files.header import ARRAY, MAGIC, ORIGIN, Header, origin_of, read_header, sha256_of
 from recovery.models.gguf_files.positions import set_positions
 from recovery.models.gguf_files.tokens import end_ids, read_tokenizer
 from recovery.models.loading_lock import LOADING
 
-# Metadata that transformers' reader takes minutes for and a configuration does not need.
+# Metadata that transformers' reader takes minutes for, as for any long array, and a configuration does not need.
 _VOCABULARY = tuple(f"tokenizer.ggml.{name}" for name in ("tokens", "scores", "token_type", "merges"))
 # Tensors that hold no weights: their RoPE scaling is read by set_positions.
 _POSITIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -184,7 +184,7 @@ def _convert(header: Header, digest: str, writing: Path, showing: Showing) -> No
 
 
 def _without_vocabulary(header: Header, target: Path, *, data: bool) -> Path:
-    """Write a copy of the file with an empty vocabulary; without ``data`` the tensor data is a sparse hole.
+    """Write a copy of the file with no long array; without ``data`` the tensor data is a sparse hole.
 
     transformers' reader reads every token of the vocabulary as a separate array, several times: most of a minute for
     49,152 tokens, while the weights take seconds.
@@ -197,10 +197,7 @@ def _without_vocabulary(header: Header, target: Path, *, data: bool) -> Path:
             source.seek(span[0])
             return source.read(span[1] - span[0])
 
-        values = [
-            _text(key) + struct.pack("<IIQ", ARRAY, STRING, 0) if key in _VOCABULARY else piece(span)
-            for key, span in header.spans.items()
-        ]
+        values = [_without_long_array(key, piece(span)) for key, span in header.spans.items()]
         if size not in header.metadata and vocabulary:
             values.append(_text(size) + struct.pack("<II", 4, vocabulary))
         out.write(MAGIC + struct.pack("<IQQ", header.version, len(header.tensors), len(values)))
@@ -213,6 +210,15 @@ def _without_vocabulary(header: Header, target: Path, *, data: bool) -> Path:
         else:
             out.truncate(out.tell() + header.bytes - header.data)
     return target
+
+
+def _without_long_array(key: str, value: bytes) -> bytes:
+    """Return a key with its value as stored, or with an empty array if that is longer than any list of layers."""
+    at = len(_text(key))
+    (kind,) = struct.unpack_from("<I", value, at)
+    if kind == ARRAY and (key in _VOCABULARY or struct.unpack_from("<Q", value, at + 8)[0] > MOST_LAYERS):
+        return value[: at + 8] + struct.pack("<Q", 0)
+    return value
 
 
 class _Megabytes:
