@@ -169,14 +169,18 @@ def _serve() -> None:
 def _fail(problem: str | None) -> None:
     """Store the error, close the connections, and wait until the main process has reported it.
 
-    A launcher stops all processes as soon as one of them exits with an error.
+    A launcher stops all processes as soon as one of them exits with an error. A main process that was killed reports
+    nothing, so this one does.
     """
     assert _world is not None
-    with contextlib.suppress(RuntimeError):
+    try:
         if problem is not None:
             _world.store.set(_ERROR, f"process {_world.rank}: {problem}")
         _leave()
         _world.store.wait([_ENDED], _LINGER)
+    except RuntimeError:
+        problem = problem or "the main process was lost or has not ended"
+        print(f"recover: error: process {_world.rank}: {problem}: continue with `recover resume`", file=sys.stderr)
 
 
 # --- collective work ----------------------------------------------------------------------------------------------
