@@ -77,8 +77,15 @@ def _on_cpu(query: Tensor) -> bool:
 def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Call torch's kernel with grouped heads: transformers repeats keys and values for it if there is a mask. Without
     a mask there are as many keys as queries, or one query that attends to all.
+
+    The kernel makes two products for each head, and most of the time of a single query is their start. The heads of a
+    group attend to the same keys, so they are passed as the queries of one head.
     """
-    causal = mask is None and query.shape[2] > 1
+    rows, heads, queries, width = query.shape
+    if queries == 1 and (mask is None or mask.shape[1] == 1):
+        grouped = query.reshape(rows, key.shape[1], -1, width)
+        return F.scaled_dot_product_attention(grouped, key, value, mask, scale=scale).view(query.shape)
+    causal = mask is None and queries > 1
     return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=True)
 
 
