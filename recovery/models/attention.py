@@ -81,7 +81,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     The kernel makes two products for each head, and most of the time of a single query is their start. The heads of a
     group attend to the same keys, so they are passed as the queries of one head.
     """
-    rows, heads, queries, width = query.shape
+    rows, _, queries, width = query.shape
     if queries == 1 and (mask is None or mask.shape[1] == 1):
         grouped = query.reshape(rows, key.shape[1], -1, width)
         return F.scaled_dot_product_attention(grouped, key, value, mask, scale=scale).view(query.shape)
