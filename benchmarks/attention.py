@@ -1,11 +1,12 @@
-"""Attention in training on a CPU: the backward pass of matrix products against that of torch's kernel.
+"""Attention on a CPU: ours against torch's kernel, in training and for a decoded token.
 
 Run: python -m benchmarks.attention [--rounds 9] [--write]
 
 One layer's attention, forward and backward, by turns with torch's kernel alone and with plain products that keep the
 scores, on one thread. Times are processor seconds, so that other work on the machine counts little; the ratio is the
 median over the rounds. Errors are those of the gradients against float32, relative to their norm, the worst of queries,
-keys and values. In float32 training uses the kernel as it is, so nothing is compared.
+keys and values. In float32 training uses the kernel as it is, so nothing is compared. A decoded token is a single query
+to the keys and values of a cache with more room, without gradients; its errors are those of the result.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ FASTER = 1.0
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of equal length through heads in groups; ``packed``: two documents in each row, so that there is a mask."""
+    """Rows of equal length through heads in groups; ``packed``: two documents in each row, so that there is a mask.
+
+    With ``decoded`` there is a single query, to so many tokens in a cache, the first of every other row padding.
+    """
 
     rows: int
     tokens: int
@@ -38,9 +42,10 @@ class Case:
     groups: int
     width: int
     packed: bool = False
+    decoded: bool = False
 
     def __str__(self) -> str:
-        packed = ", packed" if self.packed else ""
+        packed = ", packed" if self.packed else ", one query" if self.decoded else ""
         return f"{self.rows} x {self.tokens}, {self.heads} heads in {self.groups} groups of {self.width}{packed}"
 
 
@@ -52,7 +57,13 @@ CASES = (
     Case(2, 1024, 9, 3, 64),
     Case(1, 2048, 16, 8, 128),
     Case(64, 80, 4, 2, 32),
+    Case(32, 100, 9, 3, 64, decoded=True),
+    Case(128, 250, 9, 3, 64, decoded=True),
+    Case(16, 600, 9, 3, 64, decoded=True),
+    Case(16, 150, 32, 8, 128, decoded=True),
+    Case(128, 80, 6, 3, 32, decoded=True),
 )
+_ROOM, _REPEATS = 50, 10
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
@@ -99,18 +110,23 @@ class Measured:
 def measure(case: Case, rounds: int, seed: int) -> Measured:
     """Time all ways by turns on the same tensors, after a warm-up of each."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(case.rows, heads, case.tokens, case.width) for heads in (case.heads, case.groups, case.groups)]
-    exact = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
-    upstream = torch.randn(case.rows, case.tokens, case.heads, case.width, generator=generator).bfloat16()
-    mask = None
+    held, queries = case.tokens + _ROOM * case.decoded, 1 if case.decoded else case.tokens
+    shapes = [(case.rows, case.heads, queries), *2 * [(case.rows, case.groups, held)]]
+    exact = [torch.randn(*shape, case.width, generator=generator).bfloat16() for shape in shapes]
+    exact[1:] = [tensor[:, :, : case.tokens] for tensor in exact[1:]]
+    upstream = torch.randn(case.rows, queries, case.heads, case.width, generator=generator).bfloat16()
+    mask, run = None, decoded if case.decoded else gradients
     if case.packed:
         mask = torch.ones(case.tokens, case.tokens, dtype=torch.bool).tril().expand(case.rows, 1, -1, -1).clone()
         mask[..., case.tokens // 2 :, : case.tokens // 2] = False
-    reference = gradients(plain, [leaf.float() for leaf in exact], mask, upstream.float())[0]
+    if case.decoded:
+        mask = torch.ones(case.rows, 1, 1, case.tokens, dtype=torch.bool)
+        mask[::2, ..., :9] = False
+    reference = run(plain, [leaf.float() for leaf in exact], mask, upstream.float())[0]
     found = Measured({way: [] for way in WAYS}, {})
     for number in range(rounds + 1):
         for way, function in WAYS.items():
-            made, seconds = gradients(function, exact, mask, upstream)
+            made, seconds = run(function, exact, mask, upstream)
             if number:
                 found.seconds[way].append(seconds)
             pairs = zip(made, reference, strict=True)
@@ -127,6 +143,18 @@ def gradients(
     torch.autograd.backward(function(query, key, value, mask), upstream)
     seconds = time.process_time() - started
     return [leaf.grad for leaf in leaves if leaf.grad is not None], seconds
+
+
+@torch.no_grad()
+def decoded(
+    function: Attention, tensors: Sequence[Tensor], mask: Tensor | None, _upstream: Tensor
+) -> tuple[list[Tensor], float]:
+    """Return the result for a single query, and the processor seconds of one call."""
+    query, key, value = tensors
+    started = time.process_time()
+    for _ in range(_REPEATS):
+        made = function(query, key, value, mask)
+    return [made], (time.process_time() - started) / _REPEATS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -151,7 +179,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(body)
     if options.write:
         data = {name: {"seconds": one.seconds, "errors": one.errors} for name, one in found.items()}
-        _report.write("attention", "Attention, forward and backward, on a CPU", body, facts, {"cases": data})
+        _report.write(
+            "attention",
+            "Attention on a CPU: forward and backward, and of a decoded token",
+            body,
+            facts,
+            {"cases": data},
+        )
     return 0 if all(one.ratio("kernel") >= FASTER for one in found.values()) else 1
 
 
