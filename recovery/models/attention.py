@@ -84,7 +84,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     rows, _, queries, width = query.shape
     if queries == 1 and (mask is None or mask.shape[1] == 1):
         grouped = query.reshape(rows, key.shape[1], -1, width)
-        return F.scaled_dot_product_attention(grouped, key, value, mask, scale=scale).view(query.shape)
+        return F.scaled_dot_product_attention(grouped, key, value, mask, scale=scale).reshape(query.shape)
     causal = mask is None and queries > 1
     return F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, scale=scale, enable_gqa=True)
 
