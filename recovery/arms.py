@@ -117,7 +117,8 @@ _ALL = (
     ),
     Arm(
         "writer-recovery",
-        "the same, then recovery with two teachers from 80% of its change; half of the prompts are questions, 90 steps",
+        "a capable model's texts, then recovery with two teachers from 80% of the change; half of the prompts are "
+        "questions, 90 steps",
         "the texts as above, WiSE-FT, arXiv 2109.01903, then " + _OPD,
         _TEXTS,
         DISTILL,
@@ -139,7 +140,7 @@ _ALL = (
     ),
     Arm(
         "rows-recovery",
-        "the same, then recovery with two teachers and without embeddings",
+        "the rows of the documents' tokens alone, then recovery with two teachers and without embeddings",
         "rows as above, then " + _OPD,
         {"embeddings": "documents"},
         DISTILL,

@@ -38,9 +38,9 @@ _SHORT = (
     "a real model; its figures are too coarse for the bounds, which are shown for reference."
 )
 _OWN_BASE = (
-    "Each share is of the same run's own base. Base answers some prompts differently on another processor, so runs on "
-    "different ones differ by that as well. In bold: missed. An arm that ends with mid-training keeps all that it "
-    "learnt by definition, and has no value there."
+    "Each share is of the same run's own base. Base answers some prompts differently on another processor or with "
+    "another release, whose products round differently, so runs differ by that as well. In bold: missed. An arm that "
+    "ends with mid-training keeps all that it learnt by definition, and has no value there."
 )
 _FEW = (
     "How many held-out facts of each corpus are answered. With fewer than ten, a share of them decides nothing: one "
@@ -340,18 +340,26 @@ def _rows_of(question: Question) -> tuple[str, str, str]:
 
 
 def _base_rows(records: Sequence[Record], cycle: int) -> list[list[str]]:
-    """Return a row for each distinct result of base: one model, but processors round differently, and so it answers
-    some prompts differently.
+    """Return a row for each distinct result of base: one model, but processors and releases round differently, and so
+    it answers some prompts differently. Results of one processor are told apart by their first date.
     """
-    found: dict[tuple[str, ...], set[str]] = {}
+    found: dict[tuple[str, ...], list[Record]] = {}
     for record in records:
-        cells = tuple(_cells(COLUMNS, [record], cycle, "base"))
-        found.setdefault(cells, set()).add(record.machine.removeprefix("Machine: ").split(",")[0])
+        found.setdefault(tuple(_cells(COLUMNS, [record], cycle, "base")), []).append(record)
+    names = [f"base, on {' and '.join(sorted({_place(one) for one in those}))}" for those in found.values()]
+    names = [
+        f"{name}, {min(one.date for one in those)}" if names.count(name) > 1 else name
+        for name, those in zip(names, found.values(), strict=True)
+    ]
     about = f"asked about corpus {cycle}"
     return [
-        [f"base, on {' and '.join(sorted(where))}" if len(found) > 1 else "base", about, "", *cells, "", "", ""]
-        for cells, where in found.items()
+        [name if len(found) > 1 else "base", about, "", *cells, "", "", ""]
+        for name, cells in zip(names, found, strict=True)
     ]
+
+
+def _place(record: Record) -> str:
+    return record.machine.removeprefix("Machine: ").split(",")[0]
 
 
 def _cells(columns: Sequence[tuple[str, Value]], records: Sequence[Record], cycle: int, kind: str) -> list[str]:

@@ -120,7 +120,7 @@ class Head:
             counts = f"{logits_TV.shape[-1]} logits and its head {ours_TV.shape[-1]}"
             raise ModelError(f"{name} returns {counts}: use a model that returns the output of its head")
         if not torch.isfinite(logits_TV).all():
-            raise ModelError(f"{name} returns logits that are not numbers, as its weights may be: download it again")
+            raise ModelError(f"{name} returns logits that are not finite: its weights are damaged, download it again")
         size = logits_TV.abs().max().clamp_min(1e-6)
         error = float((ours_TV.double() - logits_TV.double()).abs().max() / size)
         if not error <= _TOLERANCE.get(logits_TV.dtype, 1e-3):

@@ -86,6 +86,11 @@ def test_base_has_a_row_for_each_result_and_the_processors_that_gave_it() -> Non
         ["| base, on Another", "asked about corpus 1", "", "0.290", "0.580"],
     ]
     assert [line.split(" | ")[0] for line in shown(here, replace(other, checkpoints=RUN.checkpoints))] == ["| base"]
+    later = replace(other, machine=here.machine, date="2031-05-06")  # another release on the same processor
+    assert [line.split(" | ")[0] for line in shown(here, later)] == [
+        f"| base, on One Core, {here.date}",
+        "| base, on One Core, 2031-05-06",
+    ]
     both = summary([RUN, replace(RUN, seed=1, checkpoints=weaker)], RUN.arm)
     assert "| base, asked about corpus 1 | 0.295 ± 0.007 | 0.590 ± 0.014 |" in both
     assert "| base, asked about corpus 1 | 0.300 | 0.600 |" in summary([RUN, replace(RUN, seed=1)], RUN.arm)

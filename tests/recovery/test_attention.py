@@ -47,6 +47,16 @@ def test_every_way_is_attention(queries: int, keys: int, dtype: torch.dtype, clo
             torch.testing.assert_close(found.double()[attends], wanted[attends], rtol=close, atol=close)
 
 
+def test_a_single_query_may_have_a_mask_for_each_head() -> None:
+    query, key, value = tensors(1, 9, torch.float32)
+    attended = torch.ones(2, 6, 1, 9, dtype=torch.bool)
+    for head in range(6):
+        attended[:, head, :, :head] = False
+    with torch.no_grad():
+        found, _ = attention.attention(torch.nn.Module(), query, key, value, attended)
+    torch.testing.assert_close(found.double(), reference(query, key, value, attended, 0.25), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("queries", [12, QUERIES + 20])
 @pytest.mark.parametrize("kind", ["causal", "packed", "padded", "window"])

@@ -118,12 +118,12 @@ def test_a_model_with_an_unknown_last_step_is_refused_by_name() -> None:
         Head.of(build(Odd, Qwen3Config, head_dim=16))
 
 
-def test_weights_that_are_no_numbers_are_named_with_the_model(tiny_model: Path) -> None:
+def test_weights_that_are_not_finite_are_named_with_the_model(tiny_model: Path) -> None:
     loaded = load_model(tiny_model, precision="float32")
     with torch.no_grad():
         loaded.model.model.layers[0].mlp.down_proj.weight.fill_(float("inf"))
     with pytest.raises(
-        ModelError, match=rf"^{re.escape(str(tiny_model))}: Qwen3ForCausalLM returns logits that are not"
+        ModelError, match=rf"^{re.escape(str(tiny_model))}: Qwen3ForCausalLM returns logits that are not finite"
     ):
         _ = loaded.head
 

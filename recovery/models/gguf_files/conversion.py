@@ -140,7 +140,7 @@ def config_of(path: str | Path) -> Any:
     """Read transformers' configuration of a GGUF file without its weights. Raise ModelError if there is none."""
     header = read_header(path)
     with tempfile.TemporaryDirectory(prefix="recovery-") as folder:
-        return _read_config(header, _without_vocabulary(header, Path(folder) / "header.gguf", data=False))
+        return _read_config(header, _without_long_arrays(header, Path(folder) / "header.gguf", data=False))
 
 
 def tokenizer_of(path: str | Path) -> Any:
@@ -149,10 +149,10 @@ def tokenizer_of(path: str | Path) -> Any:
 
 
 def _convert(header: Header, digest: str, writing: Path, showing: Showing) -> None:
-    config = _read_config(header, _without_vocabulary(header, writing / "header.gguf", data=False))
+    config = _read_config(header, _without_long_arrays(header, writing / "header.gguf", data=False))
     (writing / "header.gguf").unlink()
     tokenizer = read_tokenizer(header, showing.say)
-    slim = _without_vocabulary(header, writing / "weights.gguf", data=True)
+    slim = _without_long_arrays(header, writing / "weights.gguf", data=True)
     with showing.bar("converting, MB", _megabytes(header.bytes)) as bar:
         model = _read_weights(header, slim, config, _Megabytes(bar))
     slim.unlink()
@@ -183,7 +183,7 @@ def _convert(header: Header, digest: str, writing: Path, showing: Showing) -> No
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def _without_vocabulary(header: Header, target: Path, *, data: bool) -> Path:
+def _without_long_arrays(header: Header, target: Path, *, data: bool) -> Path:
     """Write a copy of the file with no long array; without ``data`` the tensor data is a sparse hole.
 
     transformers' reader reads every token of the vocabulary as a separate array, several times: most of a minute for
