@@ -43,7 +43,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
             gr.HTML(
                 markup.card_title(
                     "Knowledge against instruction following",
-                    "Mid-training should move a cycle right, recovery should move it back up. Bars: 95% intervals; dotted: "
+                    "Mid-training should move a cycle right, recovery back up. Bars: 95% intervals; dotted: "
                     "Pareto frontier; shaded: accepted by the gate.",
                     markup.keys(TRADEOFF_KEYS) + markup.saves("tradeoff"),
                 )
@@ -53,7 +53,7 @@ def build(page: gr.Blocks, source: Source, _access: Access) -> None:
             gr.HTML(
                 markup.card_title(
                     "Both over time",
-                    "Recovery should restore the instruction following that mid-training costs, and keep the knowledge.",
+                    "Recovery should restore what mid-training costs in instruction following, and keep knowledge.",
                     markup.keys(TRAJECTORY_KEYS) + markup.saves("trajectory"),
                 )
             )

@@ -132,7 +132,7 @@ def _show_result(workspace: Workspace, as_json: bool) -> None:
         return
     place = "" if workspace.folder == common.DEFAULT_WORKSPACE else f" --workspace {workspace.folder}"
     click.echo(
-        "\nHow to read it: `instructions` should fall in each mid-training and rise again in each recovery (`of base`);\n"
+        "\nHow to read it: `instructions` should fall in a mid-training and rise again in a recovery (`of base`);\n"
         "knowledge of the documents should stay, by questions (`asked`) and in their own words (`stored`).\n"
         f"  recover dashboard{place} --open      the same as charts, with every response\n"
         f"  recover checkpoints{place}           the checkpoints and their origins\n"
