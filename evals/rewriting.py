@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from recovery.data.corpus.facts.blocks import sentences_in
@@ -44,11 +44,12 @@ _MARKS = re.compile(r"(`[^`]*`)|^\s*(?:[-*+•]|\d+[.)])\s+|(?<!/)\*\*(?=[^\s/*]
 
 @dataclass(frozen=True)
 class Rewriting:
-    """The kept sentences of one rewriting of a passage, with its document and place."""
+    """The kept sentences of one rewriting of a passage, with its document and place; some answer a ``question``."""
 
     document: str
     place: str
     text: str
+    question: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,10 @@ def keep_supported(texts: Sequence[tuple[Rewriting, str, int]]) -> Rewritten:
     wrote = held = 0
     for text, source, _ in texts:
         parts = _sentences(text.text)
-        good = supported(parts, source)
+        good = supported(parts, source, answer=bool(text.question))
         wrote, held = wrote + len(parts), held + len(good)
         if good:
-            kept.append(Rewriting(text.document, text.place, " ".join(good)))
+            kept.append(replace(text, text=" ".join(good)))
     return Rewritten(tuple(kept), wrote, held, sum(tokens for *_, tokens in texts))
 
 
@@ -90,16 +91,21 @@ def shown(passage: Passage) -> str:
     return f"{place_of(passage.sentences[0])}\n{passage.line}"
 
 
-def supported(sentences: Sequence[str], passage: str) -> list[str]:
-    """Return the sentences that the passage supports; one that depends on a dropped sentence is dropped too."""
+def supported(sentences: Sequence[str], passage: str, *, answer: bool = False) -> list[str]:
+    """Return the sentences that the passage supports; one that depends on a dropped sentence is dropped too.
+
+    An ``answer`` may be short, may copy the passage, and may take its subject from the question.
+    """
     words, source = _forms(passage)
     kept: list[str] = []
     whole = True
     for sentence in sentences:
+        usable = answer or not _says_nothing_new(sentence, words)
         whole = (
-            _supported(sentence, words, source)
+            usable
+            and _supported(sentence, words, source)
             and (whole or not leans(sentence))
-            and (kept != [] or not leans(sentence))
+            and (kept != [] or answer or not leans(sentence))
         )
         if whole:
             kept.append(sentence)
@@ -112,11 +118,13 @@ def _forms(passage: str) -> tuple[str, str]:
     return f" {normalise(passage)} ", passage.lower()
 
 
-def _supported(sentence: str, words: str, source: str) -> bool:
+def _says_nothing_new(sentence: str, words: str) -> bool:
     plain = normalise(sentence)
-    if len(plain.split()) < _FEWEST_WORDS or "?" in sentence or not sentence.endswith((".", "!")):
-        return False
-    if _CHATTER.match(sentence) or f" {plain} " in words:
+    return len(plain.split()) < _FEWEST_WORDS or f" {plain} " in words or "?" in sentence
+
+
+def _supported(sentence: str, words: str, source: str) -> bool:
+    if not sentence.endswith((".", "!")) or _CHATTER.match(sentence):
         return False
     numbers = [_VERSION.sub("", word, count=1) for word in _WORD.findall(sentence.lower()) if _DIGIT.search(word)]
     if any(not re.search(rf"(?<![\w.])v?{re.escape(number)}(?!\w|[.,]\d)", source) for number in numbers):

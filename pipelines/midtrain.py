@@ -284,8 +284,8 @@ def _material(session: Session, config: MidtrainConfig, student: Checkpoint, own
     chat = load_chat(str(student.weights), config.template_args)
     earlier = load_snapshots(session.workspace, session.learnt_cycles(student, own.cycle - 1))
     probes = [probe for corpus in (own, *earlier.values()) for probe in corpus.probes]
-    made = augment.augmented(config, own, probes)
     given = augment.given_texts(config, own, lambda text: len(chat.control.plain(text)))
+    made = augment.augmented(config, own, probes, given)
     return _Material(session.base, student, chat, own, earlier, made, augment.writing(session, config, own), given)
 
 

@@ -125,6 +125,15 @@ _ALL = (
         _QUESTIONS,
     ),
     Arm(
+        "writer-questions-recovery",
+        "a capable model's texts, and its questions in both stages: with answers in mid-training, asked of the "
+        "mid-trained teacher in a recovery from 80% of the change; half of the prompts are questions, 90 steps",
+        "questions with answers beside documents: arXiv 2402.12847; the rest as writer-recovery",
+        _TEXTS | {"writer_questions": True, "augment_questions": 0.3},
+        DISTILL,
+        _QUESTIONS | {"writer_questions": True},
+    ),
+    Arm(
         "replay-recovery",
         "30% replay, then recovery with two teachers",
         "less to recover: replay as above, then " + _OPD,

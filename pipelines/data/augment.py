@@ -23,6 +23,7 @@ from recovery.data.corpus import Document
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences
 from recovery.data.document_questions import ProbeGuard
+from recovery.data.rewritten_texts import probed
 from recovery.errors import ServerError, UsageError
 from recovery.inference_server import InferenceServer, ask_all, served_model
 from recovery.rollouts.completion_cache import CachingEngine
@@ -62,8 +63,11 @@ class Writing:
         )
 
 
-def augmented(config: MidtrainConfig, own: CorpusSnapshot, probes: Sequence[Probe]) -> Augmented:
-    """Return paraphrases and questions made by rules, and the questions that came with the documents.
+def augmented(
+    config: MidtrainConfig, own: CorpusSnapshot, probes: Sequence[Probe], written: Rewritten | None = None
+) -> Augmented:
+    """Return paraphrases and questions made by rules, and the questions that came with the documents, those among
+    the texts ``written`` elsewhere included.
 
     Empty without ``config.augment``. ``probes`` are those of all cycles.
     """
@@ -72,7 +76,10 @@ def augmented(config: MidtrainConfig, own: CorpusSnapshot, probes: Sequence[Prob
     made = augment(own.documents, probes, wordings=config.augment, seed=config.seed)
     if not config.augment_questions:
         return dataclasses.replace(made, conversations=())
-    given = _given(own, ProbeGuard(probes)) if own.questions_given else ()
+    guard = ProbeGuard(probes)
+    given = _given(own, guard) if own.questions_given else ()
+    texts = written.kept if written else ()
+    given += tuple(_chat(text) for text in texts if text.question and not probed(guard, text.question, text.text))
     known = {chat[-2]["content"] for chat in given}
     others = tuple(chat for chat in made.conversations if chat[-2]["content"] not in known)
     return dataclasses.replace(made, conversations=(*given, *others))
@@ -87,10 +94,15 @@ def _given(own: CorpusSnapshot, guard: ProbeGuard) -> tuple[Conversation, ...]:
     )
 
 
+def _chat(text: Rewriting) -> Conversation:
+    return (Message(role="user", content=text.question), Message(role="assistant", content=text.text))
+
+
 def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[str], int]) -> Rewritten | None:
     """Return the texts that came with the documents, filtered; None if they are not the writer.
 
-    ``count`` returns the tokens of a text. Raises UsageError if there are none.
+    Those that answer a question are among them only with ``config.writer_questions``. ``count`` returns the tokens of a
+    text. Raises UsageError if there are none.
     """
     if config.writer != WRITER_FILE or not config.augment:
         return None
@@ -100,11 +112,12 @@ def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[st
     return keep_supported(
         [
             (
-                Rewriting(text.document, documents[text.document].title, text.text),
+                Rewriting(text.document, documents[text.document].title, text.text, text.question),
                 sources[text.document],
-                count(text.text),
+                count(text.question) + count(text.text) if text.question else count(text.text),
             )
             for text in own.texts
+            if config.writer_questions or not text.question
         ]
     )
 
@@ -122,6 +135,8 @@ def check_texts(config: MidtrainConfig, own: CorpusSnapshot) -> None:
             f"--writer {WRITER_FILE}: cycle {own.cycle} has no texts about {own.folder}: put them into a file of that "
             f"name beside the documents before the cycle begins, or use another --workspace"
         )
+    if config.writer_questions and not any(text.question for text in own.texts):
+        raise UsageError(f"--writer-questions: no line of {WRITER_FILE} about {own.folder} has a question")
 
 
 def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | None:
@@ -164,14 +179,15 @@ def count_written(stage: Stage, writer: str, done: Rewritten) -> None:
 
 
 def as_documents(done: Rewritten, *, together: int = 1) -> tuple[Document, ...]:
-    """Return rewritten passages as documents below their places.
+    """Return rewritten passages, without answers to questions, as documents below their places.
 
     ``together`` is how many passages of a place one document holds, in an order that is shuffled but always the same:
     where each is one sentence, a title above every one would be a fifth of the tokens.
     """
     places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for kept in done.kept:
-        places[kept.document, kept.place].append(kept.text)
+        if not kept.question:
+            places[kept.document, kept.place].append(kept.text)
     groups = []
     for (document, place), texts in places.items():
         if together > 1:

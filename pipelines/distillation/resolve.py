@@ -7,6 +7,7 @@ the answers to imitate are missing.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from evals.suites import sample
@@ -14,8 +15,10 @@ from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
 from pipelines.runtime.model_loading import check_line
 from pipelines.runtime.session import Session
-from recovery.config import DistillConfig
+from recovery.config import WRITER_FILE, DistillConfig
+from recovery.data.document_questions import ProbeGuard
 from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations
+from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
 from recovery.rewards import Reward, can_judge, resolve_reward
 from recovery.teacher_context import Context
@@ -55,7 +58,7 @@ class ResolvedDistillation:
     def questions(self) -> list[Prompt]:
         """Questions about the documents of this cycle, if it has documents."""
         corpus = self.corpora.get(self.cycle)
-        return list(corpus.questions) if corpus is not None else []
+        return self._about(corpus) if corpus is not None else []
 
     @property
     def earlier_questions(self) -> list[Prompt]:
@@ -65,8 +68,17 @@ class ResolvedDistillation:
             dataclasses.replace(question, tags=(*question.tags, *tags))
             for number, corpus in self.corpora.items()
             if number != self.cycle
-            for question in corpus.questions
+            for question in self._about(corpus)
         ]
+
+    def _about(self, corpus: CorpusSnapshot) -> list[Prompt]:
+        """Return the questions of a corpus, with those that its writer asked if they are used."""
+        if not self.config.writer_questions:
+            return list(corpus.questions)
+        guard = ProbeGuard([probe for one in self.corpora.values() for probe in one.probes])
+        given = {question.text for question in corpus.questions}
+        written = writer_questions(corpus.texts, guard)
+        return [*corpus.questions, *(question for question in written if question.text not in given)]
 
     @property
     def asked(self) -> list[Prompt]:
@@ -95,7 +107,9 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     notes = list(prompts.notes)
     context = _context(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
-    if knowledge is not None and not any(corpus.questions for corpus in corpora.values()):
+    _check_writer_questions(config, corpora)
+    has_questions = config.writer_questions or any(corpus.questions for corpus in corpora.values())
+    if knowledge is not None and not has_questions:
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
     experts = _experts(session, config, knowledge)
@@ -120,6 +134,16 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         tuple(notes),
         origin,
     )
+
+
+def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> None:
+    """Raise UsageError if a writer's questions are to be asked and there is nothing to ask or nobody to score."""
+    if not config.writer_questions:
+        return
+    if config.knowledge_teacher is None:
+        raise UsageError("--writer-questions are asked of a knowledge teacher: add --knowledge-teacher midtrained")
+    if not any(text.question for corpus in corpora.values() for text in corpus.texts):
+        raise UsageError(f"--writer-questions: no line of a {WRITER_FILE} beside the documents has a question")
 
 
 def _origin(session: Session, config: DistillConfig, student: Checkpoint) -> Checkpoint | None:

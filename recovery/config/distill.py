@@ -69,6 +69,9 @@ class DistillConfig(TrainingConfig):
         metavar="NAME",
         shown="the knowledge teacher; inside a cycle the checkpoint before its mid-training",
     )
+    writer_questions: bool = setting(
+        False, "Ask the knowledge teacher also the questions among the texts of rewritten.jsonl."
+    )
     experts: tuple[str, ...] = setting(
         (),
         "A checkpoint that scores the prompts with this tag; may be repeated.",

@@ -105,6 +105,9 @@ class MidtrainConfig(TrainingConfig):
         "dropped, but their tokens are counted.",
         metavar="NAME",
     )
+    writer_questions: bool = setting(
+        False, "Train also on the questions with answers among the texts of rewritten.jsonl."
+    )
     max_new_tokens: int = setting(256, "Maximum tokens of a completion.", minimum=1)
     prompts: Path | None = setting(
         None,
@@ -141,6 +144,10 @@ class MidtrainConfig(TrainingConfig):
             (
                 self.writer is not None and not self.augment,
                 "--writer rewrites passages for --augment: set the number of paraphrases, as in --augment 4",
+            ),
+            (
+                self.writer_questions and self.writer != WRITER_FILE,
+                f"--writer-questions reads {WRITER_FILE}: add --writer {WRITER_FILE}",
             ),
         ):
             if wrong:

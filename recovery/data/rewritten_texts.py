@@ -9,22 +9,27 @@ from typing import Any
 
 from recovery.data.corpus import Document
 from recovery.data.corpus.json_lines import read_records, write_json_lines
+from recovery.data.document_questions import ProbeGuard
+from recovery.data.prompts import prompt_id
+from recovery.types import Message, Prompt
 
 _LONGEST = 4_000  # characters; filtering a text takes time quadratic in its length
 
 
 @dataclass(frozen=True)
 class RewrittenText:
-    """One text. ``document`` is the id of the document that it is about."""
+    """One text. ``document`` is the id of the document that it is about; a text with a ``question`` answers it."""
 
     document: str
     text: str
+    question: str = ""
 
 
 def read_texts(
     path: Path, documents: Sequence[Document], held_out: Sequence[Document], problems: list[str]
 ) -> tuple[RewrittenText, ...]:
-    """Return the texts of a JSONL file about ``documents``; each line has a ``document`` and a ``text``.
+    """Return the texts of a JSONL file about ``documents``; each line has a ``document`` and a ``text``, which
+    answers the ``question`` if there is one.
 
     A document is named by its id, or by its file if that holds no other. Texts about held-out documents and repeated
     ones are left out; lines that cannot be used are reported in ``problems`` by number. Raises UsageError if the file
@@ -39,7 +44,8 @@ def read_texts(
         if fault is not None:
             found.append(f"line {number}: {fault}")
         elif record["document"] in names:
-            texts[RewrittenText(names[record["document"]], record["text"].strip())] = None
+            question = record.get("question", "").strip()
+            texts[RewrittenText(names[record["document"]], record["text"].strip(), question)] = None
         else:
             unseen += 1
     problems += [f"{path.name} {problem}" for problem in found]
@@ -48,9 +54,25 @@ def read_texts(
     return tuple(texts)
 
 
+def writer_questions(texts: Iterable[RewrittenText], guard: ProbeGuard) -> list[Prompt]:
+    """Return the questions that texts answer as prompts of kind "knowledge", without those that a probe asks."""
+    found: dict[str, Prompt] = {}
+    for text in texts:
+        if text.question and not probed(guard, text.question, text.text):
+            messages = (Message(role="user", content=text.question),)
+            key, tags = f"question-{prompt_id(messages)}", ("written", f"document:{text.document}")
+            found[key] = Prompt(key, messages, "knowledge", answer=text.text, tags=tags)
+    return list(found.values())
+
+
+def probed(guard: ProbeGuard, question: str, answer: str) -> bool:
+    """Return whether a probe has the wording of a question, or is answered together with it."""
+    return guard.has_wording(question) or guard.tells_the_answer(question, answer)
+
+
 def write_texts(path: Path, texts: Iterable[RewrittenText]) -> None:
     """Write texts, one a line."""
-    write_json_lines(path, (asdict(text) for text in texts))
+    write_json_lines(path, ({name: value for name, value in asdict(text).items() if value} for text in texts))
 
 
 def _names(documents: Sequence[Document]) -> dict[str, str]:
@@ -67,6 +89,8 @@ def _fault(record: Any, names: Iterable[str]) -> str | None:
     for name in ("document", "text"):
         if not isinstance(record.get(name), str) or not record[name].strip():
             return f"{name} is missing or empty"
+    if "question" in record and (not isinstance(record["question"], str) or not record["question"].strip()):
+        return "question is empty or not text"
     if len(record["text"]) > _LONGEST:
         return f"a text of more than {_LONGEST:,} characters: split it"
     return None if record["document"] in names else f"no document is called {record['document'][:80]!r}"

@@ -108,3 +108,14 @@ def test_every_passage_is_rewritten_in_so_many_ways_and_every_token_counted() ->
     assert (made.tokens, made.sentences, made.sentences_kept) == (40, 4, 2)
     assert {kept.text for kept in made.kept} == {"Norddeich has had a dryDock since 1987."}
     assert made.kept[0].place == "Docks" and len(WAYS) >= 2
+
+
+def test_an_answer_may_be_short_copy_the_passage_and_take_its_subject_from_the_question() -> None:
+    passage = "The ferry of Great Marle leaves at 7:15 on each day. Its address is /ferry?town=marle."
+    right = ["At 7:15.", "It leaves Great Marle each day.", "The ferry of Great Marle leaves at 7:15 on each day."]
+    right.append("The address has ?town= in it.")
+    for sentence in right:
+        assert supported([sentence], passage, answer=True) == [sentence]
+        assert supported([sentence], passage) == []
+    for wrong in ("At 8:15.", "It leaves Atlantis each day.", "Does it leave each day?"):
+        assert supported([wrong], passage, answer=True) == []

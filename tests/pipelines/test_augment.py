@@ -164,6 +164,29 @@ def test_texts_that_came_with_the_documents_may_be_the_writer(
     assert stage.tokens_sampled == tokens, "all of the text is counted, kept or not"
 
 
+def test_questions_of_a_writer_are_trained_on_if_wanted(
+    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+) -> None:
+    docs = make_corpus("Yew")
+    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE)
+    document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
+    told, answer = "All of that was written down by hand.", "It was written down in a few plain words."
+    write_texts(docs / WRITER_FILE, [RewrittenText(document.id, told)])
+    wanted = dataclasses.replace(config, writer_questions=True)
+    with pytest.raises(UsageError, match=f"--writer-questions: no line of {WRITER_FILE} about .* has a question"):
+        plan_midtrain(session, wanted)
+    both = [RewrittenText(document.id, told), RewrittenText(document.id, f"{answer} It is 1742 pages long.", "How?")]
+    write_texts(docs / WRITER_FILE, both)
+    own = open_cycle(session, config)
+    without, asked = (module._material(session, one, session.base, own) for one in (config, wanted))
+    assert "How?" not in {chat[0]["content"] for chat in without.augmented.conversations}
+    assert [chat[1]["content"] for chat in asked.augmented.conversations if chat[0]["content"] == "How?"] == [answer]
+    assert all(answer not in text.text for one in (without, asked) for text in one._written_documents)
+    assert without.written is not None and asked.written is not None
+    plain = load_chat(str(session.base.weights)).control.plain
+    assert asked.written.tokens - without.written.tokens == len(plain(both[1].text)) + len(plain("How?"))
+
+
 def test_texts_are_compared_with_a_document_without_its_markup(tmp_path: Path) -> None:
     (tmp_path / "ferry.md").write_text(
         "# Ferries\n\nThe ferry of **Great Marle** leaves [at 7:15](/times) on each day of the week.\n"

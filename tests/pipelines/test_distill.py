@@ -20,7 +20,7 @@ from pipelines.data.corpus_snapshot import load_snapshots
 from pipelines.data.mixing import choose
 from pipelines.distillation.early_stopping import on_plateau
 from pipelines.distillation.plan import plan_distill
-from pipelines.distillation.resolve import _development
+from pipelines.distillation.resolve import _development, resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import teacher_metrics
 from pipelines.midtrain import midtrain
@@ -28,9 +28,10 @@ from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
 from pipelines.runtime.session import Session
 from recovery.batching import Row, collate
-from recovery.config import DistillConfig, MidtrainConfig
-from recovery.data.corpus import document_rows
+from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig
+from recovery.data.corpus import document_rows, read_corpus
 from recovery.data.prompts import behaviour_prompts
+from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
 from recovery.models.loading import load_model
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
@@ -99,6 +100,33 @@ def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
     again = distill(session, dataclasses.replace(config, student="midtrained"))
     assert again.name == "cycle-1/recovered-2", "what was won before is not written over"
     assert made.path.is_dir()
+
+
+def test_questions_of_a_writer_are_asked_if_wanted(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    assert midtrain_config.docs is not None
+    document = read_corpus(midtrain_config.docs, held_out=0.05, seed=midtrain_config.seed).documents[0]
+    texts = midtrain_config.docs / WRITER_FILE
+    mine = [f"How is {n} told?" for n in range(3)]
+    write_texts(texts, [RewrittenText(document.id, "It is told in plain words.", question) for question in mine])
+    midtrain(session, midtrain_config)
+    usual = dataclasses.replace(distill_config, knowledge_teacher="midtrained", knowledge_share=0.5)
+    before = resolve(session, usual, None)
+    asked = resolve(session, dataclasses.replace(usual, writer_questions=True), None)
+    assert [p.text for p in asked.questions] == [*(p.text for p in before.questions), *mine]
+    with pytest.raises(UsageError, match="--writer-questions are asked of a knowledge teacher: add --know"):
+        resolve(session, dataclasses.replace(distill_config, writer_questions=True), None)
+
+
+def test_a_writer_without_questions_is_refused_for_them(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    usual = dataclasses.replace(distill_config, knowledge_teacher="midtrained", knowledge_share=0.5)
+    wanted = dataclasses.replace(usual, writer_questions=True)
+    with pytest.raises(UsageError, match=f"no line of a {WRITER_FILE} beside the documents has a question"):
+        plan_distill(session, wanted)
 
 
 def test_an_adapter_is_taught_on_its_own_base_without_a_second_copy(
