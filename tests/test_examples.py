@@ -17,11 +17,14 @@ from pipelines.data.question_splits import Question, load_questions, to_probe, t
 from recovery.data.augmentation import augment
 from recovery.data.corpus.json_lines import read_records
 from recovery.data.document_questions import ProbeGuard
+from recovery.data.rewritten_texts import probed
 
 FOLDER = Path(__file__).resolve().parent.parent / "examples" / "nextjs"
 QUESTIONS = load_questions(FOLDER / "questions.jsonl")
 PAGES = {name: table["pages"] for name, table in tomllib.loads((FOLDER / "corpora.toml").read_text()).items()}
-TEXTS = [record for _, record in read_records(FOLDER / "rewritten.jsonl")[0]]
+_LINES = [record for _, record in read_records(FOLDER / "rewritten.jsonl")[0]]
+TEXTS = [record for record in _LINES if "question" not in record]
+ASKED = [record for record in _LINES if "question" in record]
 MOST_QUOTED = 20  # words of a page that a record may quote
 
 
@@ -79,11 +82,24 @@ def test_every_text_is_about_a_page_and_none_asks() -> None:
     assert max(len(text["text"]) for text in TEXTS) <= 4000
 
 
+def test_the_questions_of_the_writer_are_unlike_those_of_the_tests() -> None:
+    pages = {page for corpus in PAGES.values() for page in corpus}
+    assert {asked["document"] for asked in ASKED} <= pages
+    wordings = [normalise(asked["question"]) for asked in ASKED]
+    assert not {normalise(q.question) for q in QUESTIONS if q.use != "train"} & set(wordings)
+    assert max(Counter(wordings).values()) == 1
+    guard = ProbeGuard([to_probe(q) for q in QUESTIONS if q.use != "train"])
+    assert not [asked for asked in ASKED if probed(guard, asked["question"], asked["text"])]
+    begins = Counter(asked["text"].split()[0].strip(",.") for asked in ASKED)
+    assert 0 < begins["No"] <= begins["Yes"], "as many questions are denied as affirmed"
+
+
 def test_the_readme_gives_the_numbers_of_the_files() -> None:
     readme = (FOLDER / "README.md").read_text()
     thousands = round(sum(len(text["text"].split()) for text in TEXTS), -3)
     assert f"| {len(TEXTS):,} texts about" in readme and f"{thousands:,} words" in readme
     assert f"| {len(QUESTIONS)} original questions" in readme
+    assert f"and {len(ASKED)} questions with answers" in readme
 
 
 def test_the_texts_about_a_page_state_an_answer_of_every_question_about_it() -> None:
@@ -134,7 +150,7 @@ def test_nothing_trained_is_asked_for_with_the_words_of_a_test_question(
 
 
 def test_pages_support_their_texts(docs: Path) -> None:
-    texts = [Rewriting(text["document"], "", text["text"]) for text in TEXTS]
+    texts = [Rewriting(text["document"], "", text["text"], text.get("question", "")) for text in _LINES]
     done = keep_supported([(text, (docs / text.document).read_text(), 0) for text in texts])
     assert done.sentences_kept > 0.98 * done.sentences
 
