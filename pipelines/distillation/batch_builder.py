@@ -329,14 +329,19 @@ class BatchBuilder:
         return [row for row in rows if any(row.loss_mask)]
 
     def _documents(self, batch: int, responses: int) -> list[Row]:
-        """Return document rows, trained on their own tokens, for their share of the step's target tokens."""
+        """Return document rows, trained on their own tokens, for their share of the step's target tokens.
+
+        Of a row that is longer than what is left of the share, that part is the probability that it is taken: rows
+        may be longer than a step's responses, and the share is kept on average over the steps.
+        """
         share = self.config.document_loss
         wanted = share / (1 - share) * responses
         order = list(self.pools.documents)
-        random.Random(derive_seed(self.config.seed, batch, RandomStream.DOCUMENT_ROWS)).shuffle(order)
+        draw = random.Random(derive_seed(self.config.seed, batch, RandomStream.DOCUMENT_ROWS))
+        draw.shuffle(order)
         rows: list[Row] = []
         for row in order:
-            if wanted <= 0:
+            if wanted < row.targets and draw.random() * row.targets >= wanted:
                 break
             rows.append(row)
             wanted -= row.targets

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
+from recovery.batching import Row
 from recovery.config import DistillConfig
 from recovery.models.loading import Loaded, load_model
 from recovery.rewards import resolve_reward
@@ -71,6 +72,15 @@ def test_a_resumed_run_trains_on_the_rest_of_a_batch_without_sampling_it_again(l
     assert (metrics["tokens_sampled"] > 0, repeated["tokens_sampled"]) == (True, 0.0)
     assert len(engine.calls) == 1
     assert resumed(3).rows != first and len(engine.calls) == 2
+
+
+@pytest.mark.parametrize("length", [10, 400])
+def test_documents_keep_their_share_on_average_also_with_rows_longer_than_a_step(loaded: Loaded, length: int) -> None:
+    documents = [Row([n] * length, [True] * length) for n in range(9)]
+    builder = BatchBuilder(DistillConfig(document_loss=0.2), loaded, Silent(), replace(pool(), documents=documents))
+    counts = [sum(row.targets for row in builder._documents(batch, 300)) for batch in range(1, 201)]
+    assert sum(counts) / len(counts) == pytest.approx(75, rel=0.15), "a fifth of all tokens: 75 beside 300"
+    assert counts[:3] == [sum(row.targets for row in builder._documents(batch, 300)) for batch in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,8 @@ def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
 ) -> None:
     midtrain(session, midtrain_config)
-    config = dataclasses.replace(
-        distill_config, prompts_per_step=4, knowledge_teacher="midtrained", knowledge_share=0.5, document_loss=0.3
-    )
+    two = {"knowledge_teacher": "midtrained", "knowledge_share": 0.5}
+    config = dataclasses.replace(distill_config, prompts_per_step=4, document_loss=0.3, row_length=16, **two)
     made = distill(session, config)
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
