@@ -63,7 +63,8 @@ def page(method: Method) -> str:
 
 
 def _flags(kind: type, settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{flag_of(kind, name)} {value}`" for name, value in settings.items() if value is not None)
+    given = {name: value for name, value in settings.items() if value is not None and value is not False}
+    return ", ".join(f"`{flag_of(kind, name)}{'' if value is True else f' {value}'}`" for name, value in given.items())
 
 
 def _when(text: str) -> str:

@@ -1,7 +1,7 @@
 """Rewriting of passages by a model, as in Active Reading (arXiv 2508.09494), filtered by support in the passage.
 
 A sentence is kept if every number, name and code term in it occurs in the passage, and it is neither a copy nor a
-question. This removes sentences with invented details.
+question. This removes sentences with invented details. An answer to a question is kept whole, or not at all.
 """
 
 from __future__ import annotations
@@ -74,12 +74,16 @@ def rewrite(passages: Sequence[Passage], ways: int, say: Say) -> Rewritten:
 
 
 def keep_supported(texts: Sequence[tuple[Rewriting, str, int]]) -> Rewritten:
-    """Keep the sentences of each text that its source supports; a text comes with its source and its tokens."""
+    """Keep the sentences of each text that its source supports, of an answer all or none; a text comes with its source
+    and its tokens.
+    """
     kept: list[Rewriting] = []
     wrote = held = 0
     for text, source, _ in texts:
         parts = _sentences(text.text)
         good = supported(parts, source, answer=bool(text.question))
+        if text.question and len(good) < len(parts):  # the rest may no longer answer it
+            good = []
         wrote, held = wrote + len(parts), held + len(good)
         if good:
             kept.append(replace(text, text=" ".join(good)))

@@ -260,6 +260,7 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
         student=trained.name,
         knowledge_teacher=knowledge,
         earlier_teacher=config.distill.earlier_teacher or earlier,
+        writer_questions=config.distill.writer_questions and knowledge is not None,
     )
 
 

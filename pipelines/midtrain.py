@@ -168,7 +168,8 @@ class _Material:
         earlier = (config.replay_documents or 0.0) if self.earlier_documents else 0.0
         own = (1 - config.replay) * (1 - earlier)
         has_questions = bool(self.augmented.conversations)
-        paraphrased = bool(self.augmented.documents or self.augmented.descriptions or self.writing or self.written)
+        made = self.augmented
+        paraphrased = bool(made.documents or made.descriptions or self.writing or self._written_documents)
         other = config.augment_share if has_questions or paraphrased else 0.0
         questions = (config.augment_questions if paraphrased else 1.0) if has_questions else 0.0
         texts, answers = self.augmented.characters
@@ -349,14 +350,14 @@ def _augmentation(session: Session, config: MidtrainConfig, material: _Material)
     lines = [
         f"augmentation: {made.facts} facts in up to {config.augment} other wordings and {len(made.descriptions)} chats "
         f"that tell of subjects and sections, {shares['wordings']:.0%} of the trained tokens; "
-        f"{len(made.conversations)} questions with answers, those that came with the documents and those about "
-        f"{made.askable} facts that no probe asks, {shares['questions']:.0%}"
+        f"{len(made.conversations)} questions with answers, those that came with the documents or their writer and "
+        f"those about {made.askable} facts that no probe asks, {shares['questions']:.0%}"
     ]
     if config.writer == WRITER_FILE and material.written:
         written = material.written
         lines.append(
             f"{WRITER_FILE}: {written.sentences_kept:,} of {written.sentences:,} sentences add nothing to their "
-            f"document and are trained on; all {written.tokens:,} tokens count as sampled by this stage"
+            f"document and are used; all {written.tokens:,} tokens count as sampled by this stage"
         )
     return [*lines, material.writing.line(session.workspace)] if material.writing else lines
 

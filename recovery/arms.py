@@ -33,6 +33,11 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def needs_questions(self) -> bool:
+        """Whether mid-training uses questions among texts that came with the documents."""
+        return bool(self.midtrain.get("writer_questions"))
+
+    @property
     def needs_texts(self) -> bool:
         """Whether mid-training uses texts that came with the documents."""
         return self.midtrain.get("writer") == WRITER_FILE
@@ -50,7 +55,7 @@ _ALL = (
         "unaugmented",
         "mid-training alone, without other wordings and questions",
         "what augmentation adds, arXiv 2508.09494",
-        {"augment": 0, "writer": None},
+        {"augment": 0, "writer": None, "writer_questions": False},
     ),
     Arm(
         "replay",

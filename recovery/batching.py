@@ -62,6 +62,13 @@ class Row:
         starts = itertools.accumulate((0, *self.segments[:-1]))
         return sum(self.loss_mask) - sum(self.loss_mask[start] for start in starts if start < len(self.loss_mask))
 
+    def window(self, begin: int, end: int) -> Row:
+        """Return tokens ``begin`` to ``end`` of a row of text as a row; a document that is cut begins within itself."""
+        bounds = [0, *itertools.accumulate(self.segments or (len(self.ids),))]
+        cut = [min(end, stop) - max(begin, start) for start, stop in itertools.pairwise(bounds)]
+        segments = tuple(length for length in cut if length > 0)
+        return Row(self.ids[begin:end], self.loss_mask[begin:end], segments, self.teacher)
+
     @property
     def kind(self) -> Kind:
         """Key of rows that can share a batch: same teacher, same optional fields present."""

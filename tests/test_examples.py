@@ -91,7 +91,7 @@ def test_the_questions_of_the_writer_are_unlike_those_of_the_tests() -> None:
     guard = ProbeGuard([to_probe(q) for q in QUESTIONS if q.use != "train"])
     assert not [asked for asked in ASKED if probed(guard, asked["question"], asked["text"])]
     begins = Counter(asked["text"].split()[0].strip(",.") for asked in ASKED)
-    assert 0 < begins["No"] <= begins["Yes"], "as many questions are denied as affirmed"
+    assert 0 < begins["No"] == begins["Yes"], "as many questions are denied as affirmed"
 
 
 def test_the_readme_gives_the_numbers_of_the_files() -> None:
@@ -150,9 +150,10 @@ def test_nothing_trained_is_asked_for_with_the_words_of_a_test_question(
 
 
 def test_pages_support_their_texts(docs: Path) -> None:
-    texts = [Rewriting(text["document"], "", text["text"], text.get("question", "")) for text in _LINES]
-    done = keep_supported([(text, (docs / text.document).read_text(), 0) for text in texts])
-    assert done.sentences_kept > 0.98 * done.sentences
+    for lines in (TEXTS, ASKED):
+        texts = [Rewriting(line["document"], "", line["text"], line.get("question", "")) for line in lines]
+        done = keep_supported([(text, (docs / text.document).read_text(), 0) for text in texts])
+        assert done.sentences_kept > 0.95 * done.sentences
 
 
 def test_no_page_of_the_corpora_holds_the_subject_of_a_control_question(docs: Path) -> None:

@@ -34,6 +34,12 @@ from recovery.workspace import Workspace
 @option_of(MidtrainConfig, "replay", help="Share of mid-training's tokens that are replayed chat of the clean model.")
 @option_of(CycleConfig, "replay_documents")
 @stage_options.augmentation
+@option_of(
+    MidtrainConfig,
+    "writer_questions",
+    help="Train also on the questions with answers among the texts of rewritten.jsonl, and ask them of the knowledge "
+    "teacher.",
+)
 @option_of(DistillConfig, "steps", "--distill-steps", help="Maximum steps of each recovery.")
 @option_of(DistillConfig, "lr", "--distill-lr", help="Peak learning rate of recovery.")
 @option_of(CycleConfig, "knowledge_teacher")

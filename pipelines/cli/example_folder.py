@@ -44,11 +44,23 @@ class Asked:
                 raise UsageError(
                     f"--arms {name} trains on texts that came with the example, and {self.example} has no {WRITER_FILE}"
                 )
+            if arm_named(name).needs_questions and not self.has_questions:
+                raise UsageError(
+                    f"--arms {name} trains on a writer's questions, and no line of {WRITER_FILE} in {self.example} has "
+                    f"one"
+                )
 
     @property
     def has_texts(self) -> bool:
         """Whether the example has texts for arms that need a writer."""
         return self.example is not None and (self.example / WRITER_FILE).is_file()
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether these texts hold questions with answers."""
+        from recovery.data.rewritten_texts import has_questions
+
+        return self.example is not None and has_questions(self.example / WRITER_FILE)
 
     @property
     def names(self) -> list[str]:
@@ -59,7 +71,12 @@ class Asked:
             return []
         if self.arms != "all":
             return [name.strip() for name in self.arms.split(",")]
-        return [arm.name for arm in arms().values() if self.has_texts or not arm.needs_texts]
+        has = {"texts": self.has_texts, "questions": self.has_questions}
+        return [
+            arm.name
+            for arm in arms().values()
+            if (has["texts"] or not arm.needs_texts) and (has["questions"] or not arm.needs_questions)
+        ]
 
     @property
     def command(self) -> str:

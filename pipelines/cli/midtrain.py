@@ -25,6 +25,7 @@ from recovery.workspace import Workspace
 )
 @options_of(MidtrainConfig, "replay_documents", "router_loss", "held_out", "near_duplicates")
 @stage_options.augmentation
+@option_of(MidtrainConfig, "writer_questions")
 @stage_options.prompts
 @stage_options.max_new_tokens
 @stage_options.tuning_options

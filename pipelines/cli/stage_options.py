@@ -68,7 +68,7 @@ tuning_options = several(
     options_of(TrainingConfig, "gradient_checkpointing", "compile", "shard"),
     options_of(TrainingConfig, "offload", "gather", "optimizer", "checkpoint_every"),
 )
-augmentation = options_of(MidtrainConfig, "augment", "augment_share", "augment_questions", "writer", "writer_questions")
+augmentation = options_of(MidtrainConfig, "augment", "augment_share", "augment_questions", "writer")
 prompts = option_of(MidtrainConfig, "prompts")
 max_new_tokens = option_of(MidtrainConfig, "max_new_tokens")
 suites = several(

@@ -78,11 +78,17 @@ def augmented(
         return dataclasses.replace(made, conversations=())
     guard = ProbeGuard(probes)
     given = _given(own, guard) if own.questions_given else ()
-    texts = written.kept if written else ()
-    given += tuple(_chat(text) for text in texts if text.question and not probed(guard, text.question, text.text))
-    known = {chat[-2]["content"] for chat in given}
-    others = tuple(chat for chat in made.conversations if chat[-2]["content"] not in known)
-    return dataclasses.replace(made, conversations=(*given, *others))
+    texts = [text for text in (written.kept if written else ()) if text.question]
+    chats = (_chat(text) for text in texts if not probed(guard, text.question, text.text))
+    return dataclasses.replace(made, conversations=_different([*given, *chats, *made.conversations]))
+
+
+def _different(chats: Sequence[Conversation]) -> tuple[Conversation, ...]:
+    """Return chats with different questions, the first of each."""
+    found: dict[str, Conversation] = {}
+    for chat in chats:
+        found.setdefault(chat[-2]["content"], chat)
+    return tuple(found.values())
 
 
 def _given(own: CorpusSnapshot, guard: ProbeGuard) -> tuple[Conversation, ...]:
@@ -130,13 +136,17 @@ def _source(document: Document) -> str:
 
 def check_texts(config: MidtrainConfig, own: CorpusSnapshot) -> None:
     """Raise UsageError if texts that came with the documents are to be the writer, and none did."""
-    if config.writer == WRITER_FILE and not own.texts:
+    used = [text for text in own.texts if config.writer_questions or not text.question]
+    if config.writer == WRITER_FILE and not used:
         raise UsageError(
             f"--writer {WRITER_FILE}: cycle {own.cycle} has no texts about {own.folder}: put them into a file of that "
             f"name beside the documents before the cycle begins, or use another --workspace"
         )
     if config.writer_questions and not any(text.question for text in own.texts):
-        raise UsageError(f"--writer-questions: no line of {WRITER_FILE} about {own.folder} has a question")
+        raise UsageError(
+            f"--writer-questions: no text about {own.folder} had a question when cycle {own.cycle} began: put them "
+            f"into {WRITER_FILE} before, or use another --workspace"
+        )
 
 
 def writing(session: Session, config: MidtrainConfig, own: CorpusSnapshot) -> Writing | None:

@@ -68,7 +68,9 @@ def gather(docs: Path, cycle: int, *, held_out: float, seed: int, skip_near: boo
     texts = read_texts(beside, corpus.documents, corpus.held_out, problems) if beside else ()
     lines = [*corpus.report.lines(), *problems, *lines]
     if beside:
-        lines.append(_origin("texts about the documents", len(texts), beside))
+        asked = sum(bool(text.question) for text in texts)
+        lines.append(_origin("texts about the documents", len(texts) - asked, beside))
+        lines += [_origin("questions with answers for --writer-questions", asked, beside)] if asked else []
     lines.append(_origin("questions for the knowledge teacher", len(questions), given))
     if part is not corpus:
         count = f"{len(part.documents):,} of {len(corpus.documents):,} documents"

@@ -331,18 +331,20 @@ class BatchBuilder:
     def _documents(self, batch: int, responses: int) -> list[Row]:
         """Return document rows, trained on their own tokens, for their share of the step's target tokens.
 
-        Of a row that is longer than what is left of the share, that part is the probability that it is taken: rows
-        may be longer than a step's responses, and the share is kept on average over the steps.
+        Of the last row a random part is taken: rows may be longer than all responses of a step.
         """
         share = self.config.document_loss
-        wanted = share / (1 - share) * responses
+        wanted = round(share / (1 - share) * responses)
         order = list(self.pools.documents)
         draw = random.Random(derive_seed(self.config.seed, batch, RandomStream.DOCUMENT_ROWS))
         draw.shuffle(order)
         rows: list[Row] = []
         for row in order:
-            if wanted < row.targets and draw.random() * row.targets >= wanted:
+            if wanted <= 0:
                 break
+            if wanted < row.targets:
+                begin = draw.randrange(len(row.ids) - wanted)
+                row = row.window(begin, begin + wanted + 1)  # the first token is no target
             rows.append(row)
             wanted -= row.targets
         return rows

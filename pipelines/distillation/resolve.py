@@ -58,7 +58,7 @@ class ResolvedDistillation:
     def questions(self) -> list[Prompt]:
         """Questions about the documents of this cycle, if it has documents."""
         corpus = self.corpora.get(self.cycle)
-        return self._about(corpus) if corpus is not None else []
+        return _questions(self.config, self.corpora, corpus) if corpus is not None else []
 
     @property
     def earlier_questions(self) -> list[Prompt]:
@@ -68,17 +68,8 @@ class ResolvedDistillation:
             dataclasses.replace(question, tags=(*question.tags, *tags))
             for number, corpus in self.corpora.items()
             if number != self.cycle
-            for question in self._about(corpus)
+            for question in _questions(self.config, self.corpora, corpus)
         ]
-
-    def _about(self, corpus: CorpusSnapshot) -> list[Prompt]:
-        """Return the questions of a corpus, with those that its writer asked if they are used."""
-        if not self.config.writer_questions:
-            return list(corpus.questions)
-        guard = ProbeGuard([probe for one in self.corpora.values() for probe in one.probes])
-        given = {question.text for question in corpus.questions}
-        written = writer_questions(corpus.texts, guard)
-        return [*corpus.questions, *(question for question in written if question.text not in given)]
 
     @property
     def asked(self) -> list[Prompt]:
@@ -108,8 +99,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     context = _context(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
     _check_writer_questions(config, corpora)
-    has_questions = config.writer_questions or any(corpus.questions for corpus in corpora.values())
-    if knowledge is not None and not has_questions:
+    if knowledge is not None and not any(_questions(config, corpora, corpus) for corpus in corpora.values()):
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
     experts = _experts(session, config, knowledge)
@@ -136,6 +126,16 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     )
 
 
+def _questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], corpus: CorpusSnapshot) -> list[Prompt]:
+    """Return the questions about one of the corpora, with those that its writer asked and no probe asks, if wanted."""
+    if not config.writer_questions:
+        return list(corpus.questions)
+    guard = ProbeGuard([probe for one in corpora.values() for probe in one.probes])
+    given = {question.text for question in corpus.questions}
+    written = writer_questions(corpus.texts, guard)
+    return [*corpus.questions, *(question for question in written if question.text not in given)]
+
+
 def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> None:
     """Raise UsageError if a writer's questions are to be asked and there is nothing to ask or nobody to score."""
     if not config.writer_questions:
@@ -143,7 +143,10 @@ def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusS
     if config.knowledge_teacher is None:
         raise UsageError("--writer-questions are asked of a knowledge teacher: add --knowledge-teacher midtrained")
     if not any(text.question for corpus in corpora.values() for text in corpus.texts):
-        raise UsageError(f"--writer-questions: no line of a {WRITER_FILE} beside the documents has a question")
+        raise UsageError(
+            f"--writer-questions: no text about the documents had a question when their cycles began: put them into "
+            f"{WRITER_FILE} before, or omit the flag"
+        )
 
 
 def _origin(session: Session, config: DistillConfig, student: Checkpoint) -> Checkpoint | None:

@@ -124,7 +124,9 @@ def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given
         made, stopped = _found(session, INTERPOLATE, between, cycle, trained)
         return made or interpolate(session, between, cycle=cycle, resume=stopped, name=name)
     asked = load_snapshots(session.workspace, session.learnt_cycles(trained, cycle)).values()
-    config = _distilling(arm, given, trained, cycle, questions=any(corpus.questions for corpus in asked))
+    written = any(text.question for corpus in asked for text in corpus.texts) and arm.settings.get("writer_questions")
+    questions = bool(written) or any(corpus.questions for corpus in asked)
+    config = _distilling(arm, given, trained, cycle, questions=questions)
     made, stopped = _found(session, DISTILL, config, cycle, trained)
     return made or distill(session, config, cycle=cycle, resume=stopped, name=name)
 
@@ -136,7 +138,8 @@ def _name(arm: Arm, cycle: int, kind: str) -> str:
 
 def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int, *, questions: bool) -> DistillConfig:
     settings = dict(arm.settings)
-    teacher = settings.pop("knowledge_teacher", None) if questions else None  # it scores only those
+    teacher = settings.pop("knowledge_teacher", None)
+    teacher = teacher if questions else None  # it scores only those
     settings = {**method_named(str(settings.get("method", "opd"))).settings, **settings}
     if "prompts" in settings:
         settings["prompts"] = Path(settings["prompts"])

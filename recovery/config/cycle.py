@@ -66,8 +66,6 @@ class CycleConfig:
         if self.gate and not self.evaluate:
             raise UsageError("--gate needs the evaluations it judges: set evaluate to true")
         # With "auto" it depends on the memory at hand, and the plan of the distillation checks it.
-        if self.distill.writer_questions and self.knowledge_teacher is None:
-            raise UsageError("--writer-questions are asked of a knowledge teacher: omit --knowledge-teacher none")
         if self.distill.blend != 1.0 and (self.midtrain.tuning, self.distill.tuning) == ("full", "lora"):
             raise UsageError(
                 f"--blend {self.distill.blend:g} moves all weights of the mid-trained model, which are frozen below "

@@ -149,6 +149,10 @@ class MidtrainConfig(TrainingConfig):
                 self.writer_questions and self.writer != WRITER_FILE,
                 f"--writer-questions reads {WRITER_FILE}: add --writer {WRITER_FILE}",
             ),
+            (
+                self.writer_questions and not self.augment_questions,
+                "--augment-questions 0 leaves no tokens for the --writer-questions: raise it",
+            ),
         ):
             if wrong:
                 raise UsageError(message)

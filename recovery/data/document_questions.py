@@ -92,15 +92,16 @@ class ProbeGuard:
         asked = _content(question)
         return any(len(words) >= 2 and words <= asked for words in self._by_answer.get(normalise(answer or ""), ()))
 
-    def tells_the_answer(self, question: str, answer: str) -> bool:
+    def tells_the_answer(self, question: str, answer: str, *, also_asked: bool = False) -> bool:
         """Return whether a question contains all content words of a probe and ``answer`` contains the probe's answer.
 
-        False if the question itself contains the probe's answer, since it then asks for something else.
+        False if the question itself contains the probe's answer, since it then asks for something else; with
+        ``also_asked`` that makes no difference.
         """
         asked, response, request = _content(question), f" {normalise(answer)} ", f" {normalise(question)} "
         return any(
             f" {wanted} " in response
-            and f" {wanted} " not in request
+            and (also_asked or f" {wanted} " not in request)
             and any(len(w) >= 2 and w <= asked for w in probes)
             for wanted, probes in self._by_answer.items()
         )

@@ -44,7 +44,7 @@ def read_texts(
         if fault is not None:
             found.append(f"line {number}: {fault}")
         elif record["document"] in names:
-            question = record.get("question", "").strip()
+            question = (record.get("question") or "").strip()
             texts[RewrittenText(names[record["document"]], record["text"].strip(), question)] = None
         else:
             unseen += 1
@@ -66,8 +66,14 @@ def writer_questions(texts: Iterable[RewrittenText], guard: ProbeGuard) -> list[
 
 
 def probed(guard: ProbeGuard, question: str, answer: str) -> bool:
-    """Return whether a probe has the wording of a question, or is answered together with it."""
-    return guard.has_wording(question) or guard.tells_the_answer(question, answer)
+    """Return whether a probe has the wording of a question, or all its words are in it and its answer in the answer."""
+    return guard.has_wording(question) or guard.tells_the_answer(question, answer, also_asked=True)
+
+
+def has_questions(path: Path) -> bool:
+    """Return whether a line of the file, if it exists, has a question. Raises UsageError if it cannot be read."""
+    records = read_records(path)[0] if path.is_file() else []
+    return any(isinstance(record, dict) and record.get("question") for _, record in records)
 
 
 def write_texts(path: Path, texts: Iterable[RewrittenText]) -> None:
@@ -89,7 +95,8 @@ def _fault(record: Any, names: Iterable[str]) -> str | None:
     for name in ("document", "text"):
         if not isinstance(record.get(name), str) or not record[name].strip():
             return f"{name} is missing or empty"
-    if "question" in record and (not isinstance(record["question"], str) or not record["question"].strip()):
+    question = record.get("question")
+    if question is not None and (not isinstance(question, str) or not question.strip()):
         return "question is empty or not text"
     if len(record["text"]) > _LONGEST:
         return f"a text of more than {_LONGEST:,} characters: split it"

@@ -42,5 +42,10 @@ def test_arms_that_need_texts_are_run_where_an_example_has_them(tmp_path: Path) 
     with pytest.raises(UsageError, match=r"--arms writer trains on texts .* has no rewritten.jsonl"):
         Asked(tmp_path, arms="documents,writer").check()
     (tmp_path / WRITER_FILE).write_text("")
+    asking = {name for name, arm in arms().items() if arm.needs_questions}
+    assert asking and set(arms()) - set(Asked(tmp_path, arms="all").names) == asking
+    with pytest.raises(UsageError, match=r"--arms writer-questions-recovery trains on a writer's questions"):
+        Asked(tmp_path, arms="writer-questions-recovery").check()
+    (tmp_path / WRITER_FILE).write_text('{"document": "a.md", "text": "Of it.", "question": "Of what?"}\n')
     assert Asked(tmp_path, arms="all").names == list(arms())
     Asked(tmp_path, arms="documents,writer").check()

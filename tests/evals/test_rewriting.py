@@ -119,3 +119,11 @@ def test_an_answer_may_be_short_copy_the_passage_and_take_its_subject_from_the_q
         assert supported([sentence], passage) == []
     for wrong in ("At 8:15.", "It leaves Atlantis each day.", "Does it leave each day?"):
         assert supported([wrong], passage, answer=True) == []
+
+
+def test_an_answer_is_kept_whole_or_not_at_all() -> None:
+    passage = "The book was written by hand in a small town."
+    whole = Rewriting("a.md", "A", "Yes. It was written by hand.", "Was it written by hand?")
+    part = Rewriting("a.md", "A", "It is 1742 pages long. The book was written by hand.", "How long is it?")
+    done = keep_supported([(whole, passage, 9), (part, passage, 9)])
+    assert done.kept == (whole,) and (done.sentences, done.sentences_kept, done.tokens) == (4, 2, 18)

@@ -155,7 +155,7 @@ def test_texts_that_came_with_the_documents_may_be_the_writer(
     tokens = len(load_chat(str(session.base.weights)).control.plain(text))
     plan = plan_midtrain(session, config).text()
     assert "1 texts about the documents from rewritten.jsonl" in plan
-    assert f"rewritten.jsonl: 1 of 2 sentences add nothing to their document and are trained on; all {tokens} " in plan
+    assert f"rewritten.jsonl: 1 of 2 sentences add nothing to their document and are used; all {tokens} " in plan
     own = open_cycle(session, config)
     (docs / WRITER_FILE).unlink()
     assert load_snapshot(session.workspace, own.cycle).texts == own.texts == (RewrittenText(document.id, text),)
@@ -173,18 +173,36 @@ def test_questions_of_a_writer_are_trained_on_if_wanted(
     told, answer = "All of that was written down by hand.", "It was written down in a few plain words."
     write_texts(docs / WRITER_FILE, [RewrittenText(document.id, told)])
     wanted = dataclasses.replace(config, writer_questions=True)
-    with pytest.raises(UsageError, match=f"--writer-questions: no line of {WRITER_FILE} about .* has a question"):
+    with pytest.raises(UsageError, match="--writer-questions: no text about .* had a question when cycle 1 began"):
         plan_midtrain(session, wanted)
-    both = [RewrittenText(document.id, told), RewrittenText(document.id, f"{answer} It is 1742 pages long.", "How?")]
+    asked_alone = [RewrittenText(document.id, answer, "How?")]
+    write_texts(docs / WRITER_FILE, asked_alone)
+    with pytest.raises(UsageError, match="cycle 1 has no texts about"):
+        plan_midtrain(session, config)
+    probe = next(p for p in open_cycle(session, wanted).probes if p.form == "question")
+    both = [
+        RewrittenText(document.id, told),
+        RewrittenText(document.id, answer, "How?"),
+        RewrittenText(document.id, f"{answer} It is 1742 pages long.", "How long is it?"),
+        RewrittenText(document.id, answer, probe.question),
+        RewrittenText(document.id, answer, "How?"),
+    ]
     write_texts(docs / WRITER_FILE, both)
-    own = open_cycle(session, config)
+    assert (
+        f"3 questions with answers for --writer-questions from {WRITER_FILE}" in plan_midtrain(session, wanted).text()
+    )
+    own = open_cycle(session, wanted)
     without, asked = (module._material(session, one, session.base, own) for one in (config, wanted))
     assert "How?" not in {chat[0]["content"] for chat in without.augmented.conversations}
-    assert [chat[1]["content"] for chat in asked.augmented.conversations if chat[0]["content"] == "How?"] == [answer]
+    found = {chat[0]["content"]: chat[1]["content"] for chat in asked.augmented.conversations}
+    assert len(found) == len(asked.augmented.conversations), "no question twice"
+    assert found["How?"] == answer
+    assert not {"How long is it?", probe.question} & set(found), "part of an answer, and what a probe asks"
     assert all(answer not in text.text for one in (without, asked) for text in one._written_documents)
     assert without.written is not None and asked.written is not None
     plain = load_chat(str(session.base.weights)).control.plain
-    assert asked.written.tokens - without.written.tokens == len(plain(both[1].text)) + len(plain("How?"))
+    more = sum(len(plain(text.text)) + len(plain(text.question)) for text in both[1:4])
+    assert asked.written.tokens - without.written.tokens == more
 
 
 def test_texts_are_compared_with_a_document_without_its_markup(tmp_path: Path) -> None:

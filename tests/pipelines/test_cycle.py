@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,15 @@ def test_a_corpus_without_the_texts_of_its_writer_is_refused_before_anything_beg
     (config.docs[0] / WRITER_FILE).write_text("")
     with pytest.raises(UsageError, match=f"there is no rewritten.jsonl beside the documents of {config.docs[1]}"):
         new_plan(session, config)
+    line = {"document": "a.md", "text": "Of it.", "question": "Of what?"}
+    (config.docs[0] / WRITER_FILE).write_text(json.dumps(line) + "\n")
+    for folder in config.docs[1:]:
+        (folder / WRITER_FILE).write_text(json.dumps(line | {"question": None}) + "\n")
+    asked = dataclasses.replace(config, midtrain=dataclasses.replace(mid, writer_questions=True))
+    with pytest.raises(
+        UsageError, match=f"--writer-questions: no line of {config.docs[1] / WRITER_FILE} has a question"
+    ):
+        new_plan(session, asked)
 
 
 def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: CycleConfig) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from db import queries
-from pipelines.data.corpus_snapshot import load_snapshots
+from pipelines.data.corpus_snapshot import gather, load_snapshots
 from pipelines.data.mixing import choose
 from pipelines.distillation.early_stopping import on_plateau
 from pipelines.distillation.plan import plan_distill
@@ -85,8 +85,9 @@ def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
 ) -> None:
     midtrain(session, midtrain_config)
-    two = {"knowledge_teacher": "midtrained", "knowledge_share": 0.5}
-    config = dataclasses.replace(distill_config, prompts_per_step=4, document_loss=0.3, row_length=16, **two)
+    config = dataclasses.replace(
+        distill_config, prompts_per_step=4, knowledge_teacher="midtrained", knowledge_share=0.5, document_loss=0.3
+    )
     made = distill(session, config)
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
@@ -108,7 +109,10 @@ def test_questions_of_a_writer_are_asked_if_wanted(
     document = read_corpus(midtrain_config.docs, held_out=0.05, seed=midtrain_config.seed).documents[0]
     texts = midtrain_config.docs / WRITER_FILE
     mine = [f"How is {n} told?" for n in range(3)]
-    write_texts(texts, [RewrittenText(document.id, "It is told in plain words.", question) for question in mine])
+    gathered = gather(midtrain_config.docs, 1, held_out=0.05, seed=midtrain_config.seed)
+    probed = next(probe.question for probe in gathered.probes if probe.form == "question")
+    asking = [*mine, probed, gathered.questions[0].text]
+    write_texts(texts, [RewrittenText(document.id, "It is told in plain words.", question) for question in asking])
     midtrain(session, midtrain_config)
     usual = dataclasses.replace(distill_config, knowledge_teacher="midtrained", knowledge_share=0.5)
     before = resolve(session, usual, None)
@@ -124,7 +128,7 @@ def test_a_writer_without_questions_is_refused_for_them(
     midtrain(session, midtrain_config)
     usual = dataclasses.replace(distill_config, knowledge_teacher="midtrained", knowledge_share=0.5)
     wanted = dataclasses.replace(usual, writer_questions=True)
-    with pytest.raises(UsageError, match=f"no line of a {WRITER_FILE} beside the documents has a question"):
+    with pytest.raises(UsageError, match="no text about the documents had a question when their cycles began"):
         plan_distill(session, wanted)
 
 

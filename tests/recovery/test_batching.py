@@ -174,3 +174,11 @@ def test_even_shares_run_alike_and_their_padding_is_idle(lengths: list[int], bud
     assert len({tuple(batch.teacher for batch in share) for share in shares}) == 1, "the same models in the same order"
     targets = sorted(t for share in shares for batch in share if not batch.idle for t in batch.targets_N.tolist())
     assert targets == sorted(t for row in rows for t in list(row.ids)[1:])
+
+
+def test_a_window_of_a_packed_row_cuts_the_documents_at_its_ends() -> None:
+    row = Row(list(range(10)), [True] * 10, (4, 3, 3))
+    assert row.window(2, 9) == Row(list(range(2, 9)), [True] * 7, (2, 3, 2))
+    assert row.window(4, 7) == Row([4, 5, 6], [True] * 3, (3,))
+    assert Row([1, 2, 3], [True] * 3).window(1, 3) == Row([2, 3], [True] * 2, (2,))
+    assert row.window(2, 9).targets == 4, "the first token of each document has none"

@@ -160,14 +160,14 @@ def test_a_cycle_that_would_blend_a_full_model_into_a_new_adapter_is_refused_wit
     assert cycle("lora", "lora").distill.blend == cycle("full", "full").distill.blend == 0.7
 
 
-def test_the_questions_of_a_writer_need_their_file_and_in_a_cycle_somebody_to_score_them() -> None:
+def test_the_questions_of_a_writer_need_their_file_and_a_share() -> None:
     with pytest.raises(UsageError, match=r"--writer-questions reads rewritten.jsonl: add --writer rewritten.jsonl"):
         MidtrainConfig(augment=4, writer="base", writer_questions=True)
     flags = {"augment": 4, "writer": "rewritten.jsonl", "writer_questions": True}
     cycle = build_cycle(flags)
     assert cycle.midtrain.writer_questions and cycle.distill.writer_questions
-    with pytest.raises(UsageError, match="--writer-questions are asked of a knowledge teacher: omit --knowledge-te"):
-        build_cycle(flags | {"knowledge_teacher": "none"})
+    with pytest.raises(UsageError, match="--augment-questions 0 leaves no tokens for the --writer-questions"):
+        build_cycle(flags | {"augment_questions": 0.0})
 
 
 def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> None:
