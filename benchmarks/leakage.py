@@ -14,7 +14,7 @@ Written questions: those of examples/nextjs that are trained on, against those o
 no training question; a held-out form asks a trained fact in another way.
 
 Questions of a cycle: every question probe of a folder against all that is trained on as chat there: the questions of
-the recovery, and the questions and descriptions that `--augment 4` makes by rules. Only chats whose answer holds an
+the recovery, the questions and descriptions that `--augment 4` makes by rules, and those of a writer. Only chats whose answer holds an
 accepted answer of the probe count as near; nearness is the Jaccard similarity of the questions' words of more than
 three letters. This is written without the guard that keeps probes out of training. The miniature's corpora are always
 compared (34 services, seed 0); --corpora adds a folder of corpora, such as the one that `make real` leaves in its
@@ -116,6 +116,7 @@ def of_cycle(own: CorpusSnapshot) -> tuple[dict[str, dict[str, Any]], list[tuple
     made = augment(own.documents, own.probes, wordings=WORDINGS)
     asked = [(prompt.text, prompt.answer or "") for prompt in own.questions]
     asked += [(chat[-2]["content"], chat[-1]["content"]) for chat in (*made.conversations, *made.descriptions)]
+    asked += [(text.question, text.text) for text in own.texts if text.question]
     chats = [(normalise(text), _words(text), f" {normalise(answer)} ") for text, answer in asked]
     nearest: list[tuple[float, Probe, str]] = []
     groups: defaultdict[str, list[tuple[float, bool]]] = defaultdict(list)
