@@ -15,11 +15,12 @@ no training question; a held-out form asks a trained fact in another way.
 
 Questions of a cycle: every question probe of a folder against all that is trained on as chat there: the questions of
 the recovery, the questions and descriptions that `--augment 4` makes by rules, and those of a writer. Only chats whose
-answer holds an accepted answer of the probe count as near; nearness is the Jaccard similarity of the questions' words of more than
-three letters. This is written without the guard that keeps probes out of training. The miniature's corpora are always
-compared (34 services, seed 0); --corpora adds a folder of corpora, such as the one that `make real` leaves in its
-workspace. The miniature trains and tests the same facts in other wordings, many of them near: what is "asked" of it is
-whether trained questions are answered when they are put a little differently, not whether held-out facts are.
+answer holds an accepted answer of the probe count as near; nearness is the Jaccard similarity of the questions' words
+of more than three letters. This is written without the guard that keeps probes out of training. The miniature's
+corpora are always compared (34 services, seed 0); --corpora adds a folder of corpora, such as the one that `make real`
+leaves in its workspace. The miniature trains and tests the same facts in other wordings, many of them near: what is
+"asked" of it is whether trained questions are answered when they are put a little differently, not whether held-out
+facts are.
 """
 
 from __future__ import annotations
