@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.cli import common, stage_options
+from recovery.arms import Arm
 from recovery.config.midtrain import WRITER_FILE
 from recovery.workspace import Workspace
 
@@ -40,27 +41,19 @@ class Asked:
         if self.cycles is not None and self.arms is None:
             raise UsageError("--cycles limits the corpora of the --arms: name arms")
         for name in self.names:
-            if arm_named(name).needs_texts and not self.has_texts:
-                raise UsageError(
-                    f"--arms {name} trains on texts that came with the example, and {self.example} has no {WRITER_FILE}"
-                )
-            if arm_named(name).needs_questions and not self.has_questions:
-                raise UsageError(
-                    f"--arms {name} trains on a writer's questions, and no line of {WRITER_FILE} in {self.example} has "
-                    f"one"
-                )
+            if lacking := self.lacking(arm_named(name)):
+                raise UsageError(f"--arms {name} trains on {lacking}")
 
-    @property
-    def has_texts(self) -> bool:
-        """Whether the example has texts for arms that need a writer."""
-        return self.example is not None and (self.example / WRITER_FILE).is_file()
-
-    @property
-    def has_questions(self) -> bool:
-        """Whether these texts hold questions with answers."""
+    def lacking(self, arm: Arm) -> str | None:
+        """Return what the arm needs of a writer, and that the example does not have it; None if it has all."""
         from recovery.data.rewritten_texts import has_questions
 
-        return self.example is not None and has_questions(self.example / WRITER_FILE)
+        written = self.example / WRITER_FILE if self.example is not None else None
+        if arm.needs_texts and (written is None or not written.is_file()):
+            return f"texts that came with the example, and {self.example} has no {WRITER_FILE}"
+        if arm.needs_questions and (written is None or not has_questions(written)):
+            return f"a writer's questions, and no line of {written} has one"
+        return None
 
     @property
     def names(self) -> list[str]:
@@ -71,12 +64,7 @@ class Asked:
             return []
         if self.arms != "all":
             return [name.strip() for name in self.arms.split(",")]
-        has = {"texts": self.has_texts, "questions": self.has_questions}
-        return [
-            arm.name
-            for arm in arms().values()
-            if (has["texts"] or not arm.needs_texts) and (has["questions"] or not arm.needs_questions)
-        ]
+        return [arm.name for arm in arms().values() if self.lacking(arm) is None]
 
     @property
     def command(self) -> str:

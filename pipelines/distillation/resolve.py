@@ -7,7 +7,7 @@ the answers to imitate are missing.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evals.suites import sample
@@ -33,7 +33,8 @@ class ResolvedDistillation:
     """A configuration with its names resolved. ``teachers`` is empty if no frozen model teaches.
 
     ``config`` names every model such that a resumed stage finds the same one. ``given`` are the conversations to
-    imitate, if the user or the prompts provide them. ``clean`` is the anchor; with ``--blend`` training starts between
+    imitate, if the user or the prompts provide them. ``asked_about`` are the questions about the documents of each
+    cycle. ``clean`` is the anchor; with ``--blend`` training starts between
     ``origin`` and the student.
     """
 
@@ -48,6 +49,7 @@ class ResolvedDistillation:
     train: tuple[Prompt, ...]
     development: tuple[Prompt, ...]
     corpora: dict[int, CorpusSnapshot]
+    asked_about: Mapping[int, Sequence[Prompt]]
     context: Context | None
     reward: Reward | None
     given: tuple[tuple[Message, ...], ...]
@@ -57,8 +59,7 @@ class ResolvedDistillation:
     @property
     def questions(self) -> list[Prompt]:
         """Questions about the documents of this cycle, if it has documents."""
-        corpus = self.corpora.get(self.cycle)
-        return _questions(self.config, self.corpora, corpus) if corpus is not None else []
+        return list(self.asked_about.get(self.cycle, ()))
 
     @property
     def earlier_questions(self) -> list[Prompt]:
@@ -66,9 +67,9 @@ class ResolvedDistillation:
         tags = (EARLIER,) if EARLIER in self.experts else ()
         return [
             dataclasses.replace(question, tags=(*question.tags, *tags))
-            for number, corpus in self.corpora.items()
+            for number, questions in self.asked_about.items()
             if number != self.cycle
-            for question in _questions(self.config, self.corpora, corpus)
+            for question in questions
         ]
 
     @property
@@ -98,8 +99,8 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     notes = list(prompts.notes)
     context = _context(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
-    _check_writer_questions(config, corpora)
-    if knowledge is not None and not any(_questions(config, corpora, corpus) for corpus in corpora.values()):
+    asked_about = _questions(config, corpora)
+    if knowledge is not None and not any(asked_about.values()):
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
     experts = _experts(session, config, knowledge)
@@ -118,6 +119,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         _usable(config, prompts, context, notes),
         _development(config, prompts, notes),
         corpora,
+        asked_about,
         context,
         resolve_reward(config.reward) if config.rewarded else None,
         tuple(_demonstrations(config, prompts, notes)) if config.alpha < 1.0 and config.answers == "given" else (),
@@ -126,20 +128,25 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     )
 
 
-def _questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], corpus: CorpusSnapshot) -> list[Prompt]:
-    """Return the questions about one of the corpora, with those that its writer asked and no probe asks, if wanted."""
+def _questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> dict[int, list[Prompt]]:
+    """Return the questions about each corpus, with those that its writer asked and no probe asks, if wanted.
+
+    Raises UsageError if these are wanted and there are none, or nobody to score them.
+    """
     if not config.writer_questions:
-        return list(corpus.questions)
-    guard = ProbeGuard([probe for one in corpora.values() for probe in one.probes])
-    given = {question.text for question in corpus.questions}
-    written = writer_questions(corpus.texts, guard)
-    return [*corpus.questions, *(question for question in written if question.text not in given)]
+        return {number: list(corpus.questions) for number, corpus in corpora.items()}
+    _check_writer_questions(config, corpora)
+    guard = ProbeGuard([probe for corpus in corpora.values() for probe in corpus.probes])
+    found = {}
+    for number, corpus in corpora.items():
+        given = {question.text for question in corpus.questions}
+        written = writer_questions(corpus.texts, guard)
+        found[number] = [*corpus.questions, *(question for question in written if question.text not in given)]
+    return found
 
 
 def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> None:
-    """Raise UsageError if a writer's questions are to be asked and there is nothing to ask or nobody to score."""
-    if not config.writer_questions:
-        return
+    """Raise UsageError if there are no questions of a writer, or nobody to score the answers."""
     if config.knowledge_teacher is None:
         raise UsageError("--writer-questions are asked of a knowledge teacher: add --knowledge-teacher midtrained")
     if not any(text.question for corpus in corpora.values() for text in corpus.texts):

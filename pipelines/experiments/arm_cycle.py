@@ -15,7 +15,7 @@ from typing import Any
 from db import queries, records
 from pipelines.cycle import recovery_config
 from pipelines.cycle_plan import STOPPED
-from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot, load_snapshots
+from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import length_of, midtrain, open_cycle
@@ -123,10 +123,7 @@ def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given
         between = _interpolating(arm, given, trained)
         made, stopped = _found(session, INTERPOLATE, between, cycle, trained)
         return made or interpolate(session, between, cycle=cycle, resume=stopped, name=name)
-    asked = load_snapshots(session.workspace, session.learnt_cycles(trained, cycle)).values()
-    written = any(text.question for corpus in asked for text in corpus.texts) and arm.settings.get("writer_questions")
-    questions = bool(written) or any(corpus.questions for corpus in asked)
-    config = _distilling(arm, given, trained, cycle, questions=questions)
+    config = _distilling(arm, given, trained, cycle)
     made, stopped = _found(session, DISTILL, config, cycle, trained)
     return made or distill(session, config, cycle=cycle, resume=stopped, name=name)
 
@@ -136,10 +133,9 @@ def _name(arm: Arm, cycle: int, kind: str) -> str:
     return f"{arm.name}/cycle-{cycle}/{kind}"
 
 
-def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int, *, questions: bool) -> DistillConfig:
+def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int) -> DistillConfig:
     settings = dict(arm.settings)
     teacher = settings.pop("knowledge_teacher", None)
-    teacher = teacher if questions else None  # it scores only those
     settings = {**method_named(str(settings.get("method", "opd"))).settings, **settings}
     if "prompts" in settings:
         settings["prompts"] = Path(settings["prompts"])

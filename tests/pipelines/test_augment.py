@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,18 @@ def tables(tmp_path: Path) -> Path:
         rows = "".join(f"| `rope{n}{k}` | `{n * 7 + k + 30}` |\n" for k in range(6))
         (folder / f"rope{n}.md").write_text(f"# rope{n}Mode\n\n| Option | Default |\n|---|---|\n{rows}")
     return folder
+
+
+Write = Callable[[Sequence[RewrittenText]], None]
+
+
+@pytest.fixture
+def written(midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]) -> tuple[MidtrainConfig, str, Write]:
+    """Settings of mid-training with texts that came with the documents, the id of a document, and what writes them."""
+    docs = make_corpus("Yew")
+    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
+    document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
+    return config, document.id, lambda texts: write_texts(docs / WRITER_FILE, texts)
 
 
 def test_other_wordings_and_questions_are_streams_with_their_own_shares(
@@ -142,55 +154,50 @@ def test_a_writer_may_be_a_chat_server(
 
 
 def test_texts_that_came_with_the_documents_may_be_the_writer(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session, written: tuple[MidtrainConfig, str, Write]
 ) -> None:
-    docs = make_corpus("Yew")
-    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE, steps=2)
+    config, document, write = written
     with pytest.raises(UsageError, match="cycle 1 has no texts about"):
         plan_midtrain(session, config)
-    document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
     good = "The account of all that was written down by hand in a few plain words of one person."
     text = f"{good} The harbour of Atlantis was closed in the year 1742."
-    write_texts(docs / WRITER_FILE, [RewrittenText(document.id, text)] * 2)
+    write([RewrittenText(document, text)] * 2)
     tokens = len(load_chat(str(session.base.weights)).control.plain(text))
     plan = plan_midtrain(session, config).text()
     assert "1 texts about the documents from rewritten.jsonl" in plan
     assert f"rewritten.jsonl: 1 of 2 sentences add nothing to their document and are used; all {tokens} " in plan
     own = open_cycle(session, config)
-    (docs / WRITER_FILE).unlink()
-    assert load_snapshot(session.workspace, own.cycle).texts == own.texts == (RewrittenText(document.id, text),)
+    assert config.docs is not None
+    (config.docs / WRITER_FILE).unlink()
+    assert load_snapshot(session.workspace, own.cycle).texts == own.texts == (RewrittenText(document, text),)
     midtrain(session, config, load_snapshot(session.workspace, own.cycle))
     (stage,) = queries.stages(session.tracker.database, session.experiment_id)
     assert stage.tokens_sampled == tokens, "all of the text is counted, kept or not"
 
 
 def test_questions_of_a_writer_are_trained_on_if_wanted(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
+    session: Session, written: tuple[MidtrainConfig, str, Write]
 ) -> None:
-    docs = make_corpus("Yew")
-    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE)
-    document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
+    config, document, write = written
     told, answer = "All of that was written down by hand.", "It was written down in a few plain words."
-    write_texts(docs / WRITER_FILE, [RewrittenText(document.id, told)])
+    write([RewrittenText(document, told)])
     wanted = dataclasses.replace(config, writer_questions=True)
     with pytest.raises(UsageError, match="--writer-questions: no text about .* had a question when cycle 1 began"):
         plan_midtrain(session, wanted)
-    asked_alone = [RewrittenText(document.id, answer, "How?")]
-    write_texts(docs / WRITER_FILE, asked_alone)
+    write([RewrittenText(document, answer, "How?")])
     with pytest.raises(UsageError, match="cycle 1 has no texts about"):
         plan_midtrain(session, config)
     probe = next(p for p in open_cycle(session, wanted).probes if p.form == "question")
     both = [
-        RewrittenText(document.id, told),
-        RewrittenText(document.id, answer, "How?"),
-        RewrittenText(document.id, f"{answer} It is 1742 pages long.", "How long is it?"),
-        RewrittenText(document.id, answer, probe.question),
-        RewrittenText(document.id, answer, "How?"),
+        RewrittenText(document, told),
+        RewrittenText(document, answer, "How?"),
+        RewrittenText(document, f"{answer} It is 1742 pages long.", "How long is it?"),
+        RewrittenText(document, answer, probe.question),
+        RewrittenText(document, "It was written down by hand.", "How?"),
     ]
-    write_texts(docs / WRITER_FILE, both)
-    assert (
-        f"3 questions with answers for --writer-questions from {WRITER_FILE}" in plan_midtrain(session, wanted).text()
-    )
+    write(both)
+    plan = plan_midtrain(session, wanted).text()
+    assert f"4 questions with answers for --writer-questions from {WRITER_FILE}" in plan
     own = open_cycle(session, wanted)
     without, asked = (module._material(session, one, session.base, own) for one in (config, wanted))
     assert "How?" not in {chat[0]["content"] for chat in without.augmented.conversations}
@@ -201,7 +208,7 @@ def test_questions_of_a_writer_are_trained_on_if_wanted(
     assert all(answer not in text.text for one in (without, asked) for text in one._written_documents)
     assert without.written is not None and asked.written is not None
     plain = load_chat(str(session.base.weights)).control.plain
-    more = sum(len(plain(text.text)) + len(plain(text.question)) for text in both[1:4])
+    more = sum(len(plain(text.text)) + len(plain(text.question)) for text in both[1:])
     assert asked.written.tokens - without.written.tokens == more
 
 
@@ -218,15 +225,11 @@ def test_texts_are_compared_with_a_document_without_its_markup(tmp_path: Path) -
     assert [kept.text for kept in done.kept] == [own_words]
 
 
-def test_mid_training_reads_short_texts_by_fours(
-    session: Session, midtrain_config: MidtrainConfig, make_corpus: Callable[[str], Path]
-) -> None:
-    docs = make_corpus("Yew")
-    config = dataclasses.replace(midtrain_config, docs=docs, augment=1, writer=WRITER_FILE)
-    document = read_corpus(docs, held_out=config.held_out, seed=config.seed).documents[0]
+def test_mid_training_reads_short_texts_by_fours(session: Session, written: tuple[MidtrainConfig, str, Write]) -> None:
+    config, document, write = written
     people = ("one person", "two people", "a family", "the crew", "some guests")
     texts = [f"The account of all that was written down by hand in a few plain words of {who}." for who in people]
-    write_texts(docs / WRITER_FILE, [RewrittenText(document.id, text) for text in texts])
+    write([RewrittenText(document, text) for text in texts])
     own = open_cycle(session, config)
     read = module._material(session, config, session.base, own)._written_documents
     assert [sum(text in one.text for text in texts) for one in read] == [4, 1]

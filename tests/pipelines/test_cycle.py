@@ -12,14 +12,16 @@ import pytest
 
 from db import queries
 from pipelines import cycle
-from pipelines.cycle import resume, start_cycles
+from pipelines.cycle import recovery_config, resume, start_cycles
 from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, read_plan, resumable, write_plan
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
+from pipelines.experiments.arm_cycle import _distilling
 from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
-from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
+from recovery.arms import arm_named
+from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import UsageError
 from tests.support import AlreadyAsked
 
@@ -170,6 +172,20 @@ def test_a_corpus_without_the_texts_of_its_writer_is_refused_before_anything_beg
         UsageError, match=f"--writer-questions: no line of {config.docs[1] / WRITER_FILE} has a question"
     ):
         new_plan(session, asked)
+
+
+def test_questions_of_a_writer_are_asked_where_a_knowledge_teacher_scores_them(session: Session) -> None:
+    def asked(method: str, teacher: str | None = "midtrained") -> bool:
+        distill = build(DistillConfig, {"method": method, "writer_questions": True})
+        return recovery_config(
+            CycleConfig(knowledge_teacher=teacher, distill=distill), session.base, 1
+        ).writer_questions
+
+    assert asked("opd")
+    assert not asked("opd", None) and not asked("sft")
+    given = DistillConfig(writer_questions=True)
+    arms = {name: _distilling(arm_named(name), given, session.base, 1) for name in ("recovery", "one-teacher")}
+    assert {name: config.writer_questions for name, config in arms.items()} == {"recovery": True, "one-teacher": False}
 
 
 def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: CycleConfig) -> None:
