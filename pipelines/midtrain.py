@@ -168,8 +168,7 @@ class _Material:
         earlier = (config.replay_documents or 0.0) if self.earlier_documents else 0.0
         own = (1 - config.replay) * (1 - earlier)
         has_questions = bool(self.augmented.conversations)
-        made = self.augmented
-        paraphrased = bool(made.documents or made.descriptions or self.writing or self._written_documents)
+        paraphrased = bool(self.augmented.documents or self.augmented.descriptions or self.writing or self.written)
         other = config.augment_share if has_questions or paraphrased else 0.0
         questions = (config.augment_questions if paraphrased else 1.0) if has_questions else 0.0
         texts, answers = self.augmented.characters

@@ -20,7 +20,7 @@ from pipelines.experiments.arm_cycle import _distilling
 from pipelines.midtrain import midtrain
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
-from recovery.arms import arm_named
+from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import UsageError
 from tests.support import AlreadyAsked
@@ -184,8 +184,15 @@ def test_questions_of_a_writer_are_asked_where_a_knowledge_teacher_scores_them(s
     assert asked("opd")
     assert not asked("opd", None) and not asked("sft")
     given = DistillConfig(writer_questions=True)
-    arms = {name: _distilling(arm_named(name), given, session.base, 1) for name in ("recovery", "one-teacher")}
-    assert {name: config.writer_questions for name, config in arms.items()} == {"recovery": True, "one-teacher": False}
+    found = {name: _distilling(arm_named(name), given, session.base, 1) for name in ("recovery", "one-teacher")}
+    assert {name: config.writer_questions for name, config in found.items()} == {"recovery": True, "one-teacher": False}
+
+
+@pytest.mark.parametrize("name", arms())
+def test_every_arm_can_change_settings_that_use_a_writer(name: str) -> None:
+    given = MidtrainConfig(augment=4, writer=WRITER_FILE, writer_questions=True)
+    changed = dataclasses.replace(given, **arm_named(name).midtrain)
+    assert changed.writer_questions == (name != "unaugmented")
 
 
 def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: CycleConfig) -> None:
