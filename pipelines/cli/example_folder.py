@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipelines.cli import common, stage_options
-from recovery.arms import Arm
 from recovery.config.midtrain import WRITER_FILE
 from recovery.workspace import Workspace
+
+if TYPE_CHECKING:
+    from recovery.arms import Arm
 
 # The arm whose results are compared with the bounds.
 MAIN_ARM = "blend-questions-recovery"
