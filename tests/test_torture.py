@@ -12,10 +12,12 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete, select
 
 from tests.models import make_tiny
 from tests.torture.outcome import NOT_DISTURBED, ORDER, Outcome, summary
@@ -31,7 +33,9 @@ def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("campaign", ["kill", "disks", "postgresql", "upgrades", "models", "dashboard", "servers"])
+@pytest.mark.parametrize(
+    "campaign", ["kill", "disks", "postgresql", "upgrades", "models", "dashboard", "load", "servers"]
+)
 def test_a_campaign_tries_and_finds_nothing(campaign: str) -> None:
     finished = torture("--seed", "0", "--minutes", "0.5", campaign)
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -154,6 +158,32 @@ def test_two_reviewers_at_once_and_hostile_values_leave_a_dashboard_sound(tmp_pa
         for attack in (attacks.decisions, attacks.votes, attacks.headers):
             assert attack(served, random.Random(0)) == [], attack.__name__
         assert served.faults() == []
+
+
+def test_a_record_that_a_trainer_made_and_is_lost_or_doubled_is_a_fault(tmp_path: Path) -> None:
+    from db import Tracker, decide, open_database
+    from db.schema import MetricPoint, MetricSeries, Sample
+    from tests.torture import load
+    from tests.torture.served import Visitor, dashboard
+
+    with dashboard(tmp_path / "workspace") as served, Visitor(served) as visitor:
+        with Tracker(served.tracker) as tracker:
+            made = load._cycle(tracker, tracker.experiment("load"), 1, time.monotonic() + 1, random.Random(0))
+        with contextlib.closing(open_database(served.tracker)) as database:
+            assert load.missing(database, visitor, made) == []
+            with database.writing() as connection:
+                curve = select(MetricSeries.id).where(MetricSeries.stage_id == made["stage"]).limit(1).scalar_subquery()
+                connection.execute(delete(MetricPoint).where(MetricPoint.series_id == curve, MetricPoint.step == 2))
+                answer = (Sample.evaluation_id == made["evaluation"], Sample.item == "item-7")
+                connection.execute(delete(Sample).where(*answer))
+            decide(database, made["cycle"], "accepted", who="x", why="twice")
+            faults = load.missing(database, visitor, made)
+        wanted = len(load._VALUES) * made["steps"]
+        assert faults[:2] == [
+            f"of {wanted} points of stage {made['stage']} 1 are lost",
+            f"samples of stage {made['stage']}: 99 in place of 100",
+        ]
+        assert faults[2].startswith(f"decisions of stage {made['stage']}: ['twice', 'load 0.") and len(faults) == 3
 
 
 def test_the_page_holds_the_runs_of_all_seeds_and_the_last_one_of_each(tmp_path: Path) -> None:

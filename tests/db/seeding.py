@@ -195,7 +195,7 @@ def _evaluate(
         n=n,
         name="strict",
         details={"loose": _score(following + 0.01, n), **types},
-        items=[_item(index, dice.random() < following) for index in range(items)],
+        items=[sample(index, passed=dice.random() < following) for index in range(items)],
     )
     for corpus in range(1, corpora + 1):
         asked, stored = known.get(corpus, 0.024), min(0.99, known.get(corpus, 0.03) + 0.05)
@@ -212,7 +212,8 @@ def _score(value: float, n: int) -> dict[str, float]:
     return {"value": value, "stderr": math.sqrt(value * (1 - value) / n), "n": n}
 
 
-def _item(index: int, passed: bool) -> dict[str, Any]:
+def sample(index: int, *, passed: bool) -> dict[str, Any]:
+    """An answer of an evaluation."""
     return {
         "id": f"item-{index}",
         "prompt": f"What colour is the fox number {index}? Answer in capitals.",

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-ORDER = ("kill", "disks", "postgresql", "upgrades", "corpus", "numbers", "models", "dashboard", "servers")
+ORDER = ("kill", "disks", "postgresql", "upgrades", "corpus", "numbers", "models", "dashboard", "load", "servers")
 """The campaigns."""
 NOT_DISTURBED = "not disturbed"
 """The name under which tries are counted whose disturbance did not happen: they show nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,9 +10,9 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import httpx
 
 from dashboard.access import add_user
 from dashboard.app import free_port
+from tests import postgres
 from tests.dashboard import hostile_records
 from tests.dashboard.web_rules import broken
 from tests.db import seeding
@@ -73,7 +75,7 @@ class Served:
         return ([] if sound else ["its health is bad"]) + ([f"it holds {held >> 20} MiB"] if held > MOST_MEMORY else [])
 
 
-@contextmanager
+@contextlib.contextmanager
 def dashboard(folder: Path, tracker: str | None = None) -> Iterator[Served]:
     """Fill a tracker (a file of the folder, or a PostgreSQL address) and serve it until the end of the block."""
     folder.mkdir(parents=True)
@@ -105,6 +107,20 @@ def dashboard(folder: Path, tracker: str | None = None) -> Iterator[Served]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+@contextlib.contextmanager
+def dashboards(report: Callable[[str], None]) -> Iterator[dict[str, Served]]:
+    """Start a dashboard on each kind of database that is here."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dashboard-"))).resolve()
+        running = {"SQLite": stack.enter_context(dashboard(folder / "sqlite"))}
+        if (programs := postgres.programs()) is None:
+            report("dashboard: PostgreSQL is not installed here")
+        else:
+            address = stack.enter_context(postgres.running(programs)).create()
+            running["PostgreSQL"] = stack.enter_context(dashboard(folder / "postgresql", address))
+        yield running
 
 
 @dataclass
