@@ -48,7 +48,7 @@ transformers, loading = lazily("transformers"), lazily("recovery.models.loading"
 conversion, local = lazily("recovery.models.gguf_files.conversion"), lazily("recovery.teachers.local")
 
 _ONE_PROCESS = (
-    "no vLLM: it samples for one training process; use one process, and a server on another GPU "
+    "no vLLM: it samples for one training process; use one process, or a server on another GPU "
     "(--engine http://HOST:PORT)"
 )
 # Bytes of text per token, if there is no tokenizer to count with.

@@ -1,8 +1,8 @@
 """Runs several small stages in one process start, for the tests of distributed training.
 
-`python tests/stages_together.py FOLDER MODEL DOCS PROMPTS NAME...` on one process, the same under torchrun on two. Each
-named stage has its own workspace in FOLDER, so that the results of both can be compared, and a file NAME.sharded with
-the number of models whose layers were sharded, and how often a whole one was gathered.
+`python tests/stages_together.py FOLDER MODEL DOCS PROMPTS NAME...` on one process, the same under torchrun on several.
+Each named stage has its own workspace in FOLDER, so that the results of both can be compared, and a file NAME.sharded
+with the number of models whose layers were sharded, and how often a whole one was gathered.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ RESTORE = DistillConfig(
     token_budget=128,
 )
 CUT = {"shard": "full"}
+ENGINE = "RECOVERY_TEST_ENGINE"  # in the environment: the address of the server that the stages "...-served" sample on
 # Name -> the settings of a mid-training, and of a distillation of its result.
 STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
     "full": (LEARN, RESTORE),
@@ -87,6 +88,18 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
         dataclasses.replace(LEARN, tuning="lora", lora_rank=4, **CUT),
         dataclasses.replace(RESTORE, tuning="auto", anchor=0.1, gather=False, **CUT),
     ),
+    # One completion a step: one of two processes samples none, so that it reads less before it trains.
+    "cut-one": (
+        dataclasses.replace(LEARN, **CUT),
+        dataclasses.replace(RESTORE, prompts_per_step=1, samples_per_prompt=1, knowledge_teacher=None, **CUT),
+    ),
+    "served": (LEARN, RESTORE),
+    "cut-served": (dataclasses.replace(LEARN, **CUT), dataclasses.replace(RESTORE, **CUT)),
+    "cut-sampled-served": (dataclasses.replace(LEARN, **CUT), dataclasses.replace(RESTORE, gather=False, **CUT)),
+    "cut-lora-served": (
+        dataclasses.replace(LEARN, tuning="lora", lora_rank=4, **CUT),
+        dataclasses.replace(RESTORE, tuning="auto", gather=False, **CUT),
+    ),
 }
 
 
@@ -106,6 +119,10 @@ def main(folder: Path, model: str, docs: Path, prompts: Path, names: list[str]) 
     fsdp.shard, fsdp.whole = counted, seen
     for name in names:
         learn, restore = STAGES[name]
+        if name.endswith("served"):
+            # With --overlap the next responses are sampled while all processes train.
+            at = {"engine": os.environ[ENGINE], "engine_drift": 1e-3, "overlap": "lora" in name}
+            restore = dataclasses.replace(restore, **at)
         workspace = folder / name
         shutil.rmtree(workspace, ignore_errors=True)
         with Session.open(workspace, model=model, display=Display(quiet=True)) as session:

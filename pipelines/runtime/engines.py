@@ -31,9 +31,26 @@ def engine_of(
         yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
         return
     if distributed.size() > 1:
-        raise UsageError(f"--engine {config.engine} supports one process only: omit it, or start a single process")
+        _check_shared(loaded, config)
+    if not distributed.is_main():  # only the main process asks the server
+        yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
+        return
     with contextlib.closing(SyncedEngine(loaded, _sampler(loaded, config), config.engine_drift)) as engine:
         yield engine
+
+
+def _check_shared(loaded: Loaded, config: ModelConfig) -> None:
+    """Raise UsageError if an engine cannot sample for several processes."""
+    if not config.served:
+        raise UsageError(
+            f"--engine {config.engine} samples for one process only: start a single process, or a server on another "
+            f"GPU (--engine http://HOST:PORT)"
+        )
+    if loaded.sharded and loaded.tuning == "lora" and not loaded.adapts_layers:
+        raise UsageError(
+            f"{loaded.path}: engines take no adapter of experts, and a sharded one is not merged: omit "
+            f"--engine, or use --shard none"
+        )
 
 
 def _sampler(loaded: Loaded, config: ModelConfig) -> Sampler:

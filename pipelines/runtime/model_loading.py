@@ -31,8 +31,10 @@ from recovery.losses.token_stats import TokenView, token_views
 from recovery.models.interpolation import Interpolation
 from recovery.models.loading import Loaded, LoraSettings, load_model, only_lora, shard_layers
 from recovery.rng import RandomStream, derive_seed
+from recovery.rollouts import weight_sync
 from recovery.rollouts.distributed_engine import GENERATE, DistributedEngine
 from recovery.rollouts.engine import Engine
+from recovery.rollouts.weight_sync import SyncedEngine
 from recovery.teachers import (
     AdapterOff,
     CrossTokenizer,
@@ -361,9 +363,10 @@ class LoadedModels:
 
     @property
     def engine(self) -> Engine:
-        """The engine that samples from the student in all processes."""
+        """The engine that samples from the student: in all processes, or on a server that the main one asks."""
         assert self.local_engine is not None  # used only by stages that sample
-        return self.local_engine if distributed.size() == 1 else DistributedEngine(self.local_engine)
+        alone = distributed.size() == 1 or isinstance(self.local_engine, SyncedEngine)
+        return self.local_engine if alone else DistributedEngine(self.local_engine)
 
     @property
     def timed(self) -> list[TimedTeacher | TimedScorer]:
@@ -388,6 +391,7 @@ class LoadedModels:
             GENERATE: self.local_engine.generate,
             LOGPROBS: self._local_logprobs,
             TOKEN_VIEWS: self._local_token_views,
+            **weight_sync.helpers(self.loaded),
         }
 
     def train(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,12 @@ def shard(decoder: Any, device: torch.device, precision: torch.dtype, *, offload
     where = CPUOffloadPolicy(pin_memory=device.type == "cuda") if offload else OffloadPolicy()
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=where, reshard_after_forward=True)
+    # Each layer gathers the one before it in the backward pass. By default torch goes by the order of all forward
+    # passes before it, in which processes differ that sampled or scored unequally often meanwhile: they would wait for
+    # each other forever. The first layer names itself, gathered already, since none would mean the default.
+    inner = [layer for layer in layers if isinstance(layer, FSDPModule)]
+    for number, layer in enumerate(inner):
+        layer.set_modules_to_backward_prefetch([inner[max(0, number - 1)]])
     # The decoder itself has no shards; as the root module it enables prefetching of the layers' weights.
     outside = {p for p in decoder.parameters() if not isinstance(p, DTensor)}
     fully_shard(decoder, mesh=mesh, ignored_params=outside, reshard_after_forward=False)
@@ -64,11 +70,16 @@ def whole(model: Any) -> Iterator[None]:
             module.reshard()
 
 
-def full_state(model: Any) -> dict[str, torch.Tensor]:
-    """Return the full weights in the main process's CPU memory; every process must call this."""
+def full_state(model: Any, names: Collection[str] | None = None) -> dict[str, torch.Tensor]:
+    """Return the full weights, or those with these names, in the main process's CPU memory; every process calls this.
+
+    The result is empty in the others.
+    """
     state = {}
     with distributed.in_step():
         for name, tensor in model.state_dict().items():
+            if names is not None and name not in names:
+                continue
             found = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
             if distributed.is_main():
                 state[name] = found.detach().cpu() if isinstance(tensor, DTensor) else found

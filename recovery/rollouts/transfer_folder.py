@@ -6,7 +6,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
+
+from recovery import distributed
 from recovery.models.loading import Loaded
+
+WEIGHTS = "weights for an engine"
 
 
 class TransferFolder:
@@ -26,9 +31,18 @@ class TransferFolder:
         return self._folder
 
     def save(self, loaded: Loaded) -> None:
-        """Save the weights of a model: the adapter alone, if engines take it."""
+        """Save the weights of a model: the adapter alone, if engines take it.
+
+        If the model is in pieces, the other processes serve their helper ``WEIGHTS``.
+        """
+        found: dict[str, torch.Tensor] = {}
+        if loaded.in_pieces:
+            # Kept here: what a helper returns is sent to every process.
+            distributed.ask(WEIGHTS, [()] * distributed.size(), lambda: found.update(loaded.saved_by_engines() or {}))
+        else:
+            found = loaded.saved_by_engines() or {}
         weights = loaded.model if loaded.adapts_layers else loaded.whole_weights()
-        weights.save_pretrained(self.path, safe_serialization=True)
+        weights.save_pretrained(self.path, safe_serialization=True, state_dict=found or None)
 
     def close(self) -> None:
         """Delete the folder."""

@@ -7,6 +7,7 @@ model in memory scores the same tokens, and a difference beyond a bound stops th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import random
@@ -17,12 +18,17 @@ from typing import Protocol
 
 import torch
 
+from recovery import distributed
 from recovery.batching import Row
 from recovery.errors import EngineError
 from recovery.losses.logprobs import token_logprobs
+from recovery.models import fsdp
 from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
+from recovery.rollouts.transfer_folder import WEIGHTS
 from recovery.teachers import CurrentStudent
+
+SCORES = "scores for an engine"
 
 # Both sides score completions: of so many prompts of the new batch, of as many contexts scored before (which may still
 # be in the engine's cache), and so many tokens of each.
@@ -125,14 +131,7 @@ class SyncedEngine:
             for context, one in zip(contexts, completions, strict=True)
             if one.ids
         ]
-        mine = token_logprobs(
-            CurrentStudent(self.loaded),
-            rows,
-            _SCORED_AT_ONCE,
-            self.loaded.chat.pad_id,
-            self.loaded.device,
-            temperature=sampling.temperature or 1.0,
-        )
+        mine = self._scores(rows, sampling.temperature or 1.0)
         theirs = [one.logprobs for one in completions if one.ids]
         gaps = [p - q for ps, qs in zip(mine, theirs, strict=True) for p, q in zip(ps, qs, strict=True)]
         drift = sum(map(abs, gaps)) / max(1, len(gaps))
@@ -145,6 +144,28 @@ class SyncedEngine:
                 f"transformers, or --precision float32 if the difference is small; restart a server whose weights "
                 f"another run has replaced"
             )
+
+    def _scores(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
+        """Return the model's log-probabilities of the targets; all processes score them if each has a part of it."""
+        if not self.loaded.in_pieces:
+            return _scores(self.loaded, rows, temperature)
+        parts = [(rows, temperature)] * distributed.size()
+        return distributed.ask(SCORES, parts, functools.partial(_scores, self.loaded))[0]
+
+
+def helpers(loaded: Loaded) -> distributed.Helpers:
+    """Return what the other processes do for a :class:`SyncedEngine` of the main one if a model is in pieces."""
+
+    def give_weights() -> None:
+        loaded.saved_by_engines()
+
+    return {WEIGHTS: give_weights, SCORES: functools.partial(_scores, loaded)}
+
+
+def _scores(loaded: Loaded, rows: Sequence[Row], temperature: float) -> list[list[float]]:
+    student, pad = CurrentStudent(loaded), loaded.chat.pad_id
+    with loaded.together():
+        return token_logprobs(student, rows, _SCORED_AT_ONCE, pad, loaded.device, temperature=temperature)
 
 
 @dataclass(frozen=True)
@@ -165,16 +186,16 @@ class FixedWeightsEngine:
 def fingerprint(loaded: Loaded) -> str:
     """Return a hash over a few elements of every trained tensor, to detect changes.
 
-    Version counters of tensors are not enough: a fused optimizer does not increment them.
+    Version counters of tensors are not enough: a fused optimizer does not increment them. Of a model in pieces it is
+    over those of this process.
     """
     if loaded.tuning == "frozen":
         return "frozen"
     with torch.no_grad():
-        sampled = [
-            p.detach().reshape(-1)[:: max(1, p.numel() // _FINGERPRINT_SIZE)][: 2 * _FINGERPRINT_SIZE].float()
-            for p in loaded.trainable().values()
-        ]
-        return hashlib.sha256(torch.cat(sampled).cpu().numpy().tobytes()).hexdigest()
+        flat = [fsdp.local(p.detach()).reshape(-1) for p in loaded.trainable().values()]
+        sampled = [p[:: max(1, p.numel() // _FINGERPRINT_SIZE)][: 2 * _FINGERPRINT_SIZE].float() for p in flat]
+        on_one = torch.cat([p.to(loaded.device) for p in sampled])  # shards may be in CPU memory
+        return hashlib.sha256(on_one.cpu().numpy().tobytes()).hexdigest()
 
 
 def seeds(sampling: Sampling, count: int) -> list[int]:

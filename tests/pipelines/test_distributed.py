@@ -1,4 +1,4 @@
-"""Two gloo processes on the CPU: the trajectory of one process, with any kind of sharding, and a clean end of both."""
+"""Two to four gloo processes on the CPU: the trajectory of one, with any kind of sharding, and a clean end of all."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from safetensors.torch import load_file
 from db import open_readonly, queries, records
 from recovery.training.resume_state import resume_step
 from tests import stages_together
+from tests.torture.misbehaving import Server, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "tests" / "stages_together.py"
-# The stages of one launch of two processes; those with adapters are slow tests.
+# The stages of one launch of so many processes; those with adapters, or with more than two processes, are slow tests.
 GROUPS = [
-    pytest.param(("full", "cut"), id="whole"),
-    pytest.param(("lora", "cut-lora", "cut-sampled", "cut-lora-sampled"), id="adapted", marks=pytest.mark.slow),
+    pytest.param(2, ("full", "cut", "cut-one", "cut-lora-served"), id="whole"),
+    pytest.param(2, ("lora", "cut-lora", "cut-sampled", "cut-lora-sampled"), id="adapted", marks=pytest.mark.slow),
+    pytest.param(2, ("served", "cut-served", "cut-sampled-served"), id="served", marks=pytest.mark.slow),
+    pytest.param(3, ("full", "cut", "cut-sampled"), id="three", marks=pytest.mark.slow),
+    pytest.param(4, ("full", "cut", "cut-lora", "cut-lora-served"), id="four", marks=pytest.mark.slow),
 ]
-# The models whose layers two processes shard: of each training the student, and all teachers that it does not hold; and
-# how often the student is gathered: before and after each of four steps, unless it is sampled from in pieces.
+# The models whose layers several processes shard: of each training the student, and all teachers that it does not hold;
+# and how often the student is gathered: before and after each of four steps, unless it is sampled from in pieces.
 SHARDED = {
     "full": [0, 0],
     "lora": [0, 0],
@@ -37,6 +41,11 @@ SHARDED = {
     "cut-lora": [3, 0],
     "cut-sampled": [3, 0],
     "cut-lora-sampled": [2, 0],
+    "cut-one": [3, 8],
+    "served": [0, 0],
+    "cut-served": [4, 8],
+    "cut-sampled-served": [4, 0],
+    "cut-lora-served": [3, 0],
 }
 STEPS = 80
 LONG = ("--steps", STEPS, "--batch-tokens", 64, "--row-length", 64, "--lr", "1e-3", "--precision", "float32")
@@ -45,26 +54,32 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 Launch = Callable[..., list["subprocess.Popen[str]"]]
 
 
-@pytest.fixture(scope="module", params=GROUPS)
+@pytest.fixture(scope="module")
 def both(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, prompt_file: Path
+    processes: int,
+    names: tuple[str, ...],
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Path,
+    prompt_file: Path,
 ) -> list[tuple[Path, Path]]:
-    """For each stage the workspaces of a run in this process, and of a run in two processes."""
+    """For each stage the workspaces of a run in this process, and of a run in several processes."""
     home = tmp_path_factory.mktemp("processes")
     docs = home / "docs"
     docs.mkdir()
     for number in range(4):
         body = "\n\n".join(f"Ferry {number}{k} sails from Cork with {37 * number + k} passengers." for k in range(6))
         (docs / f"ferries-{number}.md").write_text(f"# Ferries {number}\n\n{body}\n")
-    names = list(request.param)
-    stages_together.main(home / "one", str(tiny_model), docs, prompt_file, names)
-    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    given = [SCRIPT, home / "two", tiny_model, docs, prompt_file, *names]
-    finished = subprocess.run(
-        [*two, *map(str, given)], env=ENVIRONMENT, capture_output=True, text=True, timeout=1000, check=False
-    )
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    given = [SCRIPT, home / "several", tiny_model, docs, prompt_file, *names]
+    with serving(Server(tiny_model)) as address, pytest.MonkeyPatch.context() as environment:
+        environment.setenv(stages_together.ENGINE, address)
+        stages_together.main(home / "one", str(tiny_model), docs, prompt_file, list(names))
+        together = {**ENVIRONMENT, stages_together.ENGINE: address}
+        finished = subprocess.run(
+            [*launch, *map(str, given)], env=together, capture_output=True, text=True, timeout=1000, check=False
+        )
     assert finished.returncode == 0, finished.stderr
-    return [(home / "one" / name, home / "two" / name) for name in names]
+    return [(home / "one" / name, home / "several" / name) for name in names]
 
 
 @pytest.fixture
@@ -133,7 +148,8 @@ def alike(one: Path, two: Path, kind: str) -> None:
     assert float(apart.max()) < 3e-4  # in a few weights whose gradient is nearly 0
 
 
-def test_two_processes_make_the_weights_of_one(both: list[tuple[Path, Path]]) -> None:
+@pytest.mark.parametrize(("processes", "names"), GROUPS, scope="module")
+def test_several_processes_make_the_weights_of_one(both: list[tuple[Path, Path]]) -> None:
     for one, two in both:
         for kind in ("midtrained", "recovered"):
             alike(one, two, kind)
@@ -143,6 +159,7 @@ def test_two_processes_make_the_weights_of_one(both: list[tuple[Path, Path]]) ->
         assert counts == [[0, 0], SHARDED[one.name]]
 
 
+@pytest.mark.parametrize(("processes", "names"), GROUPS, scope="module")
 def test_every_figure_of_every_step_is_that_of_one_process(both: list[tuple[Path, Path]]) -> None:
     for one, two in ((curves(alone), curves(together)) for alone, together in both):
         assert one.keys() == two.keys()
@@ -158,7 +175,8 @@ def test_every_figure_of_every_step_is_that_of_one_process(both: list[tuple[Path
             assert two[key] == pytest.approx(value, rel=2e-4, abs=1e-6), key
 
 
-def test_the_tracker_holds_each_stage_once_with_the_tokens_of_both(both: list[tuple[Path, Path]]) -> None:
+@pytest.mark.parametrize(("processes", "names"), GROUPS, scope="module")
+def test_the_tracker_holds_each_stage_once_with_the_tokens_of_all(both: list[tuple[Path, Path]]) -> None:
     for one, two in ((stages(alone), stages(together)) for alone, together in both):
         assert [(s.kind, s.status) for s in two] == [("midtrain", "finished"), ("distill", "finished")]
         for ours, theirs in zip(one, two, strict=True):

@@ -225,6 +225,22 @@ def test_a_dataset_reads_only_files_in_its_own_folder(tmp_path):
     assert "is not what save_to_disk writes" in refusal(tmp_path / "own")
 
 
+SPLITS = [*(json.dumps({"splits": [name]}) for name in ("..", ".", "/", "../secret", "")), "{}", "[" * 100_000]
+
+
+@pytest.mark.parametrize("splits", SPLITS, ids=lambda text: text[:20])
+def test_a_split_is_a_folder_of_its_own_inside_the_dataset(tmp_path, splits):
+    (tmp_path / "secret.txt").write_text("Secret.")
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "docs" / "set").mkdir(parents=True)
+    (tmp_path / "docs" / "ferry.md").write_text("The ferry leaves at seven.")
+    (tmp_path / "docs" / "set" / "dataset_dict.json").write_text(splits)
+    assert "dataset_dict.json" in refusal(tmp_path / "docs" / "set")
+    found = read(tmp_path / "docs")
+    assert texts(found) == ["The ferry leaves at seven."]
+    assert [one.path for one in found.report.skipped] == ["set"]
+
+
 # --- CSV -------------------------------------------------------------------------------------------------------
 
 

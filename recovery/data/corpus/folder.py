@@ -19,7 +19,7 @@ from recovery.data.corpus.table_documents import table_documents
 from recovery.data.corpus.tables import Table, TableError, of_source, open_hub, open_table, splits_of
 from recovery.data.corpus.text import hash_of, normalise
 from recovery.data.sources import TABLE_SUFFIXES, Source, parse
-from recovery.errors import CorpusError, printable
+from recovery.errors import CorpusError, UsageError, printable
 
 # Also those of a single file: reviews.probes.jsonl.
 _NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(?:questions|probes|rewritten)\.jsonl")
@@ -135,7 +135,11 @@ def _files(directory: Path, root: Path, skipped: list[Skipped]) -> Iterator[Path
         elif entry.is_symlink():
             skipped.append(Skipped(_name(path, root), _link_reason(path, root)))
         elif entry.is_dir(follow_symlinks=False):
-            splits = splits_of(path)
+            try:
+                splits = splits_of(path)
+            except UsageError as error:
+                skipped.append(Skipped(_name(path, root), str(error)))
+                continue
             if splits:
                 reason = f"a dataset with the splits {', '.join(splits)}: give one alone, as in {path}:{splits[0]}"
                 skipped.append(Skipped(_name(path, root), reason))

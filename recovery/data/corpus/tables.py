@@ -100,7 +100,7 @@ def open_table(path: Path) -> Table:
 
 def splits_of(folder: Path) -> tuple[str, ...] | None:
     """Return the splits of a folder written by ``DatasetDict.save_to_disk``; () for one of ``Dataset.save_to_disk``,
-    None for any other path.
+    None for any other path. Raise UsageError if its list of splits cannot be read, or names none.
     """
     try:
         if (folder / _STATE).is_file() and (folder / _INFO).is_file():
@@ -108,11 +108,14 @@ def splits_of(folder: Path) -> tuple[str, ...] | None:
         if not (folder / _SPLITS).is_file():
             return None
         found = json.loads((folder / _SPLITS).read_text(encoding="utf-8"))["splits"]
-        return tuple(name for name in found if _inside(folder, name) and (folder / name).is_dir())
+        splits = tuple(name for name in found if _inside(folder, name) and (folder / name).is_dir())
     except PermissionError:
         return None  # who reads the folder reports it
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{folder / _SPLITS} cannot be read: {first_line(error)}") from error
+    if not splits:
+        raise UsageError(f"{folder / _SPLITS} names no folder inside {folder}: save the dataset again")
+    return splits
 
 
 def of_source(source: Source) -> tuple[Path, str, str]:
@@ -273,7 +276,7 @@ def _dataset(folder: Path) -> Table:
     try:
         listed = json.loads((folder / _STATE).read_text(encoding="utf-8"))["_data_files"]
         names = [str(entry["filename"]) for entry in listed]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise TableError(f"{_STATE} is not what save_to_disk writes ({first_line(error)})") from error
     for name in names:
         if not _inside(folder, name):
@@ -287,7 +290,7 @@ def _dataset(folder: Path) -> Table:
 
 def _inside(folder: Path, name: str) -> bool:
     """Whether an entry of a folder is named by its plain name and is no link."""
-    return Path(name).name == name and not (folder / name).is_symlink()
+    return Path(name).name == name and name not in ("", "..") and not (folder / name).is_symlink()
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------
