@@ -71,6 +71,7 @@ def test_a_text_may_answer_a_question_which_is_asked_unless_a_probe_asks_it(tmp_
         RewrittenText("a.md", "The ferry of Great Marle leaves at 7:15.", "When can I leave Great Marle by ferry?"),
         RewrittenText("a.md", "The harbour closes at noon.", "WHEN does the harbour close"),
         RewrittenText("a.md", "It is Ada Stone.", "What is the name of the captain who sails the ferry?"),
+        RewrittenText("a.md", "Yes, Ada Stone is the captain.", "Is Ada Stone the name of the captain of the ferry?"),
         RewrittenText("a.md", "It is blue.", "Which colour has the captain of the ferry chosen?"),
     )
     path = tmp_path / "rewritten.jsonl"
@@ -85,6 +86,6 @@ def test_a_text_may_answer_a_question_which_is_asked_unless_a_probe_asks_it(tmp_
     asked = writer_questions([*texts, texts[1]], ProbeGuard(probes))
     assert [(prompt.text, prompt.answer) for prompt in asked] == [
         (texts[1].question, texts[1].text),
-        (texts[4].question, texts[4].text),
+        (texts[5].question, texts[5].text),
     ]
     assert {prompt.kind for prompt in asked} == {"knowledge"}
