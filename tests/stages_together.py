@@ -94,11 +94,10 @@ STAGES: dict[str, tuple[MidtrainConfig, DistillConfig]] = {
         dataclasses.replace(RESTORE, prompts_per_step=1, samples_per_prompt=1, knowledge_teacher=None, **CUT),
     ),
     "served": (LEARN, RESTORE),
-    "cut-served": (dataclasses.replace(LEARN, **CUT), dataclasses.replace(RESTORE, **CUT)),
-    "cut-sampled-served": (dataclasses.replace(LEARN, **CUT), dataclasses.replace(RESTORE, gather=False, **CUT)),
+    "cut-served": (dataclasses.replace(LEARN, **CUT), dataclasses.replace(RESTORE, offload=True, **CUT)),
     "cut-lora-served": (
         dataclasses.replace(LEARN, tuning="lora", lora_rank=4, **CUT),
-        dataclasses.replace(RESTORE, tuning="auto", gather=False, **CUT),
+        dataclasses.replace(RESTORE, tuning="auto", **CUT),
     ),
 }
 

@@ -160,7 +160,7 @@ def test_two_reviewers_at_once_and_hostile_values_leave_a_dashboard_sound(tmp_pa
         assert served.faults() == []
 
 
-def test_a_record_that_a_trainer_made_and_is_lost_or_doubled_is_a_fault(tmp_path: Path) -> None:
+def test_a_record_that_is_lost_or_doubled_is_a_fault_of_a_load_and_so_is_a_dashboard_that_ends(tmp_path: Path) -> None:
     from db import Tracker, decide, open_database
     from db.schema import MetricPoint, MetricSeries, Sample
     from tests.torture import load
@@ -184,6 +184,12 @@ def test_a_record_that_a_trainer_made_and_is_lost_or_doubled_is_a_fault(tmp_path
             f"samples of stage {made['stage']}: 99 in place of 100",
         ]
         assert faults[2].startswith(f"decisions of stage {made['stage']}: ['twice', 'load 0.") and len(faults) == 3
+        lasting = load.Load(served, "SQLite", 0, 3600.0, print)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(lasting.run)
+            served.process.kill()
+            running.result()
+        assert "the dashboard ended with -9" in lasting.faults[-1]
 
 
 def test_the_page_holds_the_runs_of_all_seeds_and_the_last_one_of_each(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pipelines.planning.throughput import free_memory
 from pipelines.runtime.session import Session
@@ -16,24 +16,37 @@ from recovery.inference_server import InferenceServer
 from recovery.models.checkpoints import content_hash
 from recovery.models.loading import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
+from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.weight_sync import Sampler, SyncedEngine
 from recovery.server_address import check_address
 from recovery.workspace import Checkpoint
 
 
+class _MainsEngine:
+    """Stands for the main process's engine in the others."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Completion]:
+        raise AssertionError("only the main process asks a server")
+
+
 @contextlib.contextmanager
 def engine_of(
     loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
-) -> Iterator[TransformersEngine | SyncedEngine]:
-    """Yield an engine that samples from a model; its resources are released at the end of the block."""
+) -> Iterator[TransformersEngine | SyncedEngine | _MainsEngine]:
+    """Yield an engine that samples from a model; its resources are released at the end of the block.
+
+    A server is asked by the main process alone.
+    """
     if config.engine == TRANSFORMERS:
         yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
         return
     if distributed.size() > 1:
         _check_shared(loaded, config)
-    if not distributed.is_main():  # only the main process asks the server
-        yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
+    if not distributed.is_main():
+        yield _MainsEngine()
         return
     with contextlib.closing(SyncedEngine(loaded, _sampler(loaded, config), config.engine_drift)) as engine:
         yield engine

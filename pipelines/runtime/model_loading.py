@@ -237,7 +237,7 @@ def settings_of(config: TrainingConfig, steps: int, lr: float) -> TrainSettings:
         token_budget=config.token_budget,
         seed=config.seed,
         checkpoint_every=config.checkpoint_every,
-        gather=config.gather,
+        gather=config.gather and not config.served,  # a server samples
     )
 
 

@@ -251,18 +251,12 @@ class Loaded:
         if self.sharded:
             self.state = fsdp.full_state(self.model)
 
-    def saved_by_engines(self) -> dict[str, torch.Tensor] | None:
-        """Return the weights that an engine gets, in the main process; None if the model itself can be saved.
+    def weights_for_engines(self) -> dict[str, torch.Tensor]:
+        """Return the weights that engines get of a model in pieces, in the main process; every process must call this.
 
-        These are an adapter's alone, if engines take it. If the model is in pieces every process must call this.
+        They are an adapter's alone, if engines take it.
         """
-        if not self.sharded:
-            return None
-        names = self.trainable() if self.adapts_layers else None
-        if self.in_pieces:
-            return fsdp.full_state(self.model, names)
-        # While gathered: asking the model itself for its state would split it again.
-        return {name: p.detach() for name, p in self.model.named_parameters() if names is None or name in names}
+        return fsdp.full_state(self.model, self.trainable() if self.adapts_layers else None)
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return all weights by name; of a sharded model those gathered by :meth:`put_together`."""

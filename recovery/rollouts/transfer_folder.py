@@ -35,14 +35,13 @@ class TransferFolder:
 
         If the model is in pieces, the other processes serve their helper ``WEIGHTS``.
         """
-        found: dict[str, torch.Tensor] = {}
+        state: dict[str, torch.Tensor] | None = None
         if loaded.in_pieces:
+            state = {}
             # Kept here: what a helper returns is sent to every process.
-            distributed.ask(WEIGHTS, [()] * distributed.size(), lambda: found.update(loaded.saved_by_engines() or {}))
-        else:
-            found = loaded.saved_by_engines() or {}
+            distributed.ask(WEIGHTS, [()] * distributed.size(), lambda: state.update(loaded.weights_for_engines()))
         weights = loaded.model if loaded.adapts_layers else loaded.whole_weights()
-        weights.save_pretrained(self.path, safe_serialization=True, state_dict=found or None)
+        weights.save_pretrained(self.path, safe_serialization=True, state_dict=state)
 
     def close(self) -> None:
         """Delete the folder."""

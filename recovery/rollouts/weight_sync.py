@@ -157,7 +157,7 @@ def helpers(loaded: Loaded) -> distributed.Helpers:
     """Return what the other processes do for a :class:`SyncedEngine` of the main one if a model is in pieces."""
 
     def give_weights() -> None:
-        loaded.saved_by_engines()
+        loaded.weights_for_engines()
 
     return {WEIGHTS: give_weights, SCORES: functools.partial(_scores, loaded)}
 

@@ -18,6 +18,11 @@ import torch
 from safetensors.torch import load_file
 
 from db import open_readonly, queries, records
+from pipelines.runtime.engines import engine_of
+from recovery import distributed
+from recovery.config import DistillConfig
+from recovery.errors import UsageError
+from recovery.models.loading import load_model
 from recovery.training.resume_state import resume_step
 from tests import stages_together
 from tests.torture.misbehaving import Server, serving
@@ -28,7 +33,7 @@ SCRIPT = ROOT / "tests" / "stages_together.py"
 GROUPS = [
     pytest.param(2, ("full", "cut", "cut-one", "cut-lora-served"), id="whole"),
     pytest.param(2, ("lora", "cut-lora", "cut-sampled", "cut-lora-sampled"), id="adapted", marks=pytest.mark.slow),
-    pytest.param(2, ("served", "cut-served", "cut-sampled-served"), id="served", marks=pytest.mark.slow),
+    pytest.param(2, ("served", "cut-served"), id="served", marks=pytest.mark.slow),
     pytest.param(3, ("full", "cut", "cut-sampled"), id="three", marks=pytest.mark.slow),
     pytest.param(4, ("full", "cut", "cut-lora", "cut-lora-served"), id="four", marks=pytest.mark.slow),
 ]
@@ -43,8 +48,7 @@ SHARDED = {
     "cut-lora-sampled": [2, 0],
     "cut-one": [3, 8],
     "served": [0, 0],
-    "cut-served": [4, 8],
-    "cut-sampled-served": [4, 0],
+    "cut-served": [4, 0],
     "cut-lora-served": [3, 0],
 }
 STEPS = 80
@@ -310,3 +314,40 @@ def test_a_launch_that_does_not_say_who_is_who_is_refused(
     finished = recover("status", check=False, env={"WORLD_SIZE": "2"})
     assert finished.returncode == 1
     assert finished.stderr.splitlines()[-1].startswith("recover: error: WORLD_SIZE is 2 but RANK, MASTER_ADDR")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"engine": "vllm"}, "--engine vllm samples for one process only: start a single process, or a server"),
+        ({"engine": "http://127.0.0.1:1"}, "engines take no adapter of experts, and a sharded one is not merged"),
+    ],
+)
+def test_an_engine_that_cannot_sample_for_several_processes_is_refused(
+    make_tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, str],
+    message: str,
+) -> None:
+    family = "qwen3" if settings["engine"] == "vllm" else "qwen3_moe"
+    loaded = load_model(make_tiny(family, tmp_path / family), tuning="lora", precision="float32")
+    loaded.sharded = True
+    monkeypatch.setattr(distributed, "size", lambda: 2)
+    with pytest.raises(UsageError, match=message), engine_of(loaded, DistillConfig(**settings)):
+        pass
+
+
+@pytest.mark.slow
+def test_a_server_that_takes_no_weights_ends_all_processes_with_one_line(
+    tmp_path: Path, tiny_model: Path, learn: list[Any], prompt_file: Path, start: Launch, recover: Callable[..., Any]
+) -> None:
+    recover(*learn, "--workspace", "work", "--steps", 2)
+    with serving(Server(tiny_model, fixed=True)) as address:
+        sampling = ["--engine", address, "--prompts", prompt_file, "--steps", 2, "--tuning", "full", "--shard", "full"]
+        more = ["--precision", "float32", "--until", 0, "--server-wait", 1, "--workspace", "work"]
+        (status, _, errors), (other, _, others) = ended(start(["distill", *sampling, *more]))
+    assert (status, other) == (1, 0), errors + others
+    (line,) = [line for line in (errors + others).splitlines() if "error" in line.lower()]
+    assert line.startswith("recover: error: ") and "accepts no weights" in line
+    assert stages(tmp_path / "work")[1].status == "failed"

@@ -26,7 +26,7 @@ from typing import Any
 from db import Database, Tracker, decide, open_readonly, queries
 from tests.db import seeding
 from tests.torture.outcome import Outcome
-from tests.torture.served import PAGES, PATIENCE, ROOT, USERS, Served, Visitor, dashboards
+from tests.torture.served import MOST_MEMORY, PAGES, PATIENCE, ROOT, USERS, Served, Visitor, dashboards
 
 TRAINERS, READERS = 3, 20
 STEPS_A_SECOND = 10  # of a trainer, each with the twelve values of a distillation's step
@@ -41,20 +41,26 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
     """Load the dashboards for ``seconds``; ``only`` takes one kind of database, by its number."""
     outcome = Outcome()
     with dashboards(report) as running:
-        kinds = [kind for number, kind in enumerate(sorted(running)) if only in (None, number)]
-        loads = [Load(running[kind], kind, seed, seconds, report) for kind in kinds]
-        with ThreadPoolExecutor(len(loads) or 1) as pool:
-            faults = list(pool.map(Load.run, loads))
-        for number, load in enumerate(loads):
+        numbered = {
+            number: Load(running[kind], kind, seed, seconds, report) for number, kind in enumerate(sorted(running))
+        }
+        loads = {number: load for number, load in numbered.items() if only in (None, number)}
+        with ThreadPoolExecutor(len(numbered)) as pool:
+            try:
+                list(pool.map(Load.run, loads.values()))
+            finally:  # also if a person interrupts it
+                for load in loads.values():
+                    load.stop.set()
+        for number, load in loads.items():
             outcome.tried |= {f"{what}, {load.kind}": count for what, count in load.counts.items()}
-            found = faults[number][:MOST_FAULTS]
+            found = load.faults[:MOST_FAULTS]
             outcome.faults += [f"--seed {seed} load --only {number}: {load.kind}: {fault}" for fault in found]
     return outcome
 
 
 @dataclass
 class Load:
-    """Trainers and readers of one dashboard; ``shown`` holds when a page was there and the seconds that it took."""
+    """Trainers and readers of one dashboard; ``shown`` holds the seconds that the latest pages took."""
 
     served: Served
     kind: str
@@ -62,28 +68,41 @@ class Load:
     seconds: float
     report: Callable[[str], None]
     counts: Counter[str] = field(default_factory=Counter)
-    shown: list[tuple[float, float]] = field(default_factory=list)
+    shown: list[float] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
-    _until: float = 0.0
+    stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def run(self) -> list[str]:
-        """Train and read for the whole time, then look for every record; return the faults."""
-        self._until = time.monotonic() + self.seconds
+    def run(self) -> None:
+        """Train and read for the whole time, then look for every record."""
         trainers = [self._trainer(number) for number in range(TRAINERS)]
-        with ThreadPoolExecutor(READERS) as pool:
-            readers = [pool.submit(self._read, number) for number in range(READERS)]
-            self._watch()
-            for reader in readers:
-                reader.result()
-        for number, trainer in enumerate(trainers):
-            self._check(number, trainer)
-        return self.faults + self.served.faults()
+        try:
+            with ThreadPoolExecutor(READERS) as pool:
+                readers = [pool.submit(self._read, number) for number in range(READERS)]
+                try:
+                    self._watch()
+                finally:
+                    self.stop.set()
+                for reader in readers:
+                    reader.result()
+            for number, trainer in enumerate(trainers):
+                self._check(number, trainer)
+            self.faults += self.served.faults()
+        except Exception as error:  # the dashboard is gone: the other one's load goes on
+            self.faults += self.served.faults() or [f"{type(error).__name__}: {error!s:.300}"]
+        finally:
+            for trainer in trainers:
+                trainer.kill()
+                trainer.wait()
 
-    def _trainer(self, number: int) -> subprocess.Popen[str]:
+    def _trainer(self, number: int) -> subprocess.Popen[bytes]:
         given = [str(self.served.tracker), self._experiment(number), str(self.seconds), str(self.seed + number)]
         command = [sys.executable, "-m", "tests.torture.load", *given]
-        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with self._told(number).open("wb") as out:
+            return subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
+
+    def _told(self, number: int) -> Path:
+        return self.served.log.parent / f"trainer-{number}"
 
     def _experiment(self, number: int) -> str:
         return f"load {self.seed} {number}"
@@ -91,15 +110,15 @@ class Load:
     def _read(self, reader: int) -> None:
         """Look at pages as one person, in a new session now and then."""
         turns = random.Random(f"{self.seed} load {reader}")
-        while time.monotonic() < self._until:
+        while not self.stop.is_set():
             with Visitor(self.served, turns.choice(sorted(USERS))) as visitor:
                 try:
                     for _ in range(PAGES_A_SESSION):
-                        if time.monotonic() >= self._until:
-                            break
-                        self._look(visitor, turns)
+                        if not self.stop.is_set():
+                            self._look(visitor, turns)
                 except Exception as error:  # no answer in time, or no page: the session ends, the reader goes on
                     visitor.faults.append(f"{type(error).__name__}: {error!s:.300}")
+                    self.stop.wait(1.0)
             with self._lock:
                 self.faults += visitor.faults
 
@@ -107,39 +126,40 @@ class Load:
         query = {} if turns.random() < 0.3 else {"experiment": self._experiment(turns.randrange(TRAINERS))}
         began = time.monotonic()
         visitor.load(turns.choice(PAGES), query)
-        now = time.monotonic()
         with self._lock:
             self.counts["pages"] += 1
-            self.shown.append((now, now - began))
+            self.shown.append(time.monotonic() - began)
 
     def _watch(self) -> None:
-        """Report answer times and memory, evenly over the whole time."""
-        began = self._until - self.seconds
+        """Report answer times and memory, evenly over the whole time; end early if the dashboard ends."""
+        until = time.monotonic() + self.seconds
         for number in range(1, REPORTS + 1):
-            time.sleep(max(0.0, began + self.seconds * number / REPORTS - time.monotonic()))
+            then = until - self.seconds * (1 - number / REPORTS)
+            while (left := then - time.monotonic()) > 0:
+                if self.stop.wait(min(1.0, left)) or self.served.process.poll() is not None:
+                    return
+            held, most = self.served.memory()
             with self._lock:
-                taken = [seconds for _, seconds in self.shown]
-                self.shown.clear()
+                taken, self.shown = sorted(self.shown), []
+                if most > MOST_MEMORY:
+                    self.faults.append(f"it holds {held >> 20} MiB, at its peak {most >> 20}")
             if taken:
-                held, most = self.served.memory()
-                times = f"median {statistics.median(taken):.2f} s, slowest {max(taken):.2f} s"
-                memory = f"{held >> 20} MiB, peak {most >> 20}"
+                times = f"median {statistics.median(taken):.2f} s, slowest {taken[-1]:.2f} s"
                 after = f"{self.seconds * number / REPORTS / 60:.1f} min"
+                memory = f"{held >> 20} MiB, peak {most >> 20}"
                 self.report(f"load, {self.kind}, {after}: {len(taken)} pages, {times}; {memory}")
 
-    def _check(self, number: int, trainer: subprocess.Popen[str]) -> None:
+    def _check(self, number: int, trainer: subprocess.Popen[bytes]) -> None:
         """Look for everything that a trainer says it recorded."""
-        try:
-            out, err = trainer.communicate(timeout=PATIENCE)
-        except subprocess.TimeoutExpired:
-            trainer.kill()
-            out, err = trainer.communicate()
-        if trainer.returncode:
-            self.faults.append(f"trainer {number} ended with {trainer.returncode}: {err[-300:]}")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            trainer.wait(PATIENCE)
+        lines = self._told(number).read_text(encoding="utf-8").splitlines()
+        records = [json.loads(line) for line in lines if line.startswith("{")]
+        if trainer.returncode or not records:
+            self.faults.append(f"trainer {number} ended with {trainer.returncode}: {' '.join(lines)[-300:]}")
         database = open_readonly(self.served.tracker)
         with contextlib.closing(database), Visitor(self.served) as visitor:
-            for line in out.splitlines():
-                made = json.loads(line)
+            for made in records:
                 self.counts["stages"] += 1
                 self.counts["points"] += made["steps"] * len(_VALUES)
                 self.faults += missing(database, visitor, made)
