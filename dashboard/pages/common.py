@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -151,15 +151,20 @@ def words_first(page: gr.Blocks, function: Callable[..., list[Any]], outputs: li
     """
     plots = [output for output in outputs if isinstance(output, gr.Plot)]
     held = gr.State(None)
+    without_state = [None] * len(settings.get("inputs", ()))
+
+    def drawn(values: Sequence[Any]) -> list[Any]:
+        return [value for value, output in zip(values, outputs, strict=True) if output in plots]
 
     @functools.wraps(function)
     def words(*arguments: Any) -> list[Any]:
         values = function(*arguments)
-        figures = [value for value, output in zip(values, outputs, strict=True) if output in plots]
         texts = [gr.skip() if output in plots else value for value, output in zip(values, outputs, strict=True)]
-        return [*texts, figures]
+        return [*texts, drawn(values)]
 
-    def figures(values: list[Any]) -> list[Any]:
+    def figures(values: list[Any] | None, request: gr.Request) -> list[Any]:
+        if values is None:  # evicted meanwhile, with the page's other state: many pages are open
+            values = drawn(function(*without_state, request))
         return [*values, None]
 
     opened = page.load(words, outputs=[*outputs, held], **settings, **QUIET)

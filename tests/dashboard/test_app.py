@@ -60,6 +60,20 @@ def test_only_the_latest_visitors_are_remembered(seeded: Any, serve: Callable[[P
     assert plots(visitors[0].tick("")) == 2, "a page whose state was evicted is sent in full"
 
 
+@pytest.mark.parametrize("page", ["", "live", "compare"])
+def test_a_page_has_its_figures_also_if_many_were_opened_since_its_words(
+    seeded: Any, serve: Callable[[Path], str], page: str
+) -> None:
+    place = Place.of(serve(seeded.address))
+    usual, waiting = Visitor(place), Visitor(place)
+    usual.ask(page, "load")
+    count = plots(usual.ask(page, "then"))
+    waiting.ask(page, "load")
+    for _ in range(SESSIONS):
+        Visitor(place, known=usual.known).ask(page, "load")
+    assert plots(waiting.ask(page, "then")) == count > 0
+
+
 @dataclass(frozen=True)
 class Place:
     """Host and port of a dashboard."""
