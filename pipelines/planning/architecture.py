@@ -140,7 +140,11 @@ def _configuration(values: dict[str, Any]) -> Any:
     windows = not values.get("use_sliding_window") or values.get("layer_types")
     if family in _MORE and _ENTRIES | _MORE[family] <= values.keys() and windows:
         return SimpleNamespace(**values)
-    return transformers.AutoConfig.for_model(family, **{key: values[key] for key in values if key != "model_type"})
+    try:
+        return transformers.AutoConfig.for_model(family, **{key: values[key] for key in values if key != "model_type"})
+    except Exception as error:  # transformers checks entries against each other, each family in its own way
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"this {family} config.json cannot be used ({reason}): download it again") from error
 
 
 def _layer(config: Any, width: int, queries: int, keys: int, inner: int, head_width: int) -> tuple[Shape, ...]:

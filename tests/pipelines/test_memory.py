@@ -31,6 +31,7 @@ from pipelines.planning.memory import (
 )
 from recovery.batching import Row, micro_batches
 from recovery.config import DistillConfig, MidtrainConfig
+from recovery.errors import ModelError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
 from recovery.models.loading import Loaded, LoraSettings, load_model
@@ -231,6 +232,15 @@ def test_entries_that_a_file_leaves_out_are_those_of_transformers(tiny_family: P
     values = json.loads(text)
     whole = AutoConfig.for_model(values.pop("model_type"), **values).to_json_string(use_diff=False)
     assert Architecture.of(text) == Architecture.of(whole)
+
+
+def test_entries_of_a_configuration_that_contradict_each_other_are_one_line() -> None:
+    entries = {"model_type": "qwen3", "layer_types": ["full_attention"] * 2}  # transformers adds 32 layers
+    with pytest.raises(
+        ModelError, match=r"^this qwen3 config.json cannot be used \(.*layer_types.*\): download"
+    ) as caught:
+        Architecture.of(json.dumps(entries))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_parts_add_up_and_the_peak_is_the_larger_phase() -> None:
