@@ -85,9 +85,10 @@ class Load:
                     self.stop.set()
                 for reader in readers:
                     reader.result()
-            for number, trainer in enumerate(trainers):
-                self._check(number, trainer)
             self.faults += self.served.faults()
+            if self.served.process.poll() is None:  # it shows what is there
+                for number, trainer in enumerate(trainers):
+                    self._check(number, trainer)
         except Exception as error:  # the dashboard is gone: the other one's load goes on
             self.faults += self.served.faults() or [f"{type(error).__name__}: {error!s:.300}"]
         finally:
