@@ -16,15 +16,15 @@ from recovery.inference_server import InferenceServer
 from recovery.models.checkpoints import content_hash
 from recovery.models.loading import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.rollouts.engine import Completion, Progress, Sampling
+from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.weight_sync import Sampler, SyncedEngine
 from recovery.server_address import check_address
 from recovery.workspace import Checkpoint
 
 
-class _MainsEngine:
-    """Stands for the main process's engine in the others."""
+class _Elsewhere:
+    """In the processes that do not sample: the main one asks the server."""
 
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
@@ -33,9 +33,7 @@ class _MainsEngine:
 
 
 @contextlib.contextmanager
-def engine_of(
-    loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False
-) -> Iterator[TransformersEngine | SyncedEngine | _MainsEngine]:
+def engine_of(loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False) -> Iterator[Engine]:
     """Yield an engine that samples from a model; its resources are released at the end of the block.
 
     A server is asked by the main process alone.
@@ -46,7 +44,7 @@ def engine_of(
     if distributed.size() > 1:
         _check_shared(loaded, config)
     if not distributed.is_main():
-        yield _MainsEngine()
+        yield _Elsewhere()
         return
     with contextlib.closing(SyncedEngine(loaded, _sampler(loaded, config), config.engine_drift)) as engine:
         yield engine

@@ -148,9 +148,9 @@ class SyncedEngine:
     def _scores(self, rows: Sequence[Row], temperature: float) -> list[list[float]]:
         """Return the model's log-probabilities of the targets; all processes score them if each has a part of it."""
         if not self.loaded.in_pieces:
-            return _scores(self.loaded, rows, temperature)
+            return _student_logprobs(self.loaded, rows, temperature)
         parts = [(rows, temperature)] * distributed.size()
-        return distributed.ask(SCORES, parts, functools.partial(_scores, self.loaded))[0]
+        return distributed.ask(SCORES, parts, functools.partial(_student_logprobs, self.loaded))[0]
 
 
 def helpers(loaded: Loaded) -> distributed.Helpers:
@@ -159,10 +159,10 @@ def helpers(loaded: Loaded) -> distributed.Helpers:
     def give_weights() -> None:
         loaded.weights_for_engines()
 
-    return {WEIGHTS: give_weights, SCORES: functools.partial(_scores, loaded)}
+    return {WEIGHTS: give_weights, SCORES: functools.partial(_student_logprobs, loaded)}
 
 
-def _scores(loaded: Loaded, rows: Sequence[Row], temperature: float) -> list[list[float]]:
+def _student_logprobs(loaded: Loaded, rows: Sequence[Row], temperature: float) -> list[list[float]]:
     student, pad = CurrentStudent(loaded), loaded.chat.pad_id
     with loaded.together():
         return token_logprobs(student, rows, _SCORED_AT_ONCE, pad, loaded.device, temperature=temperature)

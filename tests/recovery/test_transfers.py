@@ -71,6 +71,13 @@ def said_by(loaded: Loaded) -> list[list[int]]:
     return ids(TransformersEngine(loaded).generate(PROMPTS, GREEDY))
 
 
+def test_an_engine_gets_the_adapter_alone_of_a_model_in_pieces(tiny_model: Path) -> None:
+    adapted = load_model(tiny_model, tuning="lora", lora=LoraSettings(8, 16), precision="float32")
+    assert adapted.weights_for_engines().keys() == adapted.trainable().keys()
+    whole = load_model(tiny_model, tuning="full", precision="float32")
+    assert whole.weights_for_engines().keys() >= whole.trainable().keys()
+
+
 def test_a_server_that_dies_during_a_transfer_gets_the_weights_again(
     served: tuple[Server | SglangServer, SyncedEngine],
 ) -> None:

@@ -41,11 +41,11 @@ def run(seed: int, seconds: float, report: Callable[[str], None], only: int | No
     """Load the dashboards for ``seconds``; ``only`` takes one kind of database, by its number."""
     outcome = Outcome()
     with dashboards(report) as running:
-        numbered = {
-            number: Load(running[kind], kind, seed, seconds, report) for number, kind in enumerate(sorted(running))
+        chosen = range(len(running)) if only is None else [only % len(running)]
+        loads = {
+            number: Load(running[kind := sorted(running)[number]], kind, seed, seconds, report) for number in chosen
         }
-        loads = {number: load for number, load in numbered.items() if only in (None, number)}
-        with ThreadPoolExecutor(len(numbered)) as pool:
+        with ThreadPoolExecutor(len(loads)) as pool:
             try:
                 list(pool.map(Load.run, loads.values()))
             finally:  # also if a person interrupts it
