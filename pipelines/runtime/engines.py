@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pipelines.planning.throughput import free_memory
 from pipelines.runtime.session import Session
@@ -16,36 +16,24 @@ from recovery.inference_server import InferenceServer
 from recovery.models.checkpoints import content_hash
 from recovery.models.loading import Loaded
 from recovery.rollouts.completion_cache import CachingEngine
-from recovery.rollouts.engine import Completion, Engine, Progress, Sampling
+from recovery.rollouts.engine import Engine
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.weight_sync import Sampler, SyncedEngine
 from recovery.server_address import check_address
 from recovery.workspace import Checkpoint
 
 
-class _Elsewhere:
-    """In the processes that do not sample: the main one asks the server."""
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
-    ) -> list[Completion]:
-        raise AssertionError("only the main process asks a server")
-
-
 @contextlib.contextmanager
 def engine_of(loaded: Loaded, config: ModelConfig, *, complete_loops: bool = False) -> Iterator[Engine]:
     """Yield an engine that samples from a model; its resources are released at the end of the block.
 
-    A server is asked by the main process alone.
+    Every process of a training has one; of a server the main one alone asks for completions.
     """
     if config.engine == TRANSFORMERS:
         yield TransformersEngine(loaded, token_budget=config.rollout_tokens, complete_loops=complete_loops)
         return
     if distributed.size() > 1:
         _check_shared(loaded, config)
-    if not distributed.is_main():
-        yield _Elsewhere()
-        return
     with contextlib.closing(SyncedEngine(loaded, _sampler(loaded, config), config.engine_drift)) as engine:
         yield engine
 
