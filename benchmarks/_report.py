@@ -14,8 +14,8 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def machine(packages: Iterable[str] = ("torch", "transformers", "trl")) -> dict[str, str]:
-    """Return processor, cores, memory, load and versions; no host or user names."""
+def machine(packages: Iterable[str] = ("torch", "transformers", "trl"), *, gpu: str = "") -> dict[str, str]:
+    """Return processor, cores, memory, load, GPU and versions; no host or user names."""
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -23,6 +23,7 @@ def machine(packages: Iterable[str] = ("torch", "transformers", "trl")) -> dict[
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "memory": f"{pages * size / 2**30:.0f} GiB",
         "load before": f"{os.getloadavg()[0]:.1f}",
+        **({"GPU": gpu} if gpu else {}),
         "python": platform.python_version(),
         **{name: version for name in packages if (version := _version(name))},
     }

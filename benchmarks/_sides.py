@@ -26,25 +26,35 @@ MARK = "@"  # prefix of the lines for the parent; libraries print other lines
 class Turn:
     """In the child: wait for the signal to start a step, and report its time and its peak memory.
 
-    Memory is counted above the level at which this object is created: create it before anything is loaded.
+    Memory is counted above the level at which this object is created: create it before anything is loaded. On a CUDA
+    device it is that of the device.
     """
 
+    device: str = "cpu"
     started: float = 0.0
     worked: float = 0.0
-    empty: float = field(default_factory=_resident.now)
+    empty: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.empty = _resident.now(self.device)
 
     def wait(self) -> None:
         """Signal readiness for the next step, and wait for the start signal; exit the process if there is none."""
         print(f"{MARK}{{}}", flush=True)
         if not sys.stdin.readline():
             sys.exit(0)
-        _resident.now()  # resets the peak to measure this step only
+        _resident.now(self.device)  # resets the peak to measure this step only
         self.started, self.worked = time.perf_counter(), time.process_time()
 
     def report(self, **facts: float) -> None:
         """Print the step's seconds and peak memory, together with ``facts``."""
+        _resident.finish(self.device)
         seconds, processor = time.perf_counter() - self.started, time.process_time() - self.worked
-        found = {"seconds": seconds, "processor seconds": processor, "megabytes": _resident.peak() - self.empty}
+        found = {
+            "seconds": seconds,
+            "processor seconds": processor,
+            "megabytes": _resident.peak(self.device) - self.empty,
+        }
         print(MARK + json.dumps(found | facts), flush=True)
 
 

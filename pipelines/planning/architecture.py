@@ -135,16 +135,28 @@ def _experts(config: Any, inner: int) -> tuple[int, int, int]:
 
 
 def _configuration(values: dict[str, Any]) -> Any:
-    """Return the entries of a config.json, with transformers' defaults if it leaves out any that matters."""
+    """Return the entries of a config.json, with transformers' defaults if it leaves out any that matters.
+
+    Entries of another type than they should have are left to transformers too, which refuses them.
+    """
     family = values["model_type"]
     windows = not values.get("use_sliding_window") or values.get("layer_types")
-    if family in _MORE and _ENTRIES | _MORE[family] <= values.keys() and windows:
+    read = _ENTRIES | _MORE.get(family, set())
+    typed = all(_has_its_type(name, value) for name, value in values.items() if name in read)
+    if family in _MORE and read <= values.keys() and windows and typed:
         return SimpleNamespace(**values)
     try:
         return transformers.AutoConfig.for_model(family, **{key: values[key] for key in values if key != "model_type"})
     except Exception as error:  # transformers checks entries against each other, each family in its own way
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"this {family} config.json cannot be used ({reason}): download it again") from error
+
+
+def _has_its_type(name: str, value: Any) -> bool:
+    """Return whether an entry that a formula reads is a number or a flag (layer types: names), or None."""
+    if name == "layer_types":
+        return value is None or (isinstance(value, list) and all(isinstance(kind, str) for kind in value))
+    return value is None or isinstance(value, (int, float) if name == "attn_logit_softcapping" else int)
 
 
 def _layer(config: Any, width: int, queries: int, keys: int, inner: int, head_width: int) -> tuple[Shape, ...]:

@@ -51,6 +51,12 @@ def free_memory(device: str) -> int:
     return max(0, free)
 
 
+def reset_peak_memory(device: str) -> None:
+    """Count the peak of a GPU's memory anew; a process's own cannot be reset everywhere."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(torch.device(device))
+
+
 def peak_memory(device: str) -> int:
     """Return the peak memory of this process in bytes (on a GPU: of the GPU's memory)."""
     if device.startswith("cuda"):

@@ -14,7 +14,7 @@ from typing import Any
 
 from db import StageRecorder, queries, records
 from db.stage_recorder import TOKEN_COUNTS
-from pipelines.planning.throughput import GIB, peak_memory
+from pipelines.planning.throughput import GIB, peak_memory, reset_peak_memory
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
@@ -23,6 +23,7 @@ from recovery import distributed
 from recovery.config import to_json
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
+from recovery.models.hardware import pick_device
 from recovery.models.loading import Loaded
 from recovery.models.weight_delta import weight_delta
 from recovery.rollouts.engine import Progress
@@ -189,6 +190,7 @@ def running(
     session.copies.add(recorder.id)
     folder = session.workspace.stage(recorder.id, kind)
     recorder.describe(folder=session.workspace.stored(folder))
+    reset_peak_memory(str(pick_device(config.device)))
     with session.interrupts.deferred():
         stage = Stage(session, recorder, folder, cycle, resumed=resume is not None)
         try:
@@ -200,7 +202,7 @@ def running(
         except BaseException as error:
             recorder.fail(one_line(error))
             raise
-        recorder.usage(peak_memory_bytes=peak_memory(config.device if config.device.startswith("cuda") else "cpu"))
+        recorder.usage(peak_memory_bytes=peak_memory(str(pick_device(config.device))))
         figures = {"figures": stage.figures} if stage.figures else {}
         recorder.finish(stage.stopped, {**stage.details, **figures} or None)
         shutil.rmtree(folder, ignore_errors=True)

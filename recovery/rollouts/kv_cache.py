@@ -6,7 +6,8 @@ the decoding time of a small model on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,16 @@ from transformers.cache_utils import DynamicLayer
 
 
 class PreallocatedLayer(DynamicLayer):
-    """A layer for at most ``room`` positions. ``keys`` and ``values`` are views of the filled part."""
+    """A layer for at most ``room`` positions. ``keys`` and ``values`` are views of the filled part.
+
+    While ``place_1`` is set, a tensor with one position, the newest keys and values are written there and all ``room``
+    positions are returned: shapes and addresses stay the same from token to token, as a CUDA graph needs.
+    """
 
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
+        self.place_1: torch.Tensor | None = None
         self._filled = 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -32,6 +38,10 @@ class PreallocatedLayer(DynamicLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append [B, groups, Q, d] to keys and values; return all of them, [B, groups, T, d]."""
+        if self.place_1 is not None:
+            self._keys.index_copy_(2, self.place_1, key_states)
+            self._values.index_copy_(2, self.place_1, value_states)
+            return self._keys, self._values
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         start, self._filled = self._filled, self._filled + key_states.shape[2]
@@ -44,6 +54,16 @@ class PreallocatedLayer(DynamicLayer):
         """Keep only these rows of the batch, in ascending order."""
         self._keys, self._values = (_kept(held, indices, self._filled) for held in (self._keys, self._values))
         self._update_views()
+
+    def advance(self) -> None:
+        """Count one position as filled, which was written at ``place_1``."""
+        self._filled += 1
+        self._update_views()
+
+    def hide_unfilled(self) -> None:
+        """Make the unfilled room finite: a mask hides it, but zero times infinity is NaN."""
+        for held in (self._keys, self._values):
+            held[:, :, self._filled :] = 0
 
     def shrink(self) -> None:
         """Free the unfilled room; nothing can be appended afterwards."""
@@ -75,7 +95,12 @@ class PreallocatedLayer(DynamicLayer):
 
 
 def _kept(held: torch.Tensor, indices: torch.Tensor, filled: int) -> torch.Tensor:
-    """Move the rows ``indices`` to the front of the same memory; only the filled part is copied."""
+    """Move the rows ``indices`` to the front of the same memory; only the filled part is copied.
+
+    On a GPU, where every copy is a launch, all are copied at once.
+    """
+    if held.device.type != "cpu":
+        return held.index_select(0, indices)
     for place, index in enumerate(indices.tolist()):  # ascending, so that no row is overwritten before it has moved
         if place != index:
             held[place, :, :filled] = held[index, :, :filled]
@@ -109,6 +134,33 @@ class KVCache:
     def joinable(self) -> bool:
         """Whether this cache can be joined with others."""
         return all(isinstance(layer, PreallocatedLayer) for layer in self.cache.layers)
+
+    @property
+    def room_left(self) -> int:
+        """How many more positions fit into a joinable cache."""
+        first = self.cache.layers[0]
+        return int(first.room - first.keys.shape[2])
+
+    @contextlib.contextmanager
+    def written_at(self, place_1: torch.Tensor) -> Iterator[None]:
+        """Context in which the layers write at this position and return all their room."""
+        for layer in self.cache.layers:
+            layer.place_1 = place_1
+        try:
+            yield
+        finally:
+            for layer in self.cache.layers:
+                layer.place_1 = None
+
+    def advance(self) -> None:
+        """Count one more position as filled."""
+        for layer in self.cache.layers:
+            layer.advance()
+
+    def hide_unfilled(self) -> None:
+        """Make the unfilled room of all layers finite."""
+        for layer in self.cache.layers:
+            layer.hide_unfilled()
 
     def select(self, rows: torch.Tensor) -> None:
         """Keep only these rows, in ascending order."""

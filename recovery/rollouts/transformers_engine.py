@@ -2,7 +2,8 @@
 
 Prompts are sorted by length to reduce padding; finished rows are removed from the batch, so that they are not computed
 until the longest completion ends. The last few rows of a batch are set aside and decoded together with those of other
-batches: a few rows cost nearly as much as many, since all weights are read for them.
+batches: a few rows cost nearly as much as many, since all weights are read for them. On a GPU the layers run as a CUDA
+graph, see :mod:`recovery.rollouts.decode_graph`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ import torch.nn.functional as F
 from recovery import distributed
 from recovery.models.loading import Loaded
 from recovery.rng import derive_seed
+from recovery.rollouts.decode_graph import DecodeGraph
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.kv_cache import KVCache
 from recovery.rollouts.repetition import period_of
 
 # The batch is compacted once this share of its rows is done: compacting copies the cache.
 DROP_SHARE = 0.2
+# With a graph, which is captured again for fewer rows: that costs as much as some tens of tokens.
+GRAPH_DROP_SHARE = 0.5
+# A graph is not captured for fewer tokens than this.
+GRAPH_TOKENS = 16
 # Rows are set aside once this share of the initial rows of the batch is left.
 LEFT_SHARE = 0.25
 # Decoded tokens per row between two progress reports, at which a request to stop is also handled.
@@ -45,12 +51,14 @@ class _ActiveRows:
     tokens_B: torch.Tensor
     uniform_BT: torch.Tensor
     done_B: torch.Tensor = field(init=False)
+    graph: DecodeGraph | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.done_B = torch.zeros_like(self.tokens_B, dtype=torch.bool)
 
     def drop_done(self) -> None:
         """Remove the rows that are done."""
+        self.graph = None
         keep = (~self.done_B).nonzero().squeeze(-1)
         self.cache.select(keep)
         for name in ("owners_B", "lengths_B", "mask_BT", "positions_B", "tokens_B", "uniform_BT", "done_B"):
@@ -137,14 +145,24 @@ class TransformersEngine:
 
     With ``complete_loops`` greedy completions that repeat themselves are not decoded to their limit, see
     :mod:`recovery.rollouts.repetition`.
+
+    ``graphs`` (by default on a CUDA GPU) decodes with CUDA graphs, if the model gives the same hidden states with them.
     """
 
-    def __init__(self, loaded: Loaded, token_budget: int = 32768, *, complete_loops: bool = False) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        token_budget: int = 32768,
+        *,
+        complete_loops: bool = False,
+        graphs: bool | None = None,
+    ) -> None:
         self.source = loaded
         wide = loaded.tuning == "full" and loaded.precision != torch.float32 and not loaded.sharded
         self.loaded = _lower_copy(loaded) if wide else loaded
         self.token_budget = token_budget
         self.complete_loops = complete_loops
+        self.graphs = (loaded.device.type == "cuda" if graphs is None else graphs) and not loaded.sharded
 
     def sync(self) -> None:
         """Update the sampled copy from the weights in training."""
@@ -215,7 +233,7 @@ class TransformersEngine:
             if done == rows:
                 return False
             few = rows - done <= least
-            if few or done > DROP_SHARE * rows:
+            if few or done > (DROP_SHARE if live.graph is None else GRAPH_DROP_SHARE) * rows:
                 live.drop_done()
             if few:
                 live.cache.shrink()
@@ -260,13 +278,28 @@ class TransformersEngine:
         """Process the newest token of every row; return the hidden state after it, [B, D]."""
         live.positions_B = live.positions_B + 1
         live.mask_BT = torch.cat([live.mask_BT, live.mask_BT.new_ones(len(live.mask_BT), 1)], dim=1)
+        if live.graph is not None:
+            return live.graph(live.tokens_B, live.positions_B)
         output = self._forward(
             input_ids=live.tokens_B[:, None],
             attention_mask=live.mask_BT,
             position_ids=live.positions_B[:, None],
             past_key_values=live.cache.cache,
         )
-        return output.last_hidden_state[:, -1]
+        hidden_BD: torch.Tensor = output.last_hidden_state[:, -1]
+        if self.graphs and live.cache.joinable and live.cache.room_left >= GRAPH_TOKENS:
+            self._capture(live, hidden_BD)
+        return hidden_BD
+
+    def _capture(self, live: _ActiveRows, hidden_BD: torch.Tensor) -> None:
+        """Decode further tokens of these rows with a graph, if it gives these hidden states of the newest one."""
+        try:
+            graph = DecodeGraph(self.loaded.decoder, live.cache, live.mask_BT, live.tokens_B, live.positions_B)
+        except (RuntimeError, TypeError, ValueError):  # layers that a graph cannot hold, or no memory for it
+            self.graphs = False
+            return
+        self.graphs = graph.agrees(hidden_BD, self.loaded.precision)
+        live.graph = graph if self.graphs else None
 
     def _forward(self, **inputs: Any) -> Any:
         """Run the layers; of a model in pieces the other processes run theirs."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +25,7 @@ from recovery.losses.terms import BehaviourPolicy, Term
 from recovery.models.lm_head import Head
 from tests.support import plain_term
 
+ROOT = Path(__file__).resolve().parents[2]
 N, D, E, V = 37, 8, 6, 50
 # Every form of a term, with its arguments.
 FORMS: dict[str, dict[str, Any]] = {
@@ -406,6 +411,23 @@ def test_chunks_are_small_for_large_vocabularies_and_large_for_small_ones() -> N
     assert fused.chunk_size(1_536, torch.float32) == 1280
     assert fused.chunk_size(49_152, torch.bfloat16) == 1024, "96 MiB: the products of the head's gradient are faster"
     assert fused.chunk_size(49_152, torch.float32) == 512
+    assert fused.kernel_chunk_size(151_936, torch.bfloat16, trained=False) == 512
+    assert fused.kernel_chunk_size(151_936, torch.bfloat16, trained=True) == 1024
+    assert fused.kernel_chunk_size(1_000_000, torch.float32, trained=False) == 128
+
+
+def test_the_kernel_of_a_gpu_equals_the_plain_operations() -> None:
+    """In Triton's interpreter; tests/pipelines/test_on_a_gpu.py runs the same on a GPU."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.kernel_checks"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert finished.stdout == "6 cases agree\n"
 
 
 def test_invalid_shapes_are_refused_in_one_line() -> None:

@@ -200,7 +200,13 @@ def test_the_page_says_what_the_command_says() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"hidden_size": float("nan")}, {"num_hidden_layers": 0}, {"num_attention_heads": 3}, {"head_dim": "8"}],
+    [
+        {"hidden_size": float("nan")},
+        {"num_hidden_layers": 0},
+        {"num_attention_heads": 3},
+        {"head_dim": "8"},
+        {"max_position_embeddings": {"a": 1}},
+    ],
     ids=str,
 )
 def test_sizes_that_make_no_model_are_refused_in_a_line_that_names_the_file(

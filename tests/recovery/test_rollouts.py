@@ -11,7 +11,9 @@ import torch
 
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
+from recovery.rollouts.decode_graph import DecodeGraph
 from recovery.rollouts.engine import Completion, Sampling
+from recovery.rollouts.kv_cache import KVCache
 from recovery.rollouts.repetition import period_of
 from recovery.rollouts.transformers_engine import TransformersEngine, _Results, draw
 from tests.support import continuation_logprobs
@@ -87,6 +89,54 @@ def test_rows_set_aside_go_on_as_if_alone(tiny_family: Path) -> None:
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
     assert sum(answers for answers, _ in reported) == 2 * len(prompts)
     assert sum(tokens for _, tokens in reported) == 2 * sum(len(c.ids) for c in whole)
+
+
+def test_fixed_shapes_change_no_answer(tiny_family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU captures as a graph, run here without one: rows end, are dropped and join those of other batches."""
+    loaded = load_model(tiny_family, precision="float32")
+    often = frozenset(range(0, loaded.head.vocabulary, 12))
+    loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
+    prompts = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]
+    runs = 0
+
+    def counted(graph: DecodeGraph, *inputs: torch.Tensor) -> torch.Tensor:
+        nonlocal runs
+        runs += 1
+        return call(graph, *inputs)
+
+    call = DecodeGraph.__call__
+    monkeypatch.setattr(DecodeGraph, "__call__", counted)
+    for sampling, budget in [(Sampling(40, seed=7), 100_000), (Sampling(40, temperature=0), 500)]:
+        usual, fixed = (
+            TransformersEngine(loaded, token_budget=budget, graphs=graphs).generate(prompts, sampling)
+            for graphs in (False, True)
+        )
+        assert [(c.ids, c.finished) for c in usual] == [(c.ids, c.finished) for c in fixed]
+        for one, other in zip(usual, fixed, strict=True):
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    joinable = KVCache.empty(loaded.core.config, 1).joinable
+    assert runs > 20 if joinable else runs == 0
+
+
+@pytest.mark.parametrize("fault", ["refuses", "differs"])
+def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
+    tiny_model: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = DecodeGraph._run
+
+    def faulty(graph: DecodeGraph) -> torch.Tensor:
+        if fault == "refuses":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return run(graph) * 1.01
+
+    loaded = load_model(tiny_model, precision="float32")
+    usual = TransformersEngine(loaded).generate(PROMPTS, Sampling(30, seed=7))
+    monkeypatch.setattr(DecodeGraph, "_run", faulty)
+    engine = TransformersEngine(loaded, graphs=True)
+    for found, expected in zip(engine.generate(PROMPTS, Sampling(30, seed=7)), usual, strict=True):
+        assert found.ids == expected.ids
+        assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert not engine.graphs
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -1,0 +1,91 @@
+"""The Kullback-Leibler divergences as one Triton kernel, for a GPU.
+
+Read row by row, logits need neither copies in float32 nor a launch for every operation: on a GPU most of the time of
+the plain operations is reading and writing them. Value, gradient and entropy are those of
+:mod:`recovery.losses.divergences.kl`, in float32: three passes over a row, which stays in the GPU's cache.
+
+Triton comes with torch's CUDA builds. With TRITON_INTERPRET=1 the kernel also runs on a CPU, for tests.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+KINDS = ("reverse_kl", "forward_kl")
+# Entries of a row that are read at once.
+_BLOCK = 4096
+_WARPS = 8
+
+
+def available(device: torch.device) -> bool:
+    """Return whether the kernel runs on this device."""
+    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and _runs(device.type)
+
+
+def divergence_(
+    kind: str,
+    student_NV: Tensor,
+    teacher_NV: Tensor,
+    gradient_NV: Tensor,
+    value_N: Tensor,
+    entropy_N: Tensor,
+    *,
+    scales: tuple[float, float],
+    weight: float = 1.0,
+    active_N: Tensor | None = None,
+    add: bool = False,
+) -> None:
+    """Compute one of :data:`KINDS` for the rows of ``student_NV``, raw logits whose rows are contiguous.
+
+    Args:
+        kind: the divergence.
+        student_NV: the student's logits; may be ``gradient_NV`` itself.
+        teacher_NV: the teacher's.
+        gradient_NV: becomes the gradient with respect to the scaled logits times ``weight``.
+        value_N: becomes the value per row, in nats and without the weight; 0 where not active.
+        entropy_N: becomes the student's entropy, in nats.
+        scales: factors of the student's and the teacher's logits.
+        weight: factor of the gradient.
+        active_N: the rows that count, if not all.
+        add: add to ``gradient_NV`` instead of overwriting it.
+    """
+    from recovery.losses import triton_kernels
+
+    rows, entries = student_NV.shape
+    triton_kernels.divergence[(rows,)](
+        student_NV,
+        teacher_NV,
+        gradient_NV,
+        value_N,
+        entropy_N,
+        active_N if active_N is not None else value_N,  # not read
+        student_NV.stride(0),
+        teacher_NV.stride(0),
+        gradient_NV.stride(0),
+        *scales,
+        weight,
+        ENTRIES=entries,
+        REVERSE=kind == "reverse_kl",
+        MASKED=active_N is not None,
+        ADD=add,
+        BLOCK=_BLOCK,
+        num_warps=_WARPS,
+    )
+
+
+@functools.cache
+def _runs(device: str) -> bool:
+    """Return whether a row can be computed: Triton compiles with the machine's C compiler, which may be missing."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    row_NV, found_N = torch.zeros(1, 8, device=device), torch.ones(2, 1, device=device)
+    try:
+        divergence_("reverse_kl", row_NV, row_NV, torch.empty_like(row_NV), *found_N, scales=(1.0, 1.0))
+    except Exception:  # of the compiler, its driver, the linker: any of them leaves the plain operations
+        return False
+    return bool(found_N[0] == 0.0)

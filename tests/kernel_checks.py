@@ -1,0 +1,102 @@
+"""Compares the GPU's kernel with the plain operations in float64; ``python -m tests.kernel_checks`` in the interpreter.
+
+TRITON_INTERPRET=1 must be set before Triton is imported, hence the separate process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+
+from recovery.losses import fused, kernels
+from recovery.losses.fused import FusedOutput, fused_loss
+from recovery.losses.terms import Term
+from recovery.models.lm_head import Head
+
+# Larger than the kernel's block, and no multiple of it.
+VOCABULARY, WIDTH, TOKENS, CHUNK = 5000, 32, 7, 3
+KINDS = (["reverse_kl"], ["forward_kl"], ["reverse_kl", "forward_kl", "reverse_kl"])
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Case:
+    """Random logits of a student and of a teacher per term, weights, and terms of which some tokens are no part."""
+
+    def __init__(self, kinds: list[str], dtype: torch.dtype, device: str) -> None:
+        self.random = torch.Generator().manual_seed(len(kinds))
+        self.dtype, self.device = dtype, device
+        self.head = self._head().requires_grad_()
+        self.hidden_ND = self._normal(TOKENS, 1.0).requires_grad_()
+        self.weights_N = torch.rand(TOKENS, generator=self.random).to(device)
+        teachers = [(self._normal(TOKENS, 1.0), self._head()) for _ in kinds]
+        # The last teacher is the student.
+        teachers[-1] = (self.hidden_ND.detach().clone(), self.head.detach().clone())
+        self.terms = [
+            Term(
+                kind,
+                weight=0.5 + number,
+                teacher_hidden_NE=hidden_NE,
+                teacher_head=Head(weight_VE),
+                active_N=torch.arange(TOKENS, device=device) % 3 != number if number else None,
+            )
+            for number, (kind, (hidden_NE, weight_VE)) in enumerate(zip(kinds, teachers, strict=True))
+        ]
+
+    def run(self) -> tuple[FusedOutput, torch.Tensor, torch.Tensor]:
+        """Return the output of the loss and the gradients of the hidden states and of the head."""
+        self.hidden_ND.grad = self.head.grad = None
+        output = fused_loss(
+            self.hidden_ND, Head(self.head), self.terms, temperature=1.3, weights_N=self.weights_N, chunk_tokens=CHUNK
+        )
+        output.loss.backward()  # type: ignore[no-untyped-call]
+        assert self.hidden_ND.grad is not None and self.head.grad is not None
+        return output, self.hidden_ND.grad.clone(), self.head.grad.clone()
+
+    def _normal(self, rows: int, scale: float) -> torch.Tensor:
+        return (torch.randn(rows, WIDTH, generator=self.random) * scale).to(self.dtype).to(self.device)
+
+    def _head(self) -> torch.Tensor:
+        return self._normal(VOCABULARY, 0.3)
+
+
+def check(kinds: list[str], dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that value, entropy, gradients and norms are those without the kernel."""
+    assert kernels.available(torch.device(device))
+    case = Case(kinds, dtype, device)
+    calls: list[str] = []
+
+    def counted(kind: str, *arguments: object, **named: object) -> None:
+        calls.append(kind)
+        compute_(kind, *arguments, **named)  # type: ignore[arg-type]
+
+    compute_ = kernels.divergence_
+    monkeypatch.setattr(fused.kernels, "divergence_", counted)
+    found = case.run()
+    assert len(calls) == len(kinds) * -(-TOKENS // CHUNK)
+    with monkeypatch.context() as patch:
+        patch.setattr(fused.kernels, "available", lambda _device: False)
+        expected = case.run()
+    close, coarse = (1e-5, 1e-5) if dtype == torch.float32 else (1e-5, 2e-2)
+    for name, allowed in [("values_TN", close), ("entropy_N", close), ("grad_norm_N", coarse), ("gradient_ND", coarse)]:
+        one, other = getattr(found[0], name).float(), getattr(expected[0], name).float()
+        assert (one - other).norm() <= allowed * other.norm() + 1e-6, (name, kinds, dtype)
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert (one.float() - other.float()).norm() <= coarse * other.float().norm(), (kinds, dtype)
+    assert torch.equal(found[0].values_TN[-1], torch.zeros(TOKENS, device=device))  # of the student with itself
+
+
+def main() -> None:
+    """Run all checks on the CPU, in Triton's interpreter."""
+    assert os.environ.get("TRITON_INTERPRET") == "1"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for kinds, dtype in itertools.product(KINDS, DTYPES):
+            with monkeypatch.context() as patch:
+                check(kinds, dtype, "cpu", patch)
+    print(f"{len(KINDS) * len(DTYPES)} cases agree")
+
+
+if __name__ == "__main__":
+    main()
