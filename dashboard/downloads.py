@@ -38,6 +38,8 @@ _REVIEWED = {
 Rows = Iterable[Mapping[str, Any]]
 Number = Annotated[int, InPath(ge=0, le=2**31 - 1)]
 """A number in an address: an id that a database can have."""
+Cycle = Annotated[int, InPath(ge=1, le=2**31 - 1)]
+"""The number of a cycle."""
 _WRITING = threading.BoundedSemaphore(2)  # reports at once: each is a process
 
 
@@ -70,7 +72,7 @@ def add_routes(api: FastAPI, source: Source) -> None:
         return _send(what, kind, _REVIEWED[what], _reviewed(source, what, experiment, first, second))
 
     @api.get("/download/report/{cycle}.{kind}")
-    def report(cycle: Number, kind: str) -> Response:
+    def report(cycle: Cycle, kind: str) -> Response:
         if kind not in _REPORTS:
             raise HTTPException(404, "reports are available as html and md")
         heading = {"content-disposition": f'attachment; filename="cycle-{cycle}.{kind}"'}

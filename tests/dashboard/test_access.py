@@ -328,6 +328,7 @@ def test_a_number_that_no_id_can_be_is_refused(client: TestClient) -> None:
     for path in ("stage/{}.csv", "evaluation/{}.json", "report/{}.html"):
         for number in ("9" * 30, "-1"):
             assert client.get(f"/download/{path.format(number)}").status_code == 422, path
+    assert client.get("/download/report/0.html").status_code == 422, "cycles are counted from 1"
 
 
 def test_no_more_than_two_reports_are_written_at_once(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -416,8 +417,10 @@ def test_chunks_are_small_for_large_vocabularies_and_large_for_small_ones() -> N
     assert fused.kernel_chunk_size(1_000_000, torch.float32, trained=False) == 128
 
 
-def test_the_kernel_of_a_gpu_equals_the_plain_operations() -> None:
+@pytest.mark.triton
+def test_the_kernel_of_a_gpu_equals_the_plain_operations(require_component: Callable[[bool, str], None]) -> None:
     """In Triton's interpreter; tests/pipelines/test_on_a_gpu.py runs the same on a GPU."""
+    require_component(importlib.util.find_spec("triton") is not None, "Triton (make test-triton)")
     finished = subprocess.run(
         [sys.executable, "-m", "tests.kernel_checks"],
         cwd=ROOT,
