@@ -188,7 +188,7 @@ LOSSES: dict[str, Callable[[Tensors, str], Tensor]] = {
     "Liger's kernels": liger_kernels,
     "ours": ours,
 }
-if LigerFusedLinearJSD is None or not torch.cuda.is_available():
+if LigerFusedLinearJSD is None:
     del LOSSES["Liger's kernels"]
 if ChunkedDivergenceFunction is None:
     del LOSSES["TRL"]
@@ -323,6 +323,8 @@ def main() -> int:
     parser.add_argument("--peak-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.device == "cpu":
+        LOSSES.pop("Liger's kernels", None)
     if options.peak_of:
         _print_peak(json.loads(options.peak_of))
         return 0

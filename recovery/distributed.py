@@ -75,10 +75,14 @@ def is_main() -> bool:
 
 
 def local_device(kind: str) -> torch.device:
-    """Return this process's device of a kind; with several processes, the GPU of its local rank."""
+    """Return this process's device of a kind; with several processes, the GPU of its local rank.
+
+    A GPU becomes the current one: kernels and graphs are started on it.
+    """
     device = torch.device(kind)
     if _world is not None and device.type == "cuda" and device.index is None:
         device = torch.device("cuda", _world.local_rank % max(1, torch.cuda.device_count()))
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
 

@@ -1,4 +1,4 @@
-"""Compares the GPU's kernel with the plain operations in float64; ``python -m tests.kernel_checks`` in the interpreter.
+"""Compares the GPU's kernel with the plain operations; ``python -m tests.kernel_checks`` in the interpreter.
 
 TRITON_INTERPRET=1 must be set before Triton is imported, hence the separate process.
 """
@@ -23,42 +23,40 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Case:
-    """Random logits of a student and of a teacher per term, weights, and terms of which some tokens are no part."""
+    """Random hidden states and heads (with bias and scale) of a student and of a teacher per term, and weights."""
 
     def __init__(self, kinds: list[str], dtype: torch.dtype, device: str) -> None:
         self.random = torch.Generator().manual_seed(len(kinds))
         self.dtype, self.device = dtype, device
-        self.head = self._head().requires_grad_()
+        bias_V = self._normal(VOCABULARY, 0.5)[:, 0].contiguous()
+        self.head = Head(self._weight().requires_grad_(), bias_V, scale=0.7)
         self.hidden_ND = self._normal(TOKENS, 1.0).requires_grad_()
         self.weights_N = torch.rand(TOKENS, generator=self.random).to(device)
-        teachers = [(self._normal(TOKENS, 1.0), self._head()) for _ in kinds]
+        teachers = [
+            (self._normal(TOKENS, 1.0), Head(self._weight(), scale=1.0 + number)) for number in range(len(kinds))
+        ]
         # The last teacher is the student.
-        teachers[-1] = (self.hidden_ND.detach().clone(), self.head.detach().clone())
+        teachers[-1] = (self.hidden_ND.detach().clone(), self.head)
         self.terms = [
-            Term(
-                kind,
-                weight=0.5 + number,
-                teacher_hidden_NE=hidden_NE,
-                teacher_head=Head(weight_VE),
-                active_N=torch.arange(TOKENS, device=device) % 3 != number if number else None,
-            )
-            for number, (kind, (hidden_NE, weight_VE)) in enumerate(zip(kinds, teachers, strict=True))
+            Term(kind, weight=0.5 + number, teacher_hidden_NE=hidden_NE, teacher_head=head)
+            for number, (kind, (hidden_NE, head)) in enumerate(zip(kinds, teachers, strict=True))
         ]
 
     def run(self) -> tuple[FusedOutput, torch.Tensor, torch.Tensor]:
         """Return the output of the loss and the gradients of the hidden states and of the head."""
-        self.hidden_ND.grad = self.head.grad = None
+        weight_VD = self.head.weight_VD
+        self.hidden_ND.grad = weight_VD.grad = None
         output = fused_loss(
-            self.hidden_ND, Head(self.head), self.terms, temperature=1.3, weights_N=self.weights_N, chunk_tokens=CHUNK
+            self.hidden_ND, self.head, self.terms, temperature=1.3, weights_N=self.weights_N, chunk_tokens=CHUNK
         )
         output.loss.backward()  # type: ignore[no-untyped-call]
-        assert self.hidden_ND.grad is not None and self.head.grad is not None
-        return output, self.hidden_ND.grad.clone(), self.head.grad.clone()
+        assert self.hidden_ND.grad is not None and weight_VD.grad is not None
+        return output, self.hidden_ND.grad.clone(), weight_VD.grad.clone()
 
     def _normal(self, rows: int, scale: float) -> torch.Tensor:
         return (torch.randn(rows, WIDTH, generator=self.random) * scale).to(self.dtype).to(self.device)
 
-    def _head(self) -> torch.Tensor:
+    def _weight(self) -> torch.Tensor:
         return self._normal(VOCABULARY, 0.3)
 
 
@@ -86,6 +84,10 @@ def check(kinds: list[str], dtype: torch.dtype, device: str, monkeypatch: pytest
     for one, other in zip(found[1:], expected[1:], strict=True):
         assert (one.float() - other.float()).norm() <= coarse * other.float().norm(), (kinds, dtype)
     assert torch.equal(found[0].values_TN[-1], torch.zeros(TOKENS, device=device))  # of the student with itself
+    hidden_NE = case.terms[0].teacher_hidden_NE
+    assert hidden_NE is not None
+    hidden_NE[2] = float("nan")  # a bad number is seen, and by no other token
+    assert case.run()[0].values_TN[0].isnan().tolist() == [token == 2 for token in range(TOKENS)]
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from pipelines.planning.architecture import LINEAR, Architecture, built_adapter, count
-from recovery.losses.fused import block_rows, chunk_size
+from recovery.losses.fused import block_rows, chunk_size, kernel_chunk_size
 from recovery.models.hardware import formed_whole
 
 WIDE = 4  # float32: trained weights, norms, softmaxes
@@ -261,13 +261,19 @@ def _loss(setup: Setup, rows: Rows) -> Parts:
     block = block_rows(chunk, size.vocabulary, torch.float32, device)
     blocks = 2 + (sides if item < WIDE else 0)  # the loss's own, a temporary one, and widened logits
     normed = rows.tokens * (_norm(setup, size.width, setup.stream) + item * size.width)
+    logits = size.vocabulary * (sides * chunk * item + blocks * block * WIDE)
+    if setup.gpu:  # which losses run in one kernel depends on their settings: the larger of both ways
+        trained = setup.full and not setup.frozen_embeddings
+        chunk = min(targets, kernel_chunk_size(size.vocabulary, setup.dtype, trained))
+        buffers = sides + (setup.own_teacher + setup.teachers > 1)
+        logits = max(logits, size.vocabulary * buffers * chunk * item)
     head = 0
     if setup.full:
         head = _head_casts(setup)
         head += 0 if setup.frozen_embeddings else _head(setup) * (WIDE + (item if setup.lower else 0))
     return {
         "activations": _inputs(setup, rows) + normed + (sides + 1) * targets * item * size.width,
-        "logits": size.vocabulary * (sides * chunk * item + blocks * block * WIDE),
+        "logits": logits,
         "casts": head + (0 if setup.gradient_checkpointing else _casts(setup)),
     }
 

@@ -26,6 +26,8 @@ _ENTRIES = {
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size",
     "max_position_embeddings", "tie_word_embeddings",
 }  # fmt: skip
+_FLAGS = {"tie_word_embeddings", "use_sliding_window", "attention_bias"}
+_OPTIONAL = {"num_key_value_heads", "head_dim", "sliding_window", "attn_logit_softcapping"}
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their linear layers
 _MORE = {
     "llama": set[str](),
@@ -97,13 +99,16 @@ def _read(text: str) -> Architecture:
     whole = _configuration(json.loads(text))
     config = whole.get_text_config() if hasattr(whole, "get_text_config") else whole
     family, width = config.model_type, config.hidden_size
+    if type(width) is not int:
+        raise ModelError(f"hidden_size in this {family} config.json is {width!r}, not a whole number: check it")
     heads = getattr(config, "num_attention_heads", None) or 1
     groups = getattr(config, "num_key_value_heads", None) or heads
     head_width = getattr(config, "head_dim", None) or width // heads
     experts, routed, inner = _experts(config, getattr(config, "intermediate_size", None) or 4 * width)
     depth, vocabulary = config.num_hidden_layers, config.vocab_size
-    sizes = (width, depth, inner, vocabulary, head_width)
-    if not all(isinstance(size, int) for size in (*sizes, heads, groups)) or min(sizes) < 1 or heads % groups:
+    positions = getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048)
+    sizes = (width, depth, inner, vocabulary, head_width, positions)
+    if not all(type(size) is int for size in (*sizes, heads, groups)) or min(sizes) < 1 or heads % groups:
         raise ModelError(f"the sizes in this {family} config.json do not fit together: check its layers and heads")
     known = family in _MORE and whole is config
     if known:
@@ -115,7 +120,7 @@ def _read(text: str) -> Architecture:
         inside, outside, tied = _built(whole)
     return Architecture(
         known, width, depth, heads, groups, head_width, inner, vocabulary,
-        getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048), tied,
+        positions, tied,
         _windows(config), bool(getattr(config, "attn_logit_softcapping", None)),
         family in _NORMED_HEADS, family in _SANDWICHED, experts, routed, inside, outside,
     )  # fmt: skip
@@ -153,10 +158,13 @@ def _configuration(values: dict[str, Any]) -> Any:
 
 
 def _has_its_type(name: str, value: Any) -> bool:
-    """Return whether an entry that a formula reads is a number or a flag (layer types: names), or None."""
+    """Return whether an entry that a formula reads has the type that it needs, or is None where that has a meaning."""
     if name == "layer_types":
         return value is None or (isinstance(value, list) and all(isinstance(kind, str) for kind in value))
-    return value is None or isinstance(value, (int, float) if name == "attn_logit_softcapping" else int)
+    if name in _FLAGS:
+        return isinstance(value, bool)
+    number = isinstance(value, int | float if name == "attn_logit_softcapping" else int) and not isinstance(value, bool)
+    return (number and value > 0) or (value is None and name in _OPTIONAL)
 
 
 def _layer(config: Any, width: int, queries: int, keys: int, inner: int, head_width: int) -> tuple[Shape, ...]:

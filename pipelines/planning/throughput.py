@@ -53,7 +53,7 @@ def free_memory(device: str) -> int:
 
 def reset_peak_memory(device: str) -> None:
     """Count the peak of a GPU's memory anew; a process's own cannot be reset everywhere."""
-    if device.startswith("cuda"):
+    if device.startswith("cuda") and torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats(torch.device(device))
 
 

@@ -190,10 +190,11 @@ def running(
     session.copies.add(recorder.id)
     folder = session.workspace.stage(recorder.id, kind)
     recorder.describe(folder=session.workspace.stored(folder))
-    reset_peak_memory(str(pick_device(config.device)))
     with session.interrupts.deferred():
         stage = Stage(session, recorder, folder, cycle, resumed=resume is not None)
         try:
+            device = str(pick_device(config.device))
+            reset_peak_memory(device)
             yield stage
         except (StageInterrupted, KeyboardInterrupt) as stop:
             session.interrupts.requested = False  # handled
@@ -202,7 +203,7 @@ def running(
         except BaseException as error:
             recorder.fail(one_line(error))
             raise
-        recorder.usage(peak_memory_bytes=peak_memory(str(pick_device(config.device))))
+        recorder.usage(peak_memory_bytes=peak_memory(device))
         figures = {"figures": stage.figures} if stage.figures else {}
         recorder.finish(stage.stopped, {**stage.details, **figures} or None)
         shutil.rmtree(folder, ignore_errors=True)

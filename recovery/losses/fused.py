@@ -139,6 +139,7 @@ class _Plan:
             and all(
                 term.resolved in kernels.KINDS
                 and term.outcomes is None
+                and term.active_N is None
                 and term.options.entry_clip is None
                 and term.options.floor is None
                 for term in self.terms
@@ -358,7 +359,6 @@ def _kernel(
             totals.entropy_N[rows],
             scales=(student.scale / plan.temperature, side.scale / plan.temperature),
             weight=plan.weight(at),
-            active_N=None if term.active_N is None else term.active_N[rows],
             add=at > 0,
         )
     return gradient_NV

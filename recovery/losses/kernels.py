@@ -2,13 +2,14 @@
 
 Read row by row, logits need neither copies in float32 nor a launch for every operation: on a GPU most of the time of
 the plain operations is reading and writing them. Value, gradient and entropy are those of
-:mod:`recovery.losses.divergences.kl`, in float32: three passes over a row, which stays in the GPU's cache.
+:mod:`recovery.losses.divergences.kl`, in float32, in three passes over a row.
 
 Triton comes with torch's CUDA builds. With TRITON_INTERPRET=1 the kernel also runs on a CPU, for tests.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -24,7 +25,7 @@ _WARPS = 8
 
 def available(device: torch.device) -> bool:
     """Return whether the kernel runs on this device."""
-    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and _runs(device.type)
+    return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and _runs(str(device))
 
 
 def divergence_(
@@ -37,7 +38,6 @@ def divergence_(
     *,
     scales: tuple[float, float],
     weight: float = 1.0,
-    active_N: Tensor | None = None,
     add: bool = False,
 ) -> None:
     """Compute one of :data:`KINDS` for the rows of ``student_NV``, raw logits whose rows are contiguous.
@@ -47,35 +47,34 @@ def divergence_(
         student_NV: the student's logits; may be ``gradient_NV`` itself.
         teacher_NV: the teacher's.
         gradient_NV: becomes the gradient with respect to the scaled logits times ``weight``.
-        value_N: becomes the value per row, in nats and without the weight; 0 where not active.
+        value_N: becomes the value per row, in nats and without the weight.
         entropy_N: becomes the student's entropy, in nats.
         scales: factors of the student's and the teacher's logits.
         weight: factor of the gradient.
-        active_N: the rows that count, if not all.
         add: add to ``gradient_NV`` instead of overwriting it.
     """
     from recovery.losses import triton_kernels
 
     rows, entries = student_NV.shape
-    triton_kernels.divergence[(rows,)](
-        student_NV,
-        teacher_NV,
-        gradient_NV,
-        value_N,
-        entropy_N,
-        active_N if active_N is not None else value_N,  # not read
-        student_NV.stride(0),
-        teacher_NV.stride(0),
-        gradient_NV.stride(0),
-        *scales,
-        weight,
-        ENTRIES=entries,
-        REVERSE=kind == "reverse_kl",
-        MASKED=active_N is not None,
-        ADD=add,
-        BLOCK=_BLOCK,
-        num_warps=_WARPS,
-    )
+    device = student_NV.device  # Triton starts kernels on the current one
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        triton_kernels.divergence[(rows,)](
+            student_NV,
+            teacher_NV,
+            gradient_NV,
+            value_N,
+            entropy_N,
+            student_NV.stride(0),
+            teacher_NV.stride(0),
+            gradient_NV.stride(0),
+            *scales,
+            weight,
+            ENTRIES=entries,
+            REVERSE=kind == "reverse_kl",
+            ADD=add,
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
+        )
 
 
 @functools.cache

@@ -25,9 +25,9 @@ def _row_logsumexp(row, scale, ENTRIES: tl.constexpr, BLOCK: tl.constexpr):  # t
 
 @triton.jit
 def divergence(  # type: ignore[no-untyped-def]
-    student, teacher, gradient, values, entropies, active, student_stride, teacher_stride, gradient_stride,
+    student, teacher, gradient, values, entropies, student_stride, teacher_stride, gradient_stride,
     student_scale, teacher_scale, weight,
-    ENTRIES: tl.constexpr, REVERSE: tl.constexpr, MASKED: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    ENTRIES: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per row."""
     number = tl.program_id(0).to(tl.int64)
@@ -47,8 +47,7 @@ def divergence(  # type: ignore[no-untyped-def]
         each = p * (log_p - log_q) if REVERSE else tl.exp(log_q) * (log_q - log_p)
         value += tl.where(inside, each, 0.0)
     centre = tl.sum(value, 0)
-    counts = tl.load(active + number).to(tl.float32) if MASKED else 1.0
-    tl.store(values + number, centre * counts)
+    tl.store(values + number, centre)
     tl.store(entropies + number, tl.sum(entropy, 0))
     for start in range(0, ENTRIES, BLOCK):
         at = start + lanes
@@ -57,7 +56,7 @@ def divergence(  # type: ignore[no-untyped-def]
         log_q = tl.load(y + at, mask=inside, other=0.0).to(tl.float32) * teacher_scale - lse_q
         p = tl.exp(log_p)
         slope = p * (log_p - log_q - centre) if REVERSE else p - tl.exp(log_q)
-        slope *= weight * counts
+        slope *= weight
         if ADD:
             slope += tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
         tl.store(g + at, slope.to(gradient.dtype.element_ty), mask=inside)

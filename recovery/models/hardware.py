@@ -14,9 +14,18 @@ PLAIN_SCORES = 1 << 24
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device; "auto" is the GPU if there is one, of several processes each its own."""
+    """Return the device; "auto" is the GPU if there is one, of several processes each its own.
+
+    Raise UsageError for a name that torch does not know, and for a GPU that it does not see.
+    """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        named = torch.device(device)
+    except RuntimeError as error:
+        raise UsageError(f"--device {device} is no device: use auto, cpu, cuda or cuda:N") from error
+    if named.type == "cuda" and (named.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--device {device}: torch sees {torch.cuda.device_count()} CUDA GPUs here; use auto or cpu")
     return distributed.local_device(device)
 
 

@@ -7,6 +7,8 @@ filled yet.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,25 +16,33 @@ import torch.nn.functional as F
 
 from recovery.rollouts.kv_cache import KVCache
 
-# Largest relative difference of the hidden states from those without a graph, by the precision of the model: rounding
-# of sums in another order. Anything else that differs (a model that takes positions from the length of the cache, say)
-# is larger.
+# Largest relative difference of a row's hidden states from those without a graph, by the precision of the model:
+# rounding of sums in another order.
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 class DecodeGraph:
     """Decodes the rows of one batch, token by token, once their newest token was decoded without it.
 
+    On another device than a GPU the layers run with the same fixed shapes, without a graph.
+
     Args:
         decoder: the layers below the head.
-        cache: the batch's KV cache, joinable (every layer preallocated).
+        cache: the batch's KV cache, joinable (every layer preallocated); what it holds is not changed.
         mask_BT: 1 where a position is attended to, up to the newest token.
         tokens_B: the newest token of each row.
         positions_B: its position.
+        stream: where the graph is captured: one for all graphs, since cuBLAS keeps memory for each.
     """
 
     def __init__(
-        self, decoder: Any, cache: KVCache, mask_BT: torch.Tensor, tokens_B: torch.Tensor, positions_B: torch.Tensor
+        self,
+        decoder: Any,
+        cache: KVCache,
+        mask_BT: torch.Tensor,
+        tokens_B: torch.Tensor,
+        positions_B: torch.Tensor,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         self._decoder, self._cache = decoder, cache
         width = mask_BT.shape[1]
@@ -41,20 +51,18 @@ class DecodeGraph:
         self._place_1 = torch.tensor([width - 1], device=mask_BT.device)
         self._graph: torch.cuda.CUDAGraph | None = None
         cache.hide_unfilled()
-        self._hidden_BD = self._captured() if mask_BT.device.type == "cuda" else self._run()
-
-    def agrees(self, hidden_BD: torch.Tensor, precision: torch.dtype) -> bool:
-        """Return whether the newest token's hidden states are those computed without the graph, up to rounding."""
-        exact_BD = hidden_BD.float()
-        away = (self._hidden_BD.float() - exact_BD).norm() / exact_BD.norm()
-        return bool(away <= ROUNDING.get(precision, 0.0))  # false for NaN
+        if stream is not None:
+            with cache.unchanged():
+                self._capture(stream)
 
     def __call__(self, tokens_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
-        """Decode the next token of each row; return the hidden states, [B, D], valid until the next call."""
+        """Decode the next token of each row; return the hidden states, [B, D], valid until the next call.
+
+        Keys and values are written, but the cache does not count the position as filled: see :meth:`KVCache.advance`.
+        """
         self._tokens_B1.copy_(tokens_B[:, None])
         self._positions_B1.copy_(positions_B[:, None])
         self._place_1 += 1
-        self._cache.advance()
         if self._graph is None:
             self._hidden_BD = self._run()
         else:
@@ -74,15 +82,37 @@ class DecodeGraph:
         hidden_BD: torch.Tensor = output.last_hidden_state[:, -1]
         return hidden_BD
 
-    def _captured(self) -> torch.Tensor:
-        """Capture the graph, after a run on another stream as CUDA asks for; replay it once."""
-        current, other = torch.cuda.current_stream(), torch.cuda.Stream()
-        other.wait_stream(current)
-        with torch.cuda.stream(other):
-            self._run()
-        current.wait_stream(other)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            hidden_BD = self._run()
-        self._graph.replay()
-        return hidden_BD
+    def _capture(self, stream: torch.cuda.Stream) -> None:
+        """Capture the graph, after a run on its stream, as CUDA asks for."""
+        current = torch.cuda.current_stream(stream.device)
+        try:
+            with torch.cuda.device(stream.device):
+                stream.wait_stream(current)
+                # What waits for the device cannot be captured: it is refused in the first run, which leaves no trace.
+                with torch.cuda.stream(stream), _no_waiting():
+                    self._run()
+                current.wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    self._hidden_BD = self._run()
+        finally:
+            torch.cuda.set_stream(current)  # a failed capture does not return to it
+        self._graph = graph
+
+
+def same(found_BD: torch.Tensor, expected_BD: torch.Tensor, precision: torch.dtype) -> bool:
+    """Return whether the hidden states of every row are equal up to the rounding of a precision."""
+    exact_BD = expected_BD.float()
+    away_B = (found_BD.float() - exact_BD).norm(dim=-1) / exact_BD.norm(dim=-1)
+    return bool((away_B <= ROUNDING.get(precision, 0.0)).all())  # false for NaN
+
+
+@contextlib.contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Context in which an operation that waits for the device raises RuntimeError."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -18,16 +18,17 @@ import torch
 import torch.nn.functional as F
 
 from recovery import distributed
+from recovery.models import attention
 from recovery.models.loading import Loaded
 from recovery.rng import derive_seed
-from recovery.rollouts.decode_graph import DecodeGraph
+from recovery.rollouts.decode_graph import DecodeGraph, same
 from recovery.rollouts.engine import Completion, Progress, Sampling, check_room
 from recovery.rollouts.kv_cache import KVCache
 from recovery.rollouts.repetition import period_of
 
 # The batch is compacted once this share of its rows is done: compacting copies the cache.
 DROP_SHARE = 0.2
-# With a graph, which is captured again for fewer rows: that costs as much as some tens of tokens.
+# With a graph, which is captured again for fewer rows: that runs the layers three times without one.
 GRAPH_DROP_SHARE = 0.5
 # A graph is not captured for fewer tokens than this.
 GRAPH_TOKENS = 16
@@ -146,7 +147,8 @@ class TransformersEngine:
     With ``complete_loops`` greedy completions that repeat themselves are not decoded to their limit, see
     :mod:`recovery.rollouts.repetition`.
 
-    ``graphs`` (by default on a CUDA GPU) decodes with CUDA graphs, if the model gives the same hidden states with them.
+    ``graphs`` (by default on a CUDA GPU) decodes with CUDA graphs. The first one is compared with the layers without
+    it; if the hidden states differ by more than rounding, or if a layer cannot be captured, the engine goes on without.
     """
 
     def __init__(
@@ -162,7 +164,10 @@ class TransformersEngine:
         self.loaded = _lower_copy(loaded) if wide else loaded
         self.token_budget = token_budget
         self.complete_loops = complete_loops
-        self.graphs = (loaded.device.type == "cuda" if graphs is None else graphs) and not loaded.sharded
+        suitable = not loaded.sharded and loaded.core.config._attn_implementation == attention.NAME
+        self.graphs = suitable and (loaded.device.type == "cuda" if graphs is None else graphs)
+        self._checked = False
+        self._stream: torch.cuda.Stream | None = None
 
     def sync(self) -> None:
         """Update the sampled copy from the weights in training."""
@@ -276,10 +281,12 @@ class TransformersEngine:
 
     def _decode(self, live: _ActiveRows) -> torch.Tensor:
         """Process the newest token of every row; return the hidden state after it, [B, D]."""
-        live.positions_B = live.positions_B + 1
+        live.positions_B = live.positions_B + ~live.done_B  # rows that are done need no further position
         live.mask_BT = torch.cat([live.mask_BT, live.mask_BT.new_ones(len(live.mask_BT), 1)], dim=1)
-        if live.graph is not None:
-            return live.graph(live.tokens_B, live.positions_B)
+        graphed_BD = None if live.graph is None else live.graph(live.tokens_B, live.positions_B)
+        if graphed_BD is not None and self._checked:
+            live.cache.advance()
+            return graphed_BD
         output = self._forward(
             input_ids=live.tokens_B[:, None],
             attention_mask=live.mask_BT,
@@ -287,19 +294,26 @@ class TransformersEngine:
             past_key_values=live.cache.cache,
         )
         hidden_BD: torch.Tensor = output.last_hidden_state[:, -1]
-        if self.graphs and live.cache.joinable and live.cache.room_left >= GRAPH_TOKENS:
-            self._capture(live, hidden_BD)
+        if graphed_BD is not None:
+            self._checked = self.graphs = same(graphed_BD, hidden_BD, self.loaded.precision)
+            live.graph = live.graph if self.graphs else None
+        elif self.graphs and live.cache.joinable and live.cache.room_left >= GRAPH_TOKENS:
+            live.graph = self._captured(live)
         return hidden_BD
 
-    def _capture(self, live: _ActiveRows, hidden_BD: torch.Tensor) -> None:
-        """Decode further tokens of these rows with a graph, if it gives these hidden states of the newest one."""
+    def _captured(self, live: _ActiveRows) -> DecodeGraph | None:
+        """Return a graph that decodes the next tokens of these rows, or None if there can be none."""
+        if self._stream is None and self.loaded.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.loaded.device)
         try:
-            graph = DecodeGraph(self.loaded.decoder, live.cache, live.mask_BT, live.tokens_B, live.positions_B)
-        except (RuntimeError, TypeError, ValueError):  # layers that a graph cannot hold, or no memory for it
+            return DecodeGraph(
+                self.loaded.decoder, live.cache, live.mask_BT, live.tokens_B, live.positions_B, self._stream
+            )
+        except torch.OutOfMemoryError:  # this batch is decoded without
+            return None
+        except Exception:  # whatever a layer raises that cannot be captured: it can run without
             self.graphs = False
-            return
-        self.graphs = graph.agrees(hidden_BD, self.loaded.precision)
-        live.graph = graph if self.graphs else None
+            return None
 
     def _forward(self, **inputs: Any) -> Any:
         """Run the layers; of a model in pieces the other processes run theirs."""

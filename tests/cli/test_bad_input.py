@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from pipelines.cli.main import run
 from pipelines.runtime.progress import Display
@@ -50,6 +51,20 @@ def test_before_the_first_use(refused: Say, tmp_path: Path) -> None:
         assert "there is no workspace" in refused(command)
     assert "there is no workspace" in refused("export", "latest", "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:7"])
+def test_a_gpu_that_is_not_there(refused: Say, tmp_path: Path, tiny_model: Path, device: str) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "ferry.md").write_text("The ferry is kept by Anna Berg in the town of Lund.\n" * 20)
+    for arguments in (["midtrain", "--docs", "docs"], ["eval"]):
+        line = refused(*arguments, "--workspace", "work", "--model", tiny_model, "--device", device)
+        assert f"--device {device}: torch sees 0 CUDA GPUs here" in line
+
+
+def test_a_device_that_is_none(refused: Say, tiny_model: Path) -> None:
+    assert "--device gpu is no device: use auto, cpu" in refused("eval", "--model", tiny_model, "--device", "gpu")
 
 
 def test_documents_that_are_none(refused: Say, tmp_path: Path, tiny_model: Path) -> None:

@@ -206,6 +206,9 @@ def test_the_page_says_what_the_command_says() -> None:
         {"num_attention_heads": 3},
         {"head_dim": "8"},
         {"max_position_embeddings": {"a": 1}},
+        {"max_position_embeddings": -5},
+        {"num_hidden_layers": True},
+        {"hidden_size": None},
     ],
     ids=str,
 )
