@@ -34,7 +34,7 @@ REAL ?= recovery-workspace/real$(if $(findstring --short,$(ARGS)),-short)
 
 .PHONY: help demo real test test-ci test-slow test-browser test-gpu test-postgres test-trackers test-triton \
 	test-vllm check format \
-	docs site bom lock bench bench-until soak torture container chromium postgresql clean
+	docs site bom lock bench bench-gpu bench-until soak torture container chromium postgresql clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 16
@@ -121,6 +121,13 @@ bench: $(BENCH)/.ready $(VLLM)/.ready chromium  ## The benchmarks that take minu
 	$(BENCH)/bin/python -m benchmarks.scaling --write
 	$(BIN)/python -m benchmarks.tracker --write
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m benchmarks.rollouts --write
+
+bench-gpu: $(BENCH)/.ready  ## The benchmarks of the losses, of sampling and of a LoRA step, on a GPU
+	$(BENCH)/bin/python -m benchmarks.loss --device cuda --tokens 8192 --repeats 5 --name loss-gpu --write
+	$(BIN)/python -m benchmarks.rollouts --width 640 --layers 30 --vocabulary 49152 --prompts 32 --tokens 112 --rounds 3 \
+		--name rollouts-gpu --write
+	$(BENCH)/bin/python -m benchmarks.lora --device cuda --width 1024 --layers 28 --prompts 32 --new-tokens 256 \
+		--name lora-gpu --write
 
 bench-until: $(BENCH)/.ready  ## Tokens until recovered, against a peer: an hour or more; continues an interrupted run
 	$(BENCH)/bin/python -m benchmarks.until --write

@@ -33,7 +33,7 @@ from recovery.miniature import materialise
 FASTER, SMALLER = 1.5, 0.5
 
 
-def random_model(out: Path, width: int, layers: int, vocabulary: int, seed: int) -> int:
+def random_model(out: Path, width: int, layers: int, vocabulary: int, seed: int, device: str = "cpu") -> int:
     """Write a Qwen3 model with random weights and the miniature's tokenizer; return its number of weights."""
     heads = max(2, width // 64)
     torch.manual_seed(seed)
@@ -48,7 +48,8 @@ def random_model(out: Path, width: int, layers: int, vocabulary: int, seed: int)
         max_position_embeddings=4096,
         tie_word_embeddings=True,
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.device(device):  # on a GPU in no time, where a processor takes a minute for 0.6B
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     tokens = materialise(out.with_name("tokens"))
     ends = GenerationConfig.from_pretrained(tokens)
     model.generation_config = GenerationConfig(eos_token_id=ends.eos_token_id, pad_token_id=ends.pad_token_id)
@@ -60,7 +61,7 @@ def random_model(out: Path, width: int, layers: int, vocabulary: int, seed: int)
 def prepare(options: argparse.Namespace, folder: Path) -> tuple[Job, int]:
     """Write the model and the prompts of all steps."""
     model, prompts, steps = folder / "model", folder / "prompts.jsonl", options.steps + 1
-    weights = random_model(model, options.width, options.layers, options.vocabulary, options.seed)
+    weights = random_model(model, options.width, options.layers, options.vocabulary, options.seed, options.device)
     chosen = behaviour_prompts(folder / "tokens").train[: steps * options.prompts]
     prompts.write_text("".join(json.dumps(list(p.messages)) + "\n" for p in chosen), encoding="utf-8")
     numbers = (options.prompts, options.new_tokens, steps, options.threads, options.seed, options.prompts)

@@ -27,6 +27,7 @@ from benchmarks import _report
 from benchmarks.lora import random_model
 from recovery.data.prompts import behaviour_prompts
 from recovery.miniature import materialise
+from recovery.models.hardware import pick_device
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
@@ -56,7 +57,9 @@ def main() -> int:
         path = options.model or materialise(Path(folder) / "miniature")
         if options.width:
             path = Path(folder) / "model"
-            random_model(path, options.width, options.layers, options.vocabulary, seed=0)
+            random_model(
+                path, options.width, options.layers, options.vocabulary, seed=0, device=str(pick_device("auto"))
+            )
         loaded = load_model(path, precision=options.precision)
         chosen = behaviour_prompts(Path(path), count=2 * options.prompts + 50).train[: options.prompts]
         prompts = [loaded.chat.prompt_ids(p.messages) for p in chosen]
