@@ -144,6 +144,7 @@ def look_at_torch(cores: int, memory: int) -> list[Finding]:
     try:
         import torch
 
+        from recovery.losses import kernels
         from recovery.models.hardware import pick_device, pick_precision
     except (ImportError, OSError) as error:
         return [Finding("torch", "failed", f"cannot be imported: {error}", "pip install torch==2.13.0")]
@@ -162,9 +163,19 @@ def look_at_torch(cores: int, memory: int) -> list[Finding]:
         line += f"; bfloat16 products run at {facts['bfloat16_speed']:.1f}x the speed of float32"
     return [
         Finding("device", "ok", line, facts=facts),
+        *([look_at_kernel(kernels.available(device))] if device.type == "cuda" else []),
         look_at_threads(torch.get_num_threads(), cores),
         look_at_sizes(room, precision),
     ]
+
+
+def look_at_kernel(runs: bool) -> Finding:
+    """Check whether the KL losses run as one kernel on the GPU."""
+    facts = {"runs": runs}
+    if runs:
+        return Finding("kernel", "ok", "the KL losses run as one kernel (Triton)", facts=facts)
+    line = "the kernel of the KL losses does not run: they take three times as long"
+    return Finding("kernel", "note", line, "install a C compiler (Debian: gcc), which Triton needs", facts)
 
 
 def bfloat16_speed(torch: Any) -> float:

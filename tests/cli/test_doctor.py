@@ -20,6 +20,12 @@ def test_on_a_busy_machine_one_thread_is_recommended(monkeypatch: pytest.MonkeyP
     assert doctor.look_at_threads(threads=4, cores=4).state == "ok"
 
 
+def test_a_kernel_that_does_not_run_is_noted_with_its_remedy() -> None:
+    assert doctor.look_at_kernel(True).state == "ok"
+    missing = doctor.look_at_kernel(False)
+    assert missing.state == "note" and "install a C compiler" in missing.advice
+
+
 def test_what_fits_leaves_a_quarter_of_the_memory() -> None:
     facts = doctor.look_at_sizes(32 * 2**30, "bfloat16").facts
     assert facts["full_parameters"] == 0.75 * 32 * 2**30 / 16
