@@ -83,20 +83,23 @@ class DecodeGraph:
         return hidden_BD
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
-        """Capture the graph, after a run on its stream, as CUDA asks for."""
-        current = torch.cuda.current_stream(stream.device)
-        try:
-            with torch.cuda.device(stream.device):
-                stream.wait_stream(current)
-                # What waits for the device cannot be captured: it is refused in the first run, which leaves no trace.
-                with torch.cuda.stream(stream), _no_waiting():
-                    self._run()
-                current.wait_stream(stream)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=stream):
-                    self._hidden_BD = self._run()
-        finally:
-            torch.cuda.set_stream(current)  # a failed capture does not return to it
+        """Capture the graph, after a run on its stream, as CUDA asks for.
+
+        torch.cuda.graph would first free all memory that torch holds, which the next training step takes again.
+        """
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            # What waits for the device cannot be captured: it is refused in the first run, which leaves no trace.
+            with _no_waiting():
+                self._run()
+            stream.synchronize()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._hidden_BD = self._run()
+            finally:
+                graph.capture_end()
+        current.wait_stream(stream)
         self._graph = graph
 
 

@@ -28,8 +28,9 @@ from recovery.rollouts.repetition import period_of
 
 # The batch is compacted once this share of its rows is done: compacting copies the cache.
 DROP_SHARE = 0.2
-# With a graph, which is captured again for fewer rows: that runs the layers three times without one.
-GRAPH_DROP_SHARE = 0.5
+# With a graph, which is captured again for fewer rows: that runs the layers two times without one. Of so few rows the
+# weights are read in most of the time, whether rows are done or not.
+GRAPH_DROP_SHARE, GRAPH_ROWS = 0.5, 64
 # A graph is not captured for fewer tokens than this.
 GRAPH_TOKENS = 16
 # Rows are set aside once this share of the initial rows of the batch is left.
@@ -56,6 +57,13 @@ class _ActiveRows:
 
     def __post_init__(self) -> None:
         self.done_B = torch.zeros_like(self.tokens_B, dtype=torch.bool)
+
+    @property
+    def drop_share(self) -> float:
+        """The share of rows that may be done before they are dropped."""
+        if self.graph is None:
+            return DROP_SHARE
+        return GRAPH_DROP_SHARE if len(self.done_B) > GRAPH_ROWS else 1.0
 
     def drop_done(self) -> None:
         """Remove the rows that are done."""
@@ -238,7 +246,7 @@ class TransformersEngine:
             if done == rows:
                 return False
             few = rows - done <= least
-            if few or done > (DROP_SHARE if live.graph is None else GRAPH_DROP_SHARE) * rows:
+            if few or done > live.drop_share * rows:
                 live.drop_done()
             if few:
                 live.cache.shrink()

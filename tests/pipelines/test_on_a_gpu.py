@@ -19,6 +19,7 @@ from recovery.losses.objective import DistillationObjective
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 from recovery.models.loading import load_model
+from recovery.rollouts import transformers_engine
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.training.loop import Hooks, StepBatch, TrainSettings, train
@@ -78,12 +79,13 @@ def test_greedy_answers_are_those_of_the_cpu(tiny_family: Path) -> None:
         assert ours.ids[0] == theirs.ids[0]
 
 
-def test_graphs_change_no_answer(tiny_family: Path) -> None:
+def test_graphs_change_no_answer(tiny_family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of different lengths: rows end and are dropped, and the graph is captured again for those left."""
     loaded = load_model(tiny_family, precision="float32", device="cuda")
     often = frozenset(range(0, loaded.head.vocabulary, 12))
     loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
     prompts = [[5, 6, 7 + number, *range(number)] for number in range(40)]
+    monkeypatch.setattr(transformers_engine, "GRAPH_ROWS", 8)
     with_graphs = TransformersEngine(loaded)
     for sampling in (Sampling(60, seed=3), Sampling(60, temperature=0.0)):
         usual = TransformersEngine(loaded, graphs=False).generate(prompts, sampling)

@@ -13,6 +13,7 @@ import torch
 from recovery.errors import UsageError
 from recovery.models import attention
 from recovery.models.loading import load_model
+from recovery.rollouts import transformers_engine
 from recovery.rollouts.decode_graph import DecodeGraph
 from recovery.rollouts.engine import Completion, Sampling
 from recovery.rollouts.kv_cache import KVCache
@@ -108,6 +109,7 @@ def test_fixed_shapes_change_no_answer(tiny_family: Path, monkeypatch: pytest.Mo
 
     call = DecodeGraph.__call__
     monkeypatch.setattr(DecodeGraph, "__call__", counted)
+    monkeypatch.setattr(transformers_engine, "GRAPH_ROWS", 8)
     for sampling, budget in [(Sampling(40, seed=7), 100_000), (Sampling(40, temperature=0), 500)]:
         usual, fixed = (
             TransformersEngine(loaded, token_budget=budget, graphs=graphs).generate(prompts, sampling)
