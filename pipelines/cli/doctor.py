@@ -170,11 +170,11 @@ def look_at_torch(cores: int, memory: int) -> list[Finding]:
 
 
 def look_at_kernel(runs: bool) -> Finding:
-    """Check whether the KL losses run as one kernel on the GPU."""
+    """Check whether the KL and JSD losses run as one kernel on the GPU."""
     facts = {"runs": runs}
     if runs:
-        return Finding("kernel", "ok", "the KL losses run as one kernel (Triton)", facts=facts)
-    line = "the kernel of the KL losses does not run: they take three times as long"
+        return Finding("kernel", "ok", "the KL and JSD losses run as one kernel (Triton)", facts=facts)
+    line = "the kernel of the KL and JSD losses does not run: they take three times as long"
     return Finding("kernel", "note", line, "install a C compiler (Debian: gcc), which Triton needs", facts)
 
 

@@ -358,6 +358,7 @@ def _kernel(
             totals.value_TN[at, rows],
             totals.entropy_N[rows],
             scales=(student.scale / plan.temperature, side.scale / plan.temperature),
+            beta=term.beta,
             weight=plan.weight(at),
             add=at > 0,
         )

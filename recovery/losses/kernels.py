@@ -1,8 +1,8 @@
-"""The Kullback-Leibler divergences as one Triton kernel, for a GPU.
+"""The Kullback-Leibler and Jensen-Shannon divergences as one Triton kernel, for a GPU.
 
 Read row by row, logits need neither copies in float32 nor a launch for every operation: on a GPU most of the time of
 the plain operations is reading and writing them. Value, gradient and entropy are those of
-:mod:`recovery.losses.divergences.kl`, in float32, in three passes over a row.
+:mod:`recovery.losses.divergences`, in float32, in three passes over a row.
 
 Triton comes with torch's CUDA builds. With TRITON_INTERPRET=1 the kernel also runs on a CPU, for tests.
 """
@@ -17,7 +17,7 @@ import os
 import torch
 from torch import Tensor
 
-KINDS = ("reverse_kl", "forward_kl")
+KINDS = ("reverse_kl", "forward_kl", "jsd")
 # Entries of a row that are read at once.
 _BLOCK = 4096
 _WARPS = 8
@@ -37,6 +37,7 @@ def divergence_(
     entropy_N: Tensor,
     *,
     scales: tuple[float, float],
+    beta: float = 0.5,
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
@@ -50,6 +51,7 @@ def divergence_(
         value_N: becomes the value per row, in nats and without the weight.
         entropy_N: becomes the student's entropy, in nats.
         scales: factors of the student's and the teacher's logits.
+        beta: the mixture of "jsd".
         weight: factor of the gradient.
         add: add to ``gradient_NV`` instead of overwriting it.
     """
@@ -68,9 +70,10 @@ def divergence_(
             teacher_NV.stride(0),
             gradient_NV.stride(0),
             *scales,
+            beta,
             weight,
             ENTRIES=entries,
-            REVERSE=kind == "reverse_kl",
+            KIND=kind,
             ADD=add,
             BLOCK=_BLOCK,
             num_warps=_WARPS,

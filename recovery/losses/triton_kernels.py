@@ -5,6 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from recovery.losses.divergence import LOG_RATIO_LIMIT
+
+LIMIT: tl.constexpr = tl.constexpr(LOG_RATIO_LIMIT)
+
 
 @triton.jit
 def _row_logsumexp(row, scale, ENTRIES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -24,18 +28,34 @@ def _row_logsumexp(row, scale, ENTRIES: tl.constexpr, BLOCK: tl.constexpr):  # t
 
 
 @triton.jit
+def _log_m_over_p(log_p, log_q, beta):  # type: ignore[no-untyped-def]
+    """log(m/p) = log1p(beta expm1(u)) of the mixture m, with u = log(q/p); also u, within its limits.
+
+    Triton has neither function everywhere: series where the difference of two larger numbers would lose digits.
+    """
+    u = tl.minimum(tl.maximum(log_q - log_p, -LIMIT), LIMIT)
+    series = u * (1.0 + u / 2 * (1.0 + u / 3 * (1.0 + u / 4 * (1.0 + u / 5 * (1.0 + u / 6 * (1.0 + u / 7))))))
+    x = beta * tl.where(tl.abs(u) < 0.35, series, tl.exp(u) - 1.0)
+    z = x / (2.0 + x)  # log1p(x) = 2 atanh(z)
+    w = z * z
+    series = 2.0 * z * (1.0 + w * (1.0 / 3 + w * (1.0 / 5 + w * (1.0 / 7 + w * (1.0 / 9 + w / 11)))))
+    return tl.where(tl.abs(x) < 0.35, series, tl.log(1.0 + x)), u
+
+
+@triton.jit
 def divergence(  # type: ignore[no-untyped-def]
     student, teacher, gradient, values, entropies, student_stride, teacher_stride, gradient_stride,
-    student_scale, teacher_scale, weight,
-    ENTRIES: tl.constexpr, REVERSE: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
+    student_scale, teacher_scale, beta, weight,
+    ENTRIES: tl.constexpr, KIND: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row."""
+    """One program per row. The formulas are those of recovery/losses/divergences."""
     number = tl.program_id(0).to(tl.int64)
     x, y, g = student + number * student_stride, teacher + number * teacher_stride, gradient + number * gradient_stride
     lse_p = _row_logsumexp(x, student_scale, ENTRIES, BLOCK)
     lse_q = _row_logsumexp(y, teacher_scale, ENTRIES, BLOCK)
     lanes = tl.arange(0, BLOCK)
     value = tl.zeros([BLOCK], tl.float32)
+    centre = tl.zeros([BLOCK], tl.float32)  # the mean over p that the gradient subtracts
     entropy = tl.zeros([BLOCK], tl.float32)
     for start in range(0, ENTRIES, BLOCK):
         at = start + lanes
@@ -44,10 +64,16 @@ def divergence(  # type: ignore[no-untyped-def]
         log_q = tl.load(y + at, mask=inside, other=0.0).to(tl.float32) * teacher_scale - lse_q
         p = tl.exp(log_p)
         entropy -= tl.where(inside, p * log_p, 0.0)
-        each = p * (log_p - log_q) if REVERSE else tl.exp(log_q) * (log_q - log_p)
-        value += tl.where(inside, each, 0.0)
-    centre = tl.sum(value, 0)
-    tl.store(values + number, centre)
+        if KIND == "reverse_kl":
+            value += tl.where(inside, p * (log_p - log_q), 0.0)
+        elif KIND == "forward_kl":
+            value += tl.where(inside, tl.exp(log_q) * (log_q - log_p), 0.0)
+        else:
+            mixed, u = _log_m_over_p(log_p, log_q, beta)
+            value += tl.where(inside, beta * tl.exp(log_q) * (u - mixed), 0.0)
+            centre += tl.where(inside, p * mixed, 0.0)
+    found, mean = tl.sum(value, 0), tl.sum(centre, 0)
+    tl.store(values + number, found - (1.0 - beta) * mean if KIND == "jsd" else found)
     tl.store(entropies + number, tl.sum(entropy, 0))
     for start in range(0, ENTRIES, BLOCK):
         at = start + lanes
@@ -55,7 +81,13 @@ def divergence(  # type: ignore[no-untyped-def]
         log_p = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * student_scale - lse_p
         log_q = tl.load(y + at, mask=inside, other=0.0).to(tl.float32) * teacher_scale - lse_q
         p = tl.exp(log_p)
-        slope = p * (log_p - log_q - centre) if REVERSE else p - tl.exp(log_q)
+        if KIND == "reverse_kl":
+            slope = p * (log_p - log_q - found)
+        elif KIND == "forward_kl":
+            slope = p - tl.exp(log_q)
+        else:
+            mixed, u = _log_m_over_p(log_p, log_q, beta)
+            slope = (beta - 1.0) * p * (mixed - mean)
         slope *= weight
         if ADD:
             slope += tl.load(g + at, mask=inside, other=0.0).to(tl.float32)

@@ -430,7 +430,7 @@ def test_the_kernel_of_a_gpu_equals_the_plain_operations(require_component: Call
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stdout == "6 cases agree\n"
+    assert finished.stdout == "10 cases agree\n"
 
 
 def test_invalid_shapes_are_refused_in_one_line() -> None:
