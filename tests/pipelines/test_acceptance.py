@@ -130,7 +130,7 @@ def test_a_person_decides_with_a_reason(session: Session) -> None:
         decide_cycle(session, 3, "accepted", who="Ada", why=" ")
     with pytest.raises(UsageError, match="there is no cycle 7"):
         decide_cycle(session, 7, "accepted", who="Ada", why="x")
-    with pytest.raises(DatabaseError, match="went on from cycle 2"):
+    with pytest.raises(DatabaseError, match="cycle 3 builds on cycle 2: roll it back instead"):
         decide_cycle(session, 2, "rejected", who="Ada", why="a second thought")
     done = decide_cycle(session, 3, "rejected", who="Ada", why="too little")
     assert (done.before, done.moved) == ("cycle-3/recovered", True) and (done.after or "").startswith("cycle-2/rec")
@@ -166,8 +166,8 @@ def test_pruning_keeps_what_is_needed_and_says_first_what_goes(session: Session)
         session.resolve("cycle-1/recovered")
     assert queries.scores(session.tracker.database, 2).instruction_following is not None  # what it scored stays
     assert not {r.name for r in plan_prune(session, ["rejected"])}
-    with pytest.raises(UsageError, match="no policy 'all'"):
-        plan_prune(session, ["all"])
+    with pytest.raises(UsageError, match="there is no policy 'some'"):
+        plan_prune(session, ["some"])
 
 
 def test_what_a_gate_cannot_read_is_said_before_anything_is_trained(tmp_path: Path, docs: Path) -> None:
