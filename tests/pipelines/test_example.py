@@ -147,6 +147,6 @@ def test_make_real_short_runs_a_cycle_and_goes_on_where_it_was(tmp_path: Path) -
     status = json.loads(ran.stdout[ran.stdout.index("{") :])
     (cycle,) = status["cycles"]
     assert cycle["midtrained"]["domain_knowledge"]["n"] > 20
-    assert cycle["recovered"]["instruction_following"]["n"] == 60
+    assert cycle["recovered"]["instruction_following"]["n"] == 55, "60 prompts, of which 5 have nothing to check"
     again = subprocess.run(command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True, timeout=600)
     assert json.loads(again.stdout[again.stdout.index("{") :]) == status, "what is done is not done again"
