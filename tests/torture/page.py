@@ -60,7 +60,8 @@ def _lines(runs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
         "the program hostile input, and compare what is left with what an undisturbed run leaves. "
         "[Contributing](../CONTRIBUTING.md) says how to run them.",
     ]
-    for name, seeds in runs.items():
+    for name, by_seed in runs.items():
+        seeds = dict(sorted(by_seed.items(), key=lambda run: int(run[0])))
         campaign = importlib.import_module(f"tests.torture.{name.partition(',')[0]}")  # "kill, MODEL" is of kill
         about = (campaign.__doc__ or "").strip().removeprefix("Campaign: ")
         lines += ["", f"## {name}", "", *(about[:1].upper() + about[1:]).splitlines(), ""]
