@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from pipelines.planning.architecture import LINEAR, Architecture, built_adapter, count
-from recovery.losses.fused import block_rows, chunk_size, kernel_chunk_size
+from recovery.losses import kernels
+from recovery.losses.fused import block_rows, chunk_size
 from recovery.models.hardware import formed_whole
 
 WIDE = 4  # float32: trained weights, norms, softmaxes
@@ -264,7 +265,7 @@ def _loss(setup: Setup, rows: Rows) -> Parts:
     logits = size.vocabulary * (sides * chunk * item + blocks * block * WIDE)
     if setup.gpu:  # which losses run in one kernel depends on their settings: the larger of both ways
         trained = setup.full and not setup.frozen_embeddings
-        chunk = min(targets, kernel_chunk_size(size.vocabulary, setup.dtype, trained))
+        chunk = min(targets, kernels.chunk_size(size.vocabulary, setup.dtype, trained))
         buffers = sides + (setup.own_teacher + setup.teachers > 1)
         logits = max(logits, size.vocabulary * buffers * chunk * item)
     head = 0

@@ -14,7 +14,6 @@ On a GPU one kernel takes the place of the operations on the blocks, see :mod:`r
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -39,9 +38,6 @@ from recovery.models.lm_head import Head
 _CHUNK_BYTES = 8 << 20
 _LARGE_CHUNK_BYTES = 128 << 20
 _MIN_CHUNK = 128
-# One buffer of logits of the GPU's kernel; twice as much if the head's gradient is computed too. A tenth slower than
-# with twice that on an H200, docs/log.md.
-_KERNEL_CHUNK_BYTES = 160 << 20
 # One block of rows on a CPU: three such buffers fit in the cache of one or two cores.
 _BLOCK_BYTES = 2 << 20
 # Rows of the head whose gradient is computed at once if it is accumulated in a wider type than the product's.
@@ -117,6 +113,7 @@ class _Plan:
     dtype: torch.dtype
     wide: torch.dtype
     chunk: int
+    in_one_kernel: bool
 
     @functools.cached_property
     def whole(self) -> tuple[int, ...]:
@@ -127,24 +124,6 @@ class _Plan:
     def policy(self) -> Term | None:
         """The policy gradient, where there is one."""
         return next((term for term in self.terms if term.divergence == "policy_gradient"), None)
-
-    def in_one_kernel(self, device: torch.device) -> bool:
-        """Return whether the GPU's kernel computes all terms."""
-        return (
-            kernels.available(device)
-            and self.dtype != torch.float64
-            and self.behaviour is None
-            and self.softcap is None
-            and all(side is not None and side.softcap is None for side in self.sides)
-            and all(
-                term.resolved in kernels.KINDS
-                and term.outcomes is None
-                and term.active_N is None
-                and term.options.entry_clip is None
-                and term.options.floor is None
-                for term in self.terms
-            )
-        )
 
     def entries(self, at: int) -> int:
         """Return the size of a term's teacher's vocabulary."""
@@ -206,14 +185,15 @@ def fused_loss(
             raise UsageError("a policy gradient has its own importance ratio: omit behaviour")
     dtype = _working_dtype(hidden_ND, head)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
+    in_one_kernel = behaviour is None and kernels.compute(terms, head, dtype, hidden_ND.device)
+    largest = max(_vocabularies(terms, head))
+    if chunk_tokens is None and in_one_kernel:
+        chunk_tokens = kernels.chunk_size(largest, dtype, head.weight_VD.requires_grad)
     plan = _Plan(
         tuple(terms), tuple(_teacher(term, head, dtype) for term in terms), temperature, head.scale, head.softcap,
         None if weights_N is None else weights_N.detach().to(wide), behaviour, dtype, wide,
-        chunk_tokens or chunk_size(max(_vocabularies(terms, head)), dtype),
+        chunk_tokens or chunk_size(largest, dtype), in_one_kernel,
     )  # fmt: skip
-    if chunk_tokens is None and plan.in_one_kernel(hidden_ND.device):
-        trained = head.weight_VD.requires_grad
-        plan = dataclasses.replace(plan, chunk=kernel_chunk_size(max(_vocabularies(terms, head)), dtype, trained))
     loss, values_TN, *others = _Fused.apply(hidden_ND, head.weight_VD, head.bias_V, plan)
     return FusedOutput(loss, plan.per_token(values_TN), values_TN, *others)
 
@@ -268,23 +248,22 @@ class _Totals:
         vocabulary = student.weight_VD.shape[0]
         device = student.hidden_ND.device
         chunk = min(plan.chunk, tokens)
-        self.in_one_kernel = plan.in_one_kernel(device)
-        self.block = block_rows(chunk, vocabulary, plan.wide, device)
+        # The kernel needs no blocks.
+        self.block = 0 if plan.in_one_kernel else block_rows(chunk, vocabulary, plan.wide, device)
         narrow = functools.partial(torch.empty, dtype=plan.dtype, device=device)
         wide = functools.partial(torch.zeros, dtype=plan.wide, device=device)
         self.student_NV = narrow(chunk, vocabulary)
         self.teachers_NV = {at: narrow(chunk, plan.entries(at)) for at in plan.whole}
         several = len(plan.whole) > 1
-        # One kernel needs no buffer for a single divergence, and one for the sum of several.
-        self.kernel_NV = narrow(chunk, vocabulary) if self.in_one_kernel and several else None
-        self.work_NV = wide(0 if self.in_one_kernel else self.block, vocabulary)
+        # The kernel overwrites the student's logits with the gradient of a single divergence; several need them.
+        self.kernel_NV = narrow(chunk, vocabulary) if plan.in_one_kernel and several else None
+        self.work_NV = wide(self.block, vocabulary)
         # If the products run in a narrower dtype, blocks of logits are widened into separate buffers.
-        widened = plan.dtype != plan.wide and not self.in_one_kernel
+        widened = plan.dtype != plan.wide
         self.wide_student_NV = wide(self.block, vocabulary) if widened else None
         sizes = {plan.entries(at) for at in plan.whole} if widened else ()
         self.wide_teachers = {entries: wide(self.block, entries) for entries in sizes}
         # Each divergence overwrites the student's log-probabilities with its gradient: all but the last need a copy.
-        several = several and not self.in_one_kernel
         self.copy_NV = wide(self.block, vocabulary) if several else None
         self.sum_NV = wide(self.block, vocabulary) if several else None
         self.value_TN = wide(len(plan.terms), tokens)
@@ -323,11 +302,12 @@ def _chunk(student: _Side, plan: _Plan, totals: _Totals, rows: slice) -> None:
     teachers_NV = {
         at: side.project(rows, totals.teachers_NV[at][:count]) for at, side in enumerate(plan.sides) if side is not None
     }
-    if totals.in_one_kernel:
+    if plan.in_one_kernel:
         logits_NV = _kernel(student, plan, totals, logits_NV, teachers_NV, rows)
-    for part in slices(0 if totals.in_one_kernel else count, totals.block):
-        _block(student, plan, totals, logits_NV[part], {at: whole[part] for at, whole in teachers_NV.items()},
-               slice(rows.start + part.start, rows.start + part.stop))  # fmt: skip
+    else:
+        for part in slices(count, totals.block):
+            _block(student, plan, totals, logits_NV[part], {at: whole[part] for at, whole in teachers_NV.items()},
+                   slice(rows.start + part.start, rows.start + part.stop))  # fmt: skip
     grad_ND = linear(logits_NV, student.weight_VD.t(), None).to(plan.wide).mul_(plan.factor)
     torch.linalg.vector_norm(grad_ND, dim=-1, out=totals.norm_N[rows])
     totals.gradient_ND[rows] = grad_ND
@@ -524,15 +504,6 @@ def chunk_size(vocabulary: int, dtype: torch.dtype) -> int:
         budget // (vocabulary * dtype.itemsize * smallest) for budget in (_CHUNK_BYTES, _LARGE_CHUNK_BYTES)
     )
     return max(1, cached, min(4, large)) * smallest
-
-
-def kernel_chunk_size(vocabulary: int, dtype: torch.dtype, trained: bool) -> int:
-    """Return the tokens per chunk of the GPU's kernel, which needs no other buffers.
-
-    The gradient of a ``trained`` head is accumulated once per chunk, so that fewer and larger ones pay.
-    """
-    budget = _KERNEL_CHUNK_BYTES * (2 if trained else 1)
-    return max(1, budget // (vocabulary * dtype.itemsize * _MIN_CHUNK)) * _MIN_CHUNK
 
 
 def block_rows(chunk: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> int:

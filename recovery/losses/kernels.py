@@ -13,19 +13,48 @@ import contextlib
 import functools
 import importlib.util
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from recovery.losses.terms import Term
+from recovery.models.lm_head import Head
 
 KINDS = ("reverse_kl", "forward_kl", "jsd")
 # Entries of a row that are read at once.
 _BLOCK = 4096
 _WARPS = 8
+# One buffer of logits; twice as much if the head's gradient is computed too. A tenth slower than with twice that on an
+# H200, docs/log.md. Chunks are multiples of the smaller number of tokens.
+_CHUNK_BYTES, _CHUNK_TOKENS = 160 << 20, 128
 
 
 def available(device: torch.device) -> bool:
     """Return whether the kernel runs on this device."""
     return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and _runs(str(device))
+
+
+def compute(terms: Sequence[Term], head: Head, dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether the kernel computes all these terms, of a student with this head, in products of this dtype."""
+    return (
+        dtype != torch.float64 and head.softcap is None and all(_computes(term) for term in terms) and available(device)
+    )
+
+
+def _computes(term: Term) -> bool:
+    limits = (term.options.entry_clip, term.options.floor, term.outcomes, term.active_N)
+    capped = term.teacher_head is not None and term.teacher_head.softcap is not None
+    return term.resolved in KINDS and all(limit is None for limit in limits) and not capped
+
+
+def chunk_size(vocabulary: int, dtype: torch.dtype, trained: bool) -> int:
+    """Return the tokens per chunk of the fused loss with the kernel, which needs no other buffers.
+
+    The gradient of a ``trained`` head is accumulated once per chunk, so that fewer and larger ones pay.
+    """
+    budget = _CHUNK_BYTES * (2 if trained else 1)
+    return max(1, budget // (vocabulary * dtype.itemsize * _CHUNK_TOKENS)) * _CHUNK_TOKENS
 
 
 def divergence_(

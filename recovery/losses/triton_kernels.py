@@ -11,6 +11,12 @@ LIMIT: tl.constexpr = tl.constexpr(LOG_RATIO_LIMIT)
 
 
 @triton.jit
+def _logits(row, at, inside, scale):  # type: ignore[no-untyped-def]
+    """The scaled logits of a row's entries ``at``; 0 beyond its end."""
+    return tl.load(row + at, mask=inside, other=0.0).to(tl.float32) * scale
+
+
+@triton.jit
 def _row_logsumexp(row, scale, ENTRIES: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The logarithm of the sum of exponentials of a row, each lane over its own entries first."""
     lanes = tl.arange(0, BLOCK)
@@ -19,7 +25,7 @@ def _row_logsumexp(row, scale, ENTRIES: tl.constexpr, BLOCK: tl.constexpr):  # t
     for start in range(0, ENTRIES, BLOCK):
         at = start + lanes
         inside = at < ENTRIES
-        here = tl.load(row + at, mask=inside, other=0.0).to(tl.float32) * scale
+        here = _logits(row, at, inside, scale)
         larger = tl.where(inside, tl.maximum(most, here), most)
         total = total * tl.exp(most - larger) + tl.where(inside, tl.exp(here - larger), 0.0)
         most = larger
@@ -60,8 +66,8 @@ def divergence(  # type: ignore[no-untyped-def]
     for start in range(0, ENTRIES, BLOCK):
         at = start + lanes
         inside = at < ENTRIES
-        log_p = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * student_scale - lse_p
-        log_q = tl.load(y + at, mask=inside, other=0.0).to(tl.float32) * teacher_scale - lse_q
+        log_p = _logits(x, at, inside, student_scale) - lse_p
+        log_q = _logits(y, at, inside, teacher_scale) - lse_q
         p = tl.exp(log_p)
         entropy -= tl.where(inside, p * log_p, 0.0)
         if KIND == "reverse_kl":
@@ -78,8 +84,8 @@ def divergence(  # type: ignore[no-untyped-def]
     for start in range(0, ENTRIES, BLOCK):
         at = start + lanes
         inside = at < ENTRIES
-        log_p = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * student_scale - lse_p
-        log_q = tl.load(y + at, mask=inside, other=0.0).to(tl.float32) * teacher_scale - lse_q
+        log_p = _logits(x, at, inside, student_scale) - lse_p
+        log_q = _logits(y, at, inside, teacher_scale) - lse_q
         p = tl.exp(log_p)
         if KIND == "reverse_kl":
             slope = p * (log_p - log_q - found)

@@ -28,7 +28,8 @@ class DecodeGraph:
 
     Args:
         decoder: the layers below the head.
-        cache: the batch's KV cache, joinable (every layer preallocated); what it holds is not changed.
+        cache: the batch's KV cache, joinable (every layer preallocated) and with room for another position. What it
+            counts as filled is not changed before the first call.
         mask_BT: 1 where a position is attended to, up to the newest token.
         tokens_B: the newest token of each row.
         positions_B: its position.
@@ -48,12 +49,11 @@ class DecodeGraph:
         width = mask_BT.shape[1]
         self._tokens_B1, self._positions_B1 = tokens_B[:, None].clone(), positions_B[:, None].clone()
         self._mask_BR = F.pad(mask_BT.bool(), (0, cache.room_left))
-        self._place_1 = torch.tensor([width - 1], device=mask_BT.device)
+        self._place_1 = torch.tensor([width], device=mask_BT.device)  # of the next token
         self._graph: torch.cuda.CUDAGraph | None = None
         cache.hide_unfilled()
         if stream is not None:
-            with cache.unchanged():
-                self._capture(stream)
+            self._capture(stream)
 
     def __call__(self, tokens_B: torch.Tensor, positions_B: torch.Tensor) -> torch.Tensor:
         """Decode the next token of each row; return the hidden states, [B, D], valid until the next call.
@@ -62,11 +62,11 @@ class DecodeGraph:
         """
         self._tokens_B1.copy_(tokens_B[:, None])
         self._positions_B1.copy_(positions_B[:, None])
-        self._place_1 += 1
         if self._graph is None:
             self._hidden_BD = self._run()
         else:
             self._graph.replay()
+        self._place_1 += 1
         return self._hidden_BD
 
     def _run(self) -> torch.Tensor:
@@ -83,7 +83,7 @@ class DecodeGraph:
         return hidden_BD
 
     def _capture(self, stream: torch.cuda.Stream) -> None:
-        """Capture the graph, after a run on its stream, as CUDA asks for.
+        """Capture the graph, after a run on its stream, as CUDA asks for; the first call overwrites what that writes.
 
         torch.cuda.graph would first free all memory that torch holds, which the next training step takes again.
         """

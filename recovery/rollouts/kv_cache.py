@@ -60,15 +60,6 @@ class PreallocatedLayer(DynamicLayer):
         self._filled += 1
         self._update_views()
 
-    def newest(self) -> list[torch.Tensor]:
-        """Return a copy of the newest keys and values, each [B, groups, d]."""
-        return [held[:, :, self._filled - 1].clone() for held in (self._keys, self._values)]
-
-    def set_newest(self, newest: Sequence[torch.Tensor]) -> None:
-        """Overwrite the newest keys and values."""
-        for held, values in zip((self._keys, self._values), newest, strict=True):
-            held[:, :, self._filled - 1] = values
-
     def hide_unfilled(self) -> None:
         """Make the unfilled room finite: a mask hides it, but zero times infinity is NaN."""
         for held in (self._keys, self._values):
@@ -160,16 +151,6 @@ class KVCache:
         finally:
             for layer in self.cache.layers:
                 layer.place_1 = None
-
-    @contextlib.contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Context that restores the newest keys and values at its end."""
-        newest = [layer.newest() for layer in self.cache.layers]
-        try:
-            yield
-        finally:
-            for layer, values in zip(self.cache.layers, newest, strict=True):
-                layer.set_newest(values)
 
     def advance(self) -> None:
         """Count one more position as filled."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from recovery.errors import ModelError, RecoveryError, UsageError
-from recovery.losses import fused, matmul
+from recovery.losses import fused, kernels, matmul
 from recovery.losses.config import WHOLE_VOCABULARY as WHOLE
 from recovery.losses.fused import FusedOutput, fused_loss
 from recovery.losses.terms import BehaviourPolicy, Term
@@ -412,9 +412,9 @@ def test_chunks_are_small_for_large_vocabularies_and_large_for_small_ones() -> N
     assert fused.chunk_size(1_536, torch.float32) == 1280
     assert fused.chunk_size(49_152, torch.bfloat16) == 1024, "96 MiB: the products of the head's gradient are faster"
     assert fused.chunk_size(49_152, torch.float32) == 512
-    assert fused.kernel_chunk_size(151_936, torch.bfloat16, trained=False) == 512
-    assert fused.kernel_chunk_size(151_936, torch.bfloat16, trained=True) == 1024
-    assert fused.kernel_chunk_size(1_000_000, torch.float32, trained=False) == 128
+    assert kernels.chunk_size(151_936, torch.bfloat16, trained=False) == 512
+    assert kernels.chunk_size(151_936, torch.bfloat16, trained=True) == 1024
+    assert kernels.chunk_size(1_000_000, torch.float32, trained=False) == 128
 
 
 @pytest.mark.triton

@@ -149,18 +149,19 @@ def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
     assert not engine.graphs
 
 
-def test_what_is_captured_leaves_the_cache_as_it_was(tiny_model: Path) -> None:
+def test_a_graph_changes_nothing_that_the_cache_holds(tiny_model: Path) -> None:
     loaded = load_model(tiny_model, precision="float32")
-    cache = KVCache.empty(loaded.core.config, 8)
     ids_BT = torch.tensor(PROMPTS[:1])
+    cache, mask_BT, last_B = KVCache.empty(loaded.core.config, 8), torch.ones_like(ids_BT), ids_BT[:, -1]
     with loaded.inference():
         loaded.decoder(input_ids=ids_BT, past_key_values=cache.cache, use_cache=True)
         before = [tensor.clone() for layer in cache.cache.layers for tensor in (layer.keys, layer.values)]
-        with cache.unchanged():
-            for layer in cache.cache.layers:
-                layer._keys[:, :, 4] = layer._values[:, :, 4] = 7.0
-    after = [tensor for layer in cache.cache.layers for tensor in (layer.keys, layer.values)]
-    assert all(map(torch.equal, before, after))
+        graph = DecodeGraph(loaded.decoder, cache, mask_BT, last_B, torch.tensor([4]))
+        hidden_BD = graph(torch.tensor([9]), torch.tensor([5])).clone()
+        after = [tensor for layer in cache.cache.layers for tensor in (layer.keys, layer.values)]
+        assert all(map(torch.equal, before, after))
+        exact = loaded.decoder(input_ids=torch.tensor([[9]]), past_key_values=cache.cache, use_cache=True)
+    torch.testing.assert_close(hidden_BD, exact.last_hidden_state[:, -1])
 
 
 def test_no_position_is_beyond_those_of_the_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
