@@ -101,9 +101,24 @@ def check(kinds: list[str], dtype: torch.dtype, device: str, monkeypatch: pytest
     assert case.run()[0].values_TN[0].isnan().tolist() == [token == 2 for token in range(TOKENS)]
 
 
+def check_mixture(device: str) -> None:
+    """Assert that log(m/p) keeps its digits where student and teacher differ by little, and where by much."""
+    from tests.mixture_kernel import log_m_over_p
+
+    size = 1024
+    u_N = torch.logspace(-7, 1.7, size // 2, dtype=torch.float64)
+    u_N = torch.cat([u_N, -u_N]).float()
+    for beta in (0.1, 0.5, 0.9):
+        found_N = torch.empty(size, device=device)
+        log_m_over_p[(1,)](torch.zeros(size, device=device), u_N.to(device), found_N, beta, BLOCK=size)
+        exact_N = torch.log1p(beta * torch.expm1(u_N.double()))
+        assert ((found_N.cpu() - exact_N) / exact_N).abs().max() < 2e-6, beta
+
+
 def main() -> None:
     """Run all checks on the CPU, in Triton's interpreter."""
     assert os.environ.get("TRITON_INTERPRET") == "1"
+    check_mixture("cpu")
     with pytest.MonkeyPatch.context() as monkeypatch:
         for kinds, dtype in itertools.product(KINDS, DTYPES):
             with monkeypatch.context() as patch:

@@ -37,6 +37,7 @@ _MORE = {
     "gemma2": {"head_dim", "layer_types", "sliding_window", "attention_bias", "attn_logit_softcapping"},
     "gemma3_text": {"head_dim", "layer_types", "sliding_window", "attention_bias"},
 }
+_READ = _ENTRIES.union(*_MORE.values())
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,8 @@ def _configuration(values: dict[str, Any]) -> Any:
     """
     family = values["model_type"]
     windows = not values.get("use_sliding_window") or values.get("layer_types")
-    read = _ENTRIES | _MORE.get(family, set())
-    typed = all(_has_its_type(name, value) for name, value in values.items() if name in read)
-    if family in _MORE and read <= values.keys() and windows and typed:
+    typed = all(_has_its_type(name, value) for name, value in values.items() if name in _READ)
+    if family in _MORE and _ENTRIES | _MORE[family] <= values.keys() and windows and typed:
         return SimpleNamespace(**values)
     try:
         return transformers.AutoConfig.for_model(family, **{key: values[key] for key in values if key != "model_type"})

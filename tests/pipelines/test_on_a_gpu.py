@@ -66,6 +66,10 @@ def test_the_kernel_equals_the_plain_operations(
     kernel_checks.check(kinds, dtype, "cuda", monkeypatch)
 
 
+def test_the_kernel_of_a_mixture_keeps_its_digits() -> None:
+    kernel_checks.check_mixture("cuda")
+
+
 def test_greedy_answers_are_those_of_the_cpu(tiny_family: Path) -> None:
     prompts = [[5, 6, 7], [8, 9, 10, 11], [12] * 20]
     outputs = [

@@ -209,6 +209,9 @@ def test_the_page_says_what_the_command_says() -> None:
         {"max_position_embeddings": -5},
         {"num_hidden_layers": True},
         {"hidden_size": None},
+        {"layer_types": 5},
+        {"sliding_window": "wide", "use_sliding_window": True, "layer_types": ["sliding_attention"] * 2},
+        {"num_hidden_layers": True, "attention_bias": None},
     ],
     ids=str,
 )

@@ -149,6 +149,13 @@ def test_a_model_that_fixed_shapes_do_not_fit_goes_on_without(
     assert not engine.graphs
 
 
+def test_there_is_no_graph_of_attention_that_adds_its_mask(tiny_llama: Path) -> None:
+    loaded = load_model(tiny_llama, precision="float32")
+    assert TransformersEngine(loaded, graphs=True).graphs
+    loaded.model.set_attn_implementation("eager")
+    assert not TransformersEngine(loaded, graphs=True).graphs
+
+
 def test_a_graph_changes_nothing_that_the_cache_holds(tiny_model: Path) -> None:
     loaded = load_model(tiny_model, precision="float32")
     ids_BT = torch.tensor(PROMPTS[:1])
