@@ -109,7 +109,7 @@ def _read(text: str) -> Architecture:
     depth, vocabulary = config.num_hidden_layers, config.vocab_size
     positions = getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", 2048)
     sizes = (width, depth, inner, vocabulary, head_width, positions)
-    if not all(type(size) is int for size in (*sizes, heads, groups)) or min(sizes) < 1 or heads % groups:
+    if not all(isinstance(size, int) for size in (*sizes, heads, groups)) or min(sizes) < 1 or heads % groups:
         raise ModelError(f"the sizes in this {family} config.json do not fit together: check its layers and heads")
     known = family in _MORE and whole is config
     if known:

@@ -433,6 +433,35 @@ def test_the_kernel_of_a_gpu_equals_the_plain_operations(require_component: Call
     assert finished.stdout == "10 cases agree\n"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"term": {"divergence": "skew_kl"}},
+        {"term": {"divergence": "cross_entropy", "targets_N": torch.zeros(N, dtype=torch.long)}},
+        {"term": {"entry_clip": 0.1}},
+        {"term": {"floor": -8.0}},
+        {"term": {"active_N": torch.arange(N) > 3}},
+        {"term": {"teacher_head": Head(torch.ones(V, E), softcap=30.0)}},
+        {"head": {"softcap": 30.0}},
+        {"dtype": torch.float64},
+    ],
+    ids=str,
+)
+def test_the_kernel_is_not_asked_for_what_it_does_not_compute(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "available", lambda _device: True)
+    head = Head(torch.ones(V, D))
+    known: dict[str, Any] = {"teacher_hidden_NE": torch.ones(N, E), "teacher_head": Head(torch.ones(V, E))}
+
+    def computed(term: dict[str, Any], student: dict[str, Any], dtype: torch.dtype) -> bool:
+        terms = [Term(**({"divergence": "reverse_kl"} | known | given)) for given in ({}, term)]
+        return kernels.compute(terms, replace(head, **student), dtype, torch.device("cpu"))
+
+    assert computed({"divergence": "jsd"}, {}, torch.bfloat16)
+    assert not computed(change.get("term", {}), change.get("head", {}), change.get("dtype", torch.float32))
+
+
 def test_invalid_shapes_are_refused_in_one_line() -> None:
     case = Case()
     teacher = {"teacher_hidden_NE": case.teacher_NE, "teacher_head": case.teacher_head}
