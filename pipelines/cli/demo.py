@@ -104,7 +104,7 @@ def command(
         try:
             demo(session, seed=seed, flags=flags, scenario=scenario)
             if example is not None:
-                example_folder.keep(session, scenario, seed, workspace, asked)
+                example_folder.keep(session, scenario, seed, workspace, asked, flags.get("device", "auto"))
         except BaseException:
             if dashboard is not None:
                 dashboard.terminate()

@@ -106,13 +106,14 @@ def scenario_of(workspace: Workspace, asked: Asked) -> Any:
     return scenario(asked.example, workspace.folder / "packages", short=asked.short, say=common.note, arm=arm)
 
 
-def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked) -> None:
+def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, device: str) -> None:
     """Write the results of an example's cycles as a record of the main arm, and the page if requested."""
     from pipelines.experiments.arm_cycle import arm_named
     from pipelines.experiments.run import keep, of_cycles
 
     made, kept = of_cycles(session), asked.kept(workspace)
-    keep(session, arm_named(MAIN_ARM), scenario, made, seed=seed, cycles=scenario.cycles, kept=kept, short=asked.short)
+    arm, cycles = arm_named(MAIN_ARM), scenario.cycles
+    keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=asked.short, device=device)
     if asked.write_docs is not None:
         write_page(workspace, asked)
 

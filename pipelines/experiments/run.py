@@ -119,7 +119,9 @@ def run(
                 if not measured(session, checkpoint, asked):
                     evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
                 made.append(checkpoint)
-            record = keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=short)
+            record = keep(
+                session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=short, device=mid.device
+            )
     return record
 
 
@@ -133,8 +135,10 @@ def keep(
     cycles: int,
     kept: Path,
     short: bool,
+    device: str,
 ) -> Record:
-    """Write the record of an arm so far: ``made`` are its checkpoints, ``cycles`` the number of planned cycles.
+    """Write the record of an arm so far: ``made`` are its checkpoints, ``cycles`` the number of planned cycles, and
+    ``device`` where they were trained.
 
     An existing record with the same checkpoints and more is not overwritten.
     """
@@ -148,7 +152,7 @@ def keep(
         wanted=cycles,
         model=Path(scenario.model).name,
         documents=scenario.about,
-        machine=machine(),
+        machine=machine(device),
         date=datetime.date.today().isoformat(),
         short=short,
         checkpoints=tuple(checkpoints),

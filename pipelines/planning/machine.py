@@ -7,13 +7,19 @@ import os
 import platform
 from pathlib import Path
 
+import torch
 
-def machine() -> str:
-    """Return the processor, the cores and the versions in one line."""
+from recovery.models.hardware import pick_device
+
+
+def machine(device: str = "auto") -> str:
+    """Return the GPU of a device, if it is one, the processor, the cores and the versions in one line."""
     versions = {package: _version(package) for package in ("torch", "transformers", "lm_eval")}
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"Machine: {_processor()}, {cores} cores; Python {platform.python_version()}, {packages}."
+    used = pick_device(device)
+    gpu = f"{torch.cuda.get_device_name(used)}, " if used.type == "cuda" else ""
+    return f"Machine: {gpu}{_processor()}, {cores} cores; Python {platform.python_version()}, {packages}."
 
 
 def _version(package: str) -> str:

@@ -119,12 +119,14 @@ class _Results:
 
     def complete_loops(self, live: _ActiveRows) -> None:
         """Mark rows that repeat themselves as done and fill the rest of their completions with the repetition."""
-        for b, (owner, length, done) in enumerate(
-            zip(live.owners_B.tolist(), live.lengths_B.tolist(), live.done_B.tolist(), strict=True)
-        ):
-            period = 0 if done else period_of(self.tokens_NT[owner, :length].tolist())
+        rows = (~live.done_B).nonzero().squeeze(-1)
+        owners = live.owners_B[rows]
+        # On a GPU each copy waits for it: one for all rows.
+        held = (rows, owners, live.lengths_B[rows], self.most_N[owners], self.tokens_NT[owners])
+        for b, owner, length, most, ids in zip(*(values.tolist() for values in held), strict=True):
+            period = period_of(ids[:length])
             if period:
-                rest = torch.arange(length, int(self.most_N[owner]), device=self.tokens_NT.device)
+                rest = torch.arange(length, most, device=self.tokens_NT.device)
                 same = length - period + (rest - length) % period
                 for values_NT in (self.tokens_NT, self.logprobs_NT):
                     values_NT[owner, rest] = values_NT[owner, same]

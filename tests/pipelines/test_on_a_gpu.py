@@ -11,6 +11,7 @@ import torch
 from db import queries
 from pipelines.distillation.stage import distill
 from pipelines.midtrain import midtrain
+from pipelines.planning.machine import machine
 from pipelines.runtime.session import Session
 from recovery.batching import Row
 from recovery.config import DistillConfig, MidtrainConfig
@@ -157,3 +158,7 @@ def test_training_that_stops_and_goes_on_ends_as_one_that_did_not(tiny_model: Pa
     whole, stopped = trained(tmp_path / "whole"), trained(tmp_path / "stopped", 3)
     for name, value in whole.items():
         torch.testing.assert_close(value, stopped[name])
+
+
+def test_a_record_names_the_gpu_where_it_was_made() -> None:
+    assert torch.cuda.get_device_name() in machine() and torch.cuda.get_device_name() not in machine("cpu")
