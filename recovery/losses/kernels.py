@@ -32,6 +32,8 @@ _CHUNK_BYTES, _CHUNK_TOKENS = 160 << 20, 128
 
 def available(device: torch.device) -> bool:
     """Return whether the kernel runs on this device."""
+    if device.type == "cuda" and device.index is None:  # tried once, also under its full name
+        device = torch.device("cuda", torch.cuda.current_device())
     return (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1") and _runs(str(device))
 
 
