@@ -148,4 +148,4 @@ def _results(source: Source, access: Access, asked: Asked) -> tuple[str, str]:
         title = review_cards.share_words(asked.second.name, tally)
         hint = f'<p class="eyebrow">{markup.esc(review_cards.share_details(tally))}</p>'
     top = review_cards.top(asked, access, title, hint)
-    return top, review_cards.results(asked, votes, labels, reviews.rounds(database, *ids))
+    return top, review_cards.results(asked, access, votes, labels, reviews.rounds(database, *ids))

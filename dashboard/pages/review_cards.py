@@ -130,13 +130,17 @@ def _what(asked: Asked) -> str:
 # --- results -------------------------------------------------------------------------------------------------
 
 
-def results(asked: Asked, votes: Sequence[VoteRow], labels: Sequence[LabelRow], rounds: Sequence[ReviewRow]) -> str:
+def results(
+    asked: Asked, access: Access, votes: Sequence[VoteRow], labels: Sequence[LabelRow], rounds: Sequence[ReviewRow]
+) -> str:
     """Return the results: shares by suite, agreement, each vote with the side it was shown on, and the labels."""
     cards = [_shares(asked, votes, scope) for scope in SCOPES if any(one.scope == scope for one in votes)]
     cards += [_votes(asked, votes, rounds)] if votes else []
     cards += [_label_counts(labels), _labels(asked, labels)] if labels else []
     if not cards:
-        return markup.notice("No votes and no labels yet", "Give your name in the tab Blind comparison and begin.")
+        begin = "Give your name in the tab Blind comparison and begin."
+        elsewhere = "This dashboard was started with --read-only: votes are taken by one started without."
+        return markup.notice("No votes and no labels yet", elsewhere if access.read_only else begin)
     return "".join(cards)
 
 

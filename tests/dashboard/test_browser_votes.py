@@ -192,6 +192,7 @@ def test_read_only_shows_results_and_takes_no_votes(
     one = visit()
     one.page.goto(f"{address}/review?reviewer=Ada")
     one.expect(one.page.locator(".notice")).to_contain_text("No votes and no labels yet")
+    one.expect(one.page.locator(".notice")).to_contain_text("started with --read-only")
     one.page.get_by_role("link", name="Blind comparison").click()
     one.expect(one.page.locator(".notice")).to_contain_text("takes no votes")
     one.page.get_by_role("link", name="Still lost").click()
