@@ -110,15 +110,17 @@ AFTER = (
 CONTROLS = Bound(
     "mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), percent=True
 )
+LEARNT = Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True)
 BOUNDS = (
-    Bound("mid-training: asked, held-out facts, gained over base", gained(FACTS, "midtrained"), 0.15, None, True),
+    LEARNT,
     CONTROLS,
     Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
     *AFTER,
 )
-# Headings of the bounds on the end of a cycle, by which every arm is compared.
-ENDS = tuple(
-    zip(("IFEval of base", "own prompts of base", "asked, of mid-training", "earlier corpora"), AFTER, strict=True)
+# Headings of the bounds by which every arm is compared.
+COMPARED = (
+    ("held-out facts gained in mid-training", LEARNT),
+    *zip(("IFEval of base", "own prompts of base", "asked, of mid-training", "earlier corpora"), AFTER, strict=True),
 )
 BRIEF: tuple[tuple[str, Value], ...] = (
     ("IFEval, instr. strict", INSTRUCTIONS),

@@ -13,8 +13,8 @@ from pipelines.experiments.bounds import (
     BOUNDS,
     BRIEF,
     COLUMNS,
+    COMPARED,
     CONTROLS,
-    ENDS,
     IFEVAL,
     IFEVAL_KEPT,
     LEVELS,
@@ -253,21 +253,22 @@ def _cell(values: Sequence[float], percent: bool = False) -> str:
 
 
 def _by_bounds(records: Sequence[Record]) -> list[str]:
-    """Compare the end of each cycle of every arm with the bounds: the means over the seeds, in bold if missed."""
+    """Compare each cycle of every arm with the bounds: the means over the seeds, in bold if missed."""
     rows = []
     for arm in _names(records):
         mine = [record for record in records if record.arm == arm]
         for cycle in range(1, max(record.cycles for record in mine) + 1):
             there = [record for record in mine if record.cycles >= cycle]
-            rows.append([f"`{arm}`", str(cycle), str(len(there)), *(_end(b, there, cycle) for _, b in ENDS)])
-    head = [f"{name} {_number(bound.must, bound.percent)}" for name, bound in ENDS]
+            rows.append([f"`{arm}`", str(cycle), str(len(there)), *(_judged(b, there, cycle) for _, b in COMPARED)])
+    head = [f"{name} {_number(bound.must, bound.percent)}" for name, bound in COMPARED]
     return table_lines(["arm", "cycle", "seeds", *head], rows)
 
 
-def _end(bound: Bound, records: Sequence[Record], cycle: int) -> str:
+def _judged(bound: Bound, records: Sequence[Record], cycle: int) -> str:
     values = [value for record in records if (value := bound.value(record, cycle)) is not None]
     missed = values and reached(bound, [statistics.fmean(values)]) == MISSED
-    return f"**{_cell(values)}**" if missed else _cell(values)
+    shown = _cell(values, bound.percent)
+    return f"**{shown}**" if missed else shown
 
 
 def _arms(records: Sequence[Record]) -> list[str]:

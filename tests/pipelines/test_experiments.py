@@ -184,9 +184,15 @@ def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
 def test_every_arm_is_compared_with_the_bounds_at_the_end_of_each_cycle() -> None:
     alone = replace(RUN, arm="documents", title="documents alone", checkpoints=RUN.checkpoints[:2])
     worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.576, 0.21, "01 0 00")))
-    rows = page([RUN, replace(worse, seed=1), alone], "two-teachers", "the command").splitlines()
-    assert "| `two-teachers` | 1 | 2 | 0.975 ± 0.021 | **0.975 ± 0.021** | **0.900 ± 0.085** | – |" in rows
-    assert "| `documents` | 1 | 1 | **0.500** | **0.500** | – | – |" in rows, "nothing comes after mid-training"
+    little = replace(
+        alone, arm="replay", checkpoints=(RUN.checkpoints[0], measured("one", 1, "midtrained", 0.6, 0.1, "1"))
+    )
+    rows = page([RUN, replace(worse, seed=1), alone, little], "two-teachers", "the command").splitlines()
+    assert (
+        "| `two-teachers` | 1 | 2 | +23.0 ± 0.0 | 0.975 ± 0.021 | **0.975 ± 0.021** | **0.900 ± 0.085** | – |" in rows
+    )
+    assert "| `documents` | 1 | 1 | +23.0 | **0.500** | **0.500** | – | – |" in rows, "nothing comes after mid-training"
+    assert "| `replay` | 1 | 1 | **+8.0** | 1.000 | 1.000 | – | – |" in rows
 
 
 def test_the_clean_model_stands_beside_what_its_card_says() -> None:
