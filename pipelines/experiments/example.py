@@ -19,7 +19,7 @@ from pipelines.data.question_splits import write_corpus_files
 from pipelines.data.registry_packages import Say, check_clients, fetch, read_packages, read_tables
 from pipelines.experiments.demo import Scenario
 from recovery.arms import Arm
-from recovery.config import WRITER_FILE, Recipe, read_recipe
+from recovery.config import WRITER_FILE, DistillConfig, EvalConfig, MidtrainConfig, Recipe, build, read_recipe
 from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.errors import UsageError
 
@@ -38,7 +38,7 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
     """Return the scenario of an example's ``folder``; ``packages`` is the folder of fetched packages.
 
     The settings are those of the recipe, overridden by ``arm``'s and, for a short run, by ``short.toml``. Raises
-    UsageError if a file of the folder is missing or damaged, or a package cannot be fetched.
+    UsageError if a file of the folder is missing or damaged, a setting is wrong, or a package cannot be fetched.
     """
     corpora = read_pages(folder / "corpora.toml")
     if short:
@@ -52,6 +52,7 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
         recipe = _over(_settings(arm), recipe)
     if short:
         recipe = _over(read_recipe(folder / "short.toml"), recipe)
+    _check(recipe)
     check_clients(needed.values(), packages)
     model = fetch(needed["model"], packages, say)
     documents = fetch(needed["documents"], packages, say)
@@ -114,6 +115,13 @@ def _write_texts(path: Path, target: Path, pages: Pages) -> None:
         raise UsageError(f"{path} {problems[0]}: repair it")
     if texts := [record for _, record in records if record.get("document") in pages.pages]:
         write_json_lines(target, texts)
+
+
+def _check(recipe: Recipe) -> None:
+    """Raise UsageError for a wrong setting, before anything is fetched."""
+    build(MidtrainConfig, {}, recipe)
+    build(DistillConfig, {}, recipe)
+    build(EvalConfig, {}, recipe)
 
 
 def _settings(arm: Arm) -> Recipe:

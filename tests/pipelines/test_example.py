@@ -91,6 +91,19 @@ def test_a_short_run_is_a_part_with_its_own_questions(example: Path, tmp_path: P
     assert [probe.id for probe in load_probes(folder / "probes.jsonl")] == ["q4"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("[midtrain]\nepochs = 4.0\nsteps = 5\n", "--steps and --epochs"), ("[eval]\nlimits = 5\n", "limits")],
+)
+def test_a_wrong_setting_is_refused_before_anything_is_fetched(
+    example: Path, tmp_path: Path, setting: str, words: str
+) -> None:
+    (example / "recipe.toml").write_text(setting)
+    with pytest.raises(UsageError, match=words):
+        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None)
+    assert not (tmp_path / "packages").exists()
+
+
 def test_an_arm_lies_over_the_recipe_and_short_over_both(example: Path, tmp_path: Path) -> None:
     (example / "recipe.toml").write_text("[distill]\nsteps = 60\nlr = 2e-4\n")
     (example / "short.toml").write_text("[distill]\nsteps = 8\n")
