@@ -29,6 +29,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     records = read_records(HERE / "real")
+    records = [record for record in records if record.cut == 1]
     short = not any(record.arm == MAIN_ARM and not record.short for record in records)
     chosen = [record for record in records if record.short == short]
     readme = README.read_text(encoding="utf-8")

@@ -40,6 +40,13 @@ from recovery.workspace import Workspace
     "--cycles", type=click.IntRange(min=1), default=None, help="With --arms: number of corpora.  [default: all]"
 )
 @click.option(
+    "--cut",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="With --arms: cut each corpus into N pieces, a cycle each: the first piece of each, then the second.",
+)
+@click.option(
     "--records",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
@@ -66,6 +73,7 @@ def command(
     short: bool,
     arms: str | None,
     cycles: int | None,
+    cut: int,
     records: Path | None,
     open_browser: bool,
     seeds: tuple[int, ...],
@@ -84,7 +92,7 @@ def command(
     """
     known = ("limit", "precision", "device", "template_args", "token_budget", "rollout_tokens")
     flags = {key: value for key, value in common.given(context).items() if key in known}
-    asked = example_folder.Asked(example, short, arms, cycles, records, write_docs)
+    asked = example_folder.Asked(example, short, arms, cycles, records, write_docs, cut)
     asked.check()
     if example is not None:
         flags |= example_folder.flags_of(example, short)

@@ -30,6 +30,7 @@ class Asked:
     cycles: int | None = None
     records: Path | None = None
     write_docs: Path | None = None
+    cut: int = 1
 
     def check(self) -> None:
         """Raise UsageError for an option that needs an example, or for an unknown arm."""
@@ -38,10 +39,13 @@ class Asked:
 
         if self.example is None:
             given = [name for name in ("short", "arms", "cycles", "records") if getattr(self, name)]
+            given += ["cut"] if self.cut > 1 else []
             if given:
                 raise UsageError(f"--{given[0]} needs an --example, such as examples/nextjs: name one")
         if self.cycles is not None and self.arms is None:
             raise UsageError("--cycles limits the corpora of the --arms: name arms")
+        if self.cut > 1 and (self.arms is None or self.short):
+            raise UsageError("--cut is for --arms on whole corpora: name arms, and omit --short")
         for name in self.names:
             if lacking := self.lacking(arm_named(name)):
                 raise UsageError(f"--arms {name} trains on {lacking}")
@@ -75,6 +79,7 @@ class Asked:
         line = f"recover demo --example examples/{self.example.resolve().name}"
         line += " --short" if self.short else ""
         line += f" --arms {self.arms}" if self.arms else ""
+        line += f" --cut {self.cut}" if self.cut > 1 else ""
         return line + (f" --cycles {self.cycles}" if self.cycles else "")
 
     def kept(self, workspace: Workspace) -> Path:
@@ -103,7 +108,8 @@ def scenario_of(workspace: Workspace, asked: Asked) -> Any:
 
     assert asked.example is not None
     arm = arm_named(MAIN_ARM) if asked.arms is None else None
-    return scenario(asked.example, workspace.folder / "packages", short=asked.short, say=common.note, arm=arm)
+    packages = workspace.folder / "packages"
+    return scenario(asked.example, packages, short=asked.short, say=common.note, arm=arm, cut=asked.cut)
 
 
 def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, device: str) -> None:
@@ -146,6 +152,7 @@ def experiment(
                         kept=asked.kept(workspace),
                         short=asked.short,
                         display=display,
+                        cut=asked.cut,
                     )
     found, text = write_page(workspace, asked)
     if asked.names:
@@ -154,14 +161,14 @@ def experiment(
 
 
 def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
-    """Return the records of whole (or of short) runs and the page over them; write the page if requested."""
+    """Return the records of such runs, whole, short or cut, and the page over them; write the page if requested."""
     from pipelines.data.question_splits import load_questions
     from pipelines.experiments.page import page
     from pipelines.experiments.run import read_records
     from recovery.errors import UsageError
 
     kept = asked.kept(workspace)
-    found = [record for record in read_records(kept) if record.short == asked.short]
+    found = [record for record in read_records(kept) if (record.short, record.cut) == (asked.short, asked.cut)]
     if not found:
         raise UsageError(f"there is no record in {kept} yet: name arms to run with --arms")
     assert asked.example is not None

@@ -34,8 +34,10 @@ class Pages:
     short: tuple[str, ...] = ()
 
 
-def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | None = None) -> Scenario:
+def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | None = None, cut: int = 1) -> Scenario:
     """Return the scenario of an example's ``folder``; ``packages`` is the folder of fetched packages.
+
+    ``cut`` is the number of pieces of each corpus, each with a cycle of its own: the first of each, then the second.
 
     The settings are those of the recipe, overridden by ``arm``'s and, for a short run, by ``short.toml``. Raises
     UsageError if a file of the folder is missing or damaged, a setting is wrong, or a package cannot be fetched.
@@ -43,6 +45,9 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
     corpora = read_pages(folder / "corpora.toml")
     if short:
         corpora = [dataclasses.replace(pages, pages=pages.short) for pages in corpora if pages.short]
+    if few := next((whole for whole in corpora if len(whole.pages) < cut), None):
+        raise UsageError(f"corpus {few.name} has {len(few.pages)} pages: it cannot be cut into {cut}")
+    corpora = [dataclasses.replace(whole, pages=whole.pages[piece::cut]) for piece in range(cut) for whole in corpora]
     needed = read_packages(folder / "packages.toml")
     for name in ("model", "documents"):
         if name not in needed:
@@ -60,7 +65,7 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
     def write(target: Path, _seed: int) -> list[Path]:
         return [_write(pages, documents, folder, target / f"{at}-{pages.name}") for at, pages in enumerate(corpora, 1)]
 
-    return Scenario(str(model), len(corpora), write, f"from {needed['documents'].title}", part_of(short), recipe)
+    return Scenario(str(model), len(corpora), write, f"from {needed['documents'].title}", part_of(short, cut), recipe)
 
 
 def shortened(arm: Arm, folder: Path) -> Arm:
@@ -73,9 +78,14 @@ def shortened(arm: Arm, folder: Path) -> Arm:
     return dataclasses.replace(arm, midtrain=left(arm.midtrain, "midtrain"), settings=left(arm.settings, "distill"))
 
 
-def part_of(short: bool) -> str:
-    """Return the name of the corpora's folder; whole and short runs are never mixed."""
-    return "corpora-short" if short else "corpora"
+def part_of(short: bool, cut: int = 1) -> str:
+    """Return the name of the corpora's folder; whole and short runs, and those cut into pieces, are never mixed."""
+    return f"corpora{kind_of(short, cut)}"
+
+
+def kind_of(short: bool, cut: int) -> str:
+    """Return the end of a name that holds a run's kind; empty for a whole one."""
+    return "-short" if short else f"-cut-{cut}" if cut > 1 else ""
 
 
 def read_pages(path: Path) -> list[Pages]:

@@ -66,8 +66,8 @@ NEAR = 0.04
 def page(records: Sequence[Record], main: str, command: str, questions: Sequence[Question] = ()) -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds.
 
-    With the ``questions`` of the records, held-out facts are counted by form as well. Records of short and of whole
-    runs are never mixed.
+    With the ``questions`` of the records, held-out facts are counted by form as well. Records of short runs, of
+    whole ones, and of those cut into pieces are never mixed.
     """
     short = any(record.short for record in records)
     mine = [record for record in records if record.arm == main]
@@ -196,7 +196,7 @@ def _runs(records: Sequence[Record]) -> list[str]:
     rows = [
         [
             *(f"`{r.arm}`", title(r), str(r.seed), f"{r.cycles} of {r.wanted}"),
-            *("a part" if r.short else "whole", r.date, r.machine),
+            *("a part" if r.short else f"each in {r.cut}" if r.cut > 1 else "whole", r.date, r.machine),
         ]
         for r in records
     ]

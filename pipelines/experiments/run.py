@@ -24,7 +24,7 @@ from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.example import part_of
+from pipelines.experiments.example import kind_of, part_of
 from pipelines.midtrain import open_cycle
 from pipelines.planning.machine import machine
 from pipelines.reports.cost import cost_of
@@ -70,6 +70,7 @@ class Record:
     short: bool
     checkpoints: tuple[Measured, ...] = ()
     answers: tuple[Mapping[str, str], ...] = field(default=())
+    cut: int = 1
 
     @property
     def cycles(self) -> int:
@@ -94,12 +95,13 @@ def run(
     kept: Path,
     short: bool,
     display: Display,
+    cut: int = 1,
 ) -> Record:
     """Run or resume the cycles of an arm with a seed; write its record after each cycle.
 
     Finished stages are not run again. Raises StageInterrupted on an interrupt.
     """
-    part = part_of(short)
+    part = part_of(short, cut)
     line = f"real/{part}/seed-{seed}"
     home = Workspace(place.folder / line, str(place.database), place.report_to)
     _share_answers(place, home)
@@ -120,7 +122,16 @@ def run(
                     evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
                 made.append(checkpoint)
             record = keep(
-                session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=short, device=mid.device
+                session,
+                arm,
+                scenario,
+                made,
+                seed=seed,
+                cycles=cycles,
+                kept=kept,
+                short=short,
+                device=mid.device,
+                cut=cut,
             )
     return record
 
@@ -136,6 +147,7 @@ def keep(
     kept: Path,
     short: bool,
     device: str,
+    cut: int = 1,
 ) -> Record:
     """Write the record of an arm so far: ``made`` are its checkpoints, ``cycles`` the number of planned cycles, and
     ``device`` where they were trained.
@@ -155,10 +167,11 @@ def keep(
         machine=machine(device),
         date=datetime.date.today().isoformat(),
         short=short,
+        cut=cut,
         checkpoints=tuple(checkpoints),
         answers=tuple(_answers(session, [base, *made])),
     )
-    path = kept / FILE.format(arm=arm.name, seed=seed, part="-short" if short else "")
+    path = kept / FILE.format(arm=arm.name, seed=seed, part=kind_of(short, cut))
     if path.is_file() and _holds(old := _read(path), record):
         return old
     path.parent.mkdir(parents=True, exist_ok=True)

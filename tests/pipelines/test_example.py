@@ -8,6 +8,7 @@ import os
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,16 @@ def test_a_short_run_is_a_part_with_its_own_questions(example: Path, tmp_path: P
     assert [probe.id for probe in load_probes(folder / "probes.jsonl")] == ["q4"]
 
 
+def test_a_corpus_in_pieces_has_a_cycle_for_each(example: Path, tmp_path: Path) -> None:
+    result = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None, cut=2)
+    folders = result.write(tmp_path / "corpora", 0)
+    assert result.cycles == 2 and result.part == "corpora-cut-2"
+    assert [[path.name for path in folder.rglob("*.md")] for folder in folders] == [["ferry.md"], ["tug.md"]]
+    assert [[probe.id for probe in load_probes(folder / "probes.jsonl")] for folder in folders] == [["q2"], ["q4"]]
+    with pytest.raises(UsageError, match="harbour has 2 pages: it cannot be cut into 3"):
+        scenario(example, tmp_path / "packages", short=False, say=lambda _line: None, cut=3)
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [("[midtrain]\nepochs = 4.0\nsteps = 5\n", "--steps and --epochs"), ("[eval]\nlimits = 5\n", "limits")],
@@ -119,6 +130,15 @@ def test_an_arm_lies_over_the_recipe_and_short_over_both(example: Path, tmp_path
     }
     assert (of[False].steps, of[False].blend, of[False].lr) == (90, 0.8, 2e-4)
     assert (of[True].steps, of[True].blend, of[True].lr) == (8, 0.8, 2e-4)
+
+
+@pytest.mark.parametrize("others", [{}, {"arms": "recovery", "short": True}])
+def test_pieces_need_arms_on_whole_corpora(example: Path, others: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="--cut is for --arms on whole corpora"):
+        Asked(example, cut=2, **others).check()
+    asked = Asked(example, arms="recovery", cut=2)
+    asked.check()
+    assert asked.command.endswith(" --arms recovery --cut 2")
 
 
 def test_a_plain_run_takes_the_main_arm_and_a_named_arm_the_recipe(example: Path, tmp_path: Path) -> None:

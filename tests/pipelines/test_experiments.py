@@ -234,7 +234,7 @@ def test_what_is_left_of_earlier_corpora_is_reported_for_each_cycle() -> None:
 
 
 def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Path) -> None:
-    """A repeated run reuses everything, and a short run changes nothing of a whole one."""
+    """A repeated run reuses everything, and a short run or one in pieces changes nothing of a whole one."""
 
     def write(target: Path, _seed: int) -> list[Path]:
         for number, subject in enumerate(("ferry", "tug"), 1):
@@ -247,7 +247,7 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
     scenario = Scenario(str(tiny_model), 2, write, "about boats")
     flags = {"steps": 1, "batch_tokens": 64, "row_length": 32, "limit": 4, "max_new_tokens": 4, "question_tokens": 4}
 
-    def go(cycles: int, short: bool = False) -> Record:
+    def go(cycles: int, short: bool = False, cut: int = 1) -> Record:
         return run(
             Workspace(tmp_path / "w"),
             arm_named("documents"),
@@ -257,6 +257,7 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
             flags=flags,
             kept=tmp_path / "kept",
             short=short,
+            cut=cut,
             display=Display(quiet=True),
         )
 
@@ -269,8 +270,11 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
     assert go(2) == made
     assert go(1) == made, "fewer cycles take nothing out of a record"
     go(1, short=True)
+    go(1, cut=2)
     assert path.read_text() == text
-    assert [record.short for record in read_records(tmp_path / "kept")] == [True, False]
+    kept = read_records(tmp_path / "kept")
+    assert [(record.short, record.cut) for record in kept] == [(False, 2), (True, 1), (False, 1)]
+    assert "| each in 2 |" in page(kept[:1], "documents", "the command") and "| whole |" in page([made], "", "")
 
 
 def test_records_travel_as_files(tmp_path: Path) -> None:
