@@ -1,7 +1,7 @@
 """Write docs/real.md and the README's table from the records of docs/real: `make docs`.
 
-Uses the records of full runs if there are any, else of short ones. With --check nothing is written and the exit status
-is 1 if one of the two is out of date.
+Uses the records of runs on whole corpora if there are any, else of short ones; never those of corpora in pieces. With
+--check nothing is written and the exit status is 1 if one of the two is out of date.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check
     records = read_records(HERE / "real")
-    records = [record for record in records if record.cut == 1]
+    records = [record for record in records if record.cut == 1]  # of corpora in pieces there is no page here
     short = not any(record.arm == MAIN_ARM and not record.short for record in records)
     chosen = [record for record in records if record.short == short]
     readme = README.read_text(encoding="utf-8")

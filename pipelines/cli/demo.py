@@ -37,14 +37,17 @@ from recovery.workspace import Workspace
     "'all' runs every arm, 'none' only writes the page.",
 )
 @click.option(
-    "--cycles", type=click.IntRange(min=1), default=None, help="With --arms: number of corpora.  [default: all]"
+    "--cycles",
+    type=click.IntRange(min=1),
+    default=None,
+    help="With --arms: number of corpora, or of pieces.  [default: all]",
 )
 @click.option(
     "--cut",
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="With --arms: cut each corpus into N pieces, a cycle each: the first piece of each, then the second.",
+    help="With --arms: deal out the pages of each corpus to N pieces, a cycle each: the first pieces, then the second.",
 )
 @click.option(
     "--records",
@@ -112,7 +115,7 @@ def command(
         try:
             demo(session, seed=seed, flags=flags, scenario=scenario)
             if example is not None:
-                example_folder.keep(session, scenario, seed, workspace, asked, flags.get("device", "auto"))
+                example_folder.keep(session, scenario, seed, workspace, asked, flags)
         except BaseException:
             if dashboard is not None:
                 dashboard.terminate()

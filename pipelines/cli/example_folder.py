@@ -112,13 +112,15 @@ def scenario_of(workspace: Workspace, asked: Asked) -> Any:
     return scenario(asked.example, packages, short=asked.short, say=common.note, arm=arm, cut=asked.cut)
 
 
-def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, device: str) -> None:
+def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: Asked, flags: dict[str, Any]) -> None:
     """Write the results of an example's cycles as a record of the main arm, and the page if requested."""
     from pipelines.experiments.arm_cycle import arm_named
     from pipelines.experiments.run import keep, of_cycles
+    from recovery.config import MidtrainConfig, build
 
     made, kept = of_cycles(session), asked.kept(workspace)
     arm, cycles = arm_named(MAIN_ARM), scenario.cycles
+    device = build(MidtrainConfig, flags, scenario.recipe, session.recipe).device
     keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=asked.short, device=device)
     if asked.write_docs is not None:
         write_page(workspace, asked)

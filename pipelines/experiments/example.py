@@ -37,7 +37,8 @@ class Pages:
 def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | None = None, cut: int = 1) -> Scenario:
     """Return the scenario of an example's ``folder``; ``packages`` is the folder of fetched packages.
 
-    ``cut`` is the number of pieces of each corpus, each with a cycle of its own: the first of each, then the second.
+    The pages of each corpus are dealt out to ``cut`` pieces, so that these are alike in size and subjects, with a cycle
+    each: the first piece of every corpus, then the second.
 
     The settings are those of the recipe, overridden by ``arm``'s and, for a short run, by ``short.toml``. Raises
     UsageError if a file of the folder is missing or damaged, a setting is wrong, or a package cannot be fetched.
@@ -80,11 +81,11 @@ def shortened(arm: Arm, folder: Path) -> Arm:
 
 def part_of(short: bool, cut: int = 1) -> str:
     """Return the name of the corpora's folder; whole and short runs, and those cut into pieces, are never mixed."""
-    return f"corpora{kind_of(short, cut)}"
+    return f"corpora{suffix_of(short, cut)}"
 
 
-def kind_of(short: bool, cut: int) -> str:
-    """Return the end of a name that holds a run's kind; empty for a whole one."""
+def suffix_of(short: bool, cut: int) -> str:
+    """Return the end of the names of a run's folders and files; empty for whole corpora."""
     return "-short" if short else f"-cut-{cut}" if cut > 1 else ""
 
 

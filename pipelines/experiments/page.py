@@ -37,10 +37,15 @@ _SHORT = (
     "**One cycle on a part of the documents, with few items in each suite.** It shows that the whole pipeline runs on "
     "a real model; its figures are too coarse for the bounds, which are shown for reference."
 )
+_CUT = (
+    "**The pages of each corpus are dealt out to several pieces, with a cycle each**: the first piece of every corpus, "
+    "then the second. A *corpus* below is such a piece."
+)
 _OWN_BASE = (
-    "Each share is of the same run's own base. Base answers some prompts differently on another processor or with "
-    "another release, whose products round differently, so runs differ by that as well. In bold: missed. An arm that "
-    "ends with mid-training keeps all that it learnt by definition, and has no value there."
+    "What is gained is gained over the same run's own base, and shares are of it. Base answers some prompts otherwise "
+    "on another processor or with another release, whose products round differently, so runs differ by that as well. "
+    "In bold: missed. An arm that ends with mid-training keeps all that it learnt by definition, and has no values in "
+    "the last two columns."
 )
 _FEW = (
     "How many held-out facts of each corpus are answered. With fewer than ten, a share of them decides nothing: one "
@@ -78,6 +83,7 @@ def page(records: Sequence[Record], main: str, command: str, questions: Sequence
         f"{max(record.date for record in records)}.",
         "",
         *([_SHORT, ""] if short else []),
+        *([_CUT, ""] if any(record.cut > 1 for record in records) else []),
         *in_short(records, main),
         *_runs(records),
         *_not_run(records),
@@ -102,7 +108,7 @@ def page(records: Sequence[Record], main: str, command: str, questions: Sequence
 def in_short(records: Sequence[Record], main: str) -> list[str]:
     """Return what the page says, in a few lines: the main arm, what it misses, its cost, and where the rest is."""
     mine = [record for record in records if record.arm == main]
-    if not mine or any(record.short for record in records):
+    if not mine or any(record.short or record.cut > 1 for record in records):
         return []
     cycles, wanted = max(record.cycles for record in mine), mine[0].wanted
     seeds = len({record.seed for record in mine})

@@ -24,7 +24,7 @@ from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.example import kind_of, part_of
+from pipelines.experiments.example import part_of, suffix_of
 from pipelines.midtrain import open_cycle
 from pipelines.planning.machine import machine
 from pipelines.reports.cost import cost_of
@@ -32,12 +32,13 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import UsageError
+from recovery.models.hardware import gpu_name
 from recovery.workspace import Checkpoint, Workspace, write_atomically
 
 # Suites whose items are recorded, so that two checkpoints can be compared item by item.
 PAIRED = ("ifeval", "instruction_following", "domain_knowledge")
 ANSWERS = 10  # prompts whose responses are shown
-FILE = "{arm}-seed-{seed}{part}.json"
+FILE = "{arm}-seed-{seed}{suffix}.json"
 
 
 @dataclass(frozen=True)
@@ -164,14 +165,14 @@ def keep(
         wanted=cycles,
         model=Path(scenario.model).name,
         documents=scenario.about,
-        machine=machine(device),
+        machine=machine(gpu_name(device)),
         date=datetime.date.today().isoformat(),
         short=short,
         cut=cut,
         checkpoints=tuple(checkpoints),
         answers=tuple(_answers(session, [base, *made])),
     )
-    path = kept / FILE.format(arm=arm.name, seed=seed, part=kind_of(short, cut))
+    path = kept / FILE.format(arm=arm.name, seed=seed, suffix=suffix_of(short, cut))
     if path.is_file() and _holds(old := _read(path), record):
         return old
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,19 +7,14 @@ import os
 import platform
 from pathlib import Path
 
-import torch
 
-from recovery.models.hardware import pick_device
-
-
-def machine(device: str = "auto") -> str:
-    """Return the GPU of a device, if it is one, the processor, the cores and the versions in one line."""
+def machine(gpu: str = "") -> str:
+    """Return the ``gpu``, the processor, the cores and the versions in one line."""
     versions = {package: _version(package) for package in ("torch", "transformers", "lm_eval")}
     packages = ", ".join(f"{name} {number}" for name, number in versions.items())
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    used = pick_device(device)
-    gpu = f"{torch.cuda.get_device_name(used)}, " if used.type == "cuda" else ""
-    return f"Machine: {gpu}{_processor()}, {cores} cores; Python {platform.python_version()}, {packages}."
+    used = f"{gpu}, {_processor()}" if gpu else _processor()
+    return f"Machine: {used}, {cores} cores; Python {platform.python_version()}, {packages}."
 
 
 def _version(package: str) -> str:

@@ -29,6 +29,12 @@ def pick_device(device: str) -> torch.device:
     return distributed.local_device(device)
 
 
+def gpu_name(device: str) -> str:
+    """Return the name of the GPU that a device is; empty for another one. Raise UsageError as :func:`pick_device`."""
+    used = pick_device(device)
+    return torch.cuda.get_device_name(used) if used.type == "cuda" else ""
+
+
 def pick_precision(precision: str, device: torch.device) -> torch.dtype:
     """Return the dtype of matrix products; "auto" is bfloat16 if the hardware supports it natively, else float32."""
     if precision == "auto":

@@ -121,7 +121,7 @@ class _Results:
         """Mark rows that repeat themselves as done and fill the rest of their completions with the repetition."""
         rows = (~live.done_B).nonzero().squeeze(-1)
         owners = live.owners_B[rows]
-        # On a GPU each copy waits for it: one for all rows.
+        # Each copy from a GPU waits for it: five for all rows, not some for each of them.
         held = (rows, owners, live.lengths_B[rows], self.most_N[owners], self.tokens_NT[owners])
         for b, owner, length, most, ids in zip(*(values.tolist() for values in held), strict=True):
             period = period_of(ids[:length])

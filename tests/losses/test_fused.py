@@ -417,6 +417,14 @@ def test_chunks_are_small_for_large_vocabularies_and_large_for_small_ones() -> N
     assert kernels.chunk_size(1_000_000, torch.float32, trained=False) == 128
 
 
+def test_a_gpu_is_tried_once_by_whatever_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(kernels, "_runs", lambda name: tried.append(name) or True)  # type: ignore[func-returns-value]
+    tried: list[str] = []
+    assert all(kernels.available(torch.device(name)) for name in ("cuda", "cuda:1", "cuda:0"))
+    assert tried == ["cuda:1", "cuda:1", "cuda:0"]
+
+
 @pytest.mark.triton
 def test_the_kernel_of_a_gpu_equals_the_plain_operations(require_component: Callable[[bool, str], None]) -> None:
     """In Triton's interpreter; tests/pipelines/test_on_a_gpu.py runs the same on a GPU."""

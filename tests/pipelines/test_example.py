@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 from evals.probes import load_probes
-from pipelines.cli.example_folder import MAIN_ARM, Asked, scenario_of
+from pipelines.cli.example_folder import MAIN_ARM, Asked, experiment, scenario_of, write_page
 from pipelines.experiments.arm_cycle import arm_named
-from pipelines.experiments.example import read_pages, scenario, shortened
+from pipelines.experiments.demo import Scenario
+from pipelines.experiments.example import read_pages, scenario, shortened, suffix_of
+from pipelines.experiments.run import FILE, Record, to_text
+from recovery.arms import Arm
 from recovery.config import DistillConfig, MidtrainConfig, build
 from recovery.data.prompts import load_prompts
 from recovery.errors import UsageError
@@ -92,12 +95,22 @@ def test_a_short_run_is_a_part_with_its_own_questions(example: Path, tmp_path: P
     assert [probe.id for probe in load_probes(folder / "probes.jsonl")] == ["q4"]
 
 
+QUAY = [(5, "boats/tug.md", "test"), (6, "boats/ferry.md", "test")]
+
+
 def test_a_corpus_in_pieces_has_a_cycle_for_each(example: Path, tmp_path: Path) -> None:
+    pages = '["boats/tug.md", "boats/ferry.md"]'
+    (example / "corpora.toml").write_text(f'{CORPORA}[quay]\ntitle = "quays"\npages = {pages}\n')
+    with (example / "questions.jsonl").open("a") as file:
+        file.writelines(question(*one).replace("harbour", "quay") for one in QUAY)
     result = scenario(example, tmp_path / "packages", short=False, say=lambda _line: None, cut=2)
     folders = result.write(tmp_path / "corpora", 0)
-    assert result.cycles == 2 and result.part == "corpora-cut-2"
-    assert [[path.name for path in folder.rglob("*.md")] for folder in folders] == [["ferry.md"], ["tug.md"]]
-    assert [[probe.id for probe in load_probes(folder / "probes.jsonl")] for folder in folders] == [["q2"], ["q4"]]
+    assert result.cycles == 4 and result.part == "corpora-cut-2"
+    names = [(folder.name, *(path.name for path in folder.rglob("*.md"))) for folder in folders]
+    first, second = [("1-harbour", "ferry.md"), ("2-quay", "tug.md")], [("3-harbour", "tug.md"), ("4-quay", "ferry.md")]
+    assert names == first + second
+    asked = [[probe.id for probe in load_probes(folder / "probes.jsonl")] for folder in folders]
+    assert asked == [["q2"], ["q5"], ["q4"], ["q6"]], "the questions about each piece's pages"
     with pytest.raises(UsageError, match="harbour has 2 pages: it cannot be cut into 3"):
         scenario(example, tmp_path / "packages", short=False, say=lambda _line: None, cut=3)
 
@@ -139,6 +152,29 @@ def test_pieces_need_arms_on_whole_corpora(example: Path, others: dict[str, Any]
     asked = Asked(example, arms="recovery", cut=2)
     asked.check()
     assert asked.command.endswith(" --arms recovery --cut 2")
+
+
+def test_pieces_are_run_as_such_and_have_a_page_of_their_own(
+    example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, calls = Workspace(tmp_path / "w"), []
+
+    def run(place: Workspace, arm: Arm, scenario: Scenario, *, kept: Path, cut: int, **given: Any) -> None:
+        calls.append((scenario.part, given["cycles"]))
+        for number in (1, cut):
+            about = ("documents", "title", 0, 2, "m.gguf", "pages", "here", "2026-11-26", False)
+            path = kept / FILE.format(arm=arm.name, seed=0, suffix=suffix_of(False, number))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(to_text(Record(*about, cut=number)))
+
+    monkeypatch.setattr("pipelines.experiments.run.run", run)
+    asked = Asked(example, arms="documents", cut=2)
+    experiment(workspace, asked, (0,), {}, as_json=False)
+    assert calls == [("corpora-cut-2", 2)]
+    found, text = write_page(workspace, asked)
+    assert [record.cut for record in found] == [2] and "dealt out to several pieces" in text
+    found, text = write_page(workspace, Asked(example, arms="documents"))
+    assert [record.cut for record in found] == [1] and "dealt out to several pieces" not in text
 
 
 def test_a_plain_run_takes_the_main_arm_and_a_named_arm_the_recipe(example: Path, tmp_path: Path) -> None:

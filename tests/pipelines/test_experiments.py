@@ -181,7 +181,7 @@ def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
     assert f"| {own} | ≥ 0.98 | ≥ 0.99 | 0.833 | **missed** in 1 of 3 |" in text
 
 
-def test_every_arm_is_compared_with_the_bounds_at_the_end_of_each_cycle() -> None:
+def test_every_arm_is_compared_with_the_bounds_cycle_by_cycle() -> None:
     alone = replace(RUN, arm="documents", title="documents alone", checkpoints=RUN.checkpoints[:2])
     worse = replace(RUN, checkpoints=(*RUN.checkpoints[:2], measured("two", 1, "recovered", 0.576, 0.21, "01 0 00")))
     little = replace(
@@ -278,7 +278,7 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
 
 
 def test_records_travel_as_files(tmp_path: Path) -> None:
-    (tmp_path / FILE.format(arm="two-teachers", seed=0, part="")).write_text(to_text(RUN))
+    (tmp_path / FILE.format(arm="two-teachers", seed=0, suffix="")).write_text(to_text(RUN))
     assert read_records(tmp_path) == [RUN]
     (tmp_path / "broken.json").write_text('{"arm": 1}')
     with pytest.raises(UsageError, match=r"broken.json is not a record of a run .*: delete it, or write it again"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipelines.planning.machine import machine
 from pipelines.planning.throughput import (
     Network,
     Speed,
@@ -22,6 +23,7 @@ from pipelines.planning.throughput import (
 from pipelines.planning.work import midtraining_work
 from pipelines.runtime.progress import duration
 from recovery.config import MidtrainConfig
+from recovery.models import hardware
 from recovery.models.loading import load_model
 
 NETWORK = Network(multiplied=10**9, layers=20, bytes=2 * 10**9)
@@ -75,3 +77,10 @@ def test_replay_takes_time_to_sample_first() -> None:
     assert midtraining_work(dataclasses.replace(plain, replay=0.3, engine="vllm"), "full", 500).vllm
     own = dataclasses.replace(plain, replay=0.3, replay_data=Path("chat.jsonl"))
     assert midtraining_work(own, "full", 500) == Work(trained=500, rows=1)
+
+
+def test_a_machine_is_named_with_the_gpu_that_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "pick_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    assert machine(hardware.gpu_name("cuda:1")) == machine().replace("Machine: ", "Machine: GPU 1, ")
+    assert machine(hardware.gpu_name("cpu")) == machine()
