@@ -1,6 +1,7 @@
 """A document of headings, paragraphs, tables and quoted texts, written as Markdown or as one HTML file.
 
-All content is escaped: markup in a model's response or in a user's documents is shown, never interpreted.
+All content is escaped: markup in a model's response or in a user's documents is shown, never interpreted. Only quoted
+texts, which stand alone, keep characters that turn the direction of a line.
 """
 
 from __future__ import annotations
@@ -58,11 +59,20 @@ def to_html(title: str, blocks: Sequence[Block], figures: Sequence[tuple[str, st
     ``figures`` are (caption, trusted HTML), placed after the first paragraph; they alone are not escaped.
     """
     environment = Environment(loader=PackageLoader("pipelines"), autoescape=select_autoescape(default=True))
+    environment.filters["undirected"] = undirected
     named = [(type(block).__name__.lower(), block) for block in blocks]
     cut = next((i for i, (kind, _) in enumerate(named) if kind == "paragraph"), -1) + 1
     return environment.get_template("report.html.jinja").render(
         title=title, head=named[:cut], body=named[cut:], figures=figures
     )
+
+
+def undirected(text: str) -> str:
+    """Return a text without characters that turn the direction of what stands beside it in the same line.
+
+    Marks of right-to-left scripts stay.
+    """
+    return re.sub("[\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def printable(text: str) -> str:
@@ -91,5 +101,5 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], marks: Seque
 
 def _inline(text: str) -> str:
     """Escape the characters that have a meaning in Markdown or HTML."""
-    escaped = re.sub(r"([\\`*\[\]<>#|&])", r"\\\1", " ".join(text.split()))
+    escaped = re.sub(r"([\\`*\[\]<>#|&])", r"\\\1", " ".join(undirected(text).split()))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\_", escaped)  # not special inside a word
