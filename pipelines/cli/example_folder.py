@@ -121,7 +121,7 @@ def keep(session: Any, scenario: Any, seed: int, workspace: Workspace, asked: As
     made, kept = of_cycles(session), asked.kept(workspace)
     arm, cycles = arm_named(MAIN_ARM), scenario.cycles
     device = build(MidtrainConfig, flags, scenario.recipe, session.recipe).device
-    keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, short=asked.short, device=device)
+    keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, device=device)
     if asked.write_docs is not None:
         write_page(workspace, asked)
 
@@ -152,9 +152,7 @@ def experiment(
                         cycles=cycles,
                         flags=flags,
                         kept=asked.kept(workspace),
-                        short=asked.short,
                         display=display,
-                        cut=asked.cut,
                     )
     found, text = write_page(workspace, asked)
     if asked.names:

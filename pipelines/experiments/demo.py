@@ -30,16 +30,28 @@ MINIATURE = "miniature"
 class Scenario:
     """A clean model and its corpora, one per cycle.
 
-    ``write`` (folder, seed) writes the corpora and returns their folders; ``about`` describes them; ``part`` names
-    their parent folder; ``recipe`` holds settings that override the model's own.
+    ``write`` (folder, seed) writes the corpora and returns their folders; ``about`` describes them; ``recipe`` holds
+    settings that override the model's own. ``short``: of each corpus only a part; ``cut``: into how many pieces each
+    was cut. Runs that differ in these are never mixed.
     """
 
     model: str
     cycles: int
     write: Callable[[Path, int], list[Path]]
     about: str
-    part: str = "corpora"
     recipe: Recipe = field(default_factory=Recipe)
+    short: bool = False
+    cut: int = 1
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of a run's folders and files; empty for whole corpora."""
+        return "-short" if self.short else f"-cut-{self.cut}" if self.cut > 1 else ""
+
+    @property
+    def part(self) -> str:
+        """The name of the corpora's parent folder."""
+        return f"corpora{self.suffix}"
 
 
 MINIATURE_SCENARIO = Scenario(

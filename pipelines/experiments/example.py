@@ -66,7 +66,8 @@ def scenario(folder: Path, packages: Path, *, short: bool, say: Say, arm: Arm | 
     def write(target: Path, _seed: int) -> list[Path]:
         return [_write(pages, documents, folder, target / f"{at}-{pages.name}") for at, pages in enumerate(corpora, 1)]
 
-    return Scenario(str(model), len(corpora), write, f"from {needed['documents'].title}", part_of(short, cut), recipe)
+    about = f"from {needed['documents'].title}"
+    return Scenario(str(model), len(corpora), write, about, recipe, short, cut)
 
 
 def shortened(arm: Arm, folder: Path) -> Arm:
@@ -77,16 +78,6 @@ def shortened(arm: Arm, folder: Path) -> Arm:
         return {name: value for name, value in given.items() if name not in tables.get(table, {})}
 
     return dataclasses.replace(arm, midtrain=left(arm.midtrain, "midtrain"), settings=left(arm.settings, "distill"))
-
-
-def part_of(short: bool, cut: int = 1) -> str:
-    """Return the name of the corpora's folder; whole and short runs, and those cut into pieces, are never mixed."""
-    return f"corpora{suffix_of(short, cut)}"
-
-
-def suffix_of(short: bool, cut: int) -> str:
-    """Return the end of the names of a run's folders and files; empty for whole corpora."""
-    return "-short" if short else f"-cut-{cut}" if cut > 1 else ""
 
 
 def read_pages(path: Path) -> list[Pages]:

@@ -24,7 +24,6 @@ from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.example import part_of, suffix_of
 from pipelines.midtrain import open_cycle
 from pipelines.planning.machine import machine
 from pipelines.reports.cost import cost_of
@@ -94,21 +93,18 @@ def run(
     cycles: int,
     flags: Mapping[str, Any],
     kept: Path,
-    short: bool,
     display: Display,
-    cut: int = 1,
 ) -> Record:
     """Run or resume the cycles of an arm with a seed; write its record after each cycle.
 
     Finished stages are not run again. Raises StageInterrupted on an interrupt.
     """
-    part = part_of(short, cut)
-    line = f"real/{part}/seed-{seed}"
+    line = f"real/{scenario.part}/seed-{seed}"
     home = Workspace(place.folder / line, str(place.database), place.report_to)
     _share_answers(place, home)
     display.say(f"\n{arm.title}, seed {seed}: {home.folder}")
     with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
-        folders = scenario.write(place.folder.resolve() / part, 0)[:cycles]
+        folders = scenario.write(place.folder.resolve() / scenario.part, 0)[:cycles]
         mid, distill, asked = _configs(session, scenario, {**flags, "seed": seed})
         asked = dataclasses.replace(asked, seed=0)  # the same items for every arm and seed
         made: list[Checkpoint] = []
@@ -122,18 +118,7 @@ def run(
                 if not measured(session, checkpoint, asked):
                     evaluate(session, dataclasses.replace(asked, checkpoint=checkpoint.name), cycle=number)
                 made.append(checkpoint)
-            record = keep(
-                session,
-                arm,
-                scenario,
-                made,
-                seed=seed,
-                cycles=cycles,
-                kept=kept,
-                short=short,
-                device=mid.device,
-                cut=cut,
-            )
+            record = keep(session, arm, scenario, made, seed=seed, cycles=cycles, kept=kept, device=mid.device)
     return record
 
 
@@ -146,9 +131,7 @@ def keep(
     seed: int,
     cycles: int,
     kept: Path,
-    short: bool,
     device: str,
-    cut: int = 1,
 ) -> Record:
     """Write the record of an arm so far: ``made`` are its checkpoints, ``cycles`` the number of planned cycles, and
     ``device`` where they were trained.
@@ -167,12 +150,12 @@ def keep(
         documents=scenario.about,
         machine=machine(gpu_name(device)),
         date=datetime.date.today().isoformat(),
-        short=short,
-        cut=cut,
+        short=scenario.short,
+        cut=scenario.cut,
         checkpoints=tuple(checkpoints),
         answers=tuple(_answers(session, [base, *made])),
     )
-    path = kept / FILE.format(arm=arm.name, seed=seed, suffix=suffix_of(short, cut))
+    path = kept / FILE.format(arm=arm.name, seed=seed, suffix=scenario.suffix)
     if path.is_file() and _holds(old := _read(path), record):
         return old
     path.parent.mkdir(parents=True, exist_ok=True)

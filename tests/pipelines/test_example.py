@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from evals.probes import load_probes
 from pipelines.cli.example_folder import MAIN_ARM, Asked, experiment, scenario_of, write_page
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.demo import Scenario
-from pipelines.experiments.example import read_pages, scenario, shortened, suffix_of
+from pipelines.experiments.example import read_pages, scenario, shortened
 from pipelines.experiments.run import FILE, Record, to_text
 from recovery.arms import Arm
 from recovery.config import DistillConfig, MidtrainConfig, build
@@ -159,11 +160,11 @@ def test_pieces_are_run_as_such_and_have_a_page_of_their_own(
 ) -> None:
     workspace, calls = Workspace(tmp_path / "w"), []
 
-    def run(place: Workspace, arm: Arm, scenario: Scenario, *, kept: Path, cut: int, **given: Any) -> None:
+    def run(place: Workspace, arm: Arm, scenario: Scenario, *, kept: Path, **given: Any) -> None:
         calls.append((scenario.part, given["cycles"]))
-        for number in (1, cut):
+        for number in (1, scenario.cut):
             about = ("documents", "title", 0, 2, "m.gguf", "pages", "here", "2026-11-26", False)
-            path = kept / FILE.format(arm=arm.name, seed=0, suffix=suffix_of(False, number))
+            path = kept / FILE.format(arm=arm.name, seed=0, suffix=replace(scenario, cut=number).suffix)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(to_text(Record(*about, cut=number)))
 

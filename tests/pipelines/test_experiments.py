@@ -251,13 +251,11 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
         return run(
             Workspace(tmp_path / "w"),
             arm_named("documents"),
-            scenario,
+            replace(scenario, short=short, cut=cut),
             seed=0,
             cycles=cycles,
             flags=flags,
             kept=tmp_path / "kept",
-            short=short,
-            cut=cut,
             display=Display(quiet=True),
         )
 
