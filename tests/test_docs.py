@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import re
 import shutil
 import subprocess
@@ -173,6 +175,16 @@ def small_project(tmp_path: Path) -> Path:
     page = "[`LIMIT`](../db/rows.py)\n\n<!-- files -->\n<!-- end of files -->\n"
     (tmp_path / "docs" / "architecture.md").write_text(page)
     return tmp_path
+
+
+def test_the_page_of_the_real_model_leaves_out_runs_on_corpora_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    script = importlib.import_module("write_real")
+    records = script.read_records(ROOT / "docs" / "real")
+    pieces = [dataclasses.replace(record, cut=2) for record in records]
+    monkeypatch.setattr(script, "read_records", lambda _folder: [*records, *pieces])
+    monkeypatch.setattr(sys, "argv", ["write_real.py", "--check"])
+    assert script.main() == 0
 
 
 def write_architecture(project: Path, *flags: str) -> tuple[int, str]:

@@ -172,6 +172,7 @@ def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
     missed = page([replace(whole, checkpoints=worse.checkpoints)], "two-teachers", "the command")
     assert "Missed: recovery: own prompts, instructions strict, relative to base 0.990, 0.833" in missed
     assert "## In short" not in page([replace(whole, short=True)], "two-teachers", "the command")
+    assert "## In short" not in page([replace(whole, cut=2)], "two-teachers", "the command"), "not what make real runs"
 
 
 def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
