@@ -18,6 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from db import migrate
 from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError
 from db.liveness import RECONNECT_SECONDS
+from db.write_ahead_log import damaged_log, keep_copy
 
 BUSY_SECONDS = 30.0
 """Seconds that a writer waits for another one before it fails."""
@@ -162,8 +163,24 @@ def open_database(address: str | Path | URL) -> Database:
     else:
         event.listen(engine, "connect", _prepare_server)
     with _in_words(url, "opened"):
+        if is_sqlite(url):
+            _require_whole_log(engine, Path(str(url.database)))
         migrate.upgrade(engine, describe(url))
     return Database(url, engine, schema=migrate.newest())
+
+
+def _require_whole_log(engine: Engine, path: Path) -> None:
+    """Raise DatabaseError if the write-ahead log is damaged, once: it is copied, and what can be read of it kept."""
+    with engine.connect() as connection:
+        with connection.begin():
+            log = damaged_log(path)
+            copy = None if log is None else keep_copy(log)
+        if copy is not None:
+            connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            raise DatabaseError(
+                f"{path} has lost its newest entries, since its log {path.name}-wal is damaged: the log was copied to "
+                f"{copy}; restore a copy of both files, or repeat the command to continue without the lost entries"
+            )
 
 
 def open_readonly(address: str | Path | URL) -> Database:

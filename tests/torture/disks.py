@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.torture.damage import TRACKER, contents, damage, said, settle
+from tests.torture.damage import TRACKER, commits_behind, contents, damage, said, settle
 from tests.torture.outcome import NOT_DISTURBED, Outcome, numbers
 from tests.torture.process import Ended
 from tests.torture.traps import GROWING, Trap, die, fails_with
@@ -171,6 +171,30 @@ def _damaged_tracker(made: World, folder: Path, draw: random.Random) -> tuple[st
     return f"{what} ({_told(done[-1])}; status: {_told(shown)})", faults
 
 
+def _damaged_log(made: World, folder: Path, draw: random.Random) -> tuple[str, list[str]]:
+    """Damage the tracker's log: it must make no difference, or be reported if more than the last transaction is lost.
+
+    That the last one is lost cannot be noticed: it looks like one that a power failure interrupted.
+    """
+    files = _killed_with(made, folder, draw, "tracker.db-wal")
+    if not files:
+        return f"{NOT_DISTURBED}, no log yet", faults_of(made, folder, go_on(folder))
+    log, tracker = files[0], files[0].with_name("tracker.db")
+    before, whole = contents(tracker), log.read_bytes()
+    how = damage(log, draw)
+    lost = commits_behind(whole, log.read_bytes())
+    if contents(tracker) == before:
+        done = go_on(folder)
+        return f"{how}, no entry lost ({_told(done[-1])})", faults_of(made, folder, done)
+    # Not go_on at first: it reads the tracker with SQLite itself, which ends the log.
+    done = [recover(RESUME, folder), recover(BEGIN, folder), *go_on(folder)]
+    kept = list(log.parent.glob(f"{log.name}.damaged-*"))
+    faults = [one.complaint for one in done if one.complaint] + (said(done[-1], TRACKER) if done[-1].status else [])
+    if lost > 1 and not kept:
+        faults.append(f"{lost} transactions were lost, and nothing was said")
+    return f"{how}, entries lost, {'reported' if kept else 'the last ones'} ({_told(done[-1])})", faults
+
+
 def _unnoticed(made: World, folder: Path, done: list[Ended], shown: Ended) -> list[str]:
     """Return what is wrong after a damaged tracker was gone on with, and shown: each command must refuse it for a
     reason that is known, or end as if it were whole."""
@@ -228,6 +252,7 @@ _WAYS: dict[str, tuple[float, Callable[[World, Path, random.Random], tuple[str, 
     "a damaged checkpoint": (2, _damaged_weights),
     "a damaged training state": (2, _damaged_state),
     "a damaged tracker": (2, _damaged_tracker),
+    "a damaged log": (2, _damaged_log),
     "another damaged file": (2, _damaged_rest),
     "a lock left over": (1, _left_over),
 }
