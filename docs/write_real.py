@@ -1,5 +1,6 @@
 """Write docs/real.md and the README's table from the records of docs/real: `make docs`.
 
+docs/real/clean holds what `recover eval base --model FILE --ifeval FILE --json` printed with other lengths of response.
 Uses the records of runs on whole corpora if there are any, else of short ones; never those of corpora in pieces. With
 --check nothing is written and the exit status is 1 if one of the two is out of date.
 """
@@ -15,7 +16,7 @@ from _pages import between
 from pipelines.cli.example_folder import MAIN_ARM
 from pipelines.data.question_splits import load_questions
 from pipelines.experiments.page import page, summary
-from pipelines.experiments.run import read_records
+from pipelines.experiments.run import read_clean, read_records
 
 HERE = Path(__file__).resolve().parent
 QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"
@@ -35,7 +36,7 @@ def main() -> int:
     readme = README.read_text(encoding="utf-8")
     written = {
         README: between(readme, "real model", summary(chosen, MAIN_ARM)),
-        PAGE: page(chosen, MAIN_ARM, COMMAND, load_questions(QUESTIONS)),
+        PAGE: page(chosen, MAIN_ARM, COMMAND, load_questions(QUESTIONS), read_clean(HERE / "real/clean")),
     }
     if check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in written.items()))

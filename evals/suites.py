@@ -141,7 +141,12 @@ def behaviours(
 
 
 def recorded(
-    engine: Engine, *, max_new_tokens: int, question_tokens: int | None = None, seed: int = 0
+    engine: Engine,
+    *,
+    max_new_tokens: int,
+    question_tokens: int | None = None,
+    ifeval_tokens: int | None = None,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Return the settings recorded with the scores because they can change them: limits, batch budget, versions."""
     inner = engine.engine if isinstance(engine, CachingEngine) else engine
@@ -149,6 +154,7 @@ def recorded(
         "decoding": "greedy",
         "max_new_tokens": max_new_tokens,
         "question_tokens": question_tokens or min(max_new_tokens, QUESTION_TOKENS),
+        **({} if ifeval_tokens is None else {"ifeval_tokens": ifeval_tokens}),
         "seed": seed,
         "engine": getattr(inner, "name", type(inner).__name__),
         "token_budget": getattr(inner, "token_budget", None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ def command(
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.plan import gather, plan_evaluate
         from pipelines.evaluation.retention import kept
-        from pipelines.evaluation.stage import evaluate, measured
+        from pipelines.evaluation.stage import evaluate, measured, recorded
+        from recovery.models.hardware import gpu_name
 
         inputs = gather(session, config, checkpoint)
         plan = plan_evaluate(session, config, inputs=inputs)
@@ -88,7 +90,8 @@ def command(
         if not measured(session, session.base):
             common.note("the clean model is not evaluated yet, so there is nothing to compare with: recover eval base")
         found = kept(session, checkpoint, results)
-    _show(checkpoint.name, results, found, as_json)
+        how = recorded(session, checkpoint, gpu_name(config.device))
+    _show(checkpoint.name, results, found, as_json, how)
 
 
 def _import(context: click.Context, workspace: Workspace, model: str | None, logs: Path, as_json: bool) -> None:
@@ -119,8 +122,10 @@ def _judge(ifeval: str | None, responses: Path, as_json: bool) -> None:
     common.emit(found.to_json(), as_json, found.text)
 
 
-def _show(name: str, results: Any, found: Any, as_json: bool) -> None:
-    """Print every score with its retention relative to the clean model and to the best earlier checkpoint."""
+def _show(name: str, results: Any, found: Any, as_json: bool, how: Mapping[str, Any] | None = None) -> None:
+    """Print every score with its retention relative to the clean model and to the best earlier checkpoint; as JSON
+    also its parts, and ``how`` it was measured.
+    """
     from db.records import Score, interval_of
     from evals.suites import scores_json
 
@@ -131,5 +136,6 @@ def _show(name: str, results: Any, found: Any, as_json: bool) -> None:
         shown = f"{score.value:7.3f}  (95%: {low:.3f} to {high:.3f}, n = {score.n:,})"
         return f"{result.suite:32} {shown}{change}"
 
-    value = {"checkpoint": name, "scores": scores_json(results), "kept": found}
+    parts = {one.suite: {key: score.value for key, score in one.details.items()} for one in results if one.details}
+    value = {"checkpoint": name, "scores": scores_json(results), "kept": found, "details": parts, "recorded": how or {}}
     common.emit(value, as_json, lambda: "\n".join([name, *map(line, results)]))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from db import queries, records
 from evals import suites
@@ -14,6 +17,7 @@ from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.packaged_ifeval import evaluate_ifeval
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather
 from pipelines.evaluation.stored_results import IMPORTED, record_result
+from pipelines.planning.machine import machine
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
@@ -85,12 +89,29 @@ def evaluate(
         for line in _left_no_room(results, loaded.max_length):
             session.display.say(line)
         facts = suites.recorded(
-            engine, max_new_tokens=config.max_new_tokens, question_tokens=config.question_tokens, seed=config.seed
+            engine,
+            max_new_tokens=config.max_new_tokens,
+            question_tokens=config.question_tokens,
+            ifeval_tokens=config.ifeval_tokens if config.ifeval else None,
+            seed=config.seed,
         )
         for result in results:
             record_result(session, stage.recorder, checkpoint, result)
         stage.details = {"recorded": facts, "suites": [result.suite for result in results]}
     return results
+
+
+def recorded(session: Session, checkpoint: Checkpoint, gpu: str) -> dict[str, Any]:
+    """Return how a checkpoint was measured last: date, model, machine, and the settings that can change a score."""
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
+    newest = next(one for one in stages if one.student_id == checkpoint.id and "recorded" in one.details)
+    day = datetime.datetime.fromtimestamp(newest.started_at).date().isoformat()
+    return {
+        "date": day,
+        "model": Path(session.workspace.settings()["model"]).name,
+        "machine": machine(gpu),
+        **newest.details["recorded"],
+    }
 
 
 def _left_no_room(results: Sequence[SuiteResult], window: int) -> list[str]:

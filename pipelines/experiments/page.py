@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from evals.comparison import Comparison, Judged, compare
 from pipelines.data.question_splits import Question
@@ -24,10 +25,9 @@ from pipelines.experiments.bounds import (
     Value,
     answered,
     held_out,
-    of,
     reached,
 )
-from pipelines.experiments.run import Measured, Record
+from pipelines.experiments.run import CleanScores, Measured, Record
 from pipelines.reports.document import table_lines
 from recovery.arms import arms
 from recovery.errors import UsageError
@@ -68,11 +68,17 @@ PUBLISHED = {"SmolLM2-135M-Instruct": 0.299}
 NEAR = 0.04
 
 
-def page(records: Sequence[Record], main: str, command: str, questions: Sequence[Question] = ()) -> str:
+def page(
+    records: Sequence[Record],
+    main: str,
+    command: str,
+    questions: Sequence[Question] = (),
+    clean: Sequence[CleanScores] = (),
+) -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds.
 
-    With the ``questions`` of the records, held-out facts are counted by form as well. Records of short runs, of
-    whole ones, and of those cut into pieces are never mixed.
+    With the ``questions`` of the records, held-out facts are counted by form as well; ``clean`` are other measurements
+    of the clean model. Records of short runs, of whole ones, and of those cut into pieces are never mixed.
     """
     short = any(record.short for record in records)
     mine = [record for record in records if record.arm == main]
@@ -91,7 +97,7 @@ def page(records: Sequence[Record], main: str, command: str, questions: Sequence
         _TERMS,
     ]
     if mine:
-        parts += ["", "## Against the bounds", "", f"Arm `{main}`.", "", *_bounds(mine), *_base(mine[0])]
+        parts += ["", "## Against the bounds", "", f"Arm `{main}`.", "", *_bounds(mine), *_base(mine[0], clean)]
     parts += ["", "## Every arm, by the same bounds", "", _OWN_BASE, "", *_by_bounds(records)]
     if counted := _counted(records, questions):
         parts += ["", "## Held-out facts, corpus by corpus", "", _FEW, "", *counted]
@@ -223,24 +229,43 @@ def _bounds(records: Sequence[Record]) -> list[str]:
     return table_lines(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
 
 
-def _base(record: Record) -> list[str]:
-    """Return the clean model's IFEval scores next to the published mean."""
+def _base(record: Record, clean: Sequence[CleanScores]) -> list[str]:
+    """Return the clean model's IFEval scores next to the published mean: the record's, and others of the same model."""
     base = record.at(0, "base")
-    found = [of(base, IFEVAL, level) if base else None for level in LEVELS.values()]
-    known = [value for value in found if value is not None]
-    published = next((value for name, value in PUBLISHED.items() if record.model.startswith(name)), None)
-    if base is None or len(known) < len(LEVELS):
+    found = _levels(base.suites[IFEVAL]) if base and IFEVAL in base.suites else None
+    if base is None or found is None:
         return []
-    mean = statistics.fmean(known)
-    parts = ", ".join(f"{name} {100 * value:.1f}" for name, value in zip(LEVELS, known, strict=True))
-    text = f"The clean model on IFEval's {base.suites[IFEVAL]['n']:,} prompts: {parts}; mean {100 * mean:.1f}."
-    if published is not None:
-        word = "At most" if abs(mean - published) <= NEAR else "**More than**"
-        text += (
-            f" Its model card reports {100 * published:.1f}, for full weights and responses of 1,280 tokens or more; "
-            f"this is {record.model} with shorter ones. {word} {100 * NEAR:.0f} points of difference."
-        )
+    published = next((value for name, value in PUBLISHED.items() if record.model.startswith(name)), None)
+    text = f"The clean model on IFEval's {base.suites[IFEVAL]['n']:,} prompts: {found[0]}."
+    if published is None:
+        return ["", text]
+    text += (
+        f" Its model card reports {100 * published:.1f}, for full weights and responses of 1,280 tokens or more; "
+        f"this is {record.model} with shorter ones. {_near(found[1], published)}"
+    )
+    for one in clean:
+        again = _levels(one.ifeval) if one.model == record.model else None
+        if again is not None:
+            text += (
+                f" With responses of at most {one.tokens:,} tokens ({one.date}. {one.machine.rstrip('.')}): {again[0]}."
+                f" {_near(again[1], published)}"
+            )
     return ["", text]
+
+
+def _levels(suite: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Return IFEval's four scores and their mean as text, and the mean; None if one is missing."""
+    scores = {"": suite["value"], **suite["details"]}
+    if any(scores.get(level) is None for level in LEVELS.values()):
+        return None
+    mean = statistics.fmean(scores[level] for level in LEVELS.values())
+    parts = ", ".join(f"{name} {100 * scores[level]:.1f}" for name, level in LEVELS.items())
+    return f"{parts}; mean {100 * mean:.1f}", mean
+
+
+def _near(mean: float, published: float) -> str:
+    word = "At most" if abs(mean - published) <= NEAR else "**More than**"
+    return f"{word} {100 * NEAR:.0f} points of difference."
 
 
 def _number(value: float | None, percent: bool) -> str:

@@ -56,6 +56,20 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class CleanScores:
+    """The clean model on IFEval, responses of at most ``tokens`` tokens: from the output of `recover eval base --json`.
+
+    ``ifeval`` is {"value", "stderr", "n", "details"}.
+    """
+
+    model: str
+    machine: str
+    date: str
+    tokens: int
+    ifeval: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Record:
     """The results of an arm with a seed so far: ``cycles`` of ``wanted`` are done."""
 
@@ -241,6 +255,22 @@ def to_text(record: Record) -> str:
 def read_records(folder: Path) -> list[Record]:
     """Read every record of a folder. Raises UsageError if one cannot be read."""
     return [_read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def read_clean(folder: Path) -> list[CleanScores]:
+    """Read every measurement of a clean model in a folder. Raises UsageError if one cannot be read."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            how = data["recorded"]
+            suite = {**data["scores"]["ifeval"], "details": data["details"]["ifeval"]}
+            found.append(CleanScores(how["model"], how["machine"], how["date"], how["ifeval_tokens"], suite))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(
+                f"{path} is not what `recover eval base --ifeval FILE --json` prints ({error}): write it again"
+            ) from error
+    return found
 
 
 def _read(path: Path) -> Record:

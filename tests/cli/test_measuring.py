@@ -61,6 +61,9 @@ def test_an_evaluation_names_every_suite_and_the_models_own_tasks(say: Say, tmp_
     value = json.loads(again)
     assert value["scores"]["behaviour/refusal"] == {"value": 1.0, "stderr": 0.0, "n": 2}
     assert value["kept"] == {}
+    assert set(value["details"]["instruction_following"]) > {"prompt_loose", "instruction_strict", "instruction_loose"}
+    assert value["recorded"]["model"] == "miniature" and value["recorded"]["max_new_tokens"] == 128
+    assert value["recorded"]["machine"].startswith("Machine: ") and len(value["recorded"]["date"]) == 10
     status = json.loads(say("status", "--json")[0])
     assert status["base"]["behaviour/house"]["n"] == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.bounds import of_earlier
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import page, summary
-from pipelines.experiments.run import FILE, Measured, Record, read_records, run, to_text
+from pipelines.experiments.run import FILE, CleanScores, Measured, Record, read_clean, read_records, run, to_text
 from pipelines.runtime.progress import Display
 from recovery.errors import UsageError
 from recovery.workspace import Workspace
@@ -204,6 +205,25 @@ def test_the_clean_model_stands_beside_what_its_card_says() -> None:
     assert "541 prompts: prompts strict 20.0, prompts loose 22.0, instructions strict 32.0" in text
     assert "mean 27.0. Its model card reports 29.9" in text and "At most 4 points of difference" in text
     assert "model card" not in page([RUN], "two-teachers", "the command")
+    suite = {"value": 0.1, "stderr": 0.02, "n": 541, "details": levels}
+    longer = CleanScores(record.model, "Machine: one.", "2026-11-26", 1280, suite)
+    text = page([record], "two-teachers", "the command", clean=[longer, replace(longer, model="another", tokens=9)])
+    assert "With responses of at most 1,280 tokens (2026-11-26. Machine: one): prompts strict 10.0" in text
+    assert "mean 24.5. **More than** 4 points of difference." in text and "at most 9 tokens" not in text
+
+
+def test_measurements_of_the_clean_model_are_what_eval_prints(tmp_path: Path) -> None:
+    printed = {
+        "scores": {"ifeval": {"value": 0.2, "stderr": 0.01, "n": 541}},
+        "details": {"ifeval": {"prompt_loose": 0.3}},
+        "recorded": {"model": "m.gguf", "machine": "Machine: one.", "date": "2026-11-26", "ifeval_tokens": 1280},
+    }
+    (tmp_path / "one.json").write_text(json.dumps(printed))
+    suite = {"value": 0.2, "stderr": 0.01, "n": 541, "details": {"prompt_loose": 0.3}}
+    assert read_clean(tmp_path) == [CleanScores("m.gguf", "Machine: one.", "2026-11-26", 1280, suite)]
+    (tmp_path / "two.json").write_text(json.dumps({**printed, "recorded": {}}))
+    with pytest.raises(UsageError, match=r"two.json is not what `recover eval base --ifeval FILE --json` prints"):
+        read_clean(tmp_path)
 
 
 def test_what_is_left_of_earlier_corpora_is_reported_for_each_cycle() -> None:
