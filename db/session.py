@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, Operati
 from db import migrate
 from db.errors import DatabaseError, MissingDatabaseError, OutdatedSchemaError
 from db.liveness import RECONNECT_SECONDS
-from db.write_ahead_log import damaged_log, keep_copy
+from db.write_ahead_log import dropped_transactions
 
 BUSY_SECONDS = 30.0
 """Seconds that a writer waits for another one before it fails."""
@@ -158,29 +158,25 @@ def open_database(address: str | Path | URL) -> Database:
         raise DatabaseError(f"no folder {Path(str(url.database)).parent} for the tracker database: create it first")
     engine = _engine(url)
     if is_sqlite(url):
+        _require_whole_log(Path(str(url.database)))
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_immediate)
     else:
         event.listen(engine, "connect", _prepare_server)
     with _in_words(url, "opened"):
-        if is_sqlite(url):
-            _require_whole_log(engine, Path(str(url.database)))
         migrate.upgrade(engine, describe(url))
     return Database(url, engine, schema=migrate.newest())
 
 
-def _require_whole_log(engine: Engine, path: Path) -> None:
-    """Raise DatabaseError if the write-ahead log is damaged, once: it is copied, and what can be read of it kept."""
-    with engine.connect() as connection:
-        with connection.begin():
-            log = damaged_log(path)
-            copy = None if log is None else keep_copy(log)
-        if copy is not None:
-            connection.connection.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            raise DatabaseError(
-                f"{path} has lost its newest entries, since its log {path.name}-wal is damaged: the log was copied to "
-                f"{copy}; restore a copy of both files, or repeat the command to continue without the lost entries"
-            )
+def _require_whole_log(path: Path) -> None:
+    """Raise DatabaseError if the write-ahead log of a SQLite file is damaged, before SQLite drops the rest of it."""
+    log = Path(f"{path.resolve()}-wal")  # SQLite, too, puts it beside the file that a link leads to
+    lost = dropped_transactions(log)
+    if lost:
+        raise DatabaseError(
+            f"{log} is damaged, and SQLite would drop its last {lost} transactions without an error: copy it and "
+            f"{path.name} now, then restore a backup, or continue without them as docs/workspace.md says"
+        )
 
 
 def open_readonly(address: str | Path | URL) -> Database:
@@ -194,6 +190,7 @@ def open_readonly(address: str | Path | URL) -> Database:
         path = Path(str(url.database))
         if not path.is_file() or path.stat().st_size == 0:
             raise MissingDatabaseError(f"no tracker database at {path}: run `recover demo` or any stage first")
+        _require_whole_log(path)
         query = {"uri": "true", "mode": "ro"}
         engine = _engine(URL.create("sqlite", database=path.as_uri(), query=query), poolclass=NullPool)
         event.listen(engine, "connect", _prepare_reader)

@@ -3,84 +3,67 @@
 SQLite reads its log (``FILE-wal``) up to the first frame whose checksum is wrong and drops the rest without an error,
 as it must for a transaction that a power failure interrupted. Only the last transaction can be such a one: each is
 flushed to the disk before the next begins. If two or more are dropped, the log is damaged and committed data are lost.
-The formats of the log and of its index (``FILE-shm``): https://www.sqlite.org/walformat.html.
+The format: https://www.sqlite.org/walformat.html.
+
+Only the log is opened here. A process that closes the database file or its index (``FILE-shm``) loses all locks that
+SQLite holds on them for it, and another process may then delete the log while it is in use.
 """
 
 from __future__ import annotations
 
 import struct
+import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-_HEADER = 32
-_FRAME = 24
+_HEADER = 32  # bytes
+_FRAME = 24  # bytes in front of each page
 _BIG_ENDIAN = 0x377F0683
+_PAGE = 4096  # SQLite's default, for a log whose header is damaged
+_AGAIN_SECONDS = 0.2
+
+# The headers of logs that this process found sound: the next log of the same file has another one.
+_sound: set[bytes] = set()
 
 
-def damaged_log(path: Path) -> Path | None:
-    """Return the log of the SQLite file at ``path`` if committed transactions in it cannot be read, else None.
+def dropped_transactions(log: Path) -> int:
+    """Return how many committed transactions of a log SQLite would drop because of damage; 0 if there is no log.
 
-    The caller has the file open and holds its write lock, so that neither log nor index changes.
+    It is read twice if it seems damaged: a process may have begun it anew meanwhile.
     """
-    log, index = Path(f"{path}-wal"), Path(f"{path}-shm")
-    if not (log.is_file() and index.is_file() and log.stat().st_size > _HEADER):
-        return None
-    with path.open("rb") as file:
-        page = struct.unpack(">H", file.read(18)[16:])[0]
-    with index.open("rb") as file:
-        head = file.read(40)
-    with log.open("rb") as file:
-        return log if _dropped(file, head, _FRAME + (65_536 if page == 1 else page)) > 1 else None
+    found = _dropped(log)
+    if found < 2:
+        return 0
+    time.sleep(_AGAIN_SECONDS)
+    again = _dropped(log)
+    return again if again > 1 else 0
 
 
-def keep_copy(log: Path) -> Path:
-    """Copy a log next to itself under a new name, and return that. Raises OSError if it cannot be written."""
-    number = 1
-    while (copy := log.with_name(f"{log.name}.damaged-{number}")).exists():
-        number += 1
-    copy.write_bytes(log.read_bytes())
-    return copy
-
-
-def _dropped(file: BinaryIO, index: bytes, size: int) -> int:
-    """Return how many transactions of a log are not in its index, with ``size`` bytes in a frame and its page."""
-    header = file.read(_HEADER)
-    order = ">" if struct.unpack_from(">I", header)[0] == _BIG_ENDIAN else "<"
-    (valid,) = struct.unpack_from("=I", index, 16)
-    before, salt = struct.unpack_from("=II", index, 24), index[32:40]
-    ends = Counter(frame[8:16] for frame in _frames(file, valid, size) if _ends(frame))  # by the log that they are of
-    if _checksum(order, (0, 0), header[:24]) != struct.unpack(">II", header[24:]):
-        return max(ends.values(), default=0)
-    if _whole(file, valid, size, order, before, salt):
-        return 0  # the process that wrote it was killed before it could enter it into the index
-    return ends[salt]
-
-
-def _whole(file: BinaryIO, start: int, size: int, order: str, checksum: tuple[int, int], salt: bytes) -> bool:
-    """Whether the transaction that begins with frame ``start`` is sound, behind frames with this ``checksum``."""
-    file.seek(_HEADER + start * size)
-    while len(frame := file.read(size)) == size:
-        checksum = _checksum(order, checksum, frame[:8] + frame[_FRAME:])
-        if frame[8:16] != salt or checksum != struct.unpack(">II", frame[16:_FRAME]):
-            return False
-        if _ends(frame):
-            return True
-    return False
-
-
-def _ends(frame: bytes) -> bool:
-    """Whether a frame ends a transaction: then it names the size of the database."""
-    return frame[4:8] != bytes(4)
-
-
-def _frames(file: BinaryIO, start: int, size: int) -> Iterator[bytes]:
-    """Yield the headers of all frames from number ``start``, counted from 0."""
-    at = _HEADER + start * size
-    while file.seek(at) and len(frame := file.read(_FRAME)) == _FRAME:
-        yield frame
-        at += size
+def _dropped(log: Path) -> int:
+    """Return how many transactions end behind the first frame of a log that is not sound."""
+    try:
+        with log.open("rb") as file:
+            header = file.read(_HEADER)
+            if len(header) < _HEADER or header in _sound:
+                return 0
+            magic, _, page = struct.unpack_from(">III", header)
+            order, salt = ">" if magic == _BIG_ENDIAN else "<", header[16:24]
+            checksum = _checksum(order, (0, 0), header[:24])
+            sound = whole = checksum == struct.unpack(">II", header[24:])
+            size = _FRAME + (page if whole else _PAGE)
+            ends: Counter[bytes] = Counter()  # by the salt of the log that they are of: older frames may be left
+            while len(frame := file.read(size)) == size:
+                if sound:
+                    checksum = _checksum(order, checksum, frame[:8] + frame[_FRAME:])
+                    sound = frame[8:16] == salt and checksum == struct.unpack(">II", frame[16:_FRAME])
+                if not sound and frame[4:8] != bytes(4):  # only a frame that ends a transaction has this field
+                    ends[frame[8:16]] += 1
+    except OSError:  # there is none, or SQLite says why it cannot be read
+        return 0
+    found = ends[salt] if whole else max(ends.values(), default=0)
+    if whole and not found:
+        _sound.add(header)
+    return found
 
 
 def _checksum(order: str, start: tuple[int, int], data: bytes) -> tuple[int, int]:

@@ -86,11 +86,12 @@ def command(
             return
         for effect in plan.effects[:1]:
             common.note(effect)
+        checkpoint = session.registered(checkpoint)
         results = evaluate(session, config, inputs=inputs)
         if not measured(session, session.base):
             common.note("the clean model is not evaluated yet, so there is nothing to compare with: recover eval base")
         found = kept(session, checkpoint, results)
-        how = recorded(session, checkpoint, gpu_name(config.device))
+        how = recorded(session, checkpoint, gpu_name(config.device)) if as_json else {}
     _show(checkpoint.name, results, found, as_json, how)
 
 

@@ -244,7 +244,8 @@ def _base(record: Record, clean: Sequence[CleanScores]) -> list[str]:
         f"this is {record.model} with shorter ones. {_near(found[1], published)}"
     )
     for one in clean:
-        again = _levels(one.ifeval) if one.model == record.model else None
+        alike = one.model == record.model and one.ifeval["n"] == base.suites[IFEVAL]["n"]
+        again = _levels(one.ifeval) if alike else None
         if again is not None:
             text += (
                 f" With responses of at most {one.tokens:,} tokens ({one.date}. {one.machine.rstrip('.')}): {again[0]}."

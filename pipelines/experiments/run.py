@@ -263,9 +263,11 @@ def read_clean(folder: Path) -> list[CleanScores]:
     for path in sorted(folder.glob("*.json")):
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
+            if data["checkpoint"] != "base":
+                raise ValueError(f"the scores are those of {data['checkpoint']}")
             how = data["recorded"]
             suite = {**data["scores"]["ifeval"], "details": data["details"]["ifeval"]}
-            found.append(CleanScores(how["model"], how["machine"], how["date"], how["ifeval_tokens"], suite))
+            found.append(CleanScores(how["model"], how["machine"], how["date"], int(how["ifeval_tokens"]), suite))
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(
                 f"{path} is not what `recover eval base --ifeval FILE --json` prints ({error}): write it again"

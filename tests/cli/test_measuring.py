@@ -68,6 +68,15 @@ def test_an_evaluation_names_every_suite_and_the_models_own_tasks(say: Say, tmp_
     assert status["base"]["behaviour/house"]["n"] == 1
 
 
+def test_a_model_in_a_folder_is_measured(say: Say, tiny_model: Path) -> None:
+    printed, _ = say(
+        "eval", tiny_model, "--limit", "4", "--max-new-tokens", "4", "--json", "--prompts", "composer", "--seed", "1"
+    )
+    value = json.loads(printed)
+    assert value["scores"]["instruction_following"]["n"] <= 4
+    assert value["recorded"]["max_new_tokens"] == 4 and value["recorded"]["seed"] == 1
+
+
 def test_results_of_lm_eval_are_recorded_for_a_model_that_is_not_here(
     say: Say, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -207,13 +207,21 @@ def test_the_clean_model_stands_beside_what_its_card_says() -> None:
     assert "model card" not in page([RUN], "two-teachers", "the command")
     suite = {"value": 0.1, "stderr": 0.02, "n": 541, "details": levels}
     longer = CleanScores(record.model, "Machine: one.", "2026-11-26", 1280, suite)
-    text = page([record], "two-teachers", "the command", clean=[longer, replace(longer, model="another", tokens=9)])
+    fewer = replace(longer, tokens=8, ifeval={**suite, "n": 50})
+    text = page(
+        [record], "two-teachers", "the command", clean=[longer, replace(longer, model="another", tokens=9), fewer]
+    )
     assert "With responses of at most 1,280 tokens (2026-11-26. Machine: one): prompts strict 10.0" in text
-    assert "mean 24.5. **More than** 4 points of difference." in text and "at most 9 tokens" not in text
+    assert (
+        "mean 24.5. **More than** 4 points of difference." in text
+        and "at most 9 tokens" not in text
+        and "at most 8" not in text
+    )
 
 
 def test_measurements_of_the_clean_model_are_what_eval_prints(tmp_path: Path) -> None:
     printed = {
+        "checkpoint": "base",
         "scores": {"ifeval": {"value": 0.2, "stderr": 0.01, "n": 541}},
         "details": {"ifeval": {"prompt_loose": 0.3}},
         "recorded": {"model": "m.gguf", "machine": "Machine: one.", "date": "2026-11-26", "ifeval_tokens": 1280},
@@ -221,9 +229,10 @@ def test_measurements_of_the_clean_model_are_what_eval_prints(tmp_path: Path) ->
     (tmp_path / "one.json").write_text(json.dumps(printed))
     suite = {"value": 0.2, "stderr": 0.01, "n": 541, "details": {"prompt_loose": 0.3}}
     assert read_clean(tmp_path) == [CleanScores("m.gguf", "Machine: one.", "2026-11-26", 1280, suite)]
-    (tmp_path / "two.json").write_text(json.dumps({**printed, "recorded": {}}))
-    with pytest.raises(UsageError, match=r"two.json is not what `recover eval base --ifeval FILE --json` prints"):
-        read_clean(tmp_path)
+    for wrong in ({"recorded": {}}, {"checkpoint": "latest"}):
+        (tmp_path / "two.json").write_text(json.dumps({**printed, **wrong}))
+        with pytest.raises(UsageError, match=r"two.json is not what `recover eval base --ifeval FILE --json` prints"):
+            read_clean(tmp_path)
 
 
 def test_what_is_left_of_earlier_corpora_is_reported_for_each_cycle() -> None:

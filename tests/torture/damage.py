@@ -27,7 +27,6 @@ TRACKER = (
         "contains no tracker yet",
         "no tracker database at",
         "has no record of",
-        "has lost its newest entries",
     ),
 )
 

@@ -182,17 +182,25 @@ def _damaged_log(made: World, folder: Path, draw: random.Random) -> tuple[str, l
     log, tracker = files[0], files[0].with_name("tracker.db")
     before, whole = contents(tracker), log.read_bytes()
     how = damage(log, draw)
-    lost = commits_behind(whole, log.read_bytes())
-    if contents(tracker) == before:
-        done = go_on(folder)
-        return f"{how}, no entry lost ({_told(done[-1])})", faults_of(made, folder, done)
+    same, lost = contents(tracker) == before, commits_behind(whole, damaged := log.read_bytes())
     # Not go_on at first: it reads the tracker with SQLite itself, which ends the log.
-    done = [recover(RESUME, folder), recover(BEGIN, folder), *go_on(folder)]
-    kept = list(log.parent.glob(f"{log.name}.damaged-*"))
-    faults = [one.complaint for one in done if one.complaint] + (said(done[-1], TRACKER) if done[-1].status else [])
-    if lost > 1 and not kept:
-        faults.append(f"{lost} transactions were lost, and nothing was said")
-    return f"{how}, entries lost, {'reported' if kept else 'the last ones'} ({_told(done[-1])})", faults
+    first = [recover(STATUS, folder), recover(BEGIN, folder)]
+    reported = [one for one in first if "transactions without an error" in one.error]
+    faults = [fault for one in reported for fault in said(one, ("is damaged",), log)]
+    if reported and log.read_bytes() != damaged:
+        faults.append("the damaged log was changed")
+    if same and reported:
+        faults.append("a log that lacks nothing was reported")
+    if lost > 1 and not same and len(reported) < len(first):
+        faults.append(f"{lost} transactions were lost, and only {len(reported)} of {len(first)} commands said so")
+    if reported:
+        settle(tracker)  # as docs/workspace.md says
+    done = [*first, *go_on(folder)]
+    what = f"{how}, {'no entry' if same else 'entries'} lost, {len(reported)} reports ({_told(done[-1])})"
+    if same:
+        return what, faults + faults_of(made, folder, done)
+    faults += [one.complaint for one in done if one.complaint]
+    return what, faults + (said(done[-1], TRACKER) if done[-1].status else [])
 
 
 def _unnoticed(made: World, folder: Path, done: list[Ended], shown: Ended) -> list[str]:
