@@ -261,6 +261,7 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
         knowledge_teacher=knowledge,
         earlier_teacher=config.distill.earlier_teacher or earlier,
         writer_questions=config.distill.writer_questions and knowledge is not None,
+        document_teacher=config.distill.document_teacher and knowledge is not None,
     )
 
 

@@ -50,11 +50,12 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
         raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
     if not abandon and read_plan(session) is not None:
         raise UsageError("earlier cycles are unfinished here: `recover resume` continues them")
-    if config.midtrain.writer == WRITER_FILE:
+    flag = f"--writer {WRITER_FILE}" if config.midtrain.writer == WRITER_FILE else "--document-texts"
+    if config.midtrain.writer == WRITER_FILE or config.distill.document_texts:
         for docs in config.docs:
             beside = given_beside(docs, WRITER_FILE)
             if beside is None:
-                raise UsageError(f"--writer {WRITER_FILE}: there is no {WRITER_FILE} beside the documents of {docs}")
+                raise UsageError(f"{flag}: there is no {WRITER_FILE} beside the documents of {docs}")
             if config.midtrain.writer_questions and not has_questions(beside):
                 raise UsageError(f"--writer-questions: no line of {beside} has a question")
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)

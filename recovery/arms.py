@@ -40,7 +40,7 @@ class Arm:
     @property
     def needs_texts(self) -> bool:
         """Whether mid-training uses texts that came with the documents."""
-        return self.midtrain.get("writer") == WRITER_FILE
+        return self.midtrain.get("writer") == WRITER_FILE or bool(self.settings.get("document_texts"))
 
 
 _TWO = {"method": "opd", "knowledge_teacher": "midtrained"}
@@ -137,6 +137,15 @@ _ALL = (
         _TEXTS | {"writer_questions": True, "augment_questions": 0.3},
         DISTILL,
         _QUESTIONS | {"writer_questions": True},
+    ),
+    Arm(
+        "writer-documents-recovery",
+        "writer-questions-recovery, and 30% of the recovery's tokens are the documents and the texts, scored by the "
+        "mid-trained teacher",
+        "text beside the responses: methods.md; the rest as writer-questions-recovery",
+        _TEXTS | {"writer_questions": True, "augment_questions": 0.3},
+        DISTILL,
+        _QUESTIONS | {"writer_questions": True, "document_loss": 0.3, "document_teacher": True, "document_texts": True},
     ),
     Arm(
         "replay-recovery",

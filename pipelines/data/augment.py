@@ -128,6 +128,17 @@ def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[st
     )
 
 
+def text_documents(own: CorpusSnapshot, count: Callable[[str], int]) -> tuple[Document, ...]:
+    """Return the texts that came with the documents, filtered, as mid-training reads them; none if none came.
+
+    ``count`` returns the tokens of a text.
+    """
+    if not any(not text.question for text in own.texts):
+        return ()
+    done = given_texts(MidtrainConfig(writer=WRITER_FILE, augment=1), own, count)
+    return as_documents(done, together=TOGETHER) if done is not None else ()
+
+
 def _source(document: Document) -> str:
     """Return what supports a text about a document: its title, and its text without markup and with it."""
     plain = " ".join(sentence.plain for sentence in sentences([document], alone=False))

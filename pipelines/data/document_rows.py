@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from pipelines.data.corpus_snapshot import CorpusSnapshot
 from recovery.batching import Row, pack
 from recovery.data.corpus import Document, document_rows
 from recovery.lazy_import import lazily
@@ -14,11 +13,6 @@ from recovery.types import Message
 from recovery.workspace import Checkpoint
 
 transformers = lazily("transformers")
-
-
-def rows_of(tokenizer: Any, length: int, *corpora: CorpusSnapshot) -> list[Row]:
-    """Return the documents of some snapshots as packed rows of at most ``length`` tokens; all tokens are targets."""
-    return text_rows(tokenizer, length, [document for corpus in corpora for document in corpus.documents])
 
 
 def text_rows(tokenizer: Any, length: int, documents: Sequence[Document]) -> list[Row]:

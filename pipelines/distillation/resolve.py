@@ -100,7 +100,8 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     context = _context(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
     asked_about = _questions(config, corpora)
-    if knowledge is not None and not any(asked_about.values()):
+    _check_documents(config, corpora)
+    if knowledge is not None and not any(asked_about.values()) and not config.document_teacher:
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
     experts = _experts(session, config, knowledge)
@@ -152,6 +153,17 @@ def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusS
     if not any(text.question for corpus in corpora.values() for text in corpus.texts):
         raise UsageError(
             f"--writer-questions: no text about the documents had a question when their cycles began: put them into "
+            f"{WRITER_FILE} before, or omit the flag"
+        )
+
+
+def _check_documents(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> None:
+    """Raise UsageError if document text has no teacher to score it, or texts are wanted and none came."""
+    if config.document_teacher and config.knowledge_teacher is None:
+        raise UsageError("--document-teacher: a knowledge teacher scores the text: add --knowledge-teacher midtrained")
+    if config.document_texts and not any(not text.question for corpus in corpora.values() for text in corpus.texts):
+        raise UsageError(
+            f"--document-texts: there was no text about the documents when their cycles began: put them into "
             f"{WRITER_FILE} before, or omit the flag"
         )
 

@@ -79,6 +79,10 @@ class DistillConfig(TrainingConfig):
         metavar="TAG=NAME",
     )
     document_loss: float = setting(0.0, "Share of trained tokens that are document text.", minimum=0, maximum=0.95)
+    document_teacher: bool = setting(
+        False, "The knowledge teacher scores document text; without it the text's own tokens are the targets."
+    )
+    document_texts: bool = setting(False, "Document text includes the texts of rewritten.jsonl.")
     prompts: Path | None = same_as(MidtrainConfig, "prompts")
     prompts_per_step: int = setting(32, "Distinct prompts per step.", minimum=1)
     samples_per_prompt: int = setting(4, "Completions sampled per prompt.", minimum=1)
@@ -327,6 +331,12 @@ class DistillConfig(TrainingConfig):
             (
                 self.blend != 1.0 and self.shard != "none",
                 f"--blend needs whole weights: use --shard none, not {self.shard}, or omit it",
+            ),
+            (self.document_teacher and not self.document_loss, "--document-teacher needs a --document-loss"),
+            (self.document_texts and not self.document_loss, "--document-texts needs a --document-loss"),
+            (
+                self.document_teacher and (self.lam < 1.0 or self.divergence == "sampled"),
+                "--document-teacher compares whole distributions: it needs --lambda 1 and no --divergence sampled",
             ),
             (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above needs --answers rejection"),
         ):

@@ -160,6 +160,9 @@ def test_a_corpus_without_the_texts_of_its_writer_is_refused_before_anything_beg
 ) -> None:
     mid = dataclasses.replace(config.midtrain, augment=1, writer=WRITER_FILE)
     config = dataclasses.replace(config, midtrain=mid)
+    texts = dataclasses.replace(config.distill, document_loss=0.3, document_texts=True)
+    with pytest.raises(UsageError, match=f"--document-texts: there is no rewritten.jsonl beside .* {config.docs[0]}"):
+        new_plan(session, dataclasses.replace(config, midtrain=MidtrainConfig(), distill=texts))
     (config.docs[0] / WRITER_FILE).write_text("")
     with pytest.raises(UsageError, match=f"there is no rewritten.jsonl beside the documents of {config.docs[1]}"):
         new_plan(session, config)
@@ -181,6 +184,12 @@ def test_questions_of_a_writer_are_asked_where_a_knowledge_teacher_scores_them(s
             CycleConfig(knowledge_teacher=teacher, distill=distill), session.base, 1
         ).writer_questions
 
+    scored = DistillConfig(document_loss=0.3, document_teacher=True)
+    found = {
+        teacher: recovery_config(CycleConfig(knowledge_teacher=teacher, distill=scored), session.base, 1)
+        for teacher in ("midtrained", None)
+    }
+    assert {teacher: config.document_teacher for teacher, config in found.items()} == {"midtrained": True, None: False}
     assert asked("opd")
     assert not asked("opd", None) and not asked("sft")
     given = DistillConfig(writer_questions=True)

@@ -18,9 +18,11 @@ from transformers import AutoModelForCausalLM
 from db import queries
 from pipelines.data.corpus_snapshot import gather, load_snapshots
 from pipelines.data.mixing import choose
+from pipelines.distillation.batch_builder import expert
 from pipelines.distillation.early_stopping import on_plateau
 from pipelines.distillation.plan import plan_distill
-from pipelines.distillation.resolve import _development, resolve
+from pipelines.distillation.pools import build_pools
+from pipelines.distillation.resolve import EARLIER, _development, resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import teacher_metrics
 from pipelines.midtrain import midtrain
@@ -33,6 +35,7 @@ from recovery.data.corpus import document_rows, read_corpus
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
+from recovery.losses.objective import KNOWLEDGE, LABEL
 from recovery.models.loading import load_model
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
 from recovery.workspace import Checkpoint
@@ -100,6 +103,51 @@ def test_two_teachers_are_routed_by_prompt_and_documents_can_be_mixed_in(
     again = distill(session, dataclasses.replace(config, student="midtrained"))
     assert again.name == "cycle-1/recovered-2", "what was won before is not written over"
     assert made.path.is_dir()
+
+
+def test_the_knowledge_teacher_scores_document_text_if_wanted(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    trained = midtrain(session, midtrain_config)
+    alone = dataclasses.replace(
+        distill_config, prompts_per_step=4, knowledge_share=0.5, document_loss=0.3, document_teacher=True
+    )
+    with pytest.raises(UsageError, match="--document-teacher: a knowledge teacher scores the text: add --knowledge"):
+        distill(session, alone)
+    config = dataclasses.replace(alone, knowledge_teacher="midtrained")
+    distill(session, config)
+    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+    first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
+    assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5) and "label_loss" not in first
+    assert stage.tokens_trained > 1.3 * stage.tokens_sampled
+    with pytest.raises(UsageError, match="--document-texts: there was no text about the documents"):
+        distill(session, dataclasses.replace(config, document_texts=True))
+    resolved = resolve(session, config, None)
+    loaded = load_model(session.base.path, device="cpu")
+    assert {row.teacher for row in build_pools(resolved, loaded, ()).documents} == {KNOWLEDGE}
+    later = dataclasses.replace(resolved, cycle=2, experts={EARLIER: trained})
+    assert {row.teacher for row in build_pools(later, loaded, ()).documents} == {expert(EARLIER)}
+
+
+def test_document_text_includes_that_of_a_writer_if_wanted(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    assert midtrain_config.docs is not None
+    document = read_corpus(midtrain_config.docs, held_out=0.05, seed=midtrain_config.seed).documents[0]
+    said = f"Told in short, {' '.join(document.text.split()[3:9])}."
+    written = [RewrittenText(document.id, said), RewrittenText(document.id, "No.", "Is it?")]
+    write_texts(midtrain_config.docs / WRITER_FILE, written)
+    midtrain(session, midtrain_config)
+    loaded = load_model(session.base.path, device="cpu")
+
+    def text(texts: bool) -> str:
+        config = dataclasses.replace(distill_config, document_loss=0.3, document_texts=texts)
+        rows = build_pools(resolve(session, config, None), loaded, ()).documents
+        assert {row.teacher for row in rows} == {LABEL}
+        return "".join(loaded.tokenizer.decode(row.ids) for row in rows)
+
+    assert said in text(True) and said not in text(False)
+    assert "No." not in text(True), "an answer is no text by itself"
 
 
 def test_questions_of_a_writer_are_asked_if_wanted(
