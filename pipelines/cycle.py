@@ -15,6 +15,7 @@ from evals.acceptance_rules import PREFERENCE, Decision, Rule
 from evals.suites import PER_CORPUS, corpus_limits
 from pipelines.cycle_plan import STOPPED, CyclePlan, drop_plan, interrupted, new_plan, write_plan
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
+from pipelines.distillation.resolve import require_texts
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import (
     LEFT_TO_A_PERSON,
@@ -71,6 +72,8 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
     mid_config = _midtrain_config(plan, number)
     if not (session.workspace.corpus(number) / ABOUT).is_file():
         open_cycle(session, mid_config, number)
+    if config.distill.document_texts:
+        require_texts(load_snapshot(session.workspace, number))
     session.display.say(f"\ncycle {number} of {plan.last}: {mid_config.docs}")
     _evaluate_base(session, plan, number)
     trained = _made(session, plan, number, "midtrained")

@@ -14,7 +14,7 @@ from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, CycleConfig, from_json, to_json
-from recovery.data.rewritten_texts import has_questions
+from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError
 from recovery.workspace import write_atomically
@@ -56,8 +56,12 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
             beside = given_beside(docs, WRITER_FILE)
             if beside is None:
                 raise UsageError(f"{flag}: there is no {WRITER_FILE} beside the documents of {docs}")
+            if config.distill.document_texts and not has_texts(beside):
+                raise UsageError(f"--document-texts: every line of {beside} has a question")
             if config.midtrain.writer_questions and not has_questions(beside):
                 raise UsageError(f"--writer-questions: no line of {beside} has a question")
+    if config.distill.document_teacher and config.knowledge_teacher is None:
+        raise UsageError("--document-teacher: a knowledge teacher scores the text: omit --knowledge-teacher none")
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
     plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
     check_rules(session, rules_of(config.gate, session), config.eval, plan.last)

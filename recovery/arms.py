@@ -39,7 +39,7 @@ class Arm:
 
     @property
     def needs_texts(self) -> bool:
-        """Whether mid-training uses texts that came with the documents."""
+        """Whether a stage uses texts that came with the documents."""
         return self.midtrain.get("writer") == WRITER_FILE or bool(self.settings.get("document_texts"))
 
 
@@ -141,8 +141,8 @@ _ALL = (
     Arm(
         "writer-documents-recovery",
         "writer-questions-recovery, and 30% of the recovery's tokens are the documents and the texts, scored by the "
-        "mid-trained teacher",
-        "text beside the responses: methods.md; the rest as writer-questions-recovery",
+        "teachers of their questions",
+        "document text in a recovery: docs/corpus.md; the rest as writer-questions-recovery",
         _TEXTS | {"writer_questions": True, "augment_questions": 0.3},
         DISTILL,
         _QUESTIONS | {"writer_questions": True, "document_loss": 0.3, "document_teacher": True, "document_texts": True},

@@ -54,9 +54,9 @@ class Panel:
 
 
 PANELS = (
-    Panel("Reverse KL to the teacher", "nats per token", ("reverse_kl", "knowledge_kl"), log=True),
+    Panel("Reverse KL to the teacher", "nats per token", ("reverse_kl", "knowledge_kl", "document_kl"), log=True),
     Panel("Loss", "nats per token", ("loss", "label_loss")),
-    Panel("Student's entropy", "nats per token", ("entropy", "knowledge_entropy", "label_entropy")),
+    Panel("Student's entropy", "nats per token", ("entropy", "knowledge_entropy", "document_entropy", "label_entropy")),
     Panel("Instructions followed, development", "share", ("development/instruction_following",)),
     Panel("Response length", "tokens", ("response_length",)),
     Panel("Completed responses", "share", ("end_rate",)),
@@ -72,10 +72,12 @@ PANELS = (
 LABELS = {
     "reverse_kl": "behaviour",
     "knowledge_kl": "knowledge",
+    "document_kl": "documents",
     "loss": "all",
     "label_loss": "documents",
     "entropy": "behaviour",
     "knowledge_entropy": "knowledge",
+    "document_entropy": "documents",
     "label_entropy": "documents",
     "aligned_one_to_one": "one to one",
     "aligned_merged": "in merged spans",

@@ -128,14 +128,11 @@ def given_texts(config: MidtrainConfig, own: CorpusSnapshot, count: Callable[[st
     )
 
 
-def text_documents(own: CorpusSnapshot, count: Callable[[str], int]) -> tuple[Document, ...]:
-    """Return the texts that came with the documents, filtered, as mid-training reads them; none if none came.
-
-    ``count`` returns the tokens of a text.
-    """
-    if not any(not text.question for text in own.texts):
+def text_documents(own: CorpusSnapshot) -> tuple[Document, ...]:
+    """Return the texts that came with the documents, filtered, as mid-training reads them; none if none came."""
+    if all(text.question for text in own.texts):
         return ()
-    done = given_texts(MidtrainConfig(writer=WRITER_FILE, augment=1), own, count)
+    done = given_texts(MidtrainConfig(writer=WRITER_FILE, augment=1), own, lambda _text: 0)
     return as_documents(done, together=TOGETHER) if done is not None else ()
 
 

@@ -60,11 +60,16 @@ class BatchState(Resumable):
 
     def state(self) -> dict[str, Any]:
         """Return the fields with the rows as dictionaries."""
-        return super().state() | {"rows": [vars(row) for row in self.rows]}
+        return super().state() | {"rows": [_plain(row) for row in self.rows]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Set the fields from stored ones."""
         super().restore({**state, "rows": [Row(**row) for row in state.get("rows", [])]})
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """Return a row's fields for JSON; packed rows hold arrays."""
+    return vars(row) | {"ids": list(row.ids), "loss_mask": [bool(one) for one in row.loss_mask]}
 
 
 @dataclass
@@ -329,7 +334,7 @@ class BatchBuilder:
         return [row for row in rows if any(row.loss_mask)]
 
     def _documents(self, batch: int, responses: int) -> list[Row]:
-        """Return document rows, trained on their own tokens, for their share of the step's target tokens.
+        """Return document rows for their share of the step's target tokens.
 
         Of the last row a random part is taken: rows may be longer than all responses of a step.
         """

@@ -31,6 +31,7 @@ class DistillPlan:
     student: str
     teacher: str
     knowledge_teacher: str | None
+    document_teacher: bool
     prompts: str
     behaviour_prompts: int
     knowledge_prompts: int
@@ -48,11 +49,9 @@ class DistillPlan:
 
     def text(self) -> str:
         """Return the plan as text for the user."""
-        knowledge = (
-            f"; {self.knowledge_teacher} scores a share of {self.knowledge_prompts} questions about the documents"
-            if self.knowledge_teacher
-            else ""
-        )
+        parts = [f"a share of {self.knowledge_prompts} questions about the documents"] if self.knowledge_prompts else []
+        parts += ["document text"] if self.document_teacher else []
+        knowledge = f"; {self.knowledge_teacher} scores {' and '.join(parts)}" if self.knowledge_teacher else ""
         sampled = f", up to {self.tokens_sampled:,} tokens sampled in all" if self.tokens_sampled else ""
         return "\n".join(
             [
@@ -96,6 +95,7 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         student=resolved.student.name,
         teacher=" and ".join(teacher.name for teacher in resolved.teachers) or config.teacher,
         knowledge_teacher=resolved.knowledge.name if resolved.knowledge is not None else None,
+        document_teacher=config.document_teacher,
         prompts=resolved.prompts.source,
         behaviour_prompts=len(resolved.train),
         knowledge_prompts=len(resolved.asked),

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 from pipelines.data.augment import text_documents
 from pipelines.data.document_rows import row_length, text_rows
-from pipelines.distillation.batch_builder import Pools, expert
-from pipelines.distillation.resolve import EARLIER, ResolvedDistillation
+from pipelines.distillation.batch_builder import Pools
+from pipelines.distillation.resolve import ResolvedDistillation
 from pipelines.runtime.generation import answered_before, fitting
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
 from recovery.data.corpus import Document
 from recovery.errors import UsageError
-from recovery.losses.objective import KNOWLEDGE, LABEL
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
 from recovery.models.loading import Loaded
 from recovery.rewards import judged
 from recovery.rollouts.engine import Sampling
@@ -43,14 +43,10 @@ def _document_rows(resolved: ResolvedDistillation, loaded: Loaded) -> list[Row]:
     """Return document text as packed rows, each with the name of what scores it."""
     config, length = resolved.config, row_length(resolved.student, resolved.config.row_length)
 
-    def documents_of(number: int) -> tuple[Document, ...]:
-        own = resolved.corpora[number]
-        texts = text_documents(own, lambda text: len(loaded.tokenizer(text)["input_ids"]))
-        return (*own.documents, *(texts if config.document_texts else ()))
-
     by_teacher: dict[str, list[Document]] = {}
-    for number in resolved.corpora:
-        by_teacher.setdefault(_scorer(resolved, number), []).extend(documents_of(number))
+    for number, own in resolved.corpora.items():
+        texts = text_documents(own) if config.document_texts else ()
+        by_teacher.setdefault(_scorer(resolved, number), []).extend([*own.documents, *texts])
     return [
         dataclasses.replace(row, teacher=teacher)
         for teacher, documents in by_teacher.items()
@@ -62,7 +58,7 @@ def _scorer(resolved: ResolvedDistillation, number: int) -> str:
     """Return the name, used in rows, of what scores the document text of a cycle: its own tokens, or a teacher."""
     if not resolved.config.document_teacher:
         return LABEL
-    return expert(EARLIER) if number != resolved.cycle and EARLIER in resolved.experts else KNOWLEDGE
+    return DOCUMENTS if number == resolved.cycle else EARLIER_DOCUMENTS
 
 
 def _context_fits(resolved: ResolvedDistillation, loaded: Loaded, prompt: Prompt) -> bool:

@@ -100,7 +100,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     context = _context(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
     asked_about = _questions(config, corpora)
-    _check_documents(config, corpora)
+    _check_documents(config, corpora, number)
     if knowledge is not None and not any(asked_about.values()) and not config.document_teacher:
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
@@ -157,14 +157,25 @@ def _check_writer_questions(config: DistillConfig, corpora: Mapping[int, CorpusS
         )
 
 
-def _check_documents(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> None:
-    """Raise UsageError if document text has no teacher to score it, or texts are wanted and none came."""
+def _check_documents(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], number: int) -> None:
+    """Raise UsageError if document text has no teacher to score it, or there is none, or no text of a writer."""
+    if config.document_loss and not corpora:
+        raise UsageError(
+            f"--document-loss {config.document_loss:g}: there are no documents in this workspace: mid-train on some "
+            f"first (recover midtrain --docs FOLDER), or omit it"
+        )
     if config.document_teacher and config.knowledge_teacher is None:
         raise UsageError("--document-teacher: a knowledge teacher scores the text: add --knowledge-teacher midtrained")
-    if config.document_texts and not any(not text.question for corpus in corpora.values() for text in corpus.texts):
+    if config.document_texts and number in corpora:
+        require_texts(corpora[number])
+
+
+def require_texts(own: CorpusSnapshot) -> None:
+    """Raise UsageError if no text came with a cycle's documents."""
+    if all(text.question for text in own.texts):
         raise UsageError(
-            f"--document-texts: there was no text about the documents when their cycles began: put them into "
-            f"{WRITER_FILE} before, or omit the flag"
+            f"--document-texts: there was no text about {own.folder} when cycle {own.cycle} began: put some into "
+            f"{WRITER_FILE} beside the documents before, or omit the flag"
         )
 
 

@@ -45,8 +45,12 @@ class TokenLogger:
         return self.count > 0 and (step in (1, self.steps) or step % max(1, self.steps // RECORDED) == 0)
 
     def _viewed(self, row: Row) -> bool:
-        """Whether a row has one teacher with logits at the student's tokens: no server, and no other tokenizer."""
-        return row.spans is None and isinstance(self.models.teachers.get(row.teacher), TimedTeacher)
+        """Whether a row is a response whose one teacher has logits at the student's tokens: it is no server, and has no
+        other tokenizer.
+        """
+        if row.segments or row.spans is not None:  # text of documents, or another tokenizer
+            return False
+        return isinstance(self.models.teachers.get(row.teacher), TimedTeacher)
 
     def _record(self, number: int, row: Row, view: TokenView) -> dict[str, Any]:
         """Return a view as the tracker stores it, with tokens as text."""

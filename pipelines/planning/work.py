@@ -53,9 +53,10 @@ def distilling_work(
     sampling = Rollouts(config.rollout_tokens, config.max_new_tokens, round(config.alpha * rollouts), prompt)
     groups = math.ceil(sampling.most / sampling.at_once)
     taught = teachers.count > 0 or config.teaching.is_student
+    text = round(answer_tokens(config) * config.document_loss / (1 - config.document_loss))
     return Work(
-        trained=passed * config.batch_epochs,
-        read=passed * config.batch_epochs * taught,
+        trained=(passed + text) * config.batch_epochs,
+        read=(passed * taught + text * config.document_teacher) * config.batch_epochs,
         turns=round(batches * groups * config.max_new_tokens),
         rows=sampling.at_once,
         frozen=tuning == "lora",

@@ -201,7 +201,8 @@ class DistillConfig(TrainingConfig):
             )
         if self.earlier_teacher and not self.knowledge_teacher:
             raise UsageError("--earlier-teacher needs --knowledge-teacher, which scores the newest documents")
-        if self.knowledge_teacher and self.prompts_per_step * self.knowledge_share < 0.5:
+        asks = self.prompts_per_step * self.knowledge_share >= 0.5
+        if self.knowledge_teacher and not asks and not self.document_teacher:
             raise UsageError(
                 f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.prompts_per_step} prompts of a "
                 f"step: raise --knowledge-share or --prompts-per-step, or omit the teacher"

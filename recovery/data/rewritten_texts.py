@@ -72,8 +72,17 @@ def probed(guard: ProbeGuard, question: str, answer: str) -> bool:
 
 def has_questions(path: Path) -> bool:
     """Return whether a line of the file, if it exists, has a question. Raises UsageError if it cannot be read."""
+    return any(record.get("question") for record in _lines(path))
+
+
+def has_texts(path: Path) -> bool:
+    """Return whether a line of the file, if it exists, has no question. Raises UsageError if it cannot be read."""
+    return any(record.get("text") and not record.get("question") for record in _lines(path))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
     records = read_records(path)[0] if path.is_file() else []
-    return any(isinstance(record, dict) and record.get("question") for _, record in records)
+    return [record for _, record in records if isinstance(record, dict)]
 
 
 def write_texts(path: Path, texts: Iterable[RewrittenText]) -> None:

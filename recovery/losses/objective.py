@@ -41,6 +41,8 @@ from recovery.teachers import Scorer, Teacher, Weighted
 
 # Teacher names of rows: the two teachers of a stage, the row's own tokens, or a reward of the response.
 MAIN_TEACHER, KNOWLEDGE, LABEL, REWARD = "base", "knowledge", "label", "reward"
+# Teachers of document text have names of their own: its figures are not those of the student's own responses.
+DOCUMENTS, EARLIER_DOCUMENTS = "documents", "documents-earlier"
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,7 @@ _METRICS = {
     MAIN_TEACHER: {name: name for name in ("entropy", "ratio", "clipped", "dropped")},
     REWARD: {"loss": "policy_loss"} | {name: name for name in ("entropy", "ratio", "clipped", "dropped")},
     KNOWLEDGE: {"loss": "knowledge_kl", "entropy": "knowledge_entropy"},
+    DOCUMENTS: {"loss": "document_kl", "entropy": "document_entropy"},
     LABEL: {"loss": "label_loss", "entropy": "label_entropy"},
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
-from recovery.batching import Row
+from recovery.batching import Row, pack
 from recovery.config import DistillConfig
 from recovery.models.loading import Loaded, load_model
 from recovery.rewards import resolve_reward
@@ -59,16 +59,24 @@ def test_a_batch_of_empty_completions_has_no_rows_and_no_reward(loaded: Loaded, 
     assert (metrics["reward"], metrics["response_length"], metrics["tokens_sampled"]) == (0.0, 0.0, 0.0)
 
 
+def fields(row: Row) -> tuple[list[int], list[bool], list[int], str]:
+    return list(row.ids), [bool(one) for one in row.loss_mask], list(row.segments), row.teacher
+
+
 def test_a_resumed_run_trains_on_the_rest_of_a_batch_without_sampling_it_again(loaded: Loaded) -> None:
-    config = DistillConfig(batch_epochs=2, prompts_per_step=2, samples_per_prompt=1, max_new_tokens=8)
+    config = DistillConfig(
+        batch_epochs=2, prompts_per_step=2, samples_per_prompt=1, max_new_tokens=8, document_loss=0.5
+    )
     engine = Noting(TransformersEngine(loaded))
-    builder = BatchBuilder(config, loaded, engine, pool())
+    documents = pack([(list(range(5, 15)), [True] * 10)] * 4, 40)
+    builder = BatchBuilder(config, loaded, engine, replace(pool(), documents=documents))
     first, metrics = builder(1)
+    assert first[-1].segments, "a part of the documents, packed"
     stored = json.loads(json.dumps(builder.state.state()))
     resumed = BatchBuilder(config, loaded, Noting(engine), pool())
     resumed.state.restore(stored)
     rows, repeated = resumed(2)
-    assert [(row.ids, row.loss_mask, row.teacher) for row in rows] == [(r.ids, r.loss_mask, r.teacher) for r in first]
+    assert [fields(row) for row in rows] == [fields(row) for row in first]
     assert (metrics["tokens_sampled"] > 0, repeated["tokens_sampled"]) == (True, 0.0)
     assert len(engine.calls) == 1
     assert resumed(3).rows != first and len(engine.calls) == 2

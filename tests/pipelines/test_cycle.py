@@ -163,6 +163,14 @@ def test_a_corpus_without_the_texts_of_its_writer_is_refused_before_anything_beg
     texts = dataclasses.replace(config.distill, document_loss=0.3, document_texts=True)
     with pytest.raises(UsageError, match=f"--document-texts: there is no rewritten.jsonl beside .* {config.docs[0]}"):
         new_plan(session, dataclasses.replace(config, midtrain=MidtrainConfig(), distill=texts))
+    scored = dataclasses.replace(config.distill, document_loss=0.3, document_teacher=True)
+    with pytest.raises(UsageError, match="--document-teacher: a knowledge teacher scores the text: omit --knowledge-t"):
+        new_plan(
+            session, dataclasses.replace(config, midtrain=MidtrainConfig(), knowledge_teacher=None, distill=scored)
+        )
+    (config.docs[0] / WRITER_FILE).write_text(json.dumps({"document": "a.md", "text": "A.", "question": "Q?"}) + "\n")
+    with pytest.raises(UsageError, match="--document-texts: every line of .* has a question"):
+        new_plan(session, dataclasses.replace(config, midtrain=MidtrainConfig(), distill=texts))
     (config.docs[0] / WRITER_FILE).write_text("")
     with pytest.raises(UsageError, match=f"there is no rewritten.jsonl beside the documents of {config.docs[1]}"):
         new_plan(session, config)

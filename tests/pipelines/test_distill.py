@@ -18,13 +18,12 @@ from transformers import AutoModelForCausalLM
 from db import queries
 from pipelines.data.corpus_snapshot import gather, load_snapshots
 from pipelines.data.mixing import choose
-from pipelines.distillation.batch_builder import expert
 from pipelines.distillation.early_stopping import on_plateau
 from pipelines.distillation.plan import plan_distill
 from pipelines.distillation.pools import build_pools
 from pipelines.distillation.resolve import EARLIER, _development, resolve
 from pipelines.distillation.stage import distill
-from pipelines.distillation.teaching import teacher_metrics
+from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtrain import midtrain
 from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
@@ -35,9 +34,10 @@ from recovery.data.corpus import document_rows, read_corpus
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
-from recovery.losses.objective import KNOWLEDGE, LABEL
+from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
 from recovery.models.loading import load_model
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
+from recovery.training.loop import TrainSettings
 from recovery.workspace import Checkpoint
 
 
@@ -118,15 +118,21 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(
     distill(session, config)
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     first = {name: points[0].value for name, points in queries.series(session.tracker.database, stage.id).items()}
-    assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5) and "label_loss" not in first
+    assert first["knowledge_kl"] == pytest.approx(0, abs=1e-5)
+    assert first["document_kl"] == pytest.approx(0, abs=1e-5) and "label_loss" not in first
+    shown = queries.token_numbers(session.tracker.database, stage.id)
+    assert {row.item.split(", ")[1] for row in shown} == {"base", "knowledge"}, "documents are no responses"
     assert stage.tokens_trained > 1.3 * stage.tokens_sampled
-    with pytest.raises(UsageError, match="--document-texts: there was no text about the documents"):
+    with pytest.raises(UsageError, match="--document-texts: there was no text about .* when cycle 1 began"):
         distill(session, dataclasses.replace(config, document_texts=True))
     resolved = resolve(session, config, None)
     loaded = load_model(session.base.path, device="cpu")
-    assert {row.teacher for row in build_pools(resolved, loaded, ()).documents} == {KNOWLEDGE}
+    assert {row.teacher for row in build_pools(resolved, loaded, ()).documents} == {DOCUMENTS}
     later = dataclasses.replace(resolved, cycle=2, experts={EARLIER: trained})
-    assert {row.teacher for row in build_pools(later, loaded, ()).documents} == {expert(EARLIER)}
+    assert {row.teacher for row in build_pools(later, loaded, ()).documents} == {EARLIER_DOCUMENTS}
+    settings = TrainSettings(steps=1, lr=1e-4)
+    assert model_specs(later, settings).teachers[EARLIER_DOCUMENTS] == {trained: 1.0}
+    assert EARLIER_DOCUMENTS not in model_specs(resolved, settings).teachers
 
 
 def test_document_text_includes_that_of_a_writer_if_wanted(
