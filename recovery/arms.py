@@ -48,6 +48,9 @@ _TWO = {"method": "opd", "knowledge_teacher": "midtrained"}
 _QUESTIONS = _TWO | {"blend": 0.8, "knowledge_share": 0.5, "steps": 90}
 # Texts in many wordings take most of the tokens. More and smaller steps answered more in a trial (docs/log.md).
 _TEXTS = {"augment": 4, "augment_share": 0.8, "writer": WRITER_FILE, "batch_tokens": 1024}
+# With the writer's questions, in mid-training and in the recovery.
+_ASKING_TEXTS = _TEXTS | {"writer_questions": True, "augment_questions": 0.3}
+_WRITER_QUESTIONS = _QUESTIONS | {"writer_questions": True}
 _OPD = "Thinking Machines, On-Policy Distillation (2025)"
 _ALL = (
     Arm("documents", "mid-training alone", "continued pre-training"),
@@ -134,18 +137,18 @@ _ALL = (
         "a capable model's texts, and its questions in both stages: with answers in mid-training, asked of the "
         "mid-trained teacher in a recovery from 80% of the change; half of the prompts are questions, 90 steps",
         "questions with answers beside documents: arXiv 2402.12847; the rest as writer-recovery",
-        _TEXTS | {"writer_questions": True, "augment_questions": 0.3},
+        _ASKING_TEXTS,
         DISTILL,
-        _QUESTIONS | {"writer_questions": True},
+        _WRITER_QUESTIONS,
     ),
     Arm(
         "writer-documents-recovery",
         "writer-questions-recovery, and 30% of the recovery's tokens are the documents and the texts, scored by the "
         "teachers of their questions",
         "document text in a recovery: docs/corpus.md; the rest as writer-questions-recovery",
-        _TEXTS | {"writer_questions": True, "augment_questions": 0.3},
+        _ASKING_TEXTS,
         DISTILL,
-        _QUESTIONS | {"writer_questions": True, "document_loss": 0.3, "document_teacher": True, "document_texts": True},
+        _WRITER_QUESTIONS | {"document_loss": 0.3, "document_teacher": True, "document_texts": True},
     ),
     Arm(
         "replay-recovery",

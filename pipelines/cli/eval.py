@@ -76,7 +76,7 @@ def command(
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.plan import gather, plan_evaluate
         from pipelines.evaluation.retention import kept
-        from pipelines.evaluation.stage import evaluate, measured, recorded
+        from pipelines.evaluation.stage import evaluate, how_measured, measured
         from recovery.models.hardware import gpu_name
 
         inputs = gather(session, config, checkpoint)
@@ -91,7 +91,7 @@ def command(
         if not measured(session, session.base):
             common.note("the clean model is not evaluated yet, so there is nothing to compare with: recover eval base")
         found = kept(session, checkpoint, results)
-        how = recorded(session, checkpoint, gpu_name(config.device)) if as_json else {}
+        how = how_measured(session, checkpoint, gpu_name(config.device)) if as_json else {}
     _show(checkpoint.name, results, found, as_json, how)
 
 

@@ -42,7 +42,6 @@ def build_pools(resolved: ResolvedDistillation, loaded: Loaded, given: Sequence[
 def _document_rows(resolved: ResolvedDistillation, loaded: Loaded) -> list[Row]:
     """Return document text as packed rows, each with the name of what scores it."""
     config, length = resolved.config, row_length(resolved.student, resolved.config.row_length)
-
     by_teacher: dict[str, list[Document]] = {}
     for number, own in resolved.corpora.items():
         texts = text_documents(own) if config.document_texts else ()

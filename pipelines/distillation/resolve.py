@@ -78,6 +78,14 @@ class ResolvedDistillation:
         return [*self.questions, *self.earlier_questions] if self.knowledge is not None else []
 
     @property
+    def document_teachers(self) -> tuple[Checkpoint | None, Checkpoint | None]:
+        """The teachers of this cycle's document text and of earlier cycles'; None for text without a teacher."""
+        if not self.config.document_teacher:
+            return None, None
+        earlier = self.experts.get(EARLIER, self.knowledge) if set(self.corpora) - {self.cycle} else None
+        return self.knowledge, earlier
+
+    @property
     def teacher(self) -> Checkpoint | None:
         """The first of the teachers."""
         return next(iter(self.teachers), None)

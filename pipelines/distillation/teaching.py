@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import completion_metrics, expert
-from pipelines.distillation.resolve import EARLIER, ResolvedDistillation
+from pipelines.distillation.resolve import ResolvedDistillation
 from pipelines.runtime.generation import open_turns
 from pipelines.runtime.instrumentation import TimedScorer, TimedTeacher
 from pipelines.runtime.model_loading import ModelSpecs
@@ -37,10 +37,8 @@ def model_specs(resolved: ResolvedDistillation, settings: TrainSettings) -> Mode
     if resolved.knowledge is not None:
         teachers[KNOWLEDGE] = {resolved.knowledge: 1.0}
     teachers |= {expert(tag): {checkpoint: 1.0} for tag, checkpoint in resolved.experts.items()}
-    if config.document_teacher and resolved.knowledge is not None:
-        teachers[DOCUMENTS] = {resolved.knowledge: 1.0}
-        if set(resolved.corpora) - {resolved.cycle}:
-            teachers[EARLIER_DOCUMENTS] = {resolved.experts.get(EARLIER, resolved.knowledge): 1.0}
+    of_text = zip((DOCUMENTS, EARLIER_DOCUMENTS), resolved.document_teachers, strict=True)
+    teachers |= {name: {checkpoint: 1.0} for name, checkpoint in of_text if checkpoint is not None}
     anchor = resolved.clean if config.anchor else None
     return ModelSpecs(
         config, resolved.student, settings, teachers, anchor, config.loss_config(), origin=resolved.origin

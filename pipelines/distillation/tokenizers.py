@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from pipelines.distillation.resolve import EARLIER, ResolvedDistillation
+from pipelines.distillation.resolve import ResolvedDistillation
 from pipelines.runtime.generation import open_turns
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
@@ -66,18 +66,12 @@ def _check_settings(config: DistillConfig, resolved: ResolvedDistillation, teach
         problem = f"--alpha {config.alpha:g} excludes: only the student's own completions are aligned; set --alpha 1"
     elif config.temperature != 1.0:
         problem = f"--temperature {config.temperature:g} excludes: merged spans are estimated at 1; set --temperature 1"
-    elif teacher.name in _of_documents(resolved):
+    elif teacher in resolved.document_teachers:
         problem = "--document-teacher excludes: only the student's own completions are aligned; omit it"
     elif teacher in resolved.teachers and len(resolved.teachers) > 1:
         problem = "several weighted teachers cannot have: name one --teacher"
     if problem:
         raise UsageError(f"the teacher {teacher.name} has another tokenizer than the student, which {problem}")
-
-
-def _of_documents(resolved: ResolvedDistillation) -> list[str]:
-    """Return the names of the teachers that score document text."""
-    found = [resolved.knowledge, resolved.experts.get(EARLIER)] if resolved.config.document_teacher else []
-    return [teacher.name for teacher in found if teacher is not None]
 
 
 def _forms(prompts: Sequence[Prompt]) -> Iterator[list[Message]]:

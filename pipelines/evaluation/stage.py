@@ -101,8 +101,8 @@ def evaluate(
     return results
 
 
-def recorded(session: Session, checkpoint: Checkpoint, gpu: str) -> dict[str, Any]:
-    """Return how a checkpoint was measured last: date, model, machine, and the settings that can change a score."""
+def how_measured(session: Session, checkpoint: Checkpoint, gpu: str) -> dict[str, Any]:
+    """Return how a checkpoint was just measured here: date, model, machine, and settings that can change a score."""
     stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
     newest = next(one for one in stages if one.student_id == checkpoint.id and "recorded" in one.details)
     day = datetime.datetime.fromtimestamp(newest.started_at).date().isoformat()

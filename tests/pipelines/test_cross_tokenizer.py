@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM
 from db import queries
 from pipelines.cycle import resume
 from pipelines.distillation.plan import plan_distill
+from pipelines.distillation.resolve import resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import teacher_metrics
+from pipelines.distillation.tokenizers import other_tokenizers
 from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.session import Session
@@ -28,7 +30,7 @@ from recovery.errors import ModelError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
 from recovery.losses.outcomes import Outcomes
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loading import Loaded, load_chat, load_model
 from recovery.teachers import CrossTokenizer, Frozen
 from recovery.types import Message
 from recovery.workspace import Checkpoint
@@ -110,6 +112,21 @@ def test_a_stopped_stage_ends_with_the_same_weights(
         assert {"ratio", "clipped"} <= curves(session).keys(), "the second update weighs tokens by importance"
         assert stopped.resolve("latest").hash == whole.hash
         assert curves(stopped)["reverse_kl"] == curves(session)["reverse_kl"]
+
+
+def test_a_teacher_that_writes_other_tokens_does_not_score_document_text(
+    session: Session, config: DistillConfig
+) -> None:
+    resolved = resolve(session, config, None)
+    scored = dataclasses.replace(
+        resolved,
+        teachers={},
+        knowledge=resolved.teacher,
+        config=dataclasses.replace(config, knowledge_teacher=config.teacher, document_loss=0.3, document_teacher=True),
+    )
+    chat = load_chat(str(resolved.student.weights))
+    with pytest.raises(UsageError, match="another tokenizer than the student, which --document-teacher excludes"):
+        other_tokenizers(scored, chat)
 
 
 @pytest.mark.parametrize(

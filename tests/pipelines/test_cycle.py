@@ -12,7 +12,7 @@ import pytest
 
 from db import queries
 from pipelines import cycle
-from pipelines.cycle import recovery_config, resume, start_cycles
+from pipelines.cycle import one_cycle, recovery_config, resume, start_cycles
 from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, read_plan, resumable, write_plan
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
@@ -183,6 +183,17 @@ def test_a_corpus_without_the_texts_of_its_writer_is_refused_before_anything_beg
         UsageError, match=f"--writer-questions: no line of {config.docs[1] / WRITER_FILE} has a question"
     ):
         new_plan(session, asked)
+
+
+def test_texts_of_which_none_is_about_the_documents_end_a_cycle_before_it_trains(
+    session: Session, config: CycleConfig
+) -> None:
+    (config.docs[0] / WRITER_FILE).write_text(json.dumps({"document": "nowhere.md", "text": "Of it."}) + "\n")
+    distill = dataclasses.replace(config.distill, document_loss=0.3, document_texts=True)
+    plan = CyclePlan(1, dataclasses.replace(config, docs=config.docs[:1], distill=distill))
+    with pytest.raises(UsageError, match="--document-texts: there was no text about .* when cycle 1 began"):
+        one_cycle(session, plan, 1)
+    assert not queries.stages(session.tracker.database, session.experiment_id)
 
 
 def test_questions_of_a_writer_are_asked_where_a_knowledge_teacher_scores_them(session: Session) -> None:

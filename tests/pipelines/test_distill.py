@@ -19,12 +19,13 @@ from db import queries
 from pipelines.data.corpus_snapshot import gather, load_snapshots
 from pipelines.data.mixing import choose
 from pipelines.distillation.early_stopping import on_plateau
-from pipelines.distillation.plan import plan_distill
+from pipelines.distillation.plan import make_plan, plan_distill
 from pipelines.distillation.pools import build_pools
 from pipelines.distillation.resolve import EARLIER, _development, resolve
 from pipelines.distillation.stage import distill
 from pipelines.distillation.teaching import model_specs, teacher_metrics
 from pipelines.midtrain import midtrain
+from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
 from pipelines.runtime.session import Session
@@ -133,6 +134,34 @@ def test_the_knowledge_teacher_scores_document_text_if_wanted(
     settings = TrainSettings(steps=1, lr=1e-4)
     assert model_specs(later, settings).teachers[EARLIER_DOCUMENTS] == {trained: 1.0}
     assert EARLIER_DOCUMENTS not in model_specs(resolved, settings).teachers
+
+
+def test_a_knowledge_teacher_may_score_document_text_alone(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    usual = dataclasses.replace(distill_config, prompts_per_step=4, knowledge_teacher="midtrained")
+    with pytest.raises(UsageError, match="gets none of the 4 prompts of a step"):
+        dataclasses.replace(usual, knowledge_share=0.0)
+    config = dataclasses.replace(usual, knowledge_share=0.0, document_loss=0.5, document_teacher=True)
+    resolved = resolve(session, config, None)
+    assert "cycle-1/midtrained scores a share of" in make_plan(resolved).text()
+    unasked = dataclasses.replace(resolved, asked_about={})
+    assert "; cycle-1/midtrained scores document text\n" in make_plan(unasked).text()
+    footprint = teacher_footprint(resolved.student, resolved.frozen)
+    work = distilling_work(config, "full", footprint)
+    without = distilling_work(dataclasses.replace(usual, knowledge_share=0.5), "full", footprint)
+    answers = answer_tokens(config)
+    assert (work.trained - without.trained, work.read - without.read) == (answers, answers), "half of the tokens"
+
+
+def test_document_text_needs_documents(
+    session: Session, distill_config: DistillConfig, make_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    student = make_tiny("qwen3", tmp_path / "student", seed=5)
+    config = dataclasses.replace(distill_config, student=str(student), document_loss=0.3)
+    with pytest.raises(UsageError, match=r"--document-loss 0\.3: there are no documents in this workspace: mid-train"):
+        resolve(session, config, None)
 
 
 def test_document_text_includes_that_of_a_writer_if_wanted(
