@@ -11,7 +11,7 @@ from pipelines.planning.work import answer_tokens, distilling_work
 from pipelines.runtime.model_loading import teacher_footprint
 from pipelines.runtime.progress import duration
 from pipelines.runtime.session import Session
-from pipelines.runtime.tuning import choose_tuning
+from pipelines.runtime.tuning import Tuning, choose_tuning
 from recovery.config import DistillConfig
 from recovery.errors import UsageError
 from recovery.methods import method_named
@@ -45,6 +45,7 @@ class DistillPlan:
     parameters: int
     memory: Needs
     seconds: float
+    blend: float = 1.0
     notes: tuple[str, ...] = ()
 
     def text(self) -> str:
@@ -82,11 +83,7 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         resolved.student,
         lambda *given: distilling(config, *given, beside=footprint, prompt=prompt),
     )
-    if resolved.origin is not None and tuning.name == "lora" and resolved.student.tuning != "lora":
-        raise UsageError(
-            f"--blend {config.blend:g} moves all weights of {resolved.student.name}, which are frozen below a new LoRA "
-            f"adapter: use --tuning full, or omit it"
-        )
+    blend, start = _start(resolved, tuning)
     rollouts = config.prompts_per_step * config.samples_per_prompt
     work = distilling_work(config, tuning.name, footprint, prompt=prompt)
     return DistillPlan(
@@ -109,8 +106,27 @@ def make_plan(resolved: ResolvedDistillation) -> DistillPlan:
         parameters=tuning.parameters,
         memory=tuning.needs,
         seconds=work.seconds(tuning.network, tuning.speed),
-        notes=(*resolved.notes, *notes),
+        blend=blend,
+        notes=(*resolved.notes, *start, *notes),
     )
+
+
+def _start(resolved: ResolvedDistillation, tuning: Tuning) -> tuple[float, list[str]]:
+    """Return the share of the student's weights that training starts from, and a note on it if it may be below 1.
+
+    Raises UsageError if a new adapter is wanted on a student that is to be blended; if the memory decided for an
+    adapter, it starts from the student itself.
+    """
+    student, origin, config = resolved.student, resolved.origin, resolved.config
+    if origin is None:
+        return 1.0, []
+    if tuning.name != "lora" or student.tuning == "lora":
+        text = f"starts from weights between {origin.name} and {student.name}, {config.blend:g} of the latter"
+        return config.blend, [text]
+    text = f"--blend {config.blend:g} moves all weights of {student.name}, which are frozen below a new LoRA adapter"
+    if config.tuning == "lora":
+        raise UsageError(f"{text}: use --tuning full, or omit it")
+    return 1.0, [f"starts from {student.name} itself: {text}"]
 
 
 def _prompt_tokens(resolved: ResolvedDistillation, chat: ChatFormat) -> int:

@@ -113,9 +113,6 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         knowledge = None
         notes.append("no questions about the documents: the knowledge teacher has nothing to score and is left out")
     experts = _experts(session, config, knowledge)
-    origin = _origin(session, config, student)
-    if origin is not None:
-        notes.append(f"starts from weights between {origin.name} and {student.name}, {config.blend:g} of the latter")
     return ResolvedDistillation(
         _lasting(config, student, teachers, knowledge, experts),
         number,
@@ -133,7 +130,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
         resolve_reward(config.reward) if config.rewarded else None,
         tuple(_demonstrations(config, prompts, notes)) if config.alpha < 1.0 and config.answers == "given" else (),
         tuple(notes),
-        origin,
+        _origin(session, config, student),
     )
 
 

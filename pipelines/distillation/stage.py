@@ -52,9 +52,10 @@ def distill(
     resolved = resolve(session, config, resume.cycle if resume is not None else cycle)
     plan = make_plan(resolved)
     student = session.registered(resolved.student, cycle_id=session.cycle_id(resolved.cycle))
-    # The tuning is fixed here: a resumed stage may find another amount of free memory.
-    config = replace(resolved.config, tuning=plan.tuning)
-    resolved = replace(resolved, config=config, student=student)
+    # The tuning is fixed here, and what follows from it: a resumed stage may find another amount of free memory.
+    config = replace(resolved.config, tuning=plan.tuning, blend=plan.blend)
+    origin = None if plan.blend == 1.0 else resolved.origin
+    resolved = replace(resolved, config=config, student=student, origin=origin)
     session.display.say(plan.text())
     with (
         running(session, "distill", config, cycle=resolved.cycle, student=student, resume=resume) as stage,

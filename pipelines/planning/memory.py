@@ -82,7 +82,7 @@ class Plan:
     """The settings of a stage that determine its memory. ``shards`` processes hold one shard of the student's layers
     each, and with ``teachers_too`` of the teachers' layers; the whole student is gathered to sample, unless ``gather``
     is off. ``free`` is the memory of the empty device in bytes, if
-    known: vLLM takes a share of the rest.
+    known: vLLM takes a share of the rest. ``documents`` are the micro-batches of a distillation's document text, if any.
     """
 
     setup: Setup
@@ -94,6 +94,7 @@ class Plan:
     teachers_too: bool = False
     gather: bool = True
     free: int | None = None
+    documents: Rows | None = None
 
 
 @dataclass(frozen=True)
@@ -232,8 +233,9 @@ def distilling(
     length = prompt + config.max_new_tokens
     rows = Rows(_rows(config, length, gpu), length, config.max_new_tokens)
     most = config.prompts_per_step * config.samples_per_prompt
+    documents = _document_rows(config, setup, most * config.max_new_tokens) if config.document_loss else None
     if config.alpha == 0 or config.served:  # nothing is sampled in this process
-        return Plan(setup, rows, config.optimizer, beside=beside)
+        return Plan(setup, rows, config.optimizer, beside=beside, documents=documents)
     rollouts = Rollouts(
         config.rollout_tokens,
         config.max_new_tokens,
@@ -243,7 +245,14 @@ def distilling(
         sleeps=config.engine_sleep,
         cache=None if config.engine_memory is None else int(config.engine_memory * GIB),
     )
-    return Plan(setup, rows, config.optimizer, rollouts, beside)
+    return Plan(setup, rows, config.optimizer, rollouts, beside, documents=documents)
+
+
+def _document_rows(config: DistillConfig, setup: Setup, responses: int) -> Rows:
+    """Return a distillation's micro-batches of packed document text, beside at most ``responses`` tokens in a step."""
+    text = math.ceil(responses * config.document_loss / (1 - config.document_loss))
+    length = max(1, min(config.row_length, setup.architecture.context, text))
+    return Rows(min(_rows(config, length, setup.gpu), math.ceil(text / length)), length, length, packed=True)
 
 
 def _rows(config: ModelConfig, length: int, gpu: bool) -> int:
@@ -279,7 +288,8 @@ def memory_of(plan: Plan) -> Memory:
     if setup.gpu:
         held["CUDA"] = CUDA_CONTEXT
     training = {"gradients": outside.gradients + inside.gradients // plan.shards}
-    training |= training_memory(setup, plan.rows)
+    batches = [training_memory(setup, rows) for rows in (plan.rows, plan.documents) if rows is not None]
+    training |= max(batches, key=lambda parts: sum(parts.values()))
     if setup.quantized:  # the matrix that is multiplied with, in the precision of the product
         training["dequantised"] = setup.itemsize * max(map(math.prod, setup.architecture.matrices))
     if plan.shards > 1:  # the current layer and the prefetched next one

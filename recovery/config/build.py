@@ -38,12 +38,15 @@ SECTIONS: dict[str, type[Any]] = {
     "eval": EvalConfig,
     "cycle": CycleConfig,
 }
-# Less damage in the first place: the embeddings of words that are not in the documents stay. Little is to be recovered
-# then, so more of the recovery goes to the knowledge of all documents (docs/horizon.md).
+# Less damage in the first place: the embeddings of words that are not in the documents stay (docs/horizon.md).
 CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "midtrain": {"embeddings": "documents"},
-    "distill": {"embeddings": "documents", "knowledge_share": 0.3, "earlier_share": 0.5},
+    "distill": {"embeddings": "documents", "knowledge_share": 0.5, "earlier_share": 0.5},
 }
+# Where a cycle's recovery starts, if weights between the cycle's start and the mid-trained model can be made. With this
+# and half of the prompts questions, a real model's behaviour was recovered in each of three cycles; with neither, in none
+# (docs/real.md).
+CYCLE_BLEND = 0.8
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # The inputs of a run are given on the command line; a recipe holds only its settings.
 _NOT_IN_RECIPES = {"docs", "student", "checkpoint", "midtrain", "distill", "eval"}
@@ -147,8 +150,8 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     """Build the settings of whole cycles. A flag that several stages have is set for each of them; ``midtrain_lr``,
     ``distill_steps`` and the like for one. ``knowledge_teacher`` "none" means that base is the only teacher.
 
-    The stages have the recipes' settings within cycles and, if nothing else is given, :data:`CYCLE_DEFAULTS`; with
-    ``alone``, those that they have outside of cycles.
+    The stages have the recipes' settings within cycles and, if nothing else is given, :data:`CYCLE_DEFAULTS` and
+    :data:`CYCLE_BLEND`; with ``alone``, those that they have outside of cycles.
     """
     mine = {"docs", "knowledge_teacher", "gate", "gate_alpha", "gate_samples", "gate_extend", "prune"}
     shared = {k: v for k, v in flags.items() if k not in mine}
@@ -162,13 +165,23 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     if not alone:
         recipes = tuple(recipe.within_cycles() for recipe in recipes)
         recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
+    midtrain = build(MidtrainConfig, of("midtrain"), *recipes)
+    distill = build(DistillConfig, of("distill"), *recipes)
+    given = any(source.get("blend") is not None for source in (shared, *(r.settings("distill") for r in recipes)))
+    if not alone and not given and _can_blend(midtrain, distill):
+        distill = dataclasses.replace(distill, blend=CYCLE_BLEND)
     return dataclasses.replace(
         config,
         knowledge_teacher=None if config.knowledge_teacher == "none" else config.knowledge_teacher,
-        midtrain=build(MidtrainConfig, of("midtrain"), *recipes),
-        distill=build(DistillConfig, of("distill"), *recipes),
+        midtrain=midtrain,
+        distill=distill,
         eval=build(EvalConfig, shared, *recipes),
     )
+
+
+def _can_blend(midtrain: MidtrainConfig, distill: DistillConfig) -> bool:
+    """Whether a cycle's distillation recovers behaviour, and may start from weights between two checkpoints."""
+    return distill.recovering and distill.shard == "none" and (midtrain.tuning, distill.tuning) != ("full", "lora")
 
 
 def to_json(config: Any) -> dict[str, Any]:

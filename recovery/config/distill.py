@@ -36,6 +36,7 @@ class DistillConfig(TrainingConfig):
         "trained from; 1: from the student itself.",
         minimum=0,
         maximum=1,
+        shown="1; inside a cycle 0.8, except with --shard, and for a new adapter on a fully trained model",
     )
     teacher: str = setting(
         "base",
@@ -54,7 +55,7 @@ class DistillConfig(TrainingConfig):
         "Share of prompts that are questions about the documents.",
         minimum=0,
         maximum=0.95,
-        shown="0.2; inside a cycle 0.3",
+        shown="0.2; inside a cycle 0.5",
     )
     earlier_share: float | None = setting(
         None,

@@ -270,6 +270,23 @@ def test_an_adapter_is_blended_by_its_scale_and_then_by_its_factors(
         torch.testing.assert_close(tensor, 0.75 * ends[0][name] + 0.25 * ends[1][name], atol=1e-8, rtol=1e-5)
 
 
+def test_a_new_adapter_for_want_of_memory_starts_from_the_student_itself(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cycle's recovery may not fit where its mid-training did: it must not end there."""
+    student = midtrain(session, dataclasses.replace(midtrain_config, tuning="full"))
+    config = dataclasses.replace(distill_config, steps=1, lr=1e-12, tuning="auto", blend=0.5)
+    monkeypatch.setattr("pipelines.runtime.tuning.free_memory", lambda _: 10**6)
+    plan = plan_distill(session, config)
+    assert (plan.tuning, plan.blend) == ("lora", 1.0)
+    assert any(note.startswith("starts from cycle-1/midtrained itself: --blend 0.5 moves all") for note in plan.notes)
+    made = distill(session, config)
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id, kind="distill")
+    assert made.weights == student.weights and stage.config["blend"] == 1.0
+    scales = [tensor.abs().max() for name, tensor in load_file(made.path / "adapter_model.safetensors").items()]
+    assert min(scales) < 1e-9, "its second factors are zero: nothing was moved"
+
+
 def test_a_blend_that_cannot_be_made_is_refused(
     session: Session,
     make_tiny: Callable[..., Path],

@@ -151,7 +151,14 @@ def step(student: Loaded, rows: Rows, taught: bool) -> int:
     return held.peak
 
 
-@pytest.mark.parametrize("rows", [Rows(4, 96, 64), Rows(2, 288, 288, packed=True)], ids=["short", "packed"])
+PACKED = Rows(2, 288, 288, packed=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "taught"),
+    [(Rows(4, 96, 64), True), (PACKED, False), (PACKED, True)],
+    ids=["short", "packed", "packed, with a teacher"],
+)
 @pytest.mark.parametrize(
     ("tuning", "precision", "checkpointing"),
     [
@@ -165,10 +172,9 @@ def step(student: Loaded, rows: Rows, taught: bool) -> int:
     ],
 )
 def test_a_step_holds_what_the_formulas_say(
-    wider: Path, tuning: str, precision: str, checkpointing: bool, rows: Rows
+    wider: Path, tuning: str, precision: str, checkpointing: bool, rows: Rows, taught: bool
 ) -> None:
     """Every storage of a real step on all layers is counted while it lives."""
-    taught = not rows.packed
     held = step(load(wider, tuning, precision, checkpointing), rows, taught)
     setup = setup_of(wider, tuning, precision, checkpointing, RANK, own_teacher=taught)
     assert sum(training_memory(setup, rows).values()) == pytest.approx(held, rel=0.1)
@@ -286,6 +292,24 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> Non
     assert held("lora", TeacherFootprint(copies=1))["teachers"] == adapter
     sharded = held("lora", TeacherFootprint(1, adapters=1), shards=2)
     assert sharded["teachers"] == base["weights"] > sharded["weights"]  # no process has the whole base to share
+
+
+def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(deeper: Path) -> None:
+    """Rows of documents are longer than responses and all their tokens are targets; a step's share bounds them."""
+    usual = DistillConfig(row_length=512, max_new_tokens=32, prompts_per_step=8, samples_per_prompt=4, precision="float32")
+
+    def planned(**settings: Any) -> Plan:
+        config = dataclasses.replace(usual, **settings)
+        return distilling(config, model_text(str(deeper)), "full", False, beside=TeacherFootprint(2))
+
+    without, half, much = planned(), planned(document_loss=0.5), planned(document_loss=0.9)
+    assert without.documents is None
+    assert half.documents == Rows(2, 512, 512, packed=True)  # as many tokens as 32 responses of 32
+    assert planned(document_loss=0.05).documents == Rows(1, 54, 54, packed=True)
+    assert planned(document_loss=0.5, alpha=0.0).documents == half.documents
+    assert much.documents == Rows(8, 512, 512, packed=True)
+    assert memory_of(much).training.items() >= training_memory(much.setup, much.documents).items()
+    assert memory_of(much).peak > memory_of(without).peak == memory_of(half).peak
 
 
 def test_teachers_are_sharded_as_the_student_is(deeper: Path) -> None:

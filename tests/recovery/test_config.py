@@ -21,6 +21,7 @@ from recovery.config import (
     to_json,
 )
 from recovery.errors import UsageError
+from recovery.miniature.package import RECOMMENDED
 from recovery.settings import may_be_recommended, settings_of, types_of
 
 
@@ -146,7 +147,7 @@ def test_cycles_leave_the_embeddings_of_other_words_unless_told_otherwise() -> N
     assert not DistillConfig(embeddings="documents").trains_embeddings, "which mid-training has given their rows"
     shares = [build_cycle(flags).distill.knowledge_share for flags in ({}, {"knowledge_share": 0.4})]
     assert (build_cycle({}).distill.earlier_share, DistillConfig().earlier_share) == (0.5, None)
-    assert shares == [0.3, 0.4] and build_cycle({}, alone=True).distill.knowledge_share == 0.2
+    assert shares == [0.5, 0.4] and build_cycle({}, alone=True).distill.knowledge_share == 0.2
     assert of({"embeddings": "all"}) == of({}, alone=True) == ("all", "all")
     assert of({"embeddings": "none"}) == ("none", "none")
 
@@ -158,6 +159,19 @@ def test_a_cycle_that_would_blend_a_full_model_into_a_new_adapter_is_refused_wit
     with pytest.raises(UsageError, match="--blend 0.7 moves all weights of the mid-trained model.*same tuning in both"):
         cycle("full", "lora")
     assert cycle("lora", "lora").distill.blend == cycle("full", "full").distill.blend == 0.7
+
+
+def test_a_cycle_starts_its_recovery_between_the_two_models_where_it_can(tmp_path: Path) -> None:
+    def blend(flags: dict[str, object], recipe: str = "", alone: bool = False) -> float:
+        (tmp_path / "recovery.toml").write_text(recipe)
+        return build_cycle(flags, model_recipe(tmp_path), alone=alone).distill.blend
+
+    assert blend({}) == blend({"tuning": "lora"}) == blend({"steps": 3}) == 0.8
+    assert blend({"blend": 0.6}) == blend({}, "[distill]\nblend = 0.6\n") == blend({}, "[cycle.distill]\nblend = 0.6\n")
+    assert blend({"blend": 1.0}) == blend({}, alone=True) == 1.0
+    assert blend({"shard": "full"}) == blend({"midtrain_tuning": "full", "distill_tuning": "lora"}) == 1.0
+    assert blend({}, "[distill]\nmethod = 'opsd'\n") == 1.0, "its teacher is the student as it begins"
+    assert blend({}, RECOMMENDED) == 1.0, "measured so on the miniature"
 
 
 def test_the_questions_of_a_writer_need_their_file_and_a_share() -> None:
