@@ -286,12 +286,12 @@ def _evaluated(card: Card, asked: _Asked) -> list[str]:
 
 def _choice(card: Card, asked: _Asked, way: Way) -> Choice:
     room = usable(card.memory, card.gpu)
-    dials: dict[str, Any] = {"tuning": way.tuning, "gradient_checkpointing": way.gradient_checkpointing}
+    settings: dict[str, Any] = {"tuning": way.tuning, "gradient_checkpointing": way.gradient_checkpointing}
     if asked.midtrain.precision == "auto":
-        dials["precision"] = card.precision
+        settings["precision"] = card.precision
     vllm: dict[str, Any] = {"engine": "vllm", "engine_sleep": True} if way.vllm else {}
-    midtrain = dataclasses.replace(asked.midtrain, **dials, **vllm)
-    distill = dataclasses.replace(asked.distill, **dials, **vllm)
+    midtrain = dataclasses.replace(asked.midtrain, **settings, **vllm)
+    distill = dataclasses.replace(asked.distill, **settings, **vllm)
     footprint = _footprint(asked)
     shards = card.count if way.sharded else 1
 
@@ -394,13 +394,13 @@ def _command(asked: _Asked, way: Way, budget: int, rollout_tokens: int, processe
     if asked.in_cycles and asked.distill.gather:
         alone = [] if asked.knowledge else ["--knowledge-teacher", "none"]
         return _started(["cycle", *begin, *shared, *sampling, *alone], processes)
-    dials = ["--method", asked.distill.method, *([] if asked.distill.gather else ["--until", "0"])]
+    settings = ["--method", asked.distill.method, *([] if asked.distill.gather else ["--until", "0"])]
     if asked.distill.teacher != build(DistillConfig, {"method": asked.distill.method}).teacher:
-        dials += ["--teacher", asked.distill.teacher]
+        settings += ["--teacher", asked.distill.teacher]
     if asked.knowledge:  # the default only inside a cycle
-        dials += ["--knowledge-teacher", "midtrained"]
+        settings += ["--knowledge-teacher", "midtrained"]
     first = _started(["midtrain", *begin, *shared], processes)
-    return f"{first} && {_started(['train', *dials, *shared, *sampling], processes)}"
+    return f"{first} && {_started(['train', *settings, *shared, *sampling], processes)}"
 
 
 def _sharding(asked: _Asked, way: Way) -> list[str]:

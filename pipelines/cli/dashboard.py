@@ -49,9 +49,9 @@ def command(
     ask: bool,
     ask_timeout: float,
 ) -> None:
-    """Open the review dashboard in a browser.
+    """Serve the review dashboard on this machine.
 
-    Anyone on this machine can enter decisions; with --auth-file, users enter them by name. For access from other
+    With --open it is also opened in a browser. Anyone on this machine can enter decisions; with --auth-file, users enter them by name. For access from other
     machines, put an HTTPS proxy in front of it: passwords are sent with every request.
     """
     from dashboard import access

@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("pipelines.cli.plan", "Estimate what a cycle needs on given GPUs: memory, time, flags."),
     "midtrain": ("pipelines.cli.midtrain", "Mid-train the model on a folder of documents."),
     "distill": ("pipelines.cli.distill", "Recover a student's behaviour by on-policy distillation."),
-    "train": ("pipelines.cli.train", "Train with any method: a preset and its dials."),
+    "train": ("pipelines.cli.train", "Train with any method: a preset and its settings."),
     "interpolate": (
         "pipelines.cli.interpolate",
         "Interpolate weights between two checkpoints instead of training a recovery.",
@@ -49,7 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("pipelines.cli.export", "Write a checkpoint as an ordinary model folder, or as a GGUF file."),
     "report": ("pipelines.cli.report", "Write a cycle's report: figures, tests, samples, decision."),
     "prune": ("pipelines.cli.prune", "Delete weights that are no longer needed."),
-    "dashboard": ("pipelines.cli.dashboard", "Open the review dashboard in a browser."),
+    "dashboard": ("pipelines.cli.dashboard", "Serve the review dashboard on this machine."),
     "miniature": ("pipelines.cli.miniature", "Rebuild the built-in model, or write its world's corpora."),
     "doctor": ("pipelines.cli.doctor", "Check what this machine can run."),
 }

@@ -1,4 +1,4 @@
-"""Options of a training stage: those of `recover distill`, and the dials that `recover train` adds."""
+"""Options of a training stage: those of `recover distill`, and the settings that `recover train` adds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ distill_options = several(
     common.as_json,
 )
 divergence = options_of(DistillConfig, "divergence", "top_k")
-dials = several(
+method_settings = several(
     options_of(DistillConfig, "experts", "alpha", "lam"),
     divergence,
     options_of(DistillConfig, "beta", "anchor", "clip", "drop", "entry_clip", "floor", "batch_epochs", "positions"),

@@ -1,4 +1,4 @@
-"""`recover methods`: the presets with their dials and explanations."""
+"""`recover methods`: the presets with their settings and explanations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def command(context: click.Context, as_json: bool) -> None:
     """List and explain the methods.
 
-    `recover methods` prints all presets with their dials; `recover methods show NAME` explains one.
+    `recover methods` prints all presets with their settings; `recover methods show NAME` explains one.
     """
     if context.invoked_subcommand is not None:
         return
@@ -37,7 +37,7 @@ def command(context: click.Context, as_json: bool) -> None:
 @click.argument("name")
 @common.as_json
 def show(name: str, as_json: bool) -> None:
-    """Explain one method: formula, dials, when to use it and when not, source."""
+    """Explain one method: formula, settings, when to use it and when not, source."""
     from recovery.config import DistillConfig, build
     from recovery.methods import method_named
 
@@ -56,7 +56,7 @@ def list_arms(as_json: bool) -> None:
 
 
 def _arm(arm: Arm) -> str:
-    trained = " ".join(f"{name}={value}" for name, value in arm.midtrain.items()) or "the defaults"
+    trained = " ".join(f"{name}={value}" for name, value in arm.midtrain.items()) or "as given"
     then = " ".join([arm.follow, *(f"{name}={value}" for name, value in arm.settings.items())])
     return f"{arm.name:<18} {arm.title}\n    midtrain {trained}; then {then} ({arm.source})"
 
@@ -105,7 +105,7 @@ def _page(method: Method, config: DistillConfig) -> str:
     lines = [
         f"{method.name}: {method.title}",
         f"  loss      {method.formula}",
-        f"  dials     alpha {config.alpha:g}, lambda {config.lam:g}, teacher {config.teacher}, {objective(config)}",
+        f"  in short  alpha {config.alpha:g}, lambda {config.lam:g}, teacher {config.teacher}, {objective(config)}",
         f"  use       when {method.use}" if not method.use.startswith("to ") else f"  use       {method.use}",
         f"  not       when {method.avoid}",
         f"  settings  {settings}",

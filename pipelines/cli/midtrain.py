@@ -61,5 +61,5 @@ def command(
             common.emit(plan, as_json, plan.text)
             return
         made = midtrain(session, config)
-    text = f"made {made.name}: {made.path}\nnext: recover distill --teacher base"
+    text = f"made {made.name}: {made.path}\nnext: recover distill --teacher base --knowledge-teacher midtrained"
     common.emit({"checkpoint": stage_options.checkpoint_json(made)}, as_json, text)

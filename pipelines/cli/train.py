@@ -1,4 +1,4 @@
-"""`recover train`: training with any method, by its preset and its dials."""
+"""`recover train`: training with any method, by its preset and its settings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from recovery.config import DistillConfig
 @click.command()
 @option_of(DistillConfig, "method")
 @method_options.distill_options
-@method_options.dials
+@method_options.method_settings
 @click.pass_context
 def command(context: click.Context, /, **_: object) -> None:
-    """Train with any method: a preset and its dials.
+    """Train with any method: a preset and its settings.
 
     SFT, GRPO, on-policy distillation, self-distillation with a context, and combinations of them. A method is a
-    setting of three dials: the share of the student's own completions (--alpha), the weight of the teacher against
+    choice of three settings: the share of the student's own completions (--alpha), the weight of the teacher against
     the reward (--lambda), and the teacher (--teacher, --context). A preset sets them; any flag overrides one.
     """
     run(context)

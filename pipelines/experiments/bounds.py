@@ -104,8 +104,15 @@ IFEVAL_KEPT = Bound(
 AFTER = (
     IFEVAL_KEPT,
     Bound("recovery: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "last"), 0.98, 0.99),
-    Bound("recovery: asked, share of what mid-training reached", kept, 0.95, 1.0),
-    Bound("recovery: every earlier corpus, asked, share of what was first reached", of_earlier, 0.90, 0.95, first=2),
+    Bound("recovery: held-out facts answered, relative to mid-trained", kept, 0.95, 1.0),
+    Bound(
+        "recovery: held-out facts of every earlier corpus, relative to first learnt", of_earlier, 0.90, 0.95, first=2
+    ),
+)
+# The same by whole prompts, as a gate counts them: shown beside the bounds.
+PROMPTS = tuple(
+    Bound(f"recovery: {title}, prompts strict, relative to base", relative(suite(name), "last"))
+    for name, title in ((IFEVAL, "IFEval"), (OWN, "own prompts"))
 )
 CONTROLS = Bound(
     "mid-training: asked, control questions, gained over base", gained(UNTAUGHT, "midtrained"), percent=True
@@ -116,6 +123,7 @@ BOUNDS = (
     CONTROLS,
     Bound("mid-training: own prompts, instructions strict, relative to base", relative(OWN_PROMPTS, "midtrained")),
     *AFTER,
+    *PROMPTS,
 )
 # Headings of the bounds by which every arm is compared.
 COMPARED = (

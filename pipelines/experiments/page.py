@@ -21,6 +21,7 @@ from pipelines.experiments.bounds import (
     LEVELS,
     MISSED,
     OWN,
+    PROMPTS,
     Bound,
     Value,
     answered,
@@ -56,7 +57,11 @@ _TERMS = (
     "other topics and in other combinations. *Ended*: the response ends by itself within the limit. *Asked*: the "
     "response contains an accepted answer; a *held-out fact* is asked in no training question, a *held-out form* is a "
     "trained fact asked in another form, a *control question* asks for a fact that is on no page. *Stored*: the right "
-    "word is the most probable one in a gap of the text. *Relative to base*: divided by the clean model's score."
+    "word is the most probable one in a gap of the text. *Relative to base*: divided by the clean model's score. "
+    "*Prompts*: those with all instructions followed, which is what the gate's rule `ifeval` counts. *Must, goal*: "
+    "bounds that were written down before the first run. *Arm*: a complete configuration of a cycle "
+    "([list](methods.md#arms-recovery-and-its-baselines)). *Two teachers*: the clean model scores ordinary prompts, "
+    "the mid-trained one questions about the documents."
 )
 _COSTS = (
     "Hours are those of the stage alone, without evaluations, on different machines and sometimes beside other work: "
@@ -126,6 +131,10 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
             word = "Missed" if reached(bound, means) == MISSED else "Holds"
             shown = ", ".join(_cell([mean], bound.percent) for mean in means)
             lines.append(f"{word}: {bound.name} {shown} (must: {_number(bound.must, bound.percent)}).")
+    lines.append("A share of fewer than ten facts decides nothing: [counts](#held-out-facts-corpus-by-corpus).")
+    for bound in PROMPTS:
+        if means := _means(bound, mine, cycles):
+            lines.append(f"Shown beside them: {bound.name} {', '.join(_cell([mean]) for mean in means)}.")
     if controls := _means(CONTROLS, mine, cycles):
         shown = ", ".join(_cell([mean], percent=True) for mean in controls)
         lines.append(f"Control questions, whose answers are on no page, gained {shown} points: so much may be guessed.")

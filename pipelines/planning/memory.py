@@ -81,8 +81,8 @@ class TeacherFootprint:
 class Plan:
     """The settings of a stage that determine its memory. ``shards`` processes hold one shard of the student's layers
     each, and with ``teachers_too`` of the teachers' layers; the whole student is gathered to sample, unless ``gather``
-    is off. ``free`` is the memory of the empty device in bytes, if
-    known: vLLM takes a share of the rest. ``documents`` are the micro-batches of a distillation's document text, if any.
+    is off. ``free`` is the memory of the empty device in bytes, if known: vLLM takes a share of the rest.
+    ``documents`` are the micro-batches of a distillation's document text, if any.
     """
 
     setup: Setup

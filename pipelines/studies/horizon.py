@@ -218,15 +218,16 @@ HORIZON = Study(
     name="horizon",
     claim="over many cycles behaviour stays at base and every corpus stays known, at a cost that does not grow",
     source="an observation made while this project was planned, put to the test",
-    setting=f"corpora of 16 services, from the second cycle on earlier documents half of each mid-training; {STEPS} "
-    "steps of recovery by base, by the mid-trained model (questions about the documents) and by the model before this "
-    "mid-training (questions about earlier ones). Names of arms say what they change: `rows`, mid-training at a "
-    "falling rate, of the embeddings only the rows of the documents' tokens, recovery none of them; `questions`, "
-    "`more` and `most`, 30 to 40%, 45% and 60% of the prompts are questions, half of them about the newest "
-    "corpus; `N-steps`, steps of recovery; `rehearsal`, two thirds earlier documents; `10-epochs`, ten passes; "
-    "`root`, questions about n earlier corpora to the newest as the root of n to 1; `kl`, KL replay; `gentle`, KL "
-    f"replay and lower rates. On the miniature `recover cycle` does as `{DEFAULT}`; on other models its default is "
-    "30% questions. A corpus is kept by what is answered of it, as a share of what was when it was learnt",
+    setting="corpora of 16 services; from the second cycle on, earlier documents are half of each mid-training. "
+    f"`three-teachers`: {STEPS} steps of recovery, in which base scores ordinary prompts, the mid-trained model "
+    "questions about the newest documents, and the model before this mid-training questions about earlier ones. The "
+    "other arms are named by what they change. `rows`: mid-training at a falling rate trains, of the embeddings, only "
+    "the rows of the documents' tokens, and the recovery none. `questions`: 30 to 40% of the prompts are questions, "
+    "half of them about the newest corpus; `more-questions`: 45%; `most-questions`: 60%. `N-steps`: steps of recovery. "
+    "`rehearsal`: two thirds earlier documents. `10-epochs`: ten passes. `root`: questions about n earlier corpora and "
+    "about the newest are in the ratio of the root of n to 1. `kl`: KL replay. `gentle`: KL replay and lower rates. On "
+    f"the miniature `recover cycle` is the arm `{DEFAULT}`. *Kept*: questions about a corpus that are answered now, "
+    "divided by those answered when it was learnt",
     parts=(
         *_parts(DEFAULT),
         *_LATE_PARTS,

@@ -48,8 +48,8 @@ max_new_tokens = 128
 schedule = "cosine"
 
 # Little is lost then, so the recovery starts from the mid-trained model itself, and most of its prompts are questions
-# about the documents of all cycles. Their answers are short: 180 steps sample and train as many tokens as 120 steps with
-# 30% of questions.
+# about the documents of all cycles. Their answers are short: 180 steps sample and train as many tokens as 120 steps
+# with 30% of questions.
 [cycle.distill]
 blend = 1.0
 steps = 180

@@ -296,7 +296,9 @@ def test_what_lies_on_the_students_base_needs_no_copy_of_it(deeper: Path) -> Non
 
 def test_a_recoverys_document_text_is_planned_as_rows_of_its_own(deeper: Path) -> None:
     """Rows of documents are longer than responses and all their tokens are targets; a step's share bounds them."""
-    usual = DistillConfig(row_length=512, max_new_tokens=32, prompts_per_step=8, samples_per_prompt=4, precision="float32")
+    usual = DistillConfig(
+        row_length=512, max_new_tokens=32, prompts_per_step=8, samples_per_prompt=4, precision="float32"
+    )
 
     def planned(**settings: Any) -> Plan:
         config = dataclasses.replace(usual, **settings)
