@@ -51,8 +51,9 @@ def command(
 ) -> None:
     """Serve the review dashboard on this machine.
 
-    With --open it is also opened in a browser. Anyone on this machine can enter decisions; with --auth-file, users enter them by name. For access from other
-    machines, put an HTTPS proxy in front of it: passwords are sent with every request.
+    With --open it is also opened in a browser. Anyone on this machine can enter decisions; with --auth-file, users
+    enter them by name. For access from other machines, put an HTTPS proxy in front of it: passwords are sent with
+    every request.
     """
     from dashboard import access
 

@@ -289,7 +289,8 @@ def memory_of(plan: Plan) -> Memory:
         held["CUDA"] = CUDA_CONTEXT
     training = {"gradients": outside.gradients + inside.gradients // plan.shards}
     batches = [training_memory(setup, rows) for rows in (plan.rows, plan.documents) if rows is not None]
-    training |= max(batches, key=lambda parts: sum(parts.values()))
+    largest = max(batches, key=lambda parts: sum(parts.values()))
+    training |= largest
     if setup.quantized:  # the matrix that is multiplied with, in the precision of the product
         training["dequantised"] = setup.itemsize * max(map(math.prod, setup.architecture.matrices))
     if plan.shards > 1:  # the current layer and the prefetched next one
