@@ -26,7 +26,8 @@ class DistillConfig(TrainingConfig):
     returns ``top_k`` log-probabilities per token, "label" (the answer itself), "none", or, with a ``context``, "self",
     "start" or "ema" (the current student, the initial student, its moving average). If another engine sampled, each
     token is weighted by the product of the importance ratios of the tokens before it. With ``batch_epochs`` above 1 the
-    later updates use states of slightly older weights, which are not reweighted; a policy gradient has its own ratio.
+    later updates use states of slightly older weights; these are reweighted likewise for a teacher with another
+    tokenizer, but not for others if the engine is transformers. A policy gradient has its own ratio.
     """
 
     student: str = same_as(MidtrainConfig, "student")
