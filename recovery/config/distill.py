@@ -175,7 +175,12 @@ class DistillConfig(TrainingConfig):
     )
     check_every: int = setting(25, "Steps between these tests.", minimum=1)
     development: int = setting(1000, "Development prompts per test.", minimum=1)
-    plateau: int = setting(50, "Stop when the divergence has not fallen over this many steps; 0: never.", minimum=0)
+    plateau: int = setting(
+        50,
+        "Stop when the divergence from another model has not fallen by 3% over this many steps; 0: never. Imitated "
+        "responses and rewards have no such end.",
+        minimum=0,
+    )
     token_views: int = setting(
         6,
         "Completions recorded token by token for review, at the first step and five later ones; 0: none.",
