@@ -190,7 +190,9 @@ def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple
     sources = [flags, *(recipe.settings("distill") for recipe in recipes)]
     name = next((str(values["method"]) for values in sources if values.get("method")), "opd")
     settings = dict(method_named(name).settings)
-    divergence = next((values["divergence"] for values in sources if values.get("divergence")), None)
+    # A model's recommendation does not count: the preset's own divergence overrides it.
+    over = [flags, *(recipe.settings("distill") for recipe in recipes if not recipe.recommended)]
+    divergence = next((values["divergence"] for values in over if values.get("divergence")), None)
     if divergence is not None and divergence not in MIXTURES:
         settings.pop("beta", None)  # of the preset's own divergence
     preset = Recipe(f"the method {name}", {"distill": settings})
