@@ -63,8 +63,7 @@ class EarlyStopping:
         self.falls = (
             config.lam == 1.0
             and not config.teaching.is_student
-            and config.teaching.kind != "label"
-            and not config.continuation
+            and not config.imitates
             and config.divergence != "sampled"
         )
         self.collapse: str | None = None

@@ -217,6 +217,15 @@ def test_questions_of_a_writer_are_asked_where_a_knowledge_teacher_scores_them(s
     assert {name: config.writer_questions for name, config in found.items()} == {"recovery": True, "one-teacher": False}
 
 
+@pytest.mark.parametrize("name", [arm.name for arm in arms().values() if arm.follow == "distill"])
+def test_every_arm_follows_from_settings_that_its_method_does_not_use(session: Session, name: str) -> None:
+    """All arms share them: those of a divergence have no effect on an arm that imitates responses."""
+    given = DistillConfig(divergence="jsd", beta=0.2, skip_first=3)
+    config = _distilling(arm_named(name), given, session.base, 1)
+    used = config.divergence, config.beta, config.skip_first
+    assert used == (("reverse_kl", 0.5, 0) if name == "own-answers" else ("jsd", 0.2, 3))
+
+
 @pytest.mark.parametrize("name", arms())
 def test_every_arm_can_change_settings_that_use_a_writer(name: str) -> None:
     given = MidtrainConfig(augment=4, writer=WRITER_FILE, writer_questions=True)
