@@ -189,7 +189,9 @@ def _extend(session: Session, plan: CyclePlan, trained: Checkpoint, number: int)
     assert last is not None  # the gate judges what is recovered
     again = recovery_config(plan.config, trained, number)
     seed = again.seed + 1000 * (1 + _extensions(session, number))
-    restored = _distilled(session, plan, dataclasses.replace(again, student=last.name, seed=seed), number)
+    # A blend with the mid-trained model, the parent of ``last``, would undo part of the recovery.
+    again = dataclasses.replace(again, student=last.name, seed=seed, blend=1.0)
+    restored = _distilled(session, plan, again, number)
     _evaluate(session, plan, restored, number)
 
 

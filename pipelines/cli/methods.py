@@ -83,7 +83,7 @@ def objective(config: DistillConfig) -> str:
     """Name the objective that a method minimises."""
     if config.lam == 0.0:
         return "policy gradient"
-    if config.teacher == "label" or config.continuation:
+    if config.imitates:
         return "cross-entropy"
     return config.divergence if config.lam == 1.0 else f"{config.divergence} + reward"
 

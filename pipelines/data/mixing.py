@@ -65,10 +65,17 @@ def schedule(streams: Sequence[Stream], steps: int, per_step: int, seed: int) ->
 
 
 def choose(items: Sequence[T], count: int, step: int, seed: int, stream: int) -> list[T]:
-    """Return the items of a step (from 1), a function of the arguments; each epoch has a new order of all items."""
+    """Return the items of a step (from 1) if every step takes ``count``; see :func:`between`."""
+    return between(items, (step - 1) * count, step * count, seed, stream)
+
+
+def between(items: Sequence[T], begin: int, end: int, seed: int, stream: int) -> list[T]:
+    """Return items ``begin`` to ``end`` of an endless sequence, a function of ``seed`` and ``stream``: epoch after
+    epoch, each with a new order of all items.
+    """
     chosen: list[T] = []
     orders: dict[int, list[int]] = {}
-    for at in range((step - 1) * count, step * count):
+    for at in range(begin, end):
         number, index = divmod(at, len(items))
         if number not in orders:
             orders[number] = list(range(len(items)))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipelines.data.mixing import choose
+from pipelines.data.mixing import between, choose
 from pipelines.data.prompt_sampler import PromptSampler
 from pipelines.distillation.prefetch import Prefetcher
 from pipelines.runtime.generation import SampledTurn, open_turns, sample_turns
@@ -164,11 +164,12 @@ class BatchBuilder:
         newest, earlier, config = self.pools.questions, self.pools.earlier, self.config
         if config.earlier_share is None or not newest or not earlier:
             return choose([*earlier, *newest], count, batch, config.seed, stream=RandomStream.QUESTIONS)
-        each = count * config.earlier_share  # a fraction of a question is asked in some of the batches
-        old = math.floor(batch * each + 0.5) - math.floor((batch - 1) * each + 0.5)
+        # A fraction of a question is asked in some of the batches; each goes on where the one before has ended.
+        before, asked = (batch - 1) * count, batch * count
+        begin, end = (math.floor(total * config.earlier_share + 0.5) for total in (before, asked))
         return [
-            *choose(newest, count - old, batch, config.seed, stream=RandomStream.QUESTIONS),
-            *choose(earlier, old, batch, config.seed, stream=RandomStream.EARLIER_QUESTIONS),
+            *between(newest, before - begin, asked - end, config.seed, stream=RandomStream.QUESTIONS),
+            *between(earlier, begin, end, config.seed, stream=RandomStream.EARLIER_QUESTIONS),
         ]
 
     def _sampling(self, batch: int) -> Sampling:

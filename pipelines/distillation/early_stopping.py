@@ -59,7 +59,13 @@ class EarlyStopping:
         config = self.config
         settling = config.lam == 1.0 and config.teaching.kind != "self"
         self.alarm = CollapseDetector(settling, self.teacher_metrics if settling else None)
-        self.falls = config.lam == 1.0 and not config.teaching.is_student and config.divergence != "sampled"
+        # A divergence falls to 0, a cross-entropy to an unknown entropy: what is left to learn may be little of it.
+        self.falls = (
+            config.lam == 1.0
+            and not config.teaching.is_student
+            and not config.imitates
+            and config.divergence != "sampled"
+        )
         self.collapse: str | None = None
         self.reported_breaches = dict(self.alarm.breaches)
 

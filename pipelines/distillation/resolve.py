@@ -259,7 +259,7 @@ def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str])
     if len(verifiable) < ENOUGH_TO_DECIDE:
         notes.append(
             f"only {len(verifiable)} development prompts can be verified: too few to decide --until {config.until} "
-            f"({ENOUGH_TO_DECIDE} are needed), so the stage runs to its plateau or to --steps"
+            f"({ENOUGH_TO_DECIDE} are needed), so this test does not stop the stage"
         )
         return ()
     if len(verifiable) < config.development:

@@ -30,7 +30,7 @@ from pipelines.runtime.model_loading import FrozenModel, load_models, reach_teac
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import Stage, running
 from recovery.config import DistillConfig
-from recovery.training.loop import Hooks
+from recovery.training.loop import COLLAPSE, FINISHED, Hooks, TrainResult
 from recovery.workspace import Checkpoint
 
 
@@ -111,8 +111,8 @@ def distill(
             "stopped": result.stopped,
         }
         stage.details = {**extra, **stopping.state.measured, "parameters": plan.parameters}
-        if result.stopped.startswith("collapse"):
-            session.display.say(f"stopped: {result.stopped}; the weights of step {result.step} are kept")
+        if result.stopped != FINISHED:
+            session.display.say(_end(result, plan.steps))
         return stage.keep(models.loaded, "recovered", student, extra, name=name)
 
 
@@ -121,6 +121,13 @@ def _check_inputs(session: Session, resolved: ResolvedDistillation) -> None:
     reach_teacher(resolved.config)
     if resolved.origin is not None:
         session.verified(resolved.origin)
+
+
+def _end(result: TrainResult, steps: int) -> str:
+    """Return why a run ended early."""
+    if result.stopped.startswith(COLLAPSE):
+        return f"stopped: {result.stopped}; the weights of step {result.step} are kept"
+    return f"stopped at step {result.step} of {steps}: {result.stopped}"
 
 
 def _figure(stage: Stage, config: DistillConfig) -> str:

@@ -21,11 +21,18 @@ from pipelines.interpolate import interpolate
 from pipelines.midtrain import length_of, midtrain, open_cycle
 from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
-from recovery.config import CycleConfig, DistillConfig, InterpolateConfig, MidtrainConfig, ModelConfig, to_json
+from recovery.config import (
+    CycleConfig,
+    DistillConfig,
+    InterpolateConfig,
+    MidtrainConfig,
+    ModelConfig,
+    preset_settings,
+    to_json,
+)
 from recovery.data.corpus import read_corpus
 from recovery.data.sources import parse
 from recovery.errors import UsageError
-from recovery.methods import method_named
 from recovery.workspace import Checkpoint
 
 __all__ = ["Arm", "arm_named", "arms", "run_arm"]
@@ -136,7 +143,8 @@ def _name(arm: Arm, cycle: int, kind: str) -> str:
 def _distilling(arm: Arm, given: DistillConfig, trained: Checkpoint, cycle: int) -> DistillConfig:
     settings = dict(arm.settings)
     teacher = settings.pop("knowledge_teacher", None)
-    settings = {**method_named(str(settings.get("method", "opd"))).settings, **settings}
+    method = str(settings.get("method", "opd"))
+    settings = {**preset_settings(method, [settings], [vars(given)]), **settings}
     if "prompts" in settings:
         settings["prompts"] = Path(settings["prompts"])
     if settings.get("alpha") == 0.0:  # one response per prompt, so as many prompts as other arms have completions

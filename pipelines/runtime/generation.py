@@ -98,7 +98,9 @@ def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int) -> list[Prom
 
 @dataclass(frozen=True)
 class CompletedConversation:
-    """A prompt and the conversation with the model's completions; ``finished`` unless the last one was cut off."""
+    """A prompt and the conversation with the model's completions; the last one was cut off unless ``finished``, the
+    others are whole.
+    """
 
     prompt: Prompt
     messages: tuple[Message, ...]
@@ -121,9 +123,9 @@ def conversations(
     unfinished: bool = False,
     progress: Progress | None = None,
 ) -> tuple[list[CompletedConversation], int]:
-    """Return a frozen model's conversations on ``prompts``, without those whose last completion was cut off; with
-    ``unfinished`` only without those that were cut off before the answer began, within thinking. Also return the
-    number of tokens of all completions, those left out included.
+    """Return a frozen model's conversations on ``prompts``, without those of which a completion was cut off; with
+    ``unfinished`` the last one may be, unless it was before the answer began, within thinking. Also return the number
+    of tokens of all completions, those left out included.
 
     ``content_hash`` is the model's. Completions are cached in ``cache`` chunk by chunk: an interruption loses at most
     one chunk, and no completion is sampled twice.
@@ -136,14 +138,23 @@ def conversations(
         drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, RandomStream.REPLAY))
         numbered = [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)]
         turns = sample_turns(loaded.chat, engine, numbered, drawn, progress)
-        last = {int(turn.prompt.id): turn for turn in turns}
         tokens += sum(len(turn.completion.ids) for turn in turns)
+        spoken: dict[int, list[SampledTurn]] = {}
+        for turn in turns:
+            spoken.setdefault(int(turn.prompt.id), []).append(turn)
         found += [
-            CompletedConversation(chunk[i], turn.messages, turn.completion.finished)
-            for i, turn in sorted(last.items())
-            if turn.completion.finished or (unfinished and turn.messages[-1]["content"])
+            CompletedConversation(chunk[i], said[-1].messages, said[-1].completion.finished)
+            for i, said in sorted(spoken.items())
+            if _usable(said, unfinished)
         ]
     return found, tokens
+
+
+def _usable(turns: Sequence[SampledTurn], unfinished: bool) -> bool:
+    """Whether a conversation can be an example: one that goes on after a cut would teach to end in mid-sentence."""
+    *before, last = turns
+    whole = last.completion.finished or (unfinished and bool(last.messages[-1]["content"]))
+    return whole and all(turn.completion.finished for turn in before)
 
 
 def answered_before(

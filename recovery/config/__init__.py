@@ -1,6 +1,16 @@
 """Configurations of the stages: frozen dataclasses, each field the one declaration of a setting."""
 
-from recovery.config.build import SECTIONS, Recipe, build, build_cycle, from_json, model_recipe, read_recipe, to_json
+from recovery.config.build import (
+    SECTIONS,
+    Recipe,
+    build,
+    build_cycle,
+    from_json,
+    model_recipe,
+    preset_settings,
+    read_recipe,
+    to_json,
+)
 from recovery.config.cycle import ALL, PRUNE_POLICIES, CycleConfig
 from recovery.config.distill import DistillConfig
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
@@ -24,6 +34,7 @@ __all__ = [
     "build_cycle",
     "from_json",
     "model_recipe",
+    "preset_settings",
     "read_recipe",
     "to_json",
 ]

@@ -13,13 +13,13 @@ import difflib
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from recovery.config.cycle import CycleConfig
-from recovery.config.distill import DistillConfig
+from recovery.config.distill import OF_COMPLETIONS, OF_DIVERGENCES, DistillConfig
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
@@ -200,14 +200,37 @@ def from_json(kind: type[Config], values: Mapping[str, Any]) -> Config:
 
 def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple[Recipe, ...]:
     """Return the recipes with the preset of the selected method inserted before a model's recommendations."""
-    sources = [flags, *(recipe.settings("distill") for recipe in recipes)]
-    name = next((str(values["method"]) for values in sources if values.get("method")), "opd")
-    settings = dict(method_named(name).settings)
-    divergence = next((values["divergence"] for values in sources if values.get("divergence")), None)
-    if divergence is not None and divergence not in MIXTURES:
-        settings.pop("beta", None)  # of the preset's own divergence
-    preset = Recipe(f"the method {name}", {"distill": settings})
-    return (*(r for r in recipes if not r.recommended), preset, *(r for r in recipes if r.recommended))
+    own, recommended = ([r for r in recipes if r.recommended is model] for model in (False, True))
+    over = [flags, *(recipe.settings("distill") for recipe in own)]
+    under = [recipe.settings("distill") for recipe in recommended]
+    name = next((str(values["method"]) for values in (*over, *under) if values.get("method")), "opd")
+    preset = Recipe(f"the method {name}", {"distill": preset_settings(name, over, under)})
+    return (*own, preset, *recommended)
+
+
+def preset_settings(
+    method: str, over: Sequence[Mapping[str, Any]], under: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the settings of a method's preset, between those in ``over``, which override it, and those in ``under``,
+    which it overrides; of each the first counts.
+
+    Settings without an effect in this combination are set to their defaults. Those in ``over`` are left to be refused:
+    only for them somebody has asked.
+    """
+    settings = dict(method_named(method).settings)
+
+    def chosen(name: str) -> Any:
+        found = (values[name] for values in (*over, settings, *under) if values.get(name) is not None)
+        return next(found, getattr(DistillConfig, name))
+
+    idle = ["answers"] if chosen("alpha") == 1.0 else []
+    if chosen("divergence") not in MIXTURES:
+        idle.append("beta")  # of the divergence of the preset, or of a recommended one
+    settings |= {name: getattr(DistillConfig, name) for name in idle}
+    continued = bool(chosen("continuation"))
+    recommended = [*OF_DIVERGENCES] if continued or chosen("teacher") == "label" else []
+    recommended += OF_COMPLETIONS if continued or chosen("alpha") == 0.0 else ()
+    return {name: getattr(DistillConfig, name) for name in recommended} | settings
 
 
 def _nested(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,16 @@ from recovery.config.model import TrainingConfig
 from recovery.data.sources import parse
 from recovery.errors import UsageError
 from recovery.losses.config import LossConfig
+from recovery.methods import METHODS
 from recovery.server_address import check_address
-from recovery.settings import same_as, setting
+from recovery.settings import flag_of, same_as, setting
 from recovery.teacher_context import KINDS
 from recovery.teacher_spec import TeacherSpec
+
+# Settings of a divergence to a teacher, which the cross-entropy of responses has not.
+OF_DIVERGENCES = ("divergence", "beta", "entry_clip", "floor", "top_k")
+# Settings of how the student's own completions are scored.
+OF_COMPLETIONS = ("positions", "skip_first")
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,8 @@ class DistillConfig(TrainingConfig):
     returns ``top_k`` log-probabilities per token, "label" (the answer itself), "none", or, with a ``context``, "self",
     "start" or "ema" (the current student, the initial student, its moving average). If another engine sampled, each
     token is weighted by the product of the importance ratios of the tokens before it. With ``batch_epochs`` above 1 the
-    later updates use states of slightly older weights, which are not reweighted; a policy gradient has its own ratio.
+    later updates use states of slightly older weights; these are reweighted likewise for a teacher with another
+    tokenizer, but not for others if the engine is transformers. A policy gradient has its own ratio.
     """
 
     student: str = same_as(MidtrainConfig, "student")
@@ -175,7 +182,12 @@ class DistillConfig(TrainingConfig):
     )
     check_every: int = setting(25, "Steps between these tests.", minimum=1)
     development: int = setting(1000, "Development prompts per test.", minimum=1)
-    plateau: int = setting(50, "Stop when the divergence has not fallen over this many steps; 0: never.", minimum=0)
+    plateau: int = setting(
+        50,
+        "Stop when the divergence from another model has not fallen by 3% over this many steps; 0: never. Imitated "
+        "responses and rewards have no such end.",
+        minimum=0,
+    )
     token_views: int = setting(
         6,
         "Completions recorded token by token for review, at the first step and five later ones; 0: none.",
@@ -187,6 +199,7 @@ class DistillConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.loss_config()
+        self._check_method()
         self._check_states()
         self._check_teacher()
         self._check_remote()
@@ -255,6 +268,27 @@ class DistillConfig(TrainingConfig):
     def weighed(self) -> bool:
         """Whether the student's completions keep their sampling log-probabilities for importance weights."""
         return self.engine != "transformers" and self.temperature == 1.0
+
+    @property
+    def imitates(self) -> bool:
+        """Whether the loss is the cross-entropy of responses: of given ones, or of a teacher's continuations."""
+        return self.teaching.kind == "label" or self.continuation > 0
+
+    def _check_method(self) -> None:
+        """Refuse a teacher that makes another method of one that imitates, and limits of a divergence that it lacks."""
+        preset = METHODS[self.method].settings if self.method in METHODS else {}
+        if preset.get("teacher") == "label" and self.teaching.kind != "label":
+            scored = "" if self.teaching.remote else "to learn from its scores use --method off-policy-kd, "
+            raise UsageError(
+                f"--method {self.method} imitates responses and lets no teacher score them: omit --teacher "
+                f"{self.teacher}; {scored}to imitate its responses --method sft with --data FILE"
+            )
+        loss = self.loss_config()
+        given = [name for name in OF_DIVERGENCES if getattr(loss, name) != getattr(LossConfig, name)]
+        if given and self.imitates:
+            flags = ", ".join(f"{flag_of(DistillConfig, name)} {getattr(self, name)}" for name in given)
+            kept = "--continuation" if self.continuation else f"--teacher {self.teacher}"
+            raise UsageError(f"{flags} would have no effect: {kept} trains by cross-entropy; omit one or the other")
 
     def _check_remote(self) -> None:
         if self.overlap and not self.served:
@@ -341,6 +375,21 @@ class DistillConfig(TrainingConfig):
                 "--document-teacher compares whole distributions: it needs --lambda 1 and no --divergence sampled",
             ),
             (self.keep_above != 1.0 and self.answers != "rejection", "--keep-above needs --answers rejection"),
+            (
+                self.answers != "given" and self.alpha == 1.0,
+                f"--answers {self.answers} needs --alpha below 1: now the student completes every prompt itself; "
+                f"lower it, or omit --answers",
+            ),
+            (
+                self.reward != type(self).reward and not self.rewarded,
+                f"--reward {self.reward} would judge nothing: set --lambda below 1, or --alpha below 1 and --answers "
+                f"rejection",
+            ),
+            (
+                (self.positions != "all" or self.skip_first > 0) and (self.continuation > 0 or self.alpha == 0.0),
+                "--positions and --skip-first choose among the scored tokens of own completions, of which there are "
+                "none with --continuation or --alpha 0: omit them",
+            ),
         ):
             if idle:
                 raise UsageError(message)

@@ -374,7 +374,7 @@ def _block(
 
 def _weigh(behaviour: BehaviourPolicy | None, totals: _Totals, log_p_NV: Tensor, rows: slice) -> None:
     """Compute the importance ratios of a few tokens; multiply each weight by the ratios of earlier tokens of its
-    row.
+    row, of those before its span within one.
     """
     if behaviour is None:
         return
@@ -385,7 +385,7 @@ def _weigh(behaviour: BehaviourPolicy | None, totals: _Totals, log_p_NV: Tensor,
     totals.ratio_N[rows] = ratio_N
     begin, end = rows.start, rows.stop
     totals.summed_N[begin + 1 : end + 1] = totals.summed_N[begin] + ratio_N.double().log_().cumsum(0)
-    before_N = totals.summed_N[begin:end] - totals.summed_N[behaviour.begins[rows]]
+    before_N = totals.summed_N[behaviour.ends[rows]] - totals.summed_N[behaviour.begins[rows]]
     if behaviour.before_N is not None:
         before_N = before_N + behaviour.before_N[rows]
     totals.clipped_N[rows] = before_N > math.log(behaviour.cap)

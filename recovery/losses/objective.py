@@ -9,7 +9,8 @@ anchor may be added to each, KL(student | base) on the same states:
     L = lambda D(student, teacher) + (1 - lambda) PG(advantages) + anchor KL(student | base)
 
 If completions were sampled by another engine or by older weights, each token is weighted by the importance ratios of
-the tokens before it (``loss_config.ratio_cap``); a policy gradient uses the ratio of its own token instead.
+the tokens before it (``loss_config.ratio_cap``); a policy gradient uses the ratio of its own token instead, a merged
+span that of its own tokens in addition.
 
 The router's loss of a mixture of experts is added to label rows (:mod:`recovery.models.routing`), if it has a weight.
 
@@ -107,7 +108,7 @@ class DistillationObjective:
             limits = self.loss_config.lam, temperature, self.loss_config.ratio_cap
             merged = scores.sampled(hidden_ND.detach(), head, batch, *limits)
             terms += [] if merged is None else [merged]
-        behaviour = self._behaviour(batch, terms, hidden_BTD.detach(), head)
+        behaviour = self._behaviour(batch, terms, scores, hidden_BTD.detach(), head)
         output = fused_loss(hidden_ND, head, terms, temperature=temperature, behaviour=behaviour)
         if self.geometry is not None and not batch.idle:
             self.geometry.add(output.gradient_ND, batch.rows_N)
@@ -173,7 +174,7 @@ class DistillationObjective:
         return terms
 
     def _behaviour(
-        self, batch: Batch, terms: list[Term], hidden_BTD: torch.Tensor, head: Head
+        self, batch: Batch, terms: list[Term], scores: SpanScores | None, hidden_BTD: torch.Tensor, head: Head
     ) -> BehaviourPolicy | None:
         """Return the sampling distribution of these rows, if they have one and no policy gradient uses it."""
         if batch.old_logprobs_N is None or self.loss_config.ratio_cap == 0.0:
@@ -181,8 +182,9 @@ class DistillationObjective:
         if any(term.divergence == "policy_gradient" for term in terms):
             return None
         before_N = None if batch.prefix is None else self._prefix_ratios(batch.prefix, hidden_BTD, head)[batch.rows_N]
+        spans_N = None if scores is None else scores.spans_N
         cap = self.loss_config.ratio_cap
-        return BehaviourPolicy(batch.targets_N, batch.old_logprobs_N, batch.rows_N, cap, before_N)
+        return BehaviourPolicy(batch.targets_N, batch.old_logprobs_N, batch.rows_N, cap, before_N, spans_N)
 
     @torch.no_grad()
     def _prefix_ratios(self, prefix: Prefix, hidden_BTD: torch.Tensor, head: Head) -> torch.Tensor:

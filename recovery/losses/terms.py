@@ -172,6 +172,9 @@ class BehaviourPolicy:
     tokens, ``logprobs_N`` the natural log-probabilities they were sampled with, ``rows_N`` the row each belongs to:
     the tokens of a row are contiguous and in order. ``before_N`` is the sum of the log-ratios of a row's tokens before
     these, which are not part of the loss.
+
+    ``spans_N`` is the merged span of each token (:class:`recovery.losses.spans.SpanScores`), -1 for other tokens. A
+    span's term holds the ratio of the whole span, so each of its tokens is weighted by the tokens before the span.
     """
 
     targets_N: Tensor
@@ -179,23 +182,35 @@ class BehaviourPolicy:
     rows_N: Tensor
     cap: float
     before_N: Tensor | None = None
+    spans_N: Tensor | None = None
 
     @functools.cached_property
     def begins(self) -> Tensor:
         """Index of the first token of each token's row, [N]."""
+        return _firsts(self.rows_N)
+
+    @functools.cached_property
+    def ends(self) -> Tensor:
+        """Index up to which, exclusively, the tokens of its row count for each token: its own, or its span's, [N]."""
         at_N = torch.arange(len(self.rows_N), device=self.rows_N.device)
-        new_N = torch.ones_like(self.rows_N, dtype=torch.bool)
-        new_N[1:] = self.rows_N[1:] != self.rows_N[:-1]
-        return at_N.where(new_N, 0).cummax(0).values
+        return at_N if self.spans_N is None else _firsts(self.spans_N).where(self.spans_N >= 0, at_N)
 
     def check(self, tokens: int) -> None:
         """Raise UsageError if a tensor does not have one entry for each of ``tokens`` tokens, or the cap is not
         positive.
         """
-        for name in ("targets_N", "logprobs_N", "rows_N", "before_N"):
+        for name in ("targets_N", "logprobs_N", "rows_N", "before_N", "spans_N"):
             check_per_token(name, getattr(self, name), tokens)
         if not self.cap > 0.0:
             raise UsageError(f"--ratio-cap {self.cap} must be above 0")
+
+
+def _firsts(group_N: Tensor) -> Tensor:
+    """Return the index of the first token of each token's group; groups are contiguous."""
+    at_N = torch.arange(len(group_N), device=group_N.device)
+    new_N = torch.ones_like(group_N, dtype=torch.bool)
+    new_N[1:] = group_N[1:] != group_N[:-1]
+    return at_N.where(new_N, 0).cummax(0).values
 
 
 def check_terms(terms: Sequence[Term], tokens: int, head: Head) -> None:

@@ -16,6 +16,7 @@ from recovery.errors import ModelError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.gradient_stats import Geometry
 from recovery.losses.objective import DistillationObjective, LossOutput
+from recovery.losses.outcomes import Outcomes
 from recovery.losses.terms import Term
 from recovery.models.lm_head import Head
 from recovery.models.loading import Loaded, load_model
@@ -136,6 +137,35 @@ def test_importance_weights_hold_the_ratios_of_sampled_tokens_that_are_not_score
     assert not torch.isclose(without.loss, output.loss, rtol=1e-3)
     with pytest.raises(UsageError, match="no context is left"):
         collate([replace(shorter[0], prefix_logprobs=(-1.0,) * 5)], 0)
+
+
+def test_each_token_of_a_merged_span_has_the_ratio_of_the_whole_span_once(models: Models) -> None:
+    """Its term holds the ratios of all its tokens; those before it weigh all of them alike, those of it only what
+    follows.
+    """
+    old = (-6.9, -7.6, -7.6, -7.0)
+    row = Row([*CONTEXT, *RESPONSES[0]], [False] * 3 + [True] * 4, teacher="base", old_logprobs=old)
+    theirs = [*CONTEXT, 20, 31, 23]  # 21 and 22 are one token of the teacher
+    row = replace(row, teacher_ids=theirs, spans=[(3, 4, 3, 4), (4, 6, 4, 5), (6, 7, 5, 6)])
+    vocabulary = models.student.head.vocabulary
+    same = Outcomes(torch.arange(vocabulary), torch.arange(vocabulary), vocabulary)
+    objective = DistillationObjective(
+        {"base": Frozen(models.base)}, LossConfig(ratio_cap=100.0), outcomes={"base": same}
+    )
+    output = objective(models.student, collate([row], 0))
+
+    student, teacher = (
+        model.model(torch.tensor([ids])).logits[0, 2:-1].log_softmax(-1)
+        for model, ids in ((models.student, row.ids), (models.base, theirs))
+    )
+    said = student.gather(-1, torch.tensor(row.ids[3:])[:, None])[:, 0]
+    first, second, third, _ = (said.detach() - torch.tensor(old)).exp()
+    assert (second - 1).abs() > 0.1 and (third - 1).abs() > 0.1, "or the test would show nothing"
+    kl = plain_divergence("reverse_kl", student[[0, 3]], teacher[[0, 2]].detach())
+    ratio = (said[1:3].sum() - teacher[1, 31]).detach()
+    gradient = ratio * second * third * said[1:3].sum()
+    merged = first * (ratio + gradient - gradient.detach())  # of the value of an estimate, not of its gradient
+    assert_is(output, torch.stack([kl[0], merged, kl[1] * first * second * third]), models)
 
 
 def test_labels_with_and_without_an_anchor(models: Models) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from pipelines.data.mixing import choose
 from pipelines.distillation.batch_builder import BatchBuilder, BatchState, Pools
 from recovery.batching import Row, pack
 from recovery.config import DistillConfig
 from recovery.models.loading import Loaded, load_model
 from recovery.rewards import resolve_reward
+from recovery.rng import RandomStream
 from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt
@@ -44,6 +46,10 @@ class Keeping(TransformersEngine):
 def loaded(tiny_model: Path) -> Loaded:
     """The tiny model."""
     return load_model(tiny_model, precision="float32", device="cpu")
+
+
+def _questions(name: str, count: int) -> list[Prompt]:
+    return [Prompt(f"{name}{n}", (Message(role="user", content=f"{name} {n}?"),)) for n in range(count)]
 
 
 def pool() -> Pools:
@@ -98,10 +104,7 @@ def test_documents_have_their_share_of_each_step_also_if_their_rows_are_longer(l
 def test_questions_are_half_about_the_newest_documents_however_many_came_before(
     loaded: Loaded, newest: int, earlier: int, drawn: tuple[int, int]
 ) -> None:
-    def questions(name: str, count: int) -> list[Prompt]:
-        return [Prompt(f"{name}{n}", (Message(role="user", content=f"{name} {n}?"),)) for n in range(count)]
-
-    pools = replace(pool(), questions=questions("new", newest), earlier=questions("old", earlier))
+    pools = replace(pool(), questions=_questions("new", newest), earlier=_questions("old", earlier))
 
     def counts(batch: int, **settings: Any) -> tuple[int, ...]:
         config = DistillConfig(prompts_per_step=20, knowledge_teacher="midtrained", max_new_tokens=4, **settings)
@@ -115,6 +118,22 @@ def test_questions_are_half_about_the_newest_documents_however_many_came_before(
     if newest and earlier:
         alike = [counts(batch, knowledge_share=0.4) for batch in range(1, 34)]
         assert tuple(map(sum, zip(*alike, strict=True))) == (24, 240), "from all documents alike"
+
+
+def test_questions_whose_number_alternates_are_all_asked_before_any_is_asked_again(loaded: Loaded) -> None:
+    """Half of five questions a step: two and three by turns, from 30 newest and 30 earlier ones."""
+    pools = replace(pool(), questions=_questions("new", 30), earlier=_questions("old", 30))
+    builder = BatchBuilder(DistillConfig(earlier_share=0.5), loaded, Silent(), pools)
+    asked = [[prompt.id for prompt in builder._questions(5, batch)] for batch in range(1, 25)]
+    assert {sum(one.startswith("new") for one in step) for step in asked} == {2, 3}
+    for epoch in (asked[:12], asked[12:]):
+        ids = [one for step in epoch for one in step]
+        assert len(ids) == len(set(ids)) == 60
+    drawn = [
+        *choose(pools.questions, 5, 3, 0, stream=RandomStream.QUESTIONS),
+        *choose(pools.earlier, 5, 3, 0, stream=RandomStream.EARLIER_QUESTIONS),
+    ]
+    assert builder._questions(10, 3) == drawn, "whole numbers are the same in every step"
 
 
 def test_a_state_of_single_batches_holds_no_rows() -> None:

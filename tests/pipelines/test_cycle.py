@@ -23,6 +23,7 @@ from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import UsageError
+from recovery.workspace import Checkpoint
 from tests.support import AlreadyAsked
 
 
@@ -216,11 +217,42 @@ def test_questions_of_a_writer_are_asked_where_a_knowledge_teacher_scores_them(s
     assert {name: config.writer_questions for name, config in found.items()} == {"recovery": True, "one-teacher": False}
 
 
+@pytest.mark.parametrize("name", [arm.name for arm in arms().values() if arm.follow == "distill"])
+def test_every_arm_follows_from_settings_that_its_method_does_not_use(session: Session, name: str) -> None:
+    """All arms share them: those of a divergence have no effect on an arm that imitates responses."""
+    given = DistillConfig(divergence="jsd", beta=0.2, skip_first=3)
+    config = _distilling(arm_named(name), given, session.base, 1)
+    used = config.divergence, config.beta, config.skip_first
+    assert used == (("reverse_kl", 0.5, 0) if name == "own-answers" else ("jsd", 0.2, 3))
+
+
 @pytest.mark.parametrize("name", arms())
 def test_every_arm_can_change_settings_that_use_a_writer(name: str) -> None:
     given = MidtrainConfig(augment=4, writer=WRITER_FILE, writer_questions=True)
     changed = dataclasses.replace(given, **arm_named(name).midtrain)
     assert changed.writer_questions == (name != "unaugmented")
+
+
+def test_an_extension_starts_from_the_recovered_model_itself(
+    session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blended again, it would start closer to the mid-trained model: part of the recovery would be undone."""
+    config = dataclasses.replace(config, docs=config.docs[:1], distill=dataclasses.replace(config.distill, blend=0.6))
+    trained = midtrain(session, dataclasses.replace(config.midtrain, docs=config.docs[0]))
+    ran: list[DistillConfig] = []
+
+    def distilled(session: Session, config: DistillConfig, **_: Any) -> Checkpoint:
+        ran.append(config)
+        return dataclasses.replace(trained, name="cycle-1/recovered", kind="recovered")
+
+    monkeypatch.setattr(cycle, "distill", distilled)
+    monkeypatch.setattr(cycle, "_made", lambda *_: distilled(session, config.distill))
+    monkeypatch.setattr(cycle, "_evaluate", lambda *_: None)
+    cycle._extend(session, CyclePlan(1, config), trained, 1)
+    first, extension = recovery_config(config, trained, 1), ran[-1]
+    assert (first.blend, extension.blend) == (0.6, 1.0)
+    changed = {"student": "cycle-1/recovered", "seed": first.seed + 1000, "blend": 1.0}
+    assert extension == dataclasses.replace(first, **changed), "all else is that of the first recovery"
 
 
 def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: CycleConfig) -> None:

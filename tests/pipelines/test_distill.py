@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from db import queries
 from pipelines.data.corpus_snapshot import gather, load_snapshots
 from pipelines.data.mixing import choose
-from pipelines.distillation.early_stopping import on_plateau
+from pipelines.distillation.early_stopping import EarlyStopping, StoppingState, on_plateau
 from pipelines.distillation.plan import make_plan, plan_distill
 from pipelines.distillation.pools import build_pools
 from pipelines.distillation.resolve import EARLIER, _development, resolve
@@ -30,12 +30,13 @@ from pipelines.runtime.instrumentation import TimedTeacher
 from pipelines.runtime.model_loading import load_frozen, load_student, self_teacher, teacher_footprint, teacher_of
 from pipelines.runtime.session import Session
 from recovery.batching import Row, collate
-from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig
+from recovery.config import WRITER_FILE, DistillConfig, MidtrainConfig, build
 from recovery.data.corpus import document_rows, read_corpus
 from recovery.data.prompts import behaviour_prompts
 from recovery.data.rewritten_texts import RewrittenText, write_texts
 from recovery.errors import CheckpointError, UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
+from recovery.methods import METHODS
 from recovery.models.loading import load_model
 from recovery.teachers import AdapterOff, CurrentStudent, Frozen, Teacher
 from recovery.training.loop import TrainSettings
@@ -429,14 +430,30 @@ def test_a_plateau_is_two_windows_that_hardly_differ() -> None:
     assert not on_plateau([1.0] * 10, 0)
 
 
-def test_a_plateau_ends_the_stage(
-    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+def test_a_plateau_ends_the_stage_but_not_one_that_imitates_responses(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A cross-entropy falls to an unknown entropy, so little of it may be left to fall."""
     midtrain(session, dataclasses.replace(midtrain_config, steps=2))
-    distill(session, dataclasses.replace(distill_config, steps=30, lr=1e-9, plateau=2))
-    stage = queries.stages(session.tracker.database, session.experiment_id)[0]
-    assert stage.stopped == "plateau"
-    assert stage.steps_done < 30
+    standing = dataclasses.replace(distill_config, steps=6, lr=1e-9, plateau=2, student="cycle-1/midtrained")
+    for config, stopped in ((standing, "plateau"), (dataclasses.replace(standing, continuation=4), "finished")):
+        capsys.readouterr()
+        distill(session, config)
+        stage = queries.stages(session.tracker.database, session.experiment_id)[0]
+        assert (stage.stopped, stage.steps_done) == (stopped, 4 if stopped == "plateau" else 6)
+        said = capsys.readouterr().err
+        assert ("stopped at step 4 of 6: plateau" in said) == ("stopped" in said) == (stopped == "plateau")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_only_a_divergence_from_another_model_has_a_plateau(name: str) -> None:
+    """The others are estimates, a reward, a divergence from itself, or cross-entropy."""
+    config = build(DistillConfig, {"method": name})
+    falling = {"opd", "gkd", "off-policy-kd", "distillm", "one-step-opd"}
+    assert EarlyStopping(Any, config, Any, (), None, StoppingState()).falls == (name in falling)
 
 
 def test_development_prompts_that_cannot_be_had_are_reported() -> None:

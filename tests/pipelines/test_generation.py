@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from pipelines.runtime.generation import (
     write_result,
 )
 from recovery.models.loading import Loaded, load_model
-from recovery.rollouts.engine import Progress, Sampling
+from recovery.rollouts.engine import Completion, Progress, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Item, Message, Prompt, Score, SuiteResult
 from tests.support import Heard, Noting
@@ -102,6 +103,41 @@ def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tm
     assert (asked(), again.calls) == ([64, 6, 6], [(64, 0), (6, 0)]), "nothing is generated twice"
     ask(content_hash="other weights")
     assert asked() == [64, 6, 6, 64, 6]
+
+
+class Cutting:
+    """An engine whose completions of each turn are cut off as the texts of that turn say."""
+
+    def __init__(self, loaded: Loaded, turns: list[list[str]]) -> None:
+        self.loaded, self.turns = loaded, list(turns)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, progress: Progress | None = None
+    ) -> list[Completion]:
+        texts = self.turns.pop(0)
+        assert len(texts) == len(prompts)
+        ids = [self.loaded.chat.encode(text) for text in texts]
+        return [Completion(list(one), [-1.0] * len(one), text != "cut") for one, text in zip(ids, texts, strict=True)]
+
+
+@pytest.mark.parametrize(("unfinished", "kept"), [(False, ["whole"]), (True, ["whole", "late"])])
+def test_a_conversation_that_goes_on_after_a_cut_is_no_example(
+    tiny_model: Path, tmp_path: Path, unfinished: bool, kept: list[str]
+) -> None:
+    """It would teach to end in mid-sentence, and only the last response can be excused."""
+    loaded, _ = load(tiny_model)
+    asked = [Prompt(name, (user(f"Say {name}."), user("Go on."))) for name in ("whole", "early", "late")]
+    found, tokens = conversations(
+        loaded,
+        Cutting(loaded, [["end", "cut", "end"], ["end", "end", "cut"]]),
+        asked,
+        content_hash="x",
+        sampling=Sampling(8, seed=0),
+        cache=tmp_path,
+        unfinished=unfinished,
+    )
+    assert [(one.prompt.id, one.finished) for one in found] == [(name, name == "whole") for name in kept]
+    assert tokens == sum(len(loaded.chat.encode(text)) for text in ("end",) * 4 + ("cut",) * 2)
 
 
 def test_a_result_is_read_back_as_it_was_written(tmp_path: Path) -> None:

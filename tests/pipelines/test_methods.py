@@ -22,7 +22,7 @@ from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.tasks import demonstrations, exact_share, mending
 from recovery.batching import Row
-from recovery.config import DistillConfig, MidtrainConfig, build, from_json
+from recovery.config import DistillConfig, MidtrainConfig, Recipe, build, from_json
 from recovery.errors import RecoveryError, UsageError
 from recovery.losses.logprobs import token_logprobs
 from recovery.methods import METHODS, method_named
@@ -192,8 +192,6 @@ def test_every_preset_is_trained_by_a_test_above() -> None:
 
 
 def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> None:
-    from recovery.config import Recipe
-
     own = Recipe("mine", {"distill": {"method": "grpo", "batch_epochs": 2}})
     model = Recipe("model", {"distill": {"samples_per_prompt": 1, "lr": 3e-3}}, recommended=True)
     config = build(DistillConfig, {"prompts_per_step": 4}, own, model)
@@ -228,6 +226,30 @@ def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> 
         ({"method": "sft", "knowledge_teacher": "midtrained"}, "raise --alpha"),
         ({"context_template": "{prompt}"}, "--context-template needs a --context"),
         ({"keep_above": 0.5}, "--keep-above needs --answers rejection"),
+        (
+            {"answers": "rejection", "keep_above": 0.5, "reward": "no_such_mod:fn"},
+            "--answers rejection needs --alpha bel",
+        ),
+        ({"answers": "teacher"}, "--answers teacher needs --alpha below 1"),
+        ({"answers": "self"}, "--answers self needs --alpha below 1"),
+        ({"reward": "my.module:fn"}, "--reward my.module:fn would judge nothing: set --lambda below 1"),
+        ({"method": "sft", "reward": "exact"}, "--reward exact would judge nothing"),
+        (
+            {"method": "sft", "divergence": "jsd", "beta": 0.2, "entry_clip": 0.05},
+            "--divergence jsd, --beta 0.2, --entry-clip 0.05 would have no effect: --teacher label trains by cross-",
+        ),
+        ({"method": "sft", "divergence": "sampled"}, "--divergence sampled would have no effect: --teacher label"),
+        ({"method": "continuation-opd", "floor": -9.0}, "--floor -9.0 would have no effect: --continuation trains by"),
+        ({"method": "off-policy-kd", "teacher": "label"}, "--divergence forward_kl would have no effect"),
+        ({"method": "continuation-opd", "positions": "one"}, "--positions and --skip-first choose among"),
+        ({"method": "continuation-opd", "skip_first": 5}, "--positions and --skip-first choose among"),
+        ({"method": "sft", "skip_first": 5}, "--positions and --skip-first choose among"),
+        ({"method": "one-step-opd", "alpha": 0.0}, "--positions and --skip-first choose among"),
+        (
+            {"method": "sequence-kd", "teacher": "big"},
+            "omit --teacher big; to learn from its scores use --method off-p",
+        ),
+        ({"method": "asft", "teacher": "base"}, "--method asft imitates responses and lets no teacher score them"),
         ({"method": "gkd", "divergence": "sampled"}, "a policy gradient needs the student's own completions"),
         ({"method": "gkd", "context": "rules"}, "set --alpha 1"),
     ],
@@ -239,6 +261,24 @@ def test_dials_that_mean_nothing_together_are_refused_in_one_line(given: dict[st
     with pytest.raises(UsageError) as caught:
         build(DistillConfig, given)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_has_no_effect_is_refused_only_if_somebody_asked_for_it() -> None:
+    """A preset's responses go with its alpha; a model folder may recommend what another method uses."""
+    for name in ("gkd", "mixed"):
+        configs = [build(DistillConfig, {"method": name} | given) for given in ({}, {"alpha": 1.0})]
+        assert [config.answers for config in configs] == ["teacher", "given"]
+    usual = {"divergence": "jsd", "beta": 0.2, "skip_first": 3}
+    model = Recipe("model", {"distill": usual | {"answers": "teacher"}}, recommended=True)
+    for name, method in METHODS.items():
+        config = build(DistillConfig, {"method": name}, model)
+        assert all(getattr(config, key) == value for key, value in method.settings.items()), name
+    config = build(DistillConfig, {"method": "sft"}, model)
+    assert (config.divergence, config.beta, config.skip_first) == ("reverse_kl", 0.5, 0)
+    config = build(DistillConfig, {"method": "opd"}, model)
+    assert (config.divergence, config.beta, config.skip_first, config.answers) == ("jsd", 0.2, 3, "given")
+    with pytest.raises(UsageError, match="--divergence jsd would have no effect"):
+        build(DistillConfig, {"method": "sft"}, Recipe("mine", {"distill": {"divergence": "jsd"}}))
 
 
 # --- the stage, on a tiny model ------------------------------------------------------------------------------

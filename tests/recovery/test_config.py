@@ -50,6 +50,9 @@ def test_a_presets_mixture_goes_with_its_divergence() -> None:
     assert build(DistillConfig, {"method": "distillm"}).beta == 0.1
     assert build(DistillConfig, {"method": "distillm", "divergence": "jsd"}).beta == 0.1
     assert build(DistillConfig, {"method": "distillm", "divergence": "forward_kl"}).beta == 0.5
+    model = Recipe("model", {"distill": {"divergence": "reverse_kl"}}, recommended=True)
+    config = build(DistillConfig, {"method": "distillm"}, model)
+    assert (config.divergence, config.beta) == ("skew_reverse_kl", 0.1), "the preset overrides what a model recommends"
 
 
 @pytest.mark.parametrize(
