@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -247,6 +249,20 @@ def test_scores_that_are_no_shares_are_refused() -> None:
         judge(rule, evidence("wikitext", student=items([12.0, 14.0]), base=items([11.0, 13.0])))
     with pytest.raises(RecoveryError, match="between 0 and 1"):
         judge(rule, evidence("wikitext", student=Measurement(score=Score(12, 1, 9)), base=items([1])))
+
+
+def test_a_score_that_no_item_has_cannot_be_tested() -> None:
+    """BLEU of 0.40 against 0.02: neither "equal on every item" nor a share of verdicts."""
+    sides = {}
+    for name, value in (("student", 0.02), ("base", 0.40)):
+        rows = ((str(number), score, "", {}) for number, score in enumerate((math.nan, None, math.nan)))
+        sides[name] = replace(measurement(rows), score=Score(value, 0.0, 3))
+    rule = parse_rule("retention(bleu) >= 0.97*base - 2")
+    verdict = judge(rule, evidence("bleu", **sides))
+    assert (verdict.verdict, verdict.estimate, verdict.more) == ("undecided", None, None)
+    assert verdict.missing == ("bleu of student", "bleu of base")
+    assert "cannot be tested, as its items have no scores of their own: bleu of student" in verdict.reason
+    assert together({"glue_cola": sides["base"], "glue_sst2": items([1, 0])}).headline is None, "not without a part"
 
 
 def test_measurements_from_rows_results_and_task_groups() -> None:

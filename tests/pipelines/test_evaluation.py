@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +14,20 @@ import pytest
 
 from db import queries
 from evals.statistics import score_of
+from pipelines.evaluation.acceptance import judge_cycle, rules_of
 from pipelines.evaluation.plan import TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpora_measured, evaluate, measured
 from pipelines.evaluation.stored_results import record_result
 from pipelines.midtrain import midtrain
+from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.types import Item, SuiteResult
+from recovery.types import Item, Score, SuiteResult
 
 
 def test_scores_and_answers_are_recorded(
@@ -156,6 +159,25 @@ def test_a_task_that_cannot_be_had_stops_before_anything_begins(
 def answered(suite: str, *scores: float) -> SuiteResult:
     items = tuple(Item(str(i), "asked", "said", score) for i, score in enumerate(scores))
     return SuiteResult(suite, score_of(scores), items)
+
+
+def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(
+    session: Session, midtrain_config: MidtrainConfig
+) -> None:
+    made = midtrain(session, midtrain_config)
+    items = tuple(Item(str(number), "asked", "said", math.nan) for number in range(2))
+    before, now = (SuiteResult("wikitext", Score(value, 0.0, 2), items) for value in (9.0, 99.0))
+    for checkpoint, result in ((session.base, before), (made, now)):
+        with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
+            record_result(session, stage.recorder, checkpoint, result)
+    assert made.id is not None
+    (row,) = queries.evaluations(session.tracker.database, made.id)
+    page = queries.samples(session.tracker.database, row.id)
+    assert (row.value, [sample.score for sample in page.samples]) == (99, [None, None])
+    assert kept(session, made, [now]) == {}, "no loss of 0 points"
+    decision = judge_cycle(session, rules_of(["retention(wikitext) >= 0.97*base - 2"], session), 1)
+    assert decision.decision == "undecided" and "cannot be tested" in decision.verdicts[0].reason
+    assert evidence_bundle(session, 1)
 
 
 def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(
