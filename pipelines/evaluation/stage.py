@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,6 @@ from recovery.workspace import Checkpoint
 UNRELATED = "unrelated_text"
 # Settings that determine the items and how they are evaluated.
 _ASKED = (
-    "limit",
-    "earlier_limit",
     "max_new_tokens",
     "question_tokens",
     "prompts",
@@ -47,6 +46,8 @@ _ASKED = (
     "tasks",
     "template_args",
 )
+# A larger limit adds items to those of a smaller one; None and 0 stand for no limit.
+_LIMITS = ("limit", "earlier_limit")
 
 
 def evaluate(
@@ -128,16 +129,29 @@ def _left_no_room(results: Sequence[SuiteResult], window: int) -> list[str]:
 
 
 def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None = None) -> bool:
-    """Whether an evaluation of this checkpoint is finished; with ``config``, one with the same items. Imported results
-    do not count.
+    """Whether an evaluation of this checkpoint is finished; with ``config``, whether the newest one has its items, or
+    more: the gate and the reports read the newest result of each suite. Imported results do not count, nor with
+    ``config`` evaluations on a corpus alone.
     """
     stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
     done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
     done = [stage for stage in done if IMPORTED not in stage.config]
     if config is None:
         return bool(done)
-    wanted, usual = to_json(config), to_json(EvalConfig())  # an older stage lacks settings that came later
-    return any(all(stage.config.get(name, usual[name]) == wanted[name] for name in _ASKED) for stage in done)
+    newest = next((stage for stage in done if _beyond_a_corpus(stage)), None)
+    return newest is not None and _has_items(newest.config, to_json(config))
+
+
+def _beyond_a_corpus(stage: records.Stage) -> bool:
+    return any(suite.partition("/")[0] not in suites.PER_CORPUS for suite in stage.details.get("suites", ()))
+
+
+def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether settings ask the items of others in the same way."""
+    asked = {**to_json(EvalConfig()), **asked}  # an older stage lacks settings that came later
+    return all(asked[name] == wanted[name] for name in _ASKED) and all(
+        (asked[name] or math.inf) >= (wanted[name] or math.inf) for name in _LIMITS
+    )
 
 
 def corpora_measured(session: Session, checkpoint: Checkpoint) -> set[int]:

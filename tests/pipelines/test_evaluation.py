@@ -14,8 +14,9 @@ import pytest
 
 from db import queries
 from evals.statistics import score_of
+from pipelines.cycle import base_scope
 from pipelines.evaluation.acceptance import judge_cycle, rules_of
-from pipelines.evaluation.plan import TASKS, Scope, gather, plan_evaluate
+from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
 from pipelines.evaluation.stage import corpora_measured, evaluate, measured
 from pipelines.evaluation.stored_results import record_result
@@ -63,6 +64,25 @@ def test_a_scope_asks_only_what_is_new(
     results = evaluate(session, config, scope=Scope(behaviour=False, general=False, corpora=(1,)))
     assert "instruction_following" not in {r.suite for r in results}
     assert corpora_measured(session, session.base) == {1}
+
+
+def test_the_newest_evaluation_is_the_one_that_counts(
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
+) -> None:
+    """As the gate compares with the newest result of a suite, an older one with the right settings is none."""
+    midtrain(session, midtrain_config)
+    base = session.base
+    usual = dataclasses.replace(eval_config, checkpoint="base")
+    shorter = dataclasses.replace(usual, max_new_tokens=4)
+    evaluate(session, usual)
+    evaluate(session, shorter)
+    evaluate(session, usual, scope=Scope(behaviour=False, general=False, corpora=(1,)))
+    assert measured(session, base, shorter), "a corpus alone is no evaluation of the other suites"
+    assert not measured(session, base, usual) and base_scope(session, usual, 1) == EVERYTHING
+    evaluate(session, dataclasses.replace(usual, limit=5))
+    assert measured(session, base, usual), "it has the four items, and one more"
+    assert not measured(session, base, dataclasses.replace(usual, limit=None))
+    assert not measured(session, base, dataclasses.replace(usual, earlier_limit=0))
 
 
 def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
