@@ -35,6 +35,7 @@ from recovery.workspace import Checkpoint
 UNRELATED = "unrelated_text"
 # Settings that determine the items and how they are evaluated.
 _ASKED = (
+    "seed",
     "max_new_tokens",
     "question_tokens",
     "prompts",

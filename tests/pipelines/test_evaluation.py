@@ -85,6 +85,15 @@ def test_the_newest_evaluation_is_the_one_that_counts(
     assert not measured(session, base, dataclasses.replace(usual, earlier_limit=0))
 
 
+def test_composed_prompts_of_another_seed_are_other_items(session: Session, eval_config: EvalConfig) -> None:
+    composed = dataclasses.replace(eval_config, checkpoint="base", prompts=None)
+    again = dataclasses.replace(composed, seed=1)
+    first, second = ({p.text for p in gather(session, one, session.base).instruction} for one in (composed, again))
+    assert first != second
+    evaluate(session, composed)
+    assert measured(session, session.base, composed) and not measured(session, session.base, again)
+
+
 def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
     open_session: Callable[..., Session], tiny_model: Path, tmp_path: Path, eval_config: EvalConfig
 ) -> None:
