@@ -273,8 +273,8 @@ def needs(rule: Rule, corpus: int | None = None) -> tuple[Need, ...]:
     elif number is None:
         suites = _SUITES[rule.name]
     else:
-        plain = _SUITES[rule.name][0]
-        suites = (f"{plain}/{number}", plain) if not rule.argument else (f"{plain}/{number}",)
+        # Without the number a checkpoint's score is about its own newest corpus: of `previous`, another one.
+        suites = (f"{_SUITES[rule.name][0]}/{number}",)
     checkpoints = (STUDENT, rule.reference) if rule.reference else (STUDENT,)
     return tuple(Need(checkpoint, suites, number) for checkpoint in checkpoints)
 

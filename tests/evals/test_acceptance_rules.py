@@ -110,8 +110,7 @@ def test_what_a_rule_needs() -> None:
     instruction = ("ifeval", "instruction_following")
     assert needs(parse_rule("ifeval >= 0.98*base"), 3) == (Need("student", instruction), Need("base", instruction))
     assert needs(parse_rule("stored >= 0.85")) == (Need("student", ("domain_knowledge_stored",)),)
-    current = ("domain_knowledge/3", "domain_knowledge")
-    assert needs(parse_rule("domain >= 0.9*midtrained"), 3)[1] == Need("midtrained", current, 3)
+    assert needs(parse_rule("domain >= 0.9*midtrained"), 3)[1] == Need("midtrained", ("domain_knowledge/3",), 3)
     assert needs(parse_rule("domain(2) >= 0.9*first"), 3) == (
         Need("student", ("domain_knowledge/2",), 2),
         Need("first", ("domain_knowledge/2",), 2),
@@ -223,8 +222,12 @@ def test_what_was_not_measured_is_named() -> None:
     rule = parse_rule("domain >= 0.9*midtrained")
     verdict = judge(rule, evidence("domain_knowledge/2", 2, student=items([1.0] * 50)))
     assert (verdict.verdict, verdict.estimate, verdict.more) == ("undecided", None, None)
-    assert verdict.missing == ("domain_knowledge/2 or domain_knowledge of midtrained",)
+    assert verdict.missing == ("domain_knowledge/2 of midtrained",)
     assert "not measured: domain_knowledge/2" in verdict.reason
+    about = {"student": {"domain_knowledge/2": items([1] * 9), "domain_knowledge": items([1] * 9)}}
+    about["previous"] = {"domain_knowledge/1": items([1] * 9), "domain_knowledge": items([1] * 9)}
+    other = judge(parse_rule("domain >= 0.1*previous"), Evidence(about, 2))
+    assert other.missing == ("domain_knowledge/2 of previous",), "its score without a number is about corpus 1"
     empty = evidence("stored", student=Measurement(score=Score(0.0, 0.0, 0)))
     assert judge(parse_rule("stored >= 0.5"), empty).missing == ("domain_knowledge_stored of student",)
     apart = Evidence({"student": {"ifeval": items([1])}, "base": {"instruction_following": items([1])}})
