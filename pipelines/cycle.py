@@ -28,7 +28,7 @@ from pipelines.evaluation.acceptance import (
     rules_of,
 )
 from pipelines.evaluation.plan import EVERYTHING, Scope
-from pipelines.evaluation.stage import corpora_measured, evaluate, measured
+from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
@@ -291,7 +291,7 @@ def base_scope(session: Session, config: EvalConfig, number: int) -> Scope | Non
     if not measured(session, session.base, config):
         return EVERYTHING
     asked = load_snapshot(session.workspace, number)
-    if (asked.probes or asked.held_out) and number not in corpora_measured(session, session.base):
+    if (asked.probes or asked.held_out) and not corpus_measured(session, session.base, asked):
         return Scope(behaviour=False, general=False, corpora=(number,))
     return None
 

@@ -14,9 +14,11 @@ from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
 from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import drop_plan
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
 from pipelines.evaluation.stage import evaluate, measured
+from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain
 from pipelines.prune import plan_prune, prune
 from pipelines.runtime.session import Session
@@ -140,6 +142,24 @@ def test_abandoned_work_is_not_taken_for_the_new_cycles(
     stages = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain")
     done = [stage for stage in stages if stage.status == "finished"]
     assert [Path(stage.config["docs"]) for stage in done] == [second] and done[0].attempts == 1
+
+
+def test_the_base_is_asked_about_the_documents_that_replace_abandoned_ones(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked() -> set[str]:
+        found = newest(session.tracker.database, session.base.id or 0)["domain_knowledge_stored/1"]
+        return {sample.item for sample in queries.samples(session.tracker.database, found.id).samples}
+
+    def stopped(*_: object, **__: object) -> None:
+        raise StageInterrupted("before the training")
+
+    monkeypatch.setattr(cycle, "midtrain", stopped)
+    for name in ("First", "Second"):
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, dataclasses.replace(small, docs=(make_corpus(name),)))
+        drop_plan(session)
+        assert asked() <= {probe.id for probe in load_snapshot(session.workspace, 1).probes}
 
 
 @pytest.mark.slow

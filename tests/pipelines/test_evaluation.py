@@ -15,10 +15,11 @@ import pytest
 from db import queries
 from evals.statistics import score_of
 from pipelines.cycle import base_scope
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.acceptance import judge_cycle, rules_of
 from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
-from pipelines.evaluation.stage import corpora_measured, evaluate, measured
+from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import record_result
 from pipelines.midtrain import midtrain
 from pipelines.reports.evidence import evidence_bundle
@@ -49,7 +50,7 @@ def test_scores_and_answers_are_recorded(
     assert page.total == 4
     assert all(sample.verdicts for sample in page.samples)
     assert measured(session, made)
-    assert corpora_measured(session, made) == {1}
+    assert corpus_measured(session, made, load_snapshot(session.workspace, 1))
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     assert stage.details["recorded"]["decoding"] == "greedy"
 
@@ -63,7 +64,10 @@ def test_a_scope_asks_only_what_is_new(
     assert (plan.instruction_prompts, plan.general_probes, set(plan.probes_by_corpus)) == (0, 0, {1})
     results = evaluate(session, config, scope=Scope(behaviour=False, general=False, corpora=(1,)))
     assert "instruction_following" not in {r.suite for r in results}
-    assert corpora_measured(session, session.base) == {1}
+    corpus = load_snapshot(session.workspace, 1)
+    assert corpus_measured(session, session.base, corpus)
+    for other in ({"cycle": 2}, {"probes_hash": "f" * 64}, {"hash": "f" * 64}):
+        assert not corpus_measured(session, session.base, dataclasses.replace(corpus, **other))  # type: ignore[arg-type]
 
 
 def test_the_newest_evaluation_is_the_one_that_counts(
