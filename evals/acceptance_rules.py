@@ -103,16 +103,20 @@ class Need:
 class Measurement:
     """Results of one suite on one checkpoint: item scores in [0, 1] and the items' clusters, both by id.
 
-    ``score`` is used if there are no items.
+    ``score`` is used if there are no items. ``unscored``: there are items, but only the whole suite has a score, as
+    with BLEU or a perplexity. Such a score cannot be tested: how far it varies with the items is unknown.
     """
 
     items: Mapping[str, float] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
     score: Score | None = None
+    unscored: bool = False
 
     @property
     def headline(self) -> Score | None:
-        """The mean over the items, or ``score`` if there are none; None if nothing was measured."""
+        """The mean over the items, or ``score`` if there are none; None if nothing can be tested."""
+        if self.unscored:
+            return None
         if not self.items:
             return self.score if self.score is not None and self.score.n > 0 else None
         return score_of(list(self.items.values()), [self.groups.get(key, "") for key in self.items])
@@ -195,17 +199,21 @@ class _Comparison:
 def measurement(rows: Iterable[tuple[str, float | None, str, Any]]) -> Measurement:
     """Return the headline items of (id, score, group, extra) rows, as a suite or the tracker returns them.
 
-    Items without a score are skipped. Raises UsageError if two items share an id.
+    Items without a score (None or nan) are skipped. Raises UsageError if two items share an id.
     """
     items: dict[str, float] = {}
     groups: dict[str, str] = {}
+    skipped = False
     for key, score, group, extra in rows:
-        if score is None or not is_headline(extra):
+        if not is_headline(extra):
+            continue
+        if score is None or math.isnan(score):
+            skipped = True
             continue
         if key in items:
             raise UsageError(f"two items share the id {key!r}: a paired comparison needs them distinct")
         items[key], groups[key] = float(score), group
-    return Measurement(items, groups)
+    return Measurement(items, groups, unscored=skipped and not items)
 
 
 def evidence_of(found: Mapping[str, Mapping[str, Mapping[str, Measurement]]], corpus: int | None = None) -> Evidence:
@@ -223,7 +231,7 @@ def together(parts: Mapping[str, Measurement]) -> Measurement:
     groups = {
         f"{suite}/{key}": group and f"{suite}/{group}" for suite, m in parts.items() for key, group in m.groups.items()
     }
-    return Measurement(items, groups)
+    return Measurement(items, groups, unscored=any(part.unscored for part in parts.values()))
 
 
 def parse_rule(text: str) -> Rule:
@@ -265,8 +273,8 @@ def needs(rule: Rule, corpus: int | None = None) -> tuple[Need, ...]:
     elif number is None:
         suites = _SUITES[rule.name]
     else:
-        plain = _SUITES[rule.name][0]
-        suites = (f"{plain}/{number}", plain) if not rule.argument else (f"{plain}/{number}",)
+        # Without the number a checkpoint's score is about its own newest corpus: of `previous`, another one.
+        suites = (f"{_SUITES[rule.name][0]}/{number}",)
     checkpoints = (STUDENT, rule.reference) if rule.reference else (STUDENT,)
     return tuple(Need(checkpoint, suites, number) for checkpoint in checkpoints)
 
@@ -324,6 +332,8 @@ def _compare(rule: Rule, evidence: Evidence, alpha: float) -> _Comparison | Verd
         if not any(suite in side and side[suite].headline is not None for suite in need.suites)
     ) or (f"one of {', '.join(wanted[0].suites)} on both {STUDENT} and {rule.reference}",)
     reason = f"{rule.text}: not measured: {'; '.join(missing)}"
+    if any(suite in side and side[suite].unscored for side in sides for suite in wanted[0].suites):
+        reason = f"{rule.text}: cannot be tested, as its items have no scores of their own: {'; '.join(missing)}"
     if rule.rival is not None:
         reason = (
             f"{rule.text}: no votes yet: open the dashboard's page Review (recover dashboard), and compare the "

@@ -12,7 +12,6 @@ from recovery.data.corpus.text import normalise
 from recovery.types import Probe
 
 _BEFORE, _ANSWER_WITHIN = 400, 300  # characters before and after the question mark that are searched
-_ENDED = re.compile(r"[.!?？:]\s|\n\s*\n")
 _KEY = 3  # number of last words of a question, used as the lookup key
 
 
@@ -24,9 +23,9 @@ def leaked(probes: Sequence[Probe], texts: Iterable[str]) -> list[Probe]:
             for words in _wordings(probe.question):
                 wanted[_key(words)].append((words, probe))
     found: dict[str, Probe] = {}
-    for question, after in _questions(texts):
-        for words, probe in wanted.get(_key(question), ()):
-            if question.endswith(words) and any(f" {normalise(a)} " in after for a in probe.answers):
+    for before, after in _questions(texts):
+        for words, probe in wanted.get(_key(before), ()):
+            if before.endswith(f" {words}") and any(f" {normalise(a)} " in after for a in probe.answers):
                 found[probe.id] = probe
     return [p for p in probes if p.id in found]
 
@@ -39,11 +38,14 @@ def about(probes: Sequence[Probe], documents: Iterable[Document]) -> list[Probe]
 
 
 def _questions(texts: Iterable[str]) -> Iterable[tuple[str, str]]:
-    """Yield the questions of the texts in normal form, each with the text that follows."""
+    """Yield the text before each question mark in normal form, which ends with the question, and the text that follows.
+
+    Where the question begins is not looked for: a full stop may be part of it, as in "St. Kilda".
+    """
     for text in texts:
         for mark in re.finditer(r"[?？]", text):
-            question = _ENDED.split(text[max(0, mark.start() - _BEFORE) : mark.start()])[-1]
-            yield normalise(question), f" {normalise(text[mark.end() : mark.end() + _ANSWER_WITHIN])} "
+            before = normalise(text[max(0, mark.start() - _BEFORE) : mark.start()])
+            yield f" {before}", f" {normalise(text[mark.end() : mark.end() + _ANSWER_WITHIN])} "
 
 
 def _wordings(question: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,8 @@ def _item(sample: Mapping[str, Any], metric: str) -> Item:
         id=str(sample["doc_id"]),
         prompt=str(requests[0][0]),
         response=_response(sample["filtered_resps"], requests),
-        score=value if value is not None else 0.0,
+        # A metric of the whole corpus (BLEU, perplexity) has no value per item: 0 would be taken for a wrong answer.
+        score=value if value is not None else math.nan,
         verdicts={"correct": bool(value)} if value in (0.0, 1.0) else {},
         extra={"target": str(sample["target"])},
     )

@@ -11,7 +11,9 @@ import shutil
 from collections.abc import Sequence
 
 from db import queries, records
-from evals.acceptance_rules import PREFERENCE, Decision, Rule
+from evals.acceptance_rules import PREFERENCE, Decision, Rule, Verdict
+from evals.behaviour import SUITES
+from evals.suite import PREFIX
 from evals.suites import PER_CORPUS, corpus_limits
 from pipelines.cycle_plan import STOPPED, CyclePlan, drop_plan, interrupted, new_plan, write_plan
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
@@ -26,7 +28,8 @@ from pipelines.evaluation.acceptance import (
     rules_of,
 )
 from pipelines.evaluation.plan import EVERYTHING, Scope
-from pipelines.evaluation.stage import corpora_measured, evaluate, measured
+from pipelines.evaluation.stage import corpus_measured, evaluate, measured
+from pipelines.evaluation.stored_results import newest
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
@@ -42,6 +45,8 @@ from recovery.config import (
 )
 from recovery.errors import UsageError
 from recovery.workspace import Checkpoint
+
+_INSTRUCTIONS = "instruction_following"
 
 
 def start_cycles(session: Session, config: CycleConfig) -> None:
@@ -150,17 +155,18 @@ def _judged(session: Session, config: CycleConfig, rules: Sequence[Rule], number
 def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], decision: Decision, number: int) -> bool:
     """Evaluate every checkpoint that the rules are about on more items, if there are more and the budget allows it."""
     names = references(session, rules, number)
-    corpora = session.learnt_cycles(session.resolve(names[0]), number)
+    student = session.resolve(names[0])
+    corpora = session.learnt_cycles(student, number)
     asked = config.eval.limit
     limits = corpus_limits(corpora, asked, config.eval.earlier_limit)
     wanted = []
     for verdict in decision.verdicts:
         limit = limits.get(_corpus(verdict.suite), asked)
-        # A suite with fewer items than its limit has no more, and votes are not evaluated.
-        if limit is None or not limit <= verdict.n < config.gate_samples or verdict.suite.startswith(PREFERENCE):
+        if limit is None or verdict.more is None or verdict.suite.startswith(PREFERENCE):  # votes are not evaluated
             continue
-        if verdict.more is not None:
-            wanted.append(verdict.n + verdict.more)
+        sampled = _sampled(session, student, verdict)
+        if limit <= sampled < config.gate_samples:  # a suite that has fewer than its limit has no more
+            wanted.append(-(-sampled * (verdict.n + verdict.more) // verdict.n))
     if not wanted:
         return False
     most = min(config.gate_samples, max(wanted))
@@ -175,6 +181,18 @@ def _ask_more(session: Session, config: CycleConfig, rules: Sequence[Rule], deci
     for name in names:
         evaluate(session, dataclasses.replace(larger, checkpoint=name), cycle=number)
     return True
+
+
+def _sampled(session: Session, student: Checkpoint, verdict: Verdict) -> int:
+    """Return how many prompts ``limit`` chose for a suite: of those of instruction following, which most behaviour
+    suites are drawn from, only a part counts in the score.
+    """
+    drawn = {f"{PREFIX}{suite.name}" for suite in SUITES}
+    if verdict.suite != _INSTRUCTIONS and verdict.suite not in drawn:
+        return verdict.n
+    assert student.id is not None  # it was judged
+    known = newest(session.tracker.database, student.id).get(_INSTRUCTIONS)
+    return 0 if known is None else queries.samples(session.tracker.database, known.id, limit=1).total
 
 
 def _corpus(suite: str) -> int:
@@ -275,7 +293,7 @@ def base_scope(session: Session, config: EvalConfig, number: int) -> Scope | Non
     if not measured(session, session.base, config):
         return EVERYTHING
     asked = load_snapshot(session.workspace, number)
-    if (asked.probes or asked.held_out) and number not in corpora_measured(session, session.base):
+    if (asked.probes or asked.held_out) and not corpus_measured(session, session.base, asked):
         return Scope(behaviour=False, general=False, corpora=(number,))
     return None
 

@@ -88,8 +88,9 @@ class Probe:
 class Item:
     """One evaluated prompt with its response, score and verdicts.
 
-    ``score`` is 1 or 0 for verdicts, a real number for graded suites. ``verdicts`` holds one entry per
-    instruction (or one named "correct"). ``group`` clusters items for statistics (document, topic, type).
+    ``score`` is 1 or 0 for verdicts, a real number for graded suites, nan if only the suite as a whole has a score.
+    ``verdicts`` holds one entry per instruction (or one named "correct"). ``group`` clusters items for statistics
+    (document, topic, type).
     """
 
     id: str

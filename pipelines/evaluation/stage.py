@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from evals.generation import counted
 from evals.knowledge import bits_per_byte
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.packaged_ifeval import evaluate_ifeval
+from pipelines.data.corpus_snapshot import CorpusSnapshot
 from pipelines.evaluation.plan import EVERYTHING, EvalInputs, Scope, gather
 from pipelines.evaluation.stored_results import IMPORTED, record_result
 from pipelines.planning.machine import machine
@@ -34,8 +36,7 @@ from recovery.workspace import Checkpoint
 UNRELATED = "unrelated_text"
 # Settings that determine the items and how they are evaluated.
 _ASKED = (
-    "limit",
-    "earlier_limit",
+    "seed",
     "max_new_tokens",
     "question_tokens",
     "prompts",
@@ -47,6 +48,8 @@ _ASKED = (
     "tasks",
     "template_args",
 )
+# A larger limit adds items to those of a smaller one; None and 0 stand for no limit.
+_LIMITS = ("limit", "earlier_limit")
 
 
 def evaluate(
@@ -97,7 +100,8 @@ def evaluate(
         )
         for result in results:
             record_result(session, stage.recorder, checkpoint, result)
-        stage.details = {"recorded": facts, "suites": [result.suite for result in results]}
+        corpora = {str(number): _contents(corpus) for number, corpus in inputs.corpora.items()}
+        stage.details = {"recorded": facts, "suites": [result.suite for result in results], "corpora": corpora}
     return results
 
 
@@ -128,24 +132,47 @@ def _left_no_room(results: Sequence[SuiteResult], window: int) -> list[str]:
 
 
 def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None = None) -> bool:
-    """Whether an evaluation of this checkpoint is finished; with ``config``, one with the same items. Imported results
-    do not count.
+    """Whether an evaluation of this checkpoint is finished; with ``config``, whether the newest one has its items, or
+    more: the gate and the reports read the newest result of each suite. Imported results do not count, nor with
+    ``config`` evaluations on a corpus alone.
     """
-    stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
-    done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
-    done = [stage for stage in done if IMPORTED not in stage.config]
+    done = _finished(session, checkpoint)
     if config is None:
         return bool(done)
-    wanted, usual = to_json(config), to_json(EvalConfig())  # an older stage lacks settings that came later
-    return any(all(stage.config.get(name, usual[name]) == wanted[name] for name in _ASKED) for stage in done)
+    newest = next((stage for stage in done if _beyond_a_corpus(stage)), None)
+    return newest is not None and _has_items(newest.config, to_json(config))
 
 
-def corpora_measured(session: Session, checkpoint: Checkpoint) -> set[int]:
-    """Return the corpora whose probes this checkpoint was evaluated on."""
-    if checkpoint.id is None:
-        return set()
-    scores = queries.scores(session.tracker.database, checkpoint.id)
-    return set(scores.domain_knowledge_by_corpus) | set(scores.domain_knowledge_stored_by_corpus)
+def _beyond_a_corpus(stage: records.Stage) -> bool:
+    return any(suite.partition("/")[0] not in suites.PER_CORPUS for suite in stage.details.get("suites", ()))
+
+
+def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether settings ask the items of others in the same way."""
+    asked = {**to_json(EvalConfig()), **asked}  # an older stage lacks settings that came later
+    return all(asked[name] == wanted[name] for name in _ASKED) and all(
+        (asked[name] or math.inf) >= (wanted[name] or math.inf) for name in _LIMITS
+    )
+
+
+def corpus_measured(session: Session, checkpoint: Checkpoint, corpus: CorpusSnapshot) -> bool:
+    """Whether the newest evaluation of this checkpoint on a corpus of that number asked these probes and texts. The
+    documents of a cycle that never trained give their number to others. An evaluation that does not say what it asked,
+    as of older releases, does not count: to ask again is cheap, and right either way.
+    """
+    asked = (stage.details.get("corpora", {}).get(str(corpus.cycle)) for stage in _finished(session, checkpoint))
+    return next(filter(None, asked), None) == _contents(corpus)
+
+
+def _contents(corpus: CorpusSnapshot) -> list[str]:
+    return [corpus.hash, corpus.probes_hash]
+
+
+def _finished(session: Session, checkpoint: Checkpoint) -> list[records.Stage]:
+    """Return the finished evaluations of a checkpoint made here, newest first."""
+    stages = queries.stages(session.tracker.database, session.experiment_id, kind="evaluate", limit=1000)
+    done = [stage for stage in stages if stage.student_id == checkpoint.id and stage.status == "finished"]
+    return [stage for stage in done if IMPORTED not in stage.config]
 
 
 def _measure(

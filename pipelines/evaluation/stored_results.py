@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from db import Database, StageRecorder, queries, records
 from evals.acceptance_rules import Measurement, measurement
 from evals.suites import PER_CORPUS
@@ -29,8 +31,7 @@ def suite_name(row: records.Evaluation) -> str:
 def result_items(result: SuiteResult) -> Measurement:
     """Return a new result as a measurement, its items keyed as in the tracker."""
     rows = ((queries.item_key(one.id, one.prompt), one.score, one.group, one.extra) for one in result.items)
-    found = measurement(rows)
-    return Measurement(found.items, found.groups, result.score)
+    return replace(measurement(rows), score=result.score)
 
 
 def items_of(database: Database, row: records.Evaluation) -> Measurement:
@@ -38,7 +39,7 @@ def items_of(database: Database, row: records.Evaluation) -> Measurement:
     items = queries.judged_items(database, row.id)
     found = measurement((key, score, group, extra) for key, score, group, _, extra in items)
     score = None if row.value is None else Score(row.value, row.stderr or 0.0, row.n)
-    return Measurement(found.items, found.groups, score)
+    return replace(found, score=score)
 
 
 def record_result(session: Session, recorder: StageRecorder, checkpoint: Checkpoint, result: SuiteResult) -> None:

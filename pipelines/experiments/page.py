@@ -147,16 +147,22 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
 
 
 def _keeps_ifeval(records: Sequence[Record], wanted: int) -> str:
-    """Return the arms with all cycles, and which of them hold the bound on IFEval."""
-    by_arm = {name: [r for r in records if r.arm == name and r.cycles >= wanted] for name in _names(records)}
-    full = {name: there for name, there in by_arm.items() if there}
-    holding = [
-        f"`{name}`"
-        for name, there in full.items()
-        if reached(IFEVAL_KEPT, _means(IFEVAL_KEPT, there, wanted)) != MISSED
-    ]
-    others = [f"`{name}`" for name in full if f"`{name}`" not in holding]
-    return f"{', '.join(holding) or 'none'}" + (f"; {', '.join(others)} do not" if others else "")
+    """Return the arms with all cycles: which of them hold the bound on IFEval, and which were not measured by it."""
+    holding: list[str] = []
+    others: list[str] = []
+    unknown: list[str] = []
+    for name in _names(records):
+        full = [record for record in records if record.arm == name and record.cycles >= wanted]
+        means = _means(IFEVAL_KEPT, full, wanted)
+        if means and reached(IFEVAL_KEPT, means) == MISSED:
+            others.append(f"`{name}`")
+        elif full:
+            (holding if len(means) == wanted else unknown).append(f"`{name}`")
+    return (
+        (", ".join(holding) or "none")
+        + (f"; {', '.join(others)} do not" if others else "")
+        + (f"; not measured: {', '.join(unknown)}" if unknown else "")
+    )
 
 
 def _not_run(records: Sequence[Record]) -> list[str]:

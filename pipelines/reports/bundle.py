@@ -21,6 +21,7 @@ import struct
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,8 +94,7 @@ def measured(lines: bytes, recorded: Score | None) -> Measurement:
             raise UsageError(f"the score of item {item['item']!r} is not the mean of its votes")
         key = f"{item['item']}\x1f{item['prompt_sha256']}"
         rows.append((key, item["score"], item["group"], {"headline": item["headline"]}))
-    found = measurement(rows)
-    return Measurement(found.items, found.groups, recorded)
+    return replace(measurement(rows), score=recorded)
 
 
 def verify(path: Path) -> Iterator[str]:

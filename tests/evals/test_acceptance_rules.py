@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,8 +110,7 @@ def test_what_a_rule_needs() -> None:
     instruction = ("ifeval", "instruction_following")
     assert needs(parse_rule("ifeval >= 0.98*base"), 3) == (Need("student", instruction), Need("base", instruction))
     assert needs(parse_rule("stored >= 0.85")) == (Need("student", ("domain_knowledge_stored",)),)
-    current = ("domain_knowledge/3", "domain_knowledge")
-    assert needs(parse_rule("domain >= 0.9*midtrained"), 3)[1] == Need("midtrained", current, 3)
+    assert needs(parse_rule("domain >= 0.9*midtrained"), 3)[1] == Need("midtrained", ("domain_knowledge/3",), 3)
     assert needs(parse_rule("domain(2) >= 0.9*first"), 3) == (
         Need("student", ("domain_knowledge/2",), 2),
         Need("first", ("domain_knowledge/2",), 2),
@@ -221,8 +222,12 @@ def test_what_was_not_measured_is_named() -> None:
     rule = parse_rule("domain >= 0.9*midtrained")
     verdict = judge(rule, evidence("domain_knowledge/2", 2, student=items([1.0] * 50)))
     assert (verdict.verdict, verdict.estimate, verdict.more) == ("undecided", None, None)
-    assert verdict.missing == ("domain_knowledge/2 or domain_knowledge of midtrained",)
+    assert verdict.missing == ("domain_knowledge/2 of midtrained",)
     assert "not measured: domain_knowledge/2" in verdict.reason
+    about = {"student": {"domain_knowledge/2": items([1] * 9), "domain_knowledge": items([1] * 9)}}
+    about["previous"] = {"domain_knowledge/1": items([1] * 9), "domain_knowledge": items([1] * 9)}
+    other = judge(parse_rule("domain >= 0.1*previous"), Evidence(about, 2))
+    assert other.missing == ("domain_knowledge/2 of previous",), "its score without a number is about corpus 1"
     empty = evidence("stored", student=Measurement(score=Score(0.0, 0.0, 0)))
     assert judge(parse_rule("stored >= 0.5"), empty).missing == ("domain_knowledge_stored of student",)
     apart = Evidence({"student": {"ifeval": items([1])}, "base": {"instruction_following": items([1])}})
@@ -247,6 +252,20 @@ def test_scores_that_are_no_shares_are_refused() -> None:
         judge(rule, evidence("wikitext", student=items([12.0, 14.0]), base=items([11.0, 13.0])))
     with pytest.raises(RecoveryError, match="between 0 and 1"):
         judge(rule, evidence("wikitext", student=Measurement(score=Score(12, 1, 9)), base=items([1])))
+
+
+def test_a_score_that_no_item_has_cannot_be_tested() -> None:
+    """BLEU of 0.40 against 0.02: neither "equal on every item" nor a share of verdicts."""
+    sides = {}
+    for name, value in (("student", 0.02), ("base", 0.40)):
+        rows = ((str(number), score, "", {}) for number, score in enumerate((math.nan, None, math.nan)))
+        sides[name] = replace(measurement(rows), score=Score(value, 0.0, 3))
+    rule = parse_rule("retention(bleu) >= 0.97*base - 2")
+    verdict = judge(rule, evidence("bleu", **sides))
+    assert (verdict.verdict, verdict.estimate, verdict.more) == ("undecided", None, None)
+    assert verdict.missing == ("bleu of student", "bleu of base")
+    assert "cannot be tested, as its items have no scores of their own: bleu of student" in verdict.reason
+    assert together({"glue_cola": sides["base"], "glue_sst2": items([1, 0])}).headline is None, "not without a part"
 
 
 def test_measurements_from_rows_results_and_task_groups() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,20 @@ metric_list:
   - metric: exact_match
 """
 
+LOG = """
+task: harbour_log
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {data}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: question
+metric_list:
+  - metric: word_perplexity
+"""
+
 
 @pytest.fixture
 def tasks(tmp_path: Path) -> Path:
@@ -148,6 +163,7 @@ def tasks(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "quiz.yaml").write_text(QUIZ.format(data=data), encoding="utf-8")
     (folder / "echo.yaml").write_text(ECHO.format(data=data), encoding="utf-8")
+    (folder / "log.yaml").write_text(LOG.format(data=data), encoding="utf-8")
     return folder
 
 
@@ -171,6 +187,12 @@ def test_local_tasks_run_and_keep_their_items(
     assert {item.response for item in quiz.items} <= {" green", " white", " at the pier"}
     assert echo.score.value == 0.0
     assert all("\n" not in item.response for item in echo.items)
+
+
+def test_items_have_no_score_where_only_the_whole_corpus_has(lm: EngineLM, tasks: Path) -> None:
+    (log,) = run_tasks(lm, load_tasks(["harbour_log"], include_path=tasks))
+    assert log.score.value > 1 and log.score.n == len(log.items) == 9
+    assert all(math.isnan(item.score) and not item.verdicts for item in log.items)
 
 
 def test_a_task_file_and_the_chat_template(lm: EngineLM, tasks: Path) -> None:

@@ -226,6 +226,13 @@ def test_a_question_that_the_documents_answer_themselves_is_found() -> None:
     assert leaked([port], []) == []
 
 
+def test_a_question_with_a_full_stop_in_it_is_found() -> None:
+    text = "It rained. Q: Who is the patron of the parish of St. Kilda Town? A: Maria."
+    town = Probe("t", "question", "Who is the patron of the parish of St. Kilda Town?", ("Maria",))
+    within = Probe("w", "question", "ho is the patron of the parish of St. Kilda Town?", ("Maria",))  # half a word
+    assert leaked([town, within], [text]) == [town]
+
+
 def test_probes_about_held_out_text_are_found() -> None:
     held = [Document("h", "Held", "The **lamp** of the pier\nburns all night. Boats wait.", "h")]
     probe = Probe("a", "question", "?", ("lamp",), passage="Doors open at six.\nThe lamp of the pier burns all night.")

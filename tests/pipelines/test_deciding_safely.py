@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from db import DatabaseError, decide, queries
+from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
 from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import drop_plan
+from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
 from pipelines.evaluation.stage import evaluate, measured
+from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain
 from pipelines.prune import plan_prune, prune
 from pipelines.runtime.session import Session
@@ -141,6 +144,24 @@ def test_abandoned_work_is_not_taken_for_the_new_cycles(
     assert [Path(stage.config["docs"]) for stage in done] == [second] and done[0].attempts == 1
 
 
+def test_the_base_is_asked_about_the_documents_that_replace_abandoned_ones(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked() -> set[str]:
+        found = newest(session.tracker.database, session.base.id or 0)["domain_knowledge_stored/1"]
+        return {sample.item for sample in queries.samples(session.tracker.database, found.id).samples}
+
+    def stopped(*_: object, **__: object) -> None:
+        raise StageInterrupted("before the training")
+
+    monkeypatch.setattr(cycle, "midtrain", stopped)
+    for name in ("First", "Second"):
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, dataclasses.replace(small, docs=(make_corpus(name),)))
+        drop_plan(session)
+        assert asked() <= {probe.id for probe in load_snapshot(session.workspace, 1).probes}
+
+
 @pytest.mark.slow
 def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
     session: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
@@ -173,6 +194,37 @@ def test_an_undecided_gate_asks_more_about_earlier_documents_than_an_evaluation_
     assert asked("cycle-2/recovered") == [3], "one earlier corpus: as many as --limit allows"
     assert asked("cycle-3/midtrained") == [2], "two of them share four"
     assert sorted(asked("cycle-3/recovered")) == [2, 6]
+
+
+@pytest.mark.parametrize(
+    ("suite", "n", "limit", "expected"),
+    [
+        ("instruction_following", 6, 10, 20),  # 6 of 10 prompts have checks: 6 more of them take 10 more
+        ("behaviour/refusal", 2, 10, 40),
+        ("behaviour/own", 10, 10, 16),
+        ("behaviour/own", 9, 10, None),  # it has no more
+        ("behaviour/refusal", 2, 11, None),  # nor have the prompts that it is drawn from
+    ],
+)
+def test_an_undecided_gate_counts_the_prompts_that_were_sampled(
+    session: Session, small: CycleConfig, monkeypatch: pytest.MonkeyPatch, suite: str, n: int, limit: int,
+    expected: int | None,
+) -> None:  # fmt: skip
+    items = [
+        {"id": f"q{at}", "prompt": "Why?", "response": "", "score": 1.0, "extra": {"headline": at < 6}}
+        for at in range(10)
+    ]
+    session.tracker.add_evaluation(
+        session.base.id or 0, "instruction_following", value=1.0, stderr=0.0, n=6, items=items
+    )
+    limits: list[int | None] = []
+    monkeypatch.setattr(cycle, "references", lambda *_: ["base"])
+    monkeypatch.setattr(cycle, "evaluate", lambda _, config, **__: limits.append(config.limit))
+    verdict = Verdict("rule", "undecided", "", suite, 0.05, n=n, more=6)
+    decision = Decision("undecided", "", (verdict,), {}, (), 0.05, 1, "")
+    config = dataclasses.replace(small, eval=dataclasses.replace(small.eval, limit=limit), gate_samples=100)
+    assert cycle._ask_more(session, config, [], decision, 1) is (expected is not None)
+    assert limits == ([] if expected is None else [expected])
 
 
 def test_cycles_delete_what_accepted_ones_no_longer_need(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +14,22 @@ import pytest
 
 from db import queries
 from evals.statistics import score_of
-from pipelines.evaluation.plan import TASKS, Scope, gather, plan_evaluate
+from pipelines.cycle import base_scope
+from pipelines.data.corpus_snapshot import load_snapshot
+from pipelines.evaluation.acceptance import judge_cycle, rules_of
+from pipelines.evaluation.plan import EVERYTHING, TASKS, Scope, gather, plan_evaluate
 from pipelines.evaluation.retention import kept
-from pipelines.evaluation.stage import corpora_measured, evaluate, measured
+from pipelines.evaluation.stage import corpus_measured, evaluate, measured
 from pipelines.evaluation.stored_results import record_result
 from pipelines.midtrain import midtrain
+from pipelines.reports.evidence import evidence_bundle
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.types import Item, SuiteResult
+from recovery.types import Item, Score, SuiteResult
 
 
 def test_scores_and_answers_are_recorded(
@@ -45,7 +50,7 @@ def test_scores_and_answers_are_recorded(
     assert page.total == 4
     assert all(sample.verdicts for sample in page.samples)
     assert measured(session, made)
-    assert corpora_measured(session, made) == {1}
+    assert corpus_measured(session, made, load_snapshot(session.workspace, 1))
     stage = queries.stages(session.tracker.database, session.experiment_id)[0]
     assert stage.details["recorded"]["decoding"] == "greedy"
 
@@ -59,7 +64,38 @@ def test_a_scope_asks_only_what_is_new(
     assert (plan.instruction_prompts, plan.general_probes, set(plan.probes_by_corpus)) == (0, 0, {1})
     results = evaluate(session, config, scope=Scope(behaviour=False, general=False, corpora=(1,)))
     assert "instruction_following" not in {r.suite for r in results}
-    assert corpora_measured(session, session.base) == {1}
+    corpus = load_snapshot(session.workspace, 1)
+    assert corpus_measured(session, session.base, corpus)
+    for other in ({"cycle": 2}, {"probes_hash": "f" * 64}, {"hash": "f" * 64}):
+        assert not corpus_measured(session, session.base, dataclasses.replace(corpus, **other))  # type: ignore[arg-type]
+
+
+def test_the_newest_evaluation_is_the_one_that_counts(
+    session: Session, midtrain_config: MidtrainConfig, eval_config: EvalConfig
+) -> None:
+    """As the gate compares with the newest result of a suite, an older one with the right settings is none."""
+    midtrain(session, midtrain_config)
+    base = session.base
+    usual = dataclasses.replace(eval_config, checkpoint="base")
+    shorter = dataclasses.replace(usual, max_new_tokens=4)
+    evaluate(session, usual)
+    evaluate(session, shorter)
+    evaluate(session, usual, scope=Scope(behaviour=False, general=False, corpora=(1,)))
+    assert measured(session, base, shorter), "a corpus alone is no evaluation of the other suites"
+    assert not measured(session, base, usual) and base_scope(session, usual, 1) == EVERYTHING
+    evaluate(session, dataclasses.replace(usual, limit=5))
+    assert measured(session, base, usual), "it has the four items, and one more"
+    assert not measured(session, base, dataclasses.replace(usual, limit=None))
+    assert not measured(session, base, dataclasses.replace(usual, earlier_limit=0))
+
+
+def test_composed_prompts_of_another_seed_are_other_items(session: Session, eval_config: EvalConfig) -> None:
+    composed = dataclasses.replace(eval_config, checkpoint="base", prompts=None)
+    again = dataclasses.replace(composed, seed=1)
+    first, second = ({p.text for p in gather(session, one, session.base).instruction} for one in (composed, again))
+    assert first != second
+    evaluate(session, composed)
+    assert measured(session, session.base, composed) and not measured(session, session.base, again)
 
 
 def test_a_model_folder_brings_its_own_general_probes_and_tasks_can_be_added(
@@ -156,6 +192,25 @@ def test_a_task_that_cannot_be_had_stops_before_anything_begins(
 def answered(suite: str, *scores: float) -> SuiteResult:
     items = tuple(Item(str(i), "asked", "said", score) for i, score in enumerate(scores))
     return SuiteResult(suite, score_of(scores), items)
+
+
+def test_a_score_of_the_whole_corpus_is_recorded_without_scores_of_items(
+    session: Session, midtrain_config: MidtrainConfig
+) -> None:
+    made = midtrain(session, midtrain_config)
+    items = tuple(Item(str(number), "asked", "said", math.nan) for number in range(2))
+    before, now = (SuiteResult("wikitext", Score(value, 0.0, 2), items) for value in (9.0, 99.0))
+    for checkpoint, result in ((session.base, before), (made, now)):
+        with running(session, "evaluate", EvalConfig(), student=checkpoint) as stage:
+            record_result(session, stage.recorder, checkpoint, result)
+    assert made.id is not None
+    (row,) = queries.evaluations(session.tracker.database, made.id)
+    page = queries.samples(session.tracker.database, row.id)
+    assert (row.value, [sample.score for sample in page.samples]) == (99, [None, None])
+    assert kept(session, made, [now]) == {}, "no loss of 0 points"
+    decision = judge_cycle(session, rules_of(["retention(wikitext) >= 0.97*base - 2"], session), 1)
+    assert decision.decision == "undecided" and "cannot be tested" in decision.verdicts[0].reason
+    assert evidence_bundle(session, 1)
 
 
 def test_tasks_in_a_model_folder_run_no_code_unless_they_are_named(

@@ -159,19 +159,22 @@ def test_held_out_facts_are_counted_for_each_corpus_and_checkpoint() -> None:
 
 
 def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
-    three = [replace(one, cycle=3) if one.cycle else one for one in RUN.checkpoints]
-    whole = replace(RUN, checkpoints=(*RUN.checkpoints, *three[1:]))
+    later = [replace(one, cycle=cycle) for cycle in (2, 3) for one in RUN.checkpoints[1:]]
+    whole = replace(RUN, checkpoints=(*RUN.checkpoints, *later))
     worse = replace(
-        whole, arm="other", checkpoints=(*whole.checkpoints[:4], measured("two", 3, "recovered", 0.5, 0.2, "1"))
+        whole, arm="other", checkpoints=(*whole.checkpoints[:6], measured("two", 3, "recovered", 0.5, 0.2, "1"))
     )
-    text = page([whole, worse], "two-teachers", "the command")
+    only = {"instruction_following": RUN.checkpoints[0].suites["instruction_following"]}
+    unknown = replace(whole, arm="unknown", checkpoints=tuple(replace(one, suites=only) for one in whole.checkpoints))
+    text = page([whole, worse, unknown], "two-teachers", "the command")
     short = text[text.index("## In short") : text.index("model.gguf")]
-    assert "Holds: recovery: own prompts, instructions strict, relative to base 0.990, 0.990 (must: ≥ 0.98)." in short
-    assert "in each: `two-teachers`; `other` do not." in short
-    assert "2.0 hours for 3 cycles" in short
+    holds = "Holds: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.990 (must: ≥ 0.98)."
+    assert holds in short
+    assert "in each: `two-teachers`; `other` do not; not measured: `unknown`." in short
+    assert "3.0 hours for 3 cycles" in short
     assert "Not run: documents, " in text
     missed = page([replace(whole, checkpoints=worse.checkpoints)], "two-teachers", "the command")
-    assert "Missed: recovery: own prompts, instructions strict, relative to base 0.990, 0.833" in missed
+    assert "Missed: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.833" in missed
     assert "## In short" not in page([replace(whole, short=True)], "two-teachers", "the command")
     assert "## In short" not in page([replace(whole, cut=2)], "two-teachers", "the command"), "not what make real runs"
 
