@@ -14,6 +14,7 @@ from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, CycleConfig, from_json, to_json
+from recovery.config.build import Config
 from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError
@@ -101,6 +102,11 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     if plan is None and stage is None:
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted: there is nothing to resume")
     return plan, stage
+
+
+def config_of(stopped: records.Stage | None, config: Config) -> Config:
+    """Return the settings of a stopped stage, since its saved states fit no others; without one, ``config``."""
+    return config if stopped is None else from_json(type(config), stopped.config)
 
 
 def resumable(session: Session) -> records.Stage | None:

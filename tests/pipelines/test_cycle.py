@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
 from pipelines.midtrain import midtrain
+from pipelines.runtime import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import arm_named, arms
@@ -101,6 +103,27 @@ def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
     with open_session(name="stopped") as session:
         assert "cycles 1 to 1 are done" in resume(session)
         assert hashes(session) == expected
+
+
+def test_a_cycle_resumes_its_mid_training_as_it_began(
+    session: Session, config: CycleConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With less free memory, auto would train an adapter, and latest may have moved: the saved states fit neither."""
+    mid = dataclasses.replace(config.midtrain, tuning="auto")
+    config = dataclasses.replace(config, docs=config.docs[:1], midtrain=mid, evaluate=False, knowledge_teacher=None)
+    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, config)
+    shutil.copytree(tiny_model, tmp_path / "other")
+    (tmp_path / "other" / "vocab.json").write_text("{}")
+    other = session.registered(session.resolve(str(tmp_path / "other")))
+    session.tracker.set_latest(session.experiment_id, other.id or 0)
+    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 20)
+    assert "cycles 1 to 1 are done" in resume(session)
+    trained = session.resolve("midtrained")
+    assert (trained.tuning, trained.parent) == ("full", "base")
 
 
 def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
