@@ -49,8 +49,8 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     """
     if not config.docs:
         raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
-    if not abandon and read_plan(session) is not None:
-        raise UsageError("earlier cycles are unfinished here: `recover resume` continues them")
+    if not abandon:
+        check_no_plan(session)
     flag = f"--writer {WRITER_FILE}" if config.midtrain.writer == WRITER_FILE else "--document-texts"
     if config.midtrain.writer == WRITER_FILE or config.distill.document_texts:
         for docs in config.docs:
@@ -89,6 +89,16 @@ def read_plan(session: Session) -> CyclePlan | None:
         raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def check_no_plan(session: Session) -> None:
+    """Raise UsageError if cycles are unfinished: what a stage made beside them would be taken for a part of one."""
+    plan = read_plan(session)
+    if plan is not None:
+        raise UsageError(
+            f"cycles {plan.first} to {plan.last} are unfinished here: `recover resume` continues them; to give them "
+            f"up, start others with `recover cycle --abandon`, or delete {session.workspace.folder / PLAN}"
+        )
 
 
 def drop_plan(session: Session) -> None:

@@ -18,13 +18,13 @@ from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, read_plan
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
-from pipelines.midtrain import midtrain
+from pipelines.midtrain import midtrain, open_cycle
 from pipelines.runtime import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
-from recovery.errors import UsageError
+from recovery.errors import CorpusError, UsageError
 from tests.support import AlreadyAsked
 
 
@@ -138,6 +138,25 @@ def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
     assert stage is not None
     assert (stage.kind, stage.status) == ("midtrain", "interrupted")
     assert "made cycle-1/midtrained" in resume(session)
+    assert resumable(session) is None
+
+
+def test_other_documents_do_not_replace_those_of_a_stopped_stage(
+    session: Session, config: CycleConfig, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused mid-training leaves them; a stage whose documents are gone does not go on with others."""
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted):
+            midtrain(session, midtrain_config)
+    own, others = load_snapshot(session.workspace, 1), dataclasses.replace(midtrain_config, docs=config.docs[1])
+    with pytest.raises(UsageError, match="has no experts"):
+        midtrain(session, dataclasses.replace(others, router_loss=0.1))
+    assert load_snapshot(session.workspace, 1) == own
+    open_cycle(session, others, 1)
+    with pytest.raises(CorpusError, match="cannot continue: the documents of cycle 1 were replaced"):
+        resume(session)
+    assert midtrain(session, midtrain_config).name == "cycle-1/midtrained"
     assert resumable(session) is None
 
 
