@@ -80,7 +80,8 @@ def _merged(checkpoint: Checkpoint) -> Loaded:
 
 
 def _copy(source: Path, folder: Path) -> None:
-    for pattern in CONTENT:
+    """Copy the files of a model, with the index of weights in several files: it is no content, but they need it."""
+    for pattern in (*CONTENT, "*.safetensors.index.json"):
         for path in source.glob(pattern):
             if path.is_file():
                 shutil.copy2(path, folder / path.name)
