@@ -15,7 +15,7 @@ from evals.acceptance_rules import PREFERENCE, Decision, Rule, Verdict
 from evals.behaviour import SUITES
 from evals.suite import PREFIX
 from evals.suites import PER_CORPUS, corpus_limits
-from pipelines.cycle_plan import STOPPED, CyclePlan, drop_plan, interrupted, new_plan, write_plan
+from pipelines.cycle_plan import STOPPED, CyclePlan, config_of, drop_plan, interrupted, new_plan, write_plan
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.resolve import require_texts
 from pipelines.distillation.stage import distill
@@ -84,6 +84,7 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
     trained = _made(session, plan, number, "midtrained")
     if trained is None:
         stopped = _unfinished(session, plan, "midtrain", number)
+        mid_config = config_of(stopped, mid_config)
         trained = midtrain(session, mid_config, load_snapshot(session.workspace, number), resume=stopped)
     _evaluate(session, plan, trained, number)
     restored = _made(session, plan, number, "recovered")
@@ -221,9 +222,7 @@ def _extensions(session: Session, number: int) -> int:
 def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number: int) -> Checkpoint:
     """Run the distillation to its end; a stopped one resumes with its own settings."""
     stopped = _unfinished(session, plan, "distill", number)
-    if stopped is not None:
-        config = from_json(DistillConfig, stopped.config)
-    return distill(session, config, cycle=number, resume=stopped)
+    return distill(session, config_of(stopped, config), cycle=number, resume=stopped)
 
 
 def resume(session: Session) -> str:

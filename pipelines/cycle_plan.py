@@ -14,6 +14,7 @@ from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, CycleConfig, from_json, to_json
+from recovery.config.build import Config
 from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError
@@ -48,8 +49,8 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     """
     if not config.docs:
         raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
-    if not abandon and read_plan(session) is not None:
-        raise UsageError("earlier cycles are unfinished here: `recover resume` continues them")
+    if not abandon:
+        check_no_plan(session)
     flag = f"--writer {WRITER_FILE}" if config.midtrain.writer == WRITER_FILE else "--document-texts"
     if config.midtrain.writer == WRITER_FILE or config.distill.document_texts:
         for docs in config.docs:
@@ -90,6 +91,16 @@ def read_plan(session: Session) -> CyclePlan | None:
         raise UsageError(f"{path}: {error}") from error
 
 
+def check_no_plan(session: Session) -> None:
+    """Raise UsageError if cycles are unfinished: what a stage made beside them would be taken for a part of one."""
+    plan = read_plan(session)
+    if plan is not None:
+        raise UsageError(
+            f"cycles {plan.first} to {plan.last} are unfinished here: `recover resume` continues them; to give them "
+            f"up, start others with `recover cycle --abandon`, or delete {session.workspace.folder / PLAN}"
+        )
+
+
 def drop_plan(session: Session) -> None:
     """Delete the unfinished plan; its checkpoints stay."""
     (session.workspace.folder / PLAN).unlink(missing_ok=True)
@@ -101,6 +112,11 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     if plan is None and stage is None:
         raise UsageError(f"nothing in {session.workspace.folder} was interrupted: there is nothing to resume")
     return plan, stage
+
+
+def config_of(stopped: records.Stage | None, config: Config) -> Config:
+    """Return the settings of a stopped stage, since its saved states fit no others; without one, ``config``."""
+    return config if stopped is None else from_json(type(config), stopped.config)
 
 
 def resumable(session: Session) -> records.Stage | None:

@@ -11,6 +11,7 @@ import torch
 
 from pipelines.reports.cycle_report import card_front, model_card
 from pipelines.runtime.session import Session
+from recovery.disk import WRITING, written
 from recovery.models.checkpoints import CONTENT, content_hash
 from recovery.models.gguf_files import sha256_of
 from recovery.models.gguf_files.writing import Source, write_gguf
@@ -26,20 +27,21 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
     """
     checkpoint = session.verified(session.resolve(name))
     folder = folder.expanduser().resolve()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    writing = folder.with_name(f".writing-{folder.name}")
+    merged = _merged(checkpoint) if merge and checkpoint.adapter is not None else None
+    card = model_card(session, checkpoint)
+    writing = folder.with_name(f"{WRITING}{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir()
-    merged = merge and checkpoint.adapter is not None
-    if merged:
-        _merge(checkpoint, writing)
-    else:
-        _copy(checkpoint.path, writing)
-    (writing / "README.md").write_text(model_card(session, checkpoint), encoding="utf-8")
-    if folder.exists():
-        folder.rmdir()  # empty: the command has checked that
-    writing.rename(folder)
-    kind = "merged weights" if merged else "adapter" if checkpoint.adapter is not None else "weights"
+    with written(folder, writing):
+        writing.mkdir(parents=True)
+        if merged is None:
+            _copy(checkpoint.path, writing)
+        else:
+            _save(merged, writing)
+        (writing / "README.md").write_text(card, encoding="utf-8")
+        if folder.exists():
+            folder.rmdir()  # empty: the command has checked that
+        writing.rename(folder)
+    kind = "merged weights" if merged is not None else "adapter" if checkpoint.adapter is not None else "weights"
     return {"name": checkpoint.name, "kind": kind, "path": str(folder), "hash": content_hash(folder)}
 
 
@@ -63,8 +65,8 @@ def export_gguf(session: Session, name: str, target: Path, kind: str) -> dict[st
     }
 
 
-def _merge(checkpoint: Checkpoint, folder: Path) -> None:
-    loaded = _merged(checkpoint)
+def _save(loaded: Loaded, folder: Path) -> None:
+    """Write a merged model."""
     # Stored in the base's own precision.
     stored = getattr(loaded.core.config, "dtype", None)
     loaded.model.to(stored if isinstance(stored, torch.dtype) else torch.float32)
@@ -80,7 +82,8 @@ def _merged(checkpoint: Checkpoint) -> Loaded:
 
 
 def _copy(source: Path, folder: Path) -> None:
-    for pattern in CONTENT:
+    """Copy the files of a model, with the index of weights in several files: it is no content, but they need it."""
+    for pattern in (*CONTENT, "*.safetensors.index.json"):
         for path in source.glob(pattern):
             if path.is_file():
                 shutil.copy2(path, folder / path.name)

@@ -28,7 +28,7 @@ from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
 from recovery.data.prompts import behaviour_prompts, load_conversations
-from recovery.errors import UsageError
+from recovery.errors import CorpusError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import MAIN_TEACHER
 from recovery.models.chat_template import ChatFormat
@@ -211,16 +211,23 @@ def midtrain(
 
     ``own`` is the snapshot of an open cycle's documents, by default of the next cycle, opened on the configuration's;
     ``resume`` is the record of an interrupted stage to continue; ``name`` is the checkpoint's name,
-    "cycle-K/midtrained" by default. Raise StageInterrupted if a stop is requested.
+    "cycle-K/midtrained" by default. Raise StageInterrupted if a stop is requested, CorpusError if the stage to continue
+    began with other documents.
     """
-    own = own or open_cycle(session, config)
-    student = session.registered(session.resolve(config.student))
+    student, opened = session.resolve(config.student), own is not None
+    own = own or _gather(config, session.next_cycle())
+    if resume is not None:
+        _check_documents(resume, own)
     material = _material(session, config, student, own)
     plan = _plan(session, config, material)
+    if not opened:  # after the plan, which may refuse: until then a stopped stage of the cycle can go on
+        _save(session, own)
+    student = session.registered(student)
     # The tuning is fixed here: a resumed stage may find another amount of free memory.
     config = replace(config, student=student.name, tuning=plan.tuning)
     session.display.say(plan.text())
     with running(session, "midtrain", config, cycle=own.cycle, student=student, resume=resume) as stage:
+        stage.recorder.describe(details={"corpus_hash": own.hash})
         frozen = FrozenModel(session, config)
         if material.writing:
             material.add(augment.write(stage, frozen, config, material.writing))
@@ -259,7 +266,12 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
     """
     session.resolve(config.student)
     own = _gather(config, number or session.next_cycle())
-    # The snapshot last: a cycle that has one is not opened again.
+    _save(session, own)
+    return own
+
+
+def _save(session: Session, own: CorpusSnapshot) -> None:
+    """Record a cycle and save its documents; the snapshot last, since a cycle that has one is not opened again."""
     session.tracker.cycle(
         session.experiment_id,
         own.cycle,
@@ -268,7 +280,15 @@ def open_cycle(session: Session, config: MidtrainConfig, number: int | None = No
         details={"probes_hash": own.probes_hash, "probes": len(own.probes), "questions": len(own.questions)},
     )
     save_snapshot(session.workspace, own)
-    return own
+
+
+def _check_documents(stopped: records.Stage, own: CorpusSnapshot) -> None:
+    """Raise CorpusError if another mid-training has replaced the documents that a stopped stage began with."""
+    if stopped.details.get("corpus_hash", own.hash) != own.hash:  # none before 0.2
+        raise CorpusError(
+            f"stage {stopped.id} (midtrain) cannot continue: the documents of cycle {own.cycle} were replaced by those "
+            f"of {own.folder} after it began; train on them again (recover midtrain, or recover cycle --abandon)"
+        )
 
 
 def _gather(config: MidtrainConfig, cycle: int) -> CorpusSnapshot:

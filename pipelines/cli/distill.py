@@ -24,6 +24,7 @@ def command(context: click.Context, /, **_: object) -> None:
 
 def run(context: click.Context, **fixed: str) -> None:
     """Run or plan a training stage with the flags of the command and its ``fixed`` settings."""
+    from pipelines.cycle_plan import check_no_plan
     from recovery.teacher_spec import TeacherSpec
 
     flags, given = context.params, common.given(context) | fixed
@@ -37,6 +38,8 @@ def run(context: click.Context, **fixed: str) -> None:
         others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())
         # A wrong name is reported before torch is imported.
         session.check_names(config.student, *TeacherSpec.parse(config.teacher).weights, *others)
+        if not flags["dry_run"]:
+            check_no_plan(session)
         from pipelines.distillation.plan import plan_distill
         from pipelines.distillation.stage import distill
 

@@ -38,6 +38,8 @@ def command(
     The cheapest trade-off between new knowledge and lost behaviour: nothing is trained, one number is chosen on
     development prompts. The result is this cycle's `recovered` checkpoint, like that of `recover distill`.
     """
+    from pipelines.cycle_plan import check_no_plan
+
     own = read_recipe(recipe) if recipe else Recipe()
     flags = {key: value for key, value in common.given(context).items() if value != ()}
     build(InterpolateConfig, flags, own)  # report wrong flags before anything is opened
@@ -46,6 +48,7 @@ def command(
         session.check_names(
             config.student, None if config.origin == "start" else config.origin
         )  # a wrong name is reported before torch is imported
+        check_no_plan(session)
         from pipelines.interpolate import interpolate
 
         made = interpolate(session, config)

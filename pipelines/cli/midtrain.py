@@ -49,11 +49,15 @@ def command(
     The result is this cycle's `midtrained` checkpoint: it knows the documents and has lost some of its behaviour,
     which `recover distill` recovers.
     """
+    from pipelines.cycle_plan import check_no_plan
+
     own = read_recipe(recipe) if recipe else Recipe()
     build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover midtrain", model=model) as session:
         config = build(MidtrainConfig, common.given(context), own, session.recipe)
         session.check_names(config.student)  # a wrong name is reported before torch is imported
+        if not dry_run:
+            check_no_plan(session)
         from pipelines.midtrain import midtrain, plan_midtrain
 
         if dry_run:

@@ -14,7 +14,7 @@ from typing import Any
 
 from db import queries, records
 from pipelines.cycle import recovery_config
-from pipelines.cycle_plan import STOPPED
+from pipelines.cycle_plan import STOPPED, config_of
 from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.interpolate import interpolate
@@ -60,7 +60,7 @@ def run_arm(
     config = _midtraining(session, arm, dataclasses.replace(midtrain_config, docs=docs), cycle, start, tokens)
     made, stopped = _found(session, "midtrain", config, cycle, start)
     if made is None:
-        name = _name(arm, cycle, "midtrained")
+        name, config = _name(arm, cycle, "midtrained"), config_of(stopped, config)
         made = midtrain(session, config, load_snapshot(session.workspace, cycle), resume=stopped, name=name)
     if arm.follow == NONE:
         return [made]
@@ -129,10 +129,10 @@ def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given
     if arm.follow == INTERPOLATE:
         between = _interpolating(arm, given, trained)
         made, stopped = _found(session, INTERPOLATE, between, cycle, trained)
-        return made or interpolate(session, between, cycle=cycle, resume=stopped, name=name)
+        return made or interpolate(session, config_of(stopped, between), cycle=cycle, resume=stopped, name=name)
     config = _distilling(arm, given, trained, cycle)
     made, stopped = _found(session, DISTILL, config, cycle, trained)
-    return made or distill(session, config, cycle=cycle, resume=stopped, name=name)
+    return made or distill(session, config_of(stopped, config), cycle=cycle, resume=stopped, name=name)
 
 
 def _name(arm: Arm, cycle: int, kind: str) -> str:

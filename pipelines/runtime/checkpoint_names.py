@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -39,7 +40,9 @@ def resolve(registry: Registry, name: str, display: Display | None = None) -> Ch
         return registered
     found = external(name, registry.workspace, display)
     known = find(str(found.path), registry) if is_gguf(name) else None
-    return found if known is None else _existing(known, registry.workspace)
+    if known is not None:
+        return _existing(known, registry.workspace)
+    return replace(found, name=free_name(found.name, registry, found.hash))
 
 
 def check(registry: Registry, name: str) -> Checkpoint | None:
@@ -72,6 +75,19 @@ def find(name: str, index: Index) -> Checkpoint | None:
     if folder.is_dir():
         return next((c for c in registered if c.path.resolve() == folder.resolve()), None)
     return None
+
+
+def free_name(name: str, index: Index, content: str | None = None) -> str:
+    """Return ``name``, or ``name-2`` and so on if it is in use by weights of another hash than ``content``.
+
+    No checkpoint is overwritten: two models from outside may have folders of one name.
+    """
+    taken = {checkpoint.name for checkpoint in index.all() if checkpoint.hash != content}
+    number, candidate = 1, name
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate
 
 
 def external(name: str, workspace: Workspace, display: Display | None = None) -> Checkpoint:

@@ -19,7 +19,7 @@ from db import Tracker, liveness, queries, records
 from db.schema import LEFT
 from pipelines.forwarding.runs import Source
 from pipelines.forwarding.session_copies import SessionCopies
-from pipelines.runtime.checkpoint_names import check, external, find, resolve
+from pipelines.runtime.checkpoint_names import check, external, find, free_name, resolve
 from pipelines.runtime.progress import Display
 from pipelines.runtime.registry import Registry, check_tracker, tracker_address
 from pipelines.runtime.signals import StopSignals
@@ -131,9 +131,11 @@ class Session:
         """Return the checkpoint with its number in the tracker, registered if it was not yet."""
         if checkpoint.id is not None:
             return checkpoint
+        # Another model may have been registered by that name since this one was resolved.
+        name = free_name(checkpoint.name, self.registry, checkpoint.hash)
         self.tracker.add_checkpoint(
             self.experiment_id,
-            checkpoint.name,
+            name,
             checkpoint.kind,
             path=self.workspace.stored(checkpoint.path),
             content_hash=checkpoint.hash,
@@ -142,7 +144,7 @@ class Session:
             tuning=checkpoint.tuning,
             details={"weights": self.workspace.stored(checkpoint.weights), **_origin(checkpoint.weights)},
         )
-        return self.resolve(checkpoint.name)
+        return self.resolve(name)
 
     def verified(self, checkpoint: Checkpoint) -> Checkpoint:
         """Return the checkpoint, after a check that its files have not changed since it was registered."""

@@ -15,6 +15,7 @@ from typing import Any
 from db import StageRecorder, queries, records
 from db.stage_recorder import TOKEN_COUNTS
 from pipelines.planning.throughput import GIB, peak_memory, reset_peak_memory
+from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
@@ -107,7 +108,7 @@ class Stage:
         if moved is not None:
             self.details = {**self.details, "moved": moved.to_json()}
         known = session.registry.of_stage(self.recorder.id)
-        name = known.name if known is not None else free_name(session, name or f"cycle-{self.cycle}/{kind}")
+        name = known.name if known is not None else free_name(name or f"cycle-{self.cycle}/{kind}", session.registry)
         folder = session.workspace.checkpoint(name)
         stage = f"{self.recorder.kind} {self.recorder.id}"
         info = save_checkpoint(
@@ -224,16 +225,6 @@ def release_memory() -> None:
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def free_name(session: Session, name: str) -> str:
-    """Return ``name``, or ``name-2`` and so on if it is in use: no checkpoint is overwritten."""
-    taken = {checkpoint.name for checkpoint in session.registry.all()}
-    number, candidate = 1, name
-    while candidate in taken:
-        number += 1
-        candidate = f"{name}-{number}"
-    return candidate
 
 
 def one_line(error: BaseException) -> str:

@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from pipelines.cli.main import run
+from pipelines.cycle_plan import CyclePlan, write_plan
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
+from recovery.config import CycleConfig
 from recovery.workspace import Workspace
 from tests.damaged_tracker import hide_rows
 
@@ -105,6 +107,19 @@ def test_models_and_checkpoints_that_are_none(refused: Say, tmp_path: Path, tiny
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     assert "is not empty" in refused("export", "base", "full")
+
+
+def test_a_stage_beside_unfinished_cycles(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    """Its checkpoint would be taken for one of theirs, and its documents for theirs."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "ferry.md").write_text("The ferry is kept by Anna Berg in the town of Lund.\n" * 20)
+    with Session.open(tmp_path / "work", model=str(tiny_model), display=Display(quiet=True)) as session:
+        write_plan(session, CyclePlan(1, CycleConfig(docs=(Path("docs"), Path("docs")))))
+    for command in (["midtrain", "--docs", "docs"], ["distill"], ["train"], ["interpolate"]):
+        line = refused(*command, "--workspace", "work")
+        assert "cycles 1 to 2 are unfinished here: `recover resume` continues them; to give them up" in line
+        assert line.endswith("work/plan.json")
+    assert run(["midtrain", "--docs", "docs", "--workspace", "work", "--dry-run"]) == 0
 
 
 def test_settings_that_cannot_be(refused: Say, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pipelines.data.mixing import schedule
 from pipelines.experiments.arm_cycle import arm_named, arms, run_arm
 from pipelines.midtrain import open_cycle
 from pipelines.reports.cost import cost_of
+from pipelines.runtime import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import DISTILL, INTERPOLATE, NONE
@@ -149,6 +150,30 @@ def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
     with open_session(name="stopped") as session:
         assert [c.hash for c in run(session, "blend-recovery")] == expected
         assert [s.attempts for s in (*stages(session, "midtrain"), *stages(session, "distill"))] == [2, 2]
+
+
+def test_an_arm_resumes_with_the_tuning_it_began_with(
+    session: Session,
+    corpus: Path,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mid, distill = (dataclasses.replace(one, tuning="auto") for one in (midtrain_config, distill_config))
+
+    def run(name: str, free: int) -> list[str]:
+        monkeypatch.setattr(tuning, "free_memory", lambda _: free)
+        return [made.tuning for made in run_arm(session, arm_named(name), corpus, 1, mid, distill)]
+
+    for name, stopped, expected in (
+        ("documents", "midtrain", ["full"]),
+        ("one-teacher", "distill", ["full", "full"]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "interrupts", AlreadyAsked())
+            with pytest.raises(StageInterrupted, match=f"{stopped} interrupted"):
+                run(name, 1 << 40)
+        assert run(name, 1 << 20) == expected, "auto would train an adapter now"
 
 
 def test_a_setting_that_came_later_runs_no_finished_arm_again(

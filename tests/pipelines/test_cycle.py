@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, read_plan
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
-from pipelines.midtrain import midtrain
+from pipelines.midtrain import midtrain, open_cycle
+from pipelines.runtime import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
-from recovery.errors import UsageError
+from recovery.errors import CorpusError, UsageError
 from recovery.workspace import Checkpoint
 from tests.support import AlreadyAsked
 
@@ -104,6 +106,27 @@ def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
         assert hashes(session) == expected
 
 
+def test_a_cycle_resumes_its_mid_training_as_it_began(
+    session: Session, config: CycleConfig, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With less free memory, auto would train an adapter, and latest may have moved: the saved states fit neither."""
+    mid = dataclasses.replace(config.midtrain, tuning="auto")
+    config = dataclasses.replace(config, docs=config.docs[:1], midtrain=mid, evaluate=False, knowledge_teacher=None)
+    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, config)
+    shutil.copytree(tiny_model, tmp_path / "other")
+    (tmp_path / "other" / "vocab.json").write_text("{}")
+    other = session.registered(session.resolve(str(tmp_path / "other")))
+    session.tracker.set_latest(session.experiment_id, other.id or 0)
+    monkeypatch.setattr(tuning, "free_memory", lambda _: 1 << 20)
+    assert "cycles 1 to 1 are done" in resume(session)
+    trained = session.resolve("midtrained")
+    assert (trained.tuning, trained.parent) == ("full", "base")
+
+
 def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
     session: Session, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +139,25 @@ def test_an_interrupted_stage_is_found_until_a_later_one_has_done_its_work(
     assert stage is not None
     assert (stage.kind, stage.status) == ("midtrain", "interrupted")
     assert "made cycle-1/midtrained" in resume(session)
+    assert resumable(session) is None
+
+
+def test_other_documents_do_not_replace_those_of_a_stopped_stage(
+    session: Session, config: CycleConfig, midtrain_config: MidtrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused mid-training leaves them; a stage whose documents are gone does not go on with others."""
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted):
+            midtrain(session, midtrain_config)
+    own, others = load_snapshot(session.workspace, 1), dataclasses.replace(midtrain_config, docs=config.docs[1])
+    with pytest.raises(UsageError, match="has no experts"):
+        midtrain(session, dataclasses.replace(others, router_loss=0.1))
+    assert load_snapshot(session.workspace, 1) == own
+    open_cycle(session, others, 1)
+    with pytest.raises(CorpusError, match="cannot continue: the documents of cycle 1 were replaced"):
+        resume(session)
+    assert midtrain(session, midtrain_config).name == "cycle-1/midtrained"
     assert resumable(session) is None
 
 

@@ -74,6 +74,21 @@ def test_names(session: Session, midtrain_config: MidtrainConfig, tiny_llama: Pa
         session.resolve("latest")
 
 
+def test_models_of_one_name_from_different_folders_are_different_checkpoints(
+    session: Session, tiny_model: Path, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """One of them may be the parent of another checkpoint, or a teacher."""
+    for folder, model in (("a", tiny_model), ("b", tiny_llama), ("c", tiny_llama)):
+        shutil.copytree(model, tmp_path / folder / "chat")
+    first, second = (session.resolve(str(tmp_path / folder / "chat")) for folder in "ab")
+    first, second = session.registered(first), session.registered(second)
+    assert [one.name for one in (first, second)] == ["external/chat", "external/chat-2"]
+    assert session.resolve("external/chat") == session.resolve(str(tmp_path / "a" / "chat")) == first
+    assert session.resolve(str(tmp_path / "c" / "chat")).name == second.name
+    moved = session.registered(session.resolve(str(tmp_path / "c" / "chat")))
+    assert moved.id == second.id, "the same weights elsewhere"
+
+
 def test_a_tracker_above_the_workspaces_of_several_runs_can_be_read(tmp_path: Path, tiny_model: Path) -> None:
     above = Workspace(tmp_path)
     for seed in ("seed-0", "seed-1"):

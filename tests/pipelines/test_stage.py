@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from db import queries, records
+from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
-from pipelines.runtime.stage import free_name, one_line, running
+from pipelines.runtime.stage import one_line, running
 from recovery.config import EvalConfig
 from recovery.errors import CheckpointError, UsageError
 from recovery.workspace import Workspace, write_atomically
@@ -135,8 +136,8 @@ def test_a_stop_in_the_last_moments_of_a_session_keeps_the_next_one_from_its_wor
 
 
 def test_names_in_use_are_left_alone(session: Session) -> None:
-    assert free_name(session, "cycle-1/recovered") == "cycle-1/recovered"
-    assert free_name(session, "base") == "base-2"
+    assert free_name("cycle-1/recovered", session.registry) == "cycle-1/recovered"
+    assert free_name("base", session.registry) == "base-2"
 
 
 def test_one_line_of_any_error() -> None:

@@ -1,0 +1,51 @@
+"""An exported checkpoint loads anywhere, and an export that fails leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
+
+from pipelines.export import export
+from pipelines.runtime.session import Session
+from recovery.errors import UsageError
+from recovery.models.checkpoints import content_hash
+from recovery.models.loading import load_model
+
+
+def test_weights_in_several_files_are_exported_with_their_index(
+    session: Session, tiny_model: Path, tmp_path: Path
+) -> None:
+    loaded = load_model(tiny_model, precision="float32")
+    loaded.model.save_pretrained(tmp_path / "shards", max_shard_size="50KB")
+    loaded.tokenizer.save_pretrained(tmp_path / "shards")
+    assert len([*(tmp_path / "shards").glob("*.safetensors")]) > 1
+    written = export(session, str(tmp_path / "shards"), tmp_path / "out", merge=False)
+    assert written["hash"] == content_hash(tmp_path / "shards")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in loaded.model.state_dict().items())
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_export_that_does_not_fit_leaves_nothing(
+    session: Session, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge: bool
+) -> None:
+    load_model(tiny_model, tuning="lora", precision="float32").save(tmp_path / "adapter")
+
+    def full(_source: object, target: Path, **_: object) -> None:
+        Path(target).write_bytes(b"half")
+        if merge:
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(*((safetensors.torch, "serialize_file") if merge else (shutil, "copy2")), full)
+    with pytest.raises(UsageError, match=r"exports/out cannot be written \(.*No space left.*\): check"):
+        export(session, str(tmp_path / "adapter"), tmp_path / "exports" / "out", merge=merge)
+    assert not [*(tmp_path / "exports").iterdir()]
