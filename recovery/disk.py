@@ -89,7 +89,7 @@ def _is_alive(name: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        sync(path)
+        pass
     return True
 
 
