@@ -53,8 +53,8 @@ def _result(log: Any) -> tuple[tuple[SuiteResult, ...], list[str]]:
     names = dict.fromkeys(name for _, values in scored for name in values)
     details: dict[str, Score] = {}
     for name in names:
-        kept = [values[name] for _, values in scored if name in values]
-        details[name] = score_of(kept)
+        kept = [(values[name], _group(sample, several)) for sample, values in scored if name in values]
+        details[name] = score_of([value for value, _ in kept], [group for _, group in kept])
     score = score_of([item.score for item in items], [item.group for item in items])
     name = str(log.eval.task).rsplit("/", 1)[-1]
     return (SuiteResult(f"inspect/{name}", score, tuple(items), details),), problems
@@ -82,9 +82,14 @@ def _item(sample: Any, values: Mapping[str, float], headline: str, several: bool
         response=str(sample.output.completion),
         score=value,
         verdicts=binary,
-        group=str(sample.id) if several else "",
+        group=_group(sample, several),
         extra={"target": str(sample.target), **{name: one for name, one in values.items() if name not in binary}},
     )
+
+
+def _group(sample: Any, several: bool) -> str:
+    """Return the cluster of a sample: several epochs ask the same sample again."""
+    return str(sample.id) if several else ""
 
 
 def _asked(given: Any) -> str:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lm_eval.tasks
@@ -16,6 +17,7 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 from lm_eval.tasks._yaml_loader import load_yaml
 
+from evals import imported_inspect
 from evals.imported_results import Imported, read_logs
 from evals.lm_eval_adapter import EngineLM, run_tasks
 from evals.lm_eval_tasks import load_tasks, on_local_data
@@ -148,6 +150,31 @@ def test_a_log_of_inspect_without_its_package_names_the_extra(tmp_path: Path) ->
     expected = "is not a log of Inspect" if importlib.util.find_spec("inspect_ai") else r"recovery\[inspect\]"
     with pytest.raises(UsageError, match=expected):
         read_logs(tmp_path)
+
+
+def test_epochs_of_one_sample_make_no_score_of_inspect_more_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that are always right or always wrong: ten epochs say as much as one."""
+    monkeypatch.setattr(imported_inspect, "_values", dict)  # Inspect's own package reads its values
+
+    def read(epochs: int) -> SuiteResult:
+        samples = [
+            SimpleNamespace(
+                id=f"q{number}", epoch=epoch, input="When?", target="seven", output=SimpleNamespace(completion="seven"),
+                scores={"includes": float(number % 2), "match": float(number % 4 == 0)},
+            )
+            for epoch in range(epochs)
+            for number in range(100)
+        ]  # fmt: skip
+        about = SimpleNamespace(config=SimpleNamespace(epochs=epochs), task="ferries")
+        (result,), problems = imported_inspect._result(SimpleNamespace(eval=about, samples=samples))
+        assert problems == []
+        return result
+
+    once, often = read(1), read(10)
+    assert often.score.n == often.details["match"].n == 1000
+    assert often.score == often.details["includes"]
+    for name in ("includes", "match"):
+        assert often.details[name].stderr == pytest.approx(once.details[name].stderr)
 
 
 @pytest.mark.trackers
