@@ -195,8 +195,11 @@ def _situations() -> list[str]:
         "  ([sdft](methods/sdft.md)), rules ([deliberative](methods/deliberative.md)), a system prompt",
         "  ([opcd](methods/opcd.md)) or a text ([document-in-context](methods/document-in-context.md)).",
         "- **Several experts, one model**: opd with `--expert TAG=NAME`.",
-        "- **The teacher returns only text**: [continuation-opd](methods/continuation-opd.md); it returns",
-        "  log-probabilities: [opd-sampled](methods/opd-sampled.md).",
+        "- **The teacher is a server**: [opd](methods/opd.md) with `--divergence top_k`, or",
+        "  [opd-sampled](methods/opd-sampled.md); one that returns only text: its responses as the data of",
+        "  [sft](methods/sft.md) (`--data FILE`).",
+        "- **The teacher's probabilities are not wanted**: [continuation-opd](methods/continuation-opd.md), with a",
+        "  checkpoint as the teacher.",
         "",
     ]
 

@@ -82,8 +82,10 @@ _ALL = (
         "sequence-kd",
         "sequence-level distillation",
         "-log pi(y_t | s_t) on the teacher's own completions",
-        "the teacher returns only text, and the student is too far from it to learn from its own completions",
-        "the teacher's probabilities are available: off-policy-kd learns more from the same completions",
+        "only the responses of base are wanted, not its probabilities, and the student is too far from it to learn "
+        "from its own completions",
+        "its probabilities are wanted: off-policy-kd learns more from the same completions; or the teacher is a black "
+        "box that returns only text: sft --data FILE with its responses",
         "Kim and Rush, arXiv 1606.07947",
         {"alpha": 0.0, "teacher": "label", "answers": "teacher"},
     ),
@@ -220,8 +222,9 @@ _ALL = (
         "continuation-opd",
         "continuation distillation",
         "-log pi(y_t | s_t) on a short continuation by the teacher from a prefix of the student's completion",
-        "the teacher is degraded, or a black box that returns only text",
-        "the teacher is not degraded and its probabilities are available: opd uses every token",
+        "the teacher is degraded, or a checkpoint whose probabilities are not wanted",
+        "the teacher is not degraded and its probabilities are wanted: opd uses every token; or it is a black box that "
+        "returns only text: sft --data FILE with its responses",
         "arXiv 2605.22731; DAgger, arXiv 1011.0686",
         {"continuation": 32},
     ),

@@ -198,8 +198,8 @@ class DistillConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.loss_config()
         self._check_method()
+        self.loss_config()
         self._check_states()
         self._check_teacher()
         self._check_remote()
@@ -278,15 +278,18 @@ class DistillConfig(TrainingConfig):
         """Refuse a teacher that makes another method of one that imitates, and limits of a divergence that it lacks."""
         preset = METHODS[self.method].settings if self.method in METHODS else {}
         if preset.get("teacher") == "label" and self.teaching.kind != "label":
-            scored = "" if self.teaching.remote else "to learn from its scores use --method off-policy-kd, "
+            given = " --answers given" if self.answers == "given" else ""
+            scored = "" if self.teaching.remote else f"--method off-policy-kd{given} to learn from its scores, or "
             raise UsageError(
                 f"--method {self.method} imitates responses and lets no teacher score them: omit --teacher "
-                f"{self.teacher}; {scored}to imitate its responses --method sft with --data FILE"
+                f"{self.teacher}, or use {scored}--method sft with --data FILE to imitate its responses"
             )
-        loss = self.loss_config()
-        given = [name for name in OF_DIVERGENCES if getattr(loss, name) != getattr(LossConfig, name)]
-        if given and self.imitates:
-            flags = ", ".join(f"{flag_of(DistillConfig, name)} {getattr(self, name)}" for name in given)
+        # 0 and None are off.
+        limits = [
+            name for name in OF_DIVERGENCES if (getattr(self, name) or None) != (getattr(LossConfig, name) or None)
+        ]
+        if limits and self.imitates:
+            flags = ", ".join(f"{flag_of(DistillConfig, name)} {getattr(self, name)}" for name in limits)
             kept = "--continuation" if self.continuation else f"--teacher {self.teacher}"
             raise UsageError(f"{flags} would have no effect: {kept} trains by cross-entropy; omit one or the other")
 
@@ -303,14 +306,15 @@ class DistillConfig(TrainingConfig):
         if not self.teaching.remote:
             return
         check_address(self.teacher, "--teacher")
+        if self.continuation or (self.answers == "teacher" and self.alpha < 1.0):
+            raise UsageError(
+                f"--teacher {self.teacher} only scores: --continuation and --answers teacher need a checkpoint; to "
+                f"imitate its responses, give them to --method sft with --data FILE"
+            )
         if self.divergence not in ("top_k", "sampled"):
             raise UsageError(
                 f"--teacher {self.teacher} returns no logits, which --divergence {self.divergence} needs: use "
                 f"--divergence top_k with --top-k 20, or --divergence sampled"
-            )
-        if self.continuation or (self.answers == "teacher" and self.alpha < 1.0):
-            raise UsageError(
-                f"--teacher {self.teacher} only scores: --continuation and --answers teacher need a checkpoint"
             )
 
     def _check_states(self) -> None:

@@ -63,6 +63,7 @@ WITH_A_TEACHER = ("opd", "gkd", "off-policy-kd", "distillm", "opd-sampled", "one
 IMITATING = ("sft", "asft", "rejection-sft", "sequence-kd", "self-distillation", "continuation-opd")
 WITH_A_REWARD = ("grpo", "mixed")
 WITH_A_CONTEXT = ("sdft", "deliberative", "opcd", "document-in-context", "pi-distill", "opsd")
+SERVER = "http://127.0.0.1:8000/v1"
 SHORT: dict[str, Any] = {"steps": 16, "prompts_per_step": 24, "samples_per_prompt": 1, "max_new_tokens": 40, "lr": 1e-3}
 
 
@@ -239,6 +240,7 @@ def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> 
             "--divergence jsd, --beta 0.2, --entry-clip 0.05 would have no effect: --teacher label trains by cross-",
         ),
         ({"method": "sft", "divergence": "sampled"}, "--divergence sampled would have no effect: --teacher label"),
+        ({"method": "sft", "beta": 0.2}, "--beta 0.2 would have no effect: --teacher label"),
         ({"method": "continuation-opd", "floor": -9.0}, "--floor -9.0 would have no effect: --continuation trains by"),
         ({"method": "off-policy-kd", "teacher": "label"}, "--divergence forward_kl would have no effect"),
         ({"method": "continuation-opd", "positions": "one"}, "--positions and --skip-first choose among"),
@@ -247,9 +249,13 @@ def test_a_preset_yields_to_flags_and_recipes_and_wins_over_the_models_own() -> 
         ({"method": "one-step-opd", "alpha": 0.0}, "--positions and --skip-first choose among"),
         (
             {"method": "sequence-kd", "teacher": "big"},
-            "omit --teacher big; to learn from its scores use --method off-p",
+            "omit --teacher big, or use --method off-policy-kd to learn from",
         ),
-        ({"method": "asft", "teacher": "base"}, "--method asft imitates responses and lets no teacher score them"),
+        ({"method": "asft", "teacher": "base"}, "or use --method off-policy-kd --answers given to learn from its"),
+        ({"method": "continuation-opd", "teacher": SERVER}, "only scores: --continuation and --answers teacher need a"),
+        ({"method": "off-policy-kd", "teacher": SERVER}, "give them to --method sft with --data FILE"),
+        ({"method": "sequence-kd", "teacher": SERVER}, "/v1, or use --method sft with --data FILE to imitate its resp"),
+        ({"teacher": SERVER}, "use --divergence top_k with --top-k 20, or --divergence sampled"),
         ({"method": "gkd", "divergence": "sampled"}, "a policy gradient needs the student's own completions"),
         ({"method": "gkd", "context": "rules"}, "set --alpha 1"),
     ],
@@ -279,6 +285,15 @@ def test_what_has_no_effect_is_refused_only_if_somebody_asked_for_it() -> None:
     assert (config.divergence, config.beta, config.skip_first, config.answers) == ("jsd", 0.2, 3, "given")
     with pytest.raises(UsageError, match="--divergence jsd would have no effect"):
         build(DistillConfig, {"method": "sft"}, Recipe("mine", {"distill": {"divergence": "jsd"}}))
+
+
+def test_no_advice_about_a_teacher_leads_to_another_refusal(tmp_path: Path) -> None:
+    (data := tmp_path / "its.jsonl").write_text("{}\n")
+    assert build(DistillConfig, {"method": "sft", "data": data}).data == data
+    for own in ({}, {"answers": "given", "data": data}):
+        assert build(DistillConfig, {"method": "off-policy-kd", "teacher": "big"} | own).divergence == "forward_kl"
+    for own in ({"divergence": "top_k", "top_k": 20}, {"divergence": "sampled"}):
+        assert build(DistillConfig, {"teacher": SERVER} | own).teaching.remote
 
 
 # --- the stage, on a tiny model ------------------------------------------------------------------------------
