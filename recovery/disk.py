@@ -15,7 +15,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from recovery.errors import UsageError, disk_failure
+from recovery.errors import DISK_FAILURES, UsageError, disk_failure
 
 WRITING, OLD = ".writing-", ".old-"
 
@@ -31,6 +31,35 @@ def written(path: Path, temporary: Path) -> Iterator[None]:
         if isinstance(error, OSError | SafetensorError) or (type(error) is Exception and "os error" in str(error)):
             raise UsageError(disk_failure(path, error)) from error
         raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder's list of names is on the disk, so that a power failure does not lose it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:  # some network file systems do not support it for folders
+        if error.errno in DISK_FAILURES:
+            raise
+    finally:
+        os.close(handle)
+
+
+def replace_folder(writing: Path, folder: Path) -> None:
+    """Rename a complete folder to its place, instead of an existing one; it is on the disk when this returns.
+
+    A crash or a power failure leaves the old folder or the new one, whole.
+    """
+    old = folder.with_name(f"{OLD}{folder.name}")
+    for path in (*writing.rglob("*"), writing):
+        sync(path)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    writing.rename(folder)
+    for parent in (folder.parent, folder.parent.parent):  # the first may be new as well
+        sync(parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def sweep(folders: Iterable[Path]) -> None:

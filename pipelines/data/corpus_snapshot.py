@@ -22,7 +22,7 @@ from recovery.data.document_questions import QUESTIONS_FILE, document_questions
 from recovery.data.prompts import load_prompts, write_prompts
 from recovery.data.rewritten_texts import RewrittenText, read_texts, write_texts
 from recovery.data.sources import given_beside, parse
-from recovery.disk import WRITING, written
+from recovery.disk import WRITING, replace_folder, written
 from recovery.errors import CorpusError
 from recovery.types import Probe, Prompt
 from recovery.workspace import Workspace
@@ -131,8 +131,7 @@ def save_snapshot(workspace: Workspace, corpus: CorpusSnapshot) -> None:
         about["files"] = {path.name: _digest(path) for path in sorted(writing.iterdir())}
         text = json.dumps(about, indent=2, ensure_ascii=False)
         (writing / ABOUT).write_text(text + "\n", encoding="utf-8", errors="surrogatepass")  # of the folder's name
-        shutil.rmtree(folder, ignore_errors=True)
-        writing.rename(folder)
+        replace_folder(writing, folder)
 
 
 def load_snapshot(workspace: Workspace, cycle: int) -> CorpusSnapshot:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recovery.disk import OLD, WRITING, written
+from recovery.disk import WRITING, replace_folder, written
 from recovery.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -81,9 +81,10 @@ def save_checkpoint(
 ) -> CheckpointInfo:
     """Write ``loaded`` to ``folder`` atomically, replacing an existing one.
 
-    A crash leaves either the old folder or the new one, never a partial one.
+    A crash leaves either the old folder or the new one, never a partial one. It is on the disk when this returns: the
+    training states that could make it again are then deleted.
     """
-    writing, old = folder.with_name(f"{WRITING}{folder.name}"), folder.with_name(f"{OLD}{folder.name}")
+    writing = folder.with_name(f"{WRITING}{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
     with written(folder, writing):
         writing.mkdir(parents=True)
@@ -92,11 +93,7 @@ def save_checkpoint(
             name, kind, content_hash(writing), str(folder), parent, stage, loaded.tuning, base, dict(extra or {})
         )
         (writing / INFO_FILE).write_text(json.dumps(dataclasses.asdict(info), indent=2) + "\n")
-        if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            folder.rename(old)
-        writing.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+        replace_folder(writing, folder)
     return info
 
 

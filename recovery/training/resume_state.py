@@ -7,9 +7,7 @@ hold the index of each tensor's first row in the file, so that any number of pro
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import shutil
 import zlib
@@ -24,7 +22,7 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from recovery import distributed
-from recovery.disk import WRITING, written
+from recovery.disk import WRITING, sync, written
 from recovery.errors import CheckpointError, UsageError
 
 META, WHOLE = "state.json", "state.safetensors"
@@ -61,11 +59,11 @@ class States:
     def _complete(self, final: Path, writing: Path, meta: Mapping[str, Any], sums: list[tuple[str, int]]) -> None:
         assert self.folder is not None
         (writing / META).write_text(json.dumps(meta))
-        _sync(writing / META)
+        sync(writing / META)
         (writing / SUMS).write_text(json.dumps(dict([*sums, (META, _sum(writing / META))])))
-        _sync(writing / SUMS)
+        sync(writing / SUMS)
         writing.rename(final)
-        _sync(self.folder)
+        sync(self.folder)
         for _, old in sorted(states(self.folder))[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -161,7 +159,7 @@ def _write_part(folder: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[str,
         f"state-{distributed.rank() + 1:05d}-of-{distributed.size():05d}.safetensors" if sharded else WHOLE
     )
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in mine.items()}, path, metadata=first)
-    _sync(path)
+    sync(path)
     return path.name, _sum(path)
 
 
@@ -199,12 +197,3 @@ def _sum(path: Path) -> int:
         while block := stream.read(1 << 22):
             found = zlib.crc32(block, found)
     return found
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems do not support it for folders
-            os.fsync(handle)
-    finally:
-        os.close(handle)

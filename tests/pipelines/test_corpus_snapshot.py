@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,25 @@ def test_what_is_frozen_is_read_back_unchanged(corpus: Path, tmp_path: Path) -> 
     assert frozen.probes
     assert frozen.questions
     assert load_snapshots(workspace, [1, 2]) == {1: frozen}
+
+
+def test_a_snapshot_is_on_the_disk_before_it_takes_the_place_of_another(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, synced = Workspace(tmp_path / "w"), set[tuple[int, bool]]()
+    frozen = gather(corpus, 1, held_out=0.0, seed=0)
+    save_snapshot(workspace, frozen)
+    folder = workspace.corpus(1)
+    old = (folder / "corpus.json").stat().st_ino
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda handle: synced.add((os.fstat(handle).st_ino, (folder / "corpus.json").stat().st_ino == old)),
+    )
+    save_snapshot(workspace, frozen)
+    assert {(path.stat().st_ino, True) for path in (folder, *folder.iterdir())} <= synced
+    assert (folder.parent.stat().st_ino, False) in synced
+    assert [path.name for path in folder.parent.iterdir()] == ["cycle-1"]
 
 
 def test_files_beside_the_documents_take_the_place_of_what_would_be_made(corpus: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -113,6 +114,17 @@ def test_saving_again_replaces_the_folder_atomically(tiny_model: Path, tmp_path:
     second = save_checkpoint(loaded, tmp_path / "c", name="a", kind="k", parent=first.hash)
     assert first.hash != second.hash
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training states that could make it again are deleted next: a power failure would lose both."""
+    folder, synced = tmp_path / "cycle-1" / "midtrained", set[tuple[int, bool]]()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.add((os.fstat(handle).st_ino, folder.exists())))
+    save_checkpoint(load_model(tiny_model), folder, name="a", kind="midtrained", parent=None)
+    assert {(path.stat().st_ino, False) for path in (folder, *folder.iterdir())} <= synced
+    assert {(path.stat().st_ino, True) for path in (folder.parent, tmp_path)} <= synced, "and the names of the folders"
 
 
 def test_bad_folders_give_a_one_line_error(tiny_model: Path, tmp_path: Path) -> None:

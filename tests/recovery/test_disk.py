@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from recovery.disk import sweep, written
+from recovery.disk import sweep, sync, written
 from recovery.errors import UsageError
 from recovery.training.resume_state import States, resume_step
 from recovery.workspace import write_atomically
@@ -42,6 +43,24 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatc
     with pytest.raises(UsageError, match=r"plan\.json cannot be written \(No space left on device\): check"):
         write_atomically(tmp_path / "plan.json", "{}")
     assert names(tmp_path) == set()
+
+
+def test_a_disk_that_fails_at_the_last_moment_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems report only then that there is no space; some cannot do it for folders."""
+
+    def failing(number: int) -> Callable[[int], None]:
+        def fail(_handle: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        sync(tmp_path)
+    monkeypatch.setattr(os, "fsync", failing(errno.EINVAL))
+    sync(tmp_path)
 
 
 def test_a_state_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
