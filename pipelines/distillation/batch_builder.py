@@ -111,7 +111,7 @@ class BatchBuilder:
 
     def _fresh(self, batch: int) -> tuple[list[Row], dict[str, float]]:
         config = self.config
-        sampled = round(config.alpha * config.prompts_per_step)
+        sampled = config.completed
         rows: list[Row] = []
         metrics: dict[str, float] = {"tokens_sampled": 0.0}
         if sampled:
@@ -153,7 +153,7 @@ class BatchBuilder:
         """Return the prompts that the student completes in this batch."""
         config, pools = self.config, self.pools
         asked = config.knowledge_teacher and (pools.questions or pools.earlier)
-        questions = round(count * config.knowledge_share) if asked else 0
+        questions = config.questions if asked else 0
         return [
             *self.sampler.choose(pools.behaviour, count - questions, batch, config.seed),
             *self._questions(questions, batch),

@@ -287,12 +287,12 @@ class ModelSpecs:
         if self.trained_tokens is not None and loaded.tuning == "full":
             loaded.train_rows(self.trained_tokens)
         frozen = {one: teacher_of(self.student, loaded, one, config, held.get(one)) for one in self.frozen}
-        cross, outcomes = self._compared(loaded, frozen)
+        cross, outcomes, padded = self._compared(loaded, frozen)
         teachers = {name: self._teacher(loaded, frozen, weights) for name, weights in self.teachers.items()}
         anchor = TimedTeacher(frozen[self.anchor]) if self.anchor is not None else None
         engine = resources.enter_context(engine_of(loaded, config)) if isinstance(config, DistillConfig) else None
         router = _router_weight(config, loaded) if isinstance(config, MidtrainConfig) else 0.0
-        objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes, router)
+        objective = DistillationObjective(teachers, self.loss_config, anchor, outcomes, router, padded=padded)
         return LoadedModels(self, loaded, teachers, anchor, objective, engine, cross)
 
     def _student(self) -> Loaded:
@@ -304,22 +304,24 @@ class ModelSpecs:
 
     def _compared(
         self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher]
-    ) -> tuple[dict[str, CrossTokenizer], dict[str, Outcomes]]:
-        """Return the teachers with another tokenizer, and the outcomes of all with another vocabulary, by name.
+    ) -> tuple[dict[str, CrossTokenizer], dict[str, Outcomes], dict[int, Outcomes]]:
+        """Return the teachers with another tokenizer and the outcomes of their vocabularies, by name, and those of
+        the student's vocabulary where other heads are padded to another size, by that size.
 
         Raise UsageError if the anchor, one of several weighted teachers, or a teacher of another stage than a
         distillation has another tokenizer.
         """
         cross: dict[str, CrossTokenizer] = {}
         outcomes: dict[str, Outcomes] = {}
+        padded: dict[int, Outcomes] = {}
         used = [*self.teachers.items(), *([("", {self.anchor: 1.0})] if self.anchor is not None else [])]
         for name, checkpoint in [(name, checkpoint) for name, weights in used for checkpoint in weights]:
             teacher, single = frozen[checkpoint], bool(name) and len(self.teachers[name]) == 1
             theirs = teacher.loaded if isinstance(teacher, Frozen) else loaded
             sizes = loaded.head.vocabulary, theirs.head.vocabulary
             if same_tokens(loaded.tokenizer, theirs.tokenizer):
-                if sizes[0] != sizes[1] and single:
-                    outcomes[name] = Outcomes.padded(len(loaded.tokenizer), *sizes, loaded.device)
+                if sizes[0] != sizes[1]:
+                    padded[sizes[1]] = Outcomes.padded(len(loaded.tokenizer), *sizes, loaded.device)
                 continue
             if not single or not isinstance(self.config, DistillConfig):
                 names = {"student_name": self.student.name, "teacher_name": checkpoint.name}
@@ -328,7 +330,7 @@ class ModelSpecs:
             student, other, count = cross[name].outcomes(*sizes)
             sides = [torch.tensor(side, device=loaded.device) for side in (student, other)]
             outcomes[name] = Outcomes(sides[0], sides[1], count)
-        return cross, outcomes
+        return cross, outcomes, padded
 
     def _teacher(
         self, loaded: Loaded, frozen: Mapping[Checkpoint, Teacher], weights: Mapping[Checkpoint, float]

@@ -215,11 +215,10 @@ class DistillConfig(TrainingConfig):
             )
         if self.earlier_teacher and not self.knowledge_teacher:
             raise UsageError("--earlier-teacher needs --knowledge-teacher, which scores the newest documents")
-        asks = self.prompts_per_step * self.knowledge_share >= 0.5
-        if self.knowledge_teacher and not asks and not self.document_teacher:
+        if self.knowledge_teacher and not self.questions and not self.document_teacher:
             raise UsageError(
-                f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.prompts_per_step} prompts of a "
-                f"step: raise --knowledge-share or --prompts-per-step, or omit the teacher"
+                f"--knowledge-teacher {self.knowledge_teacher} gets none of the {self.completed} prompts of a step "
+                f"that the student completes: raise --knowledge-share or --prompts-per-step, or omit the teacher"
             )
 
     def loss_config(self) -> LossConfig:
@@ -229,6 +228,16 @@ class DistillConfig(TrainingConfig):
         given = {f.name: getattr(self, f.name) for f in dataclasses.fields(LossConfig) if f.name not in own}
         off = {name: None for name in ("clip", "drop", "entry_clip", "floor") if given[name] == 0}  # over a preset
         return LossConfig(**(given | off))
+
+    @property
+    def completed(self) -> int:
+        """Prompts of a step that the student completes."""
+        return round(self.alpha * self.prompts_per_step)
+
+    @property
+    def questions(self) -> int:
+        """Those of them that are questions about the documents, if a knowledge teacher scores these."""
+        return round(self.completed * self.knowledge_share)
 
     @property
     def routes(self) -> dict[str, str]:

@@ -68,6 +68,7 @@ class DistillationObjective:
         loss_config: the loss settings. Labels always use temperature 1.
         anchor: the clean model of the anchor, if ``loss_config.anchor`` is above 0.
         outcomes: the outcomes of both vocabularies, by the names of teachers whose vocabulary is another one.
+        padded: those of the same vocabulary padded to another size, by that size: of teachers and the anchor.
         router: the weight of the router's loss on label rows, per target token; 0 leaves it out.
         geometry: if set, accumulates the tokens' gradient vectors; a stage sets a new one for each step that it
             measures.
@@ -82,6 +83,7 @@ class DistillationObjective:
     outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
     router: float = 0.0
     geometry: Geometry | None = None
+    padded: Mapping[int, Outcomes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.loss_config.anchor > 0.0 and self.anchor is None:
@@ -235,7 +237,10 @@ class DistillationObjective:
             return self._top_k_term(seen, teacher, weight)
         hidden_NE, teacher_head = seen.gather(teacher.hidden(seen)), teacher.head
         if loss_config.divergence == "top_k":
-            check_same_vocabulary(head, teacher_head)
+            if teacher_head.vocabulary in self.padded:
+                teacher_head = teacher_head.first(min(head.vocabulary, teacher_head.vocabulary))
+            else:
+                check_same_vocabulary(head, teacher_head)
             ids_NK, logprobs_NK = top_entries(hidden_NE, teacher_head, loss_config.top_k, loss_config.temperature)
             return Term("top_k", weight, top_ids_NK=ids_NK, top_logprobs_NK=logprobs_NK)
         return self._whole(batch, hidden_NE, teacher_head, weight)
@@ -249,7 +254,7 @@ class DistillationObjective:
         active_N: torch.Tensor | None = None,
     ) -> Term:
         """Return the divergence to a teacher over the whole vocabulary, or over the outcomes of two."""
-        loss_config, outcomes = self.loss_config, self.outcomes.get(batch.teacher)
+        loss_config, outcomes = self.loss_config, self.outcomes.get(batch.teacher) or self.padded.get(head.vocabulary)
         return Term(
             loss_config.divergence,
             weight,
@@ -280,10 +285,9 @@ class DistillationObjective:
         """Return the anchor: the reverse KL to the clean model, on the student's input."""
         if not self._anchored or self.anchor is None:
             return []
-        hidden_NE = batch.gather(self.anchor.hidden(batch))
-        return [
-            Term("reverse_kl", self.loss_config.anchor, teacher_hidden_NE=hidden_NE, teacher_head=self.anchor.head),
-        ]
+        hidden_NE, head = batch.gather(self.anchor.hidden(batch)), self.anchor.head
+        weight, outcomes = self.loss_config.anchor, self.padded.get(head.vocabulary)
+        return [Term("reverse_kl", weight, teacher_hidden_NE=hidden_NE, teacher_head=head, outcomes=outcomes)]
 
 
 # Metrics of rows that no expert scores, by who scores them; the tracker and the dashboard know them by these names.

@@ -276,6 +276,33 @@ def test_several_teachers_share_the_weight(models: Models, dials: LossConfig) ->
     assert_is(output, 0.75 * one + 0.25 * other, models)
 
 
+@pytest.fixture(scope="module")
+def wider(make_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A model of the same tokenizer whose head is padded to 640 entries instead of 512."""
+    return load_model(make_tiny("qwen3", tmp_path_factory.mktemp("wider") / "w", seed=5, vocab_size=640))
+
+
+def test_heads_padded_to_several_sizes_are_compared_over_what_they_share(models: Models, wider: Loaded) -> None:
+    """As Qwen's 151,936 and 152,064 entries: beside another teacher, as an anchor, and by the likeliest tokens."""
+    tokens, sizes = 448, (512, 640)
+    padded = {640: Outcomes.padded(tokens, *sizes, torch.device("cpu"))}
+    student, base = log_p(models.student), log_p(models.base)
+    theirs = log_p(wider).detach()
+    rest = [side[:, tokens:].logsumexp(-1, keepdim=True) for side in (student, theirs)]
+    shared = [torch.cat([side[:, :tokens], one], -1) for side, one in zip((student, theirs), rest, strict=True)]
+    one, other = plain_divergence("reverse_kl", student, base), plain_divergence("reverse_kl", *shared)
+    both = Weighted((Frozen(models.base), Frozen(wider)), (0.75, 0.25))
+    output = DistillationObjective({"both": both}, LossConfig(), padded=padded)(models.student, batch_of("both"))
+    assert_is(output, 0.75 * one + 0.25 * other, models)
+    base_too = {"base": Frozen(models.base)}
+    anchored = DistillationObjective(base_too, LossConfig(anchor=0.2), Frozen(wider), padded=padded)
+    assert_is(anchored(models.student, batch_of()), one + 0.2 * other, models)
+    config = LossConfig(divergence="top_k", top_k=512)
+    likely = DistillationObjective({"base": Frozen(wider)}, config, padded=padded)
+    cut = theirs[:, :512].log_softmax(-1)
+    assert_is(likely(models.student, batch_of()), plain_divergence("reverse_kl", student, cut), models)
+
+
 def test_a_teacher_reads_its_context_and_the_anchor_the_students(models: Models) -> None:
     batch = batch_of(context=OTHER)
     teacher, anchor = RecordingTeacher(Frozen(models.base), []), RecordingTeacher(Frozen(models.expert), [])

@@ -226,15 +226,40 @@ def test_equal_tokenizers_give_the_ordinary_loss(make_tiny: Callable[..., Path],
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
 
 
+@pytest.mark.parametrize(
+    ("student", "changed"),
+    [
+        (512, {"teacher": "640"}),
+        (512, {"teacher": "640=0.5,704=0.5"}),
+        (512, {"teacher": "640", "divergence": "top_k", "top_k": 5}),
+        (448, {"teacher": "640", "anchor": 0.1}),
+        (448, {"teacher": "base", "divergence": "top_k", "top_k": 5}),
+    ],
+)
 def test_heads_of_one_tokenizer_may_be_padded_differently(
-    session: Session, config: DistillConfig, make_tiny: Callable[..., Path], tmp_path: Path
+    session: Session,
+    config: DistillConfig,
+    make_tiny: Callable[..., Path],
+    tmp_path: Path,
+    student: int,
+    changed: dict[str, Any],
 ) -> None:
-    """As Qwen's 151,936 and 152,064 entries."""
-    wider = sharpened(make_tiny("qwen3", tmp_path / "wider", seed=4, vocab_size=640))
-    assert "another tokenizer" not in plan_distill(session, dataclasses.replace(config, teacher=str(wider))).text()
-    distill(session, dataclasses.replace(config, teacher=str(wider), token_views=1))
+    """As Qwen's 151,936 and 152,064 entries; base has 512."""
+    paths = {
+        size: sharpened(make_tiny("qwen3", tmp_path / str(size), seed=seed, vocab_size=size))
+        for seed, size in ((4, 640), (6, 704), (7, 448))
+    }
+    teacher = changed["teacher"]
+    for size, path in paths.items():
+        teacher = teacher.replace(str(size), str(path))
+    own = str(paths[student]) if student in paths else "base"
+    config = dataclasses.replace(
+        config, **(changed | {"teacher": teacher, "student": own, "token_views": 1, "steps": 1})
+    )
+    assert "another tokenizer" not in plan_distill(session, config).text()
+    distill(session, config)
     found = curves(session)
-    assert len(found["reverse_kl"]) == 4 and not [name for name in found if name.startswith("aligned")]
+    assert len(found[config.divergence]) == 1 and not [name for name in found if name.startswith("aligned")]
 
 
 def test_the_alarm_compares_figures_in_the_students_tokens(

@@ -95,6 +95,16 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) 
         (MidtrainConfig, {"tuning": "some"}, "--tuning 'some' is not known: use auto, lora or full"),
         (DistillConfig, {"development": 50}, "--until 0.99 needs --development"),
         (DistillConfig, {"knowledge_teacher": "midtrained", "prompts_per_step": 2}, "raise --knowledge-share"),
+        (
+            DistillConfig,
+            {"knowledge_teacher": "midtrained", "prompts_per_step": 5, "knowledge_share": 0.1},
+            "gets none of the 5 prompts of a step",
+        ),
+        (
+            DistillConfig,
+            {"knowledge_teacher": "midtrained", "prompts_per_step": 8, "alpha": 0.25},
+            "gets none of the 2 prompts of a step that the student completes",
+        ),
         (DistillConfig, {"divergence": "kl"}, "--divergence 'kl'"),
         (EvalConfig, {"limit": 0}, "--limit"),
         (EvalConfig, {"seed": 2**31}, r"--seed is 2147483648, but must be at least 0 and below 2\*\*31$"),
