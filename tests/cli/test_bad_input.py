@@ -185,6 +185,23 @@ def test_numbers_that_are_none(option: str, number: str, capsys: pytest.CaptureF
     assert f"Invalid value for '{option}'" in capsys.readouterr().err
 
 
+def test_an_export_without_a_checkpoint_is_of_the_latest(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    """The folder must then be no checkpoint's name: it would be the folder that was left out."""
+    Session.open(tmp_path / "recovery-workspace", model=str(tiny_model), display=Display(quiet=True)).tracker.close()
+    assert "latest is a checkpoint: name also the new folder" in refused("export", "latest")
+    assert run(["export", "out"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert [run(["export", *names]) for names in (["base", "a", "b"], ["base", ""], [])] == [2, 2, 2]
+
+
+def test_json_before_a_subcommand_is_not_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["--json", "show", "opd"], ["show", "opd", "--json"]):
+        assert run(["methods", *command]) == 0
+        assert json.loads(capsys.readouterr().out)["name"] == "opd"
+    assert run(["methods", "--json", "arms"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
 def test_settings_that_cannot_be(refused: Say, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text("[distill]\nsampels_per_prompt = 3\n")
     assert "did you mean 'samples_per_prompt'" in refused("distill", "--recipe", "r.toml")
