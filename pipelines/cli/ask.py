@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,14 +55,14 @@ def command(
     existing(workspace)
     from pipelines.runtime.checkpoint_names import check, resolve
 
-    own = read_recipe(recipe) if recipe else Recipe()
+    own, text = read_recipe(recipe) if recipe else Recipe(), _text_of(prompt)
     with reading(workspace) as registry:
         config = build(EvalConfig, common.given(context), own, model_recipe(resolve(registry, "base").path))
         for name in names:
             check(registry, name)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.ask import ask
 
-        replies = ask(registry, names, _standard_input() if prompt == "-" else prompt, config, common.note)
+        replies = ask(registry, names, text, config, common.note)
         if as_json:
             common.emit(list(replies), as_json, "")
             return
@@ -69,11 +70,13 @@ def command(
             click.echo(_block(reply))
 
 
-def _standard_input() -> str:
+def _text_of(prompt: str) -> str:
+    """Return the prompt, of standard input if it is "-"."""
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8") if prompt == "-" else os.fsencode(prompt).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"the prompt on standard input is not UTF-8 text: {error}") from error
+        where = " on standard input" if prompt == "-" else ""
+        raise UsageError(f"the prompt{where} is not UTF-8 text: {error}") from error
 
 
 def _block(reply: Reply) -> str:

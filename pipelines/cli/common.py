@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,12 +22,41 @@ Decorator = Callable[[Function], Function]
 DEFAULT_WORKSPACE = Path("recovery-workspace")
 DATABASE = "RECOVER_DATABASE"
 REPORT_TO = "RECOVER_REPORT_TO"
+EMPTY = "the name is empty."
+
+
+class NamedPath(click.Path):
+    """A path of pathlib. Empty text is refused: pathlib takes it for the current folder."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(path_type=Path, **attributes)
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        """Return the path. Fails if it has no name."""
+        if value == "":
+            self.fail(EMPTY, parameter, context)
+        return super().convert(value, parameter, context)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, of which nan, which is neither below nor above any bound, and inf are none."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> float:
+        """Return the number. Fails if it is not a finite one."""
+        number = float(super().convert(value, parameter, context))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", parameter, context)
+        return number
 
 
 def check_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Raise an error for a damaged GGUF file before torch is imported, which takes seconds."""
+    """Raise an error for an empty name, which would mean the current folder or the miniature, and for a damaged GGUF
+    file; before torch is imported, which takes seconds.
+    """
     from recovery.models.gguf_files.header import is_gguf, read_header
 
+    if value == "":
+        raise click.BadParameter(EMPTY, context, parameter)
     if value is not None and is_gguf(value):
         read_header(value)
     return value
@@ -67,6 +97,16 @@ def _read_report_to(context: click.Context, parameter: click.Parameter, value: s
     context.meta[REPORT_TO] = names
 
 
+def _check_page(context: click.Context, parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Raise an error for a page that cannot be written before the runs that it is about, which may take hours."""
+    if value is not None:
+        whole = value.absolute()
+        there = next(place for place in (whole, *whole.parents) if place.exists())
+        if (there != whole and not there.is_dir()) or not os.access(there, os.W_OK):
+            raise click.BadParameter(f"{value} cannot be written below {there}.", context, parameter)
+    return value
+
+
 def workspace(function: Function) -> Function:
     """Add ``--workspace`` and ``--database``, passed as one :class:`Workspace`, ``workspace``."""
     function = click.option(
@@ -82,7 +122,7 @@ def workspace(function: Function) -> Function:
     )(function)
     return click.option(
         "--workspace",
-        type=click.Path(file_okay=False, path_type=Path),
+        type=NamedPath(file_okay=False),
         default=DEFAULT_WORKSPACE,
         show_default="./recovery-workspace",
         envvar="RECOVER_WORKSPACE",
@@ -123,9 +163,10 @@ seeds: Decorator[Any] = click.option(
 )
 write_docs: Decorator[Any] = click.option(
     "--write-docs",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=NamedPath(dir_okay=False),
     default=None,
     metavar="FILE",
+    callback=_check_page,
     help="Write the table to a file, e.g. docs/results.md.",
 )
 as_json: Decorator[Any] = click.option(
@@ -138,7 +179,7 @@ dry_run: Decorator[Any] = click.option(
 )
 recipe: Decorator[Any] = click.option(
     "--recipe",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=NamedPath(exists=True, dir_okay=False),
     default=None,
     help="A TOML file of settings; flags override it, and it overrides the model's own defaults.",
 )

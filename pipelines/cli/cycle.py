@@ -23,7 +23,7 @@ from recovery.workspace import Workspace
 
 
 @click.command()
-@option_of(CycleConfig, "docs", type=click.Path(path_type=Path), callback=stage_options.check_documents)
+@option_of(CycleConfig, "docs", type=common.NamedPath(), callback=stage_options.check_documents)
 @common.model
 @common.workspace
 @common.report_to()

@@ -19,7 +19,7 @@ from recovery.workspace import Workspace
 @click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
 @click.option(
     "--auth-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=common.NamedPath(dir_okay=False),
     default=None,
     help="Names and hashed passwords of the users; required for access from other machines.",
 )
@@ -32,7 +32,7 @@ from recovery.workspace import Workspace
 )
 @click.option(
     "--ask-timeout",
-    type=click.FloatRange(min=1),
+    type=common.FiniteRange(min=1),
     default=120,
     show_default=True,
     metavar="SECONDS",

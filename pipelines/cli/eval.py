@@ -26,7 +26,7 @@ from recovery.workspace import Workspace
 @option_of(EvalConfig, "texts")
 @click.option(
     "--responses",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=common.NamedPath(exists=True, dir_okay=False),
     default=None,
     metavar="FILE",
     help="Judge these responses to the --ifeval file instead of running a model: lines of prompt and response.",
@@ -34,7 +34,7 @@ from recovery.workspace import Workspace
 @click.option(
     "--import",
     "logs",
-    type=click.Path(path_type=Path),
+    type=common.NamedPath(),
     default=None,
     metavar="PATH",
     help="Record results that another tool measured on CHECKPOINT: a folder of lm-eval's --log_samples, or logs of "

@@ -12,8 +12,8 @@ from recovery.workspace import Workspace
 
 
 @click.command()
-@click.argument("checkpoint", default="latest")
-@click.argument("target", metavar="FOLDER|FILE.gguf", type=click.Path(path_type=Path))
+# One argument for both: click gives a single one to the first of two.
+@click.argument("names", nargs=-1, required=True, metavar="[CHECKPOINT] FOLDER|FILE.gguf")
 @common.workspace
 @click.option("--merge", is_flag=True, help="Merge a LoRA adapter into the weights, so that the base is not needed.")
 @click.option(
@@ -24,15 +24,19 @@ from recovery.workspace import Workspace
     help="Type of the matrices in a GGUF file: 16 bits, 8 bits in blocks, or 32 bits.  [default: f16]",
 )
 @common.as_json
-def command(checkpoint: str, target: Path, workspace: Workspace, merge: bool, kind: str | None, as_json: bool) -> None:
+def command(names: tuple[str, ...], workspace: Workspace, merge: bool, kind: str | None, as_json: bool) -> None:
     """Write a checkpoint as an ordinary model folder, or as a GGUF file.
 
-    CHECKPOINT is a name such as latest or cycle-2/recovered. FOLDER must be new or empty. FILE.gguf must be new; it is
-    for llama.cpp and Ollama, and an adapter is always merged into it.
+    CHECKPOINT is a name such as latest, the default, or cycle-2/recovered. FOLDER must be new or empty. FILE.gguf must
+    be new; it is for llama.cpp and Ollama, and an adapter is always merged into it.
     """
+    from pipelines.runtime.checkpoint_names import find
     from pipelines.runtime.registry import existing
     from recovery.models.gguf_files.header import SUFFIX
 
+    if len(names) > 2 or not names[-1]:
+        raise click.UsageError("name one checkpoint, or none for the latest, and the new folder or file to write it to")
+    checkpoint, target = names[0] if len(names) == 2 else "latest", Path(names[-1]).expanduser()
     existing(workspace)
     file = target.suffix.lower() == SUFFIX
     if kind and not file:
@@ -41,6 +45,8 @@ def command(checkpoint: str, target: Path, workspace: Workspace, merge: bool, ki
         what = "exists" if file or target.is_file() else "is not empty"
         raise UsageError(f"{target} {what}: name a new {'file' if file else 'folder'}")
     with stage_options.at_work(workspace, "recover export", alone=False) as session:
+        if len(names) == 1 and find(names[0], session.registry) is not None:
+            raise UsageError(f"{names[0]} is a checkpoint: name also the new folder or file to write it to")
         session.check_names(checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.export import export, export_gguf
 

@@ -32,13 +32,13 @@ STATUS = {"accept": 0, "reject": 3, "undecided": 4}
 @click.option("--enter", is_flag=True, help="Record the outcome as the gate's decision.")
 @click.option(
     "--junit",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=common.NamedPath(dir_okay=False),
     metavar="FILE",
     help="Write JUnit XML with a test case per rule: a rule that fails is a failure, an undecided one an error.",
 )
 @click.option(
     "--markdown",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=common.NamedPath(dir_okay=False),
     metavar="FILE",
     help="Append a summary in Markdown to a file, e.g. to $GITHUB_STEP_SUMMARY.",
 )

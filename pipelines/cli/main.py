@@ -6,6 +6,7 @@ plotting library.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -55,6 +56,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 INTERRUPTED = 130
+# Numbers of an OSError that mean a path at which there can be no file or folder.
+_NO_PLACES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EEXIST)
 
 
 class LazyGroup(click.Group):
@@ -123,12 +126,20 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.Abort:
         return INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK_FAILURES:
+        if isinstance(error, OSError) and error.errno in (*DISK_FAILURES, *_NO_PLACES):
             return _report(UsageError(disk_failure(error.filename, error, "read or written")))
+        if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's, of ~ and of ~name
+            return _report(UsageError(f"{_with_tilde(arguments)}: there is no such home folder: write the whole path"))
         if not _is_deliberate(error):
             raise
         return _report(error)
     return status if isinstance(status, int) else 0
+
+
+def _with_tilde(arguments: Sequence[str] | None) -> str:
+    """Return the argument that has a ~."""
+    given = sys.argv[1:] if arguments is None else arguments
+    return next((argument for argument in given if "~" in argument), "a path with ~")
 
 
 def _report(error: Exception) -> int:

@@ -23,6 +23,7 @@ def command(context: click.Context, as_json: bool) -> None:
     `recover methods` prints all presets with their settings; `recover methods show NAME` explains one.
     """
     if context.invoked_subcommand is not None:
+        context.obj = as_json  # for the subcommand: --json may stand before its name
         return
     from recovery.config import DistillConfig, build
     from recovery.methods import METHODS
@@ -36,23 +37,26 @@ def command(context: click.Context, as_json: bool) -> None:
 @command.command()
 @click.argument("name")
 @common.as_json
-def show(name: str, as_json: bool) -> None:
+@click.pass_obj
+def show(before: bool, name: str, as_json: bool) -> None:
     """Explain one method: formula, settings, when to use it and when not, source."""
     from recovery.config import DistillConfig, build
     from recovery.methods import method_named
 
     method = method_named(name)
     config = build(DistillConfig, {"method": name})
-    common.emit(_row(method, config) | {"settings": dict(method.settings)}, as_json, lambda: _page(method, config))
+    row = _row(method, config) | {"settings": dict(method.settings)}
+    common.emit(row, as_json or before, lambda: _page(method, config))
 
 
 @command.command(name="arms")
 @common.as_json
-def list_arms(as_json: bool) -> None:
+@click.pass_obj
+def list_arms(before: bool, as_json: bool) -> None:
     """List the arms: alternative settings of a whole cycle, to be compared with one another."""
     from recovery.arms import arms
 
-    common.emit(list(arms().values()), as_json, lambda: "\n".join(_arm(arm) for arm in arms().values()))
+    common.emit(list(arms().values()), as_json or before, lambda: "\n".join(_arm(arm) for arm in arms().values()))
 
 
 def _arm(arm: Arm) -> str:

@@ -13,7 +13,7 @@ from recovery.workspace import Workspace
 
 
 @click.command()
-@option_of(MidtrainConfig, "docs", type=click.Path(path_type=Path), callback=stage_options.check_documents)
+@option_of(MidtrainConfig, "docs", type=common.NamedPath(), callback=stage_options.check_documents)
 @option_of(MidtrainConfig, "student")
 @common.model
 @common.workspace

@@ -15,7 +15,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=Path("miniature"))
+@click.argument("folder", type=common.NamedPath(file_okay=False), default=Path("miniature"))
 @stage_options.seed
 @stage_options.steps
 @click.option("--items", type=click.IntRange(min=1), default=1000, show_default=True, help="Questions per evaluation.")
@@ -44,7 +44,7 @@ def build(folder: Path, seed: int, steps: int | None, items: int, threads: int |
 
 
 @command.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", type=common.NamedPath(file_okay=False))
 @click.option("--count", type=click.IntRange(min=1), default=3, show_default=True, help="Number of corpora.")
 @stage_options.seed
 @common.as_json

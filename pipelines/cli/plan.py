@@ -35,7 +35,7 @@ from recovery.config import MidtrainConfig, TrainingConfig
 )
 @click.option(
     "--document-mb",
-    type=click.FloatRange(min=0, min_open=True),
+    type=common.FiniteRange(min=0, min_open=True),
     default=10.0,
     show_default=True,
     help="Megabytes of text, if there are no documents yet.",
@@ -53,13 +53,13 @@ from recovery.config import MidtrainConfig, TrainingConfig
 )
 @click.option(
     "--tflops",
-    type=click.FloatRange(min=0, min_open=True),
+    type=common.FiniteRange(min=0, min_open=True),
     default=None,
     help="Peak bfloat16 TFLOP/s of the GPUs, instead of the published figure.",
 )
 @click.option(
     "--utilisation",
-    type=click.FloatRange(min=0, max=1, min_open=True),
+    type=common.FiniteRange(min=0, max=1, min_open=True),
     default=None,
     help="Share of the peak that training reaches.  [default: 0.4, on a CPU 0.5]",
 )

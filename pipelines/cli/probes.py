@@ -27,14 +27,14 @@ def command() -> None:
 @command.command()
 @click.option(
     "--docs",
-    type=click.Path(path_type=Path),
+    type=common.NamedPath(),
     required=True,
     metavar="SOURCE",
     help="The documents that will be trained on.",
 )
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=common.NamedPath(),
     default=None,
     metavar="FILE",
     help="The file to write.  [default: probes.jsonl in their folder; NAME.probes.jsonl next to a file NAME]",
@@ -45,7 +45,7 @@ def command() -> None:
 )
 @click.option(
     "--control",
-    type=click.Path(path_type=Path),
+    type=common.NamedPath(),
     default=None,
     metavar="SOURCE",
     help="Documents that will not be trained on: probes about them must stay at chance.",
@@ -125,10 +125,10 @@ def _writer(context: click.Context, name: str | None, workspace: Workspace, mode
 
 
 @command.command()
-@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.argument("file", type=common.NamedPath(), required=False)
 @click.option(
     "--docs",
-    type=click.Path(path_type=Path),
+    type=common.NamedPath(),
     default=None,
     metavar="SOURCE",
     help="The documents whose probes to read: probes.jsonl in their folder, or next to a file.",
@@ -138,7 +138,7 @@ def _writer(context: click.Context, name: str | None, workspace: Workspace, mode
 @click.option("--drop", multiple=True, metavar="ID", help="Id of a probe to drop; may be repeated.")
 @click.option(
     "--add",
-    type=click.Path(path_type=Path),
+    type=common.NamedPath(),
     multiple=True,
     metavar="FILE",
     help="Another file whose probes to add; may be repeated.",

@@ -14,7 +14,7 @@ from recovery.workspace import Workspace, write_atomically
 if TYPE_CHECKING:
     from pipelines.runtime.session import Session
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_FILE = common.NamedPath(dir_okay=False)
 
 
 @click.command()
@@ -22,7 +22,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @common.workspace
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=common.NamedPath(file_okay=False),
     default=None,
     help="The folder to write to.  [default: reports in the workspace]",
 )
@@ -36,7 +36,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--responses", is_flag=True, help="Prompts and responses as texts in the bundle, not only their SHA-256.")
 @click.option(
     "--verify",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=common.NamedPath(exists=True, dir_okay=False),
     metavar="FILE",
     help="Check a bundle and compute its figures and verdicts again; needs no workspace.",
 )

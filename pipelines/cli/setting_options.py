@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pipelines.cli.common import EMPTY, NamedPath
 from recovery.config import DistillConfig
 from recovery.methods import METHODS
 from recovery.settings import Setting, flag_of, settings_of, types_of
@@ -29,9 +30,11 @@ class DataSource(click.ParamType):
         """Return the source's name as a path. Fails like click.Path if the file does not exist."""
         from recovery.data.sources import parse
 
+        if value == "":
+            self.fail(EMPTY, parameter, context)
         if str(value).partition(":")[0] == "composer" or parse(value).exists:
             return Path(value)
-        return Path(click.Path(exists=True, path_type=Path).convert(value, parameter, context))
+        return Path(NamedPath(exists=True).convert(value, parameter, context))
 
 
 def several(*decorators: Decorator) -> Callable[[Function], Function]:
@@ -98,7 +101,7 @@ def _type(inner: Any, declared: Setting) -> Any:
         return DataSource()
     if inner is Path:
         known = declared.metavar == "FILE"
-        return click.Path(exists=known, dir_okay=not known, file_okay=known, path_type=Path)
+        return NamedPath(exists=known, dir_okay=not known, file_okay=known)
     low = declared.minimum if declared.above is None else declared.above
     high = declared.maximum if declared.below is None else declared.below
     if inner not in (int, float) or (low is None and high is None):

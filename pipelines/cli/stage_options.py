@@ -13,7 +13,7 @@ import click
 from pipelines.cli import common
 from pipelines.cli.setting_options import option_of, options_of, several
 from recovery.config import EvalConfig, MidtrainConfig, ModelConfig, TrainingConfig
-from recovery.workspace import Workspace
+from recovery.workspace import Workspace, write_atomically
 
 if TYPE_CHECKING:
     from pipelines.runtime.session import Session
@@ -111,8 +111,7 @@ def resumable() -> Iterator[None]:
 def write_page(path: Path | None, text: str) -> None:
     """Write a page of the documentation to ``path``, if one is given."""
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        write_atomically(path, text)
 
 
 def checkpoint_json(checkpoint: Any) -> dict[str, Any]:

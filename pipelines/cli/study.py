@@ -20,7 +20,7 @@ ALL, RESULTS = "all", "results"
 @common.seeds
 @click.option(
     "--budget",
-    type=click.FloatRange(min=0, min_open=True),
+    type=common.FiniteRange(min=0, min_open=True),
     default=None,
     show_default="1; for results the largest available",
     help="Scales every run's steps, and below 0.5 also the items per suite.",

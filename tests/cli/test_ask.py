@@ -130,7 +130,8 @@ def test_what_cannot_be_asked_costs_one_line(
     assert "use latest, base, cycle-1/midtrained" in refused(capsys, PROMPT, "--checkpoint", "cycle-9/recovered")
     assert "no room to answer: its window holds 1,024 tokens" in refused(capsys, "word " * 2000)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe")))
-    assert "is not UTF-8 text" in refused(capsys, "-")
+    assert "the prompt on standard input is not UTF-8 text" in refused(capsys, "-")
+    assert "the prompt is not UTF-8 text" in refused(capsys, "\udcff"), "what Python makes of such a byte"
     nowhere = tmp_path / "nowhere"
     assert "there is no workspace" in refused(capsys, PROMPT, "--workspace", str(nowhere))
     assert not nowhere.exists()

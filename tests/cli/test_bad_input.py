@@ -122,6 +122,86 @@ def test_a_stage_beside_unfinished_cycles(refused: Say, tmp_path: Path, tiny_mod
     assert run(["midtrain", "--docs", "docs", "--workspace", "work", "--dry-run"]) == 0
 
 
+EMPTY = (
+    "midtrain --docs", "cycle --docs", "plan --model miniature --docs", "plan --model", "midtrain --docs . --model",
+    "probes build --docs", "probes review --docs", "distill --prompts", "status --workspace",
+    "study results --write-docs", "report --bundle", "gate --junit",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", EMPTY)
+def test_a_name_that_is_empty(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of a script that is not set: it would mean the current folder, or the miniature."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("The harbour office opens at seven. " * 40)
+    assert run([*command.split(), ""]) == 2
+    assert f"Invalid value for '{command.split()[-1]}': the name is empty." in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"], "nothing was begun"
+
+
+PLACES = (
+    "midtrain --docs", "probes build --docs", "plan --model miniature --docs", "distill --prompts", "eval",
+    "distill --teacher", "midtrain --docs docs --replay-data", "export base", "ask hello --checkpoint",
+    "midtrain --docs docs --augment 2 --writer",
+)  # fmt: skip
+
+
+def test_paths_at_which_nothing_can_be(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    Session.open(tmp_path / "recovery-workspace", model=str(tiny_model), display=Display(quiet=True)).tracker.close()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("The harbour office opens at seven. " * 40)
+    long = "n" * 300
+    for command in (*PLACES, "status --workspace", "midtrain --docs docs --model"):
+        line = refused(*command.split(), "~no-such-user/x")
+        assert line.endswith("~no-such-user/x: there is no such home folder: write the whole path"), command
+    for command in (*PLACES, "probes build --docs docs --out", "eval --task", "study results --write-docs"):
+        assert f"{long} cannot be read or written (File name too long): check" in refused(*command.split(), long)
+
+
+def test_a_page_that_cannot_be_written(
+    refused: Say, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before the runs it is about; when the disk turns out to be full after them, the old page stays."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("old")
+    assert run(["study", "results", "--write-docs", "docs/a.md/y.md"]) == 2
+    assert f"docs/a.md/y.md cannot be written below {tmp_path}/docs/a.md" in capsys.readouterr().err
+
+    def full(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    line = refused("study", "results", "--write-docs", "docs/a.md")
+    assert "docs/a.md cannot be written (No space left on device): check" in line
+    assert [(path.name, path.read_text()) for path in (tmp_path / "docs").iterdir()] == [("a.md", "old")]
+
+
+@pytest.mark.parametrize("option", ["--document-mb", "--tflops", "--utilisation"])
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_numbers_that_are_none(option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--model", "miniature", option, number]) == 2
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
+def test_an_export_without_a_checkpoint_is_of_the_latest(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    """The folder must then be no checkpoint's name: it would be the folder that was left out."""
+    Session.open(tmp_path / "recovery-workspace", model=str(tiny_model), display=Display(quiet=True)).tracker.close()
+    assert "latest is a checkpoint: name also the new folder" in refused("export", "latest")
+    assert run(["export", "out"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert [run(["export", *names]) for names in (["base", "a", "b"], ["base", ""], [])] == [2, 2, 2]
+
+
+def test_json_before_a_subcommand_is_not_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["--json", "show", "opd"], ["show", "opd", "--json"]):
+        assert run(["methods", *command]) == 0
+        assert json.loads(capsys.readouterr().out)["name"] == "opd"
+    assert run(["methods", "--json", "arms"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
 def test_settings_that_cannot_be(refused: Say, tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text("[distill]\nsampels_per_prompt = 3\n")
     assert "did you mean 'samples_per_prompt'" in refused("distill", "--recipe", "r.toml")
