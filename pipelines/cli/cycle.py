@@ -100,5 +100,9 @@ def _show_plan(session: Any, config: Any, as_json: bool) -> None:
 
     plans = [plan_midtrain(session, replace(config.midtrain, docs=folder)) for folder in config.docs]
     text = "\n\n".join(plan.text() for plan in plans)
-    each = f"each followed by at most {config.distill.steps} steps of recovery and two evaluations"
-    common.emit({"midtrain": plans, "distill_steps": config.distill.steps}, as_json, f"{text}\n\n{each}")
+    recovery = config.distill
+    start = f" from {recovery.blend:.0%} of its change" if recovery.blend != 1.0 else ""
+    asked = f" with {recovery.knowledge_share:.0%} questions about the documents" if config.knowledge_teacher else ""
+    each = f"each followed by a recovery{start} of at most {recovery.steps} steps{asked}, and by two evaluations"
+    facts = {"distill_steps": recovery.steps, "blend": recovery.blend, "knowledge_share": recovery.knowledge_share}
+    common.emit({"midtrain": plans, **facts}, as_json, f"{text}\n\n{each}")

@@ -181,6 +181,7 @@ def test_cycles_in_one_command(place: Path, tiny_qwen3: Path, capsys: pytest.Cap
     in_process("cycle", *docs, *common, "--dry-run")
     plan = json.loads(capsys.readouterr().out)
     assert [stage["steps"] for stage in plan["midtrain"]] == [4, 4]
+    assert (plan["blend"], plan["knowledge_share"]) == (0.8, 0.5)
     in_process("cycle", *docs, "--knowledge-share", "0.5", *common)
     status = json.loads(capsys.readouterr().out)
     assert [cycle["cycle"] for cycle in status["cycles"]] == [1, 2]
