@@ -272,8 +272,7 @@ def _midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
 def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
     """Return the settings of a cycle's recovery after its mid-training, with the names of its teachers."""
     method = config.distill
-    scored = method.alpha > 0 and method.lam > 0 and not method.continuation  # else no teacher scores own completions
-    teacher = config.knowledge_teacher if scored else None
+    teacher = config.knowledge_teacher if method.scores_completions else None
     knowledge = trained.name if teacher == "midtrained" else teacher
     # The checkpoint before this mid-training has not lost earlier knowledge to it.
     earlier = trained.parent if teacher == "midtrained" and number > 1 else None

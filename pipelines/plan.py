@@ -163,8 +163,7 @@ def make_plan(
     else:
         midtrain = build(MidtrainConfig, given)
     # As in a cycle: a knowledge teacher scores the student's own completions, if any teacher does.
-    scored = distill.alpha > 0 and distill.lam > 0 and not distill.continuation
-    knowledge = scored and (flags or {}).get("knowledge_teacher") != "none"
+    knowledge = distill.scores_completions and (flags or {}).get("knowledge_teacher") != "none"
     tokens = round(document_mb * 1e6 / BYTES_A_TOKEN) if docs is None else _document_tokens(model, docs, midtrain)
     trained = round(tokens * midtrain.passes)
     counts = parameters_of(Setup(text, "full", "float32", gpu=False))

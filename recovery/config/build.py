@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recovery.config.cycle import CycleConfig
+from recovery.config.cycle import NO_TEACHER, CycleConfig
 from recovery.config.distill import OF_COMPLETIONS, OF_DIVERGENCES, DistillConfig
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
@@ -172,7 +172,7 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
         distill = dataclasses.replace(distill, blend=CYCLE_BLEND)
     return dataclasses.replace(
         config,
-        knowledge_teacher=None if config.knowledge_teacher == "none" else config.knowledge_teacher,
+        knowledge_teacher=None if config.knowledge_teacher == NO_TEACHER else config.knowledge_teacher,
         midtrain=midtrain,
         distill=distill,
         eval=build(EvalConfig, shared, *recipes),

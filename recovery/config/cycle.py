@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from recovery.config.distill import DistillConfig
@@ -20,6 +20,7 @@ PRUNE_POLICIES = {
     "interrupted": "left by a prune that was stopped",
 }
 ALL = "all"
+NO_TEACHER = "none"  # as a knowledge teacher: base alone
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class CycleConfig:
         check_settings(self)
         if self.gate and not self.evaluate:
             raise UsageError("--gate needs the evaluations it judges: set evaluate to true")
+        if self.knowledge_teacher not in (None, NO_TEACHER) and self.distill.scores_completions:
+            replace(self.distill, knowledge_teacher=self.knowledge_teacher)  # refused now, not after mid-training
         # With "auto" it depends on the memory at hand, and the plan of the distillation checks it.
         if self.distill.blend != 1.0 and (self.midtrain.tuning, self.distill.tuning) == ("full", "lora"):
             raise UsageError(

@@ -279,6 +279,11 @@ class DistillConfig(TrainingConfig):
         return self.engine != "transformers" and self.temperature == 1.0
 
     @property
+    def scores_completions(self) -> bool:
+        """Whether a teacher scores the student's own completions, as a knowledge teacher does."""
+        return self.alpha > 0 and self.lam > 0 and not self.continuation
+
+    @property
     def imitates(self) -> bool:
         """Whether the loss is the cross-entropy of responses: of given ones, or of a teacher's continuations."""
         return self.teaching.kind == "label" or self.continuation > 0

@@ -187,6 +187,13 @@ def test_a_cycle_starts_its_recovery_between_the_two_models_where_it_can(tmp_pat
     assert blend({}, RECOMMENDED) == 1.0, "measured so on the miniature"
 
 
+def test_a_cycle_that_would_ask_its_knowledge_teacher_nothing_is_refused_before_mid_training() -> None:
+    few = DistillConfig(prompts_per_step=2, knowledge_share=0.2)
+    with pytest.raises(UsageError, match="--knowledge-teacher midtrained gets none of the 2 prompts"):
+        CycleConfig(distill=few)
+    assert CycleConfig(distill=few, knowledge_teacher=None).distill == few
+
+
 def test_the_questions_of_a_writer_need_their_file_and_a_share() -> None:
     with pytest.raises(UsageError, match=r"--writer-questions reads rewritten.jsonl: add --writer rewritten.jsonl"):
         MidtrainConfig(augment=4, writer="base", writer_questions=True)
