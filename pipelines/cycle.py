@@ -15,7 +15,7 @@ from evals.acceptance_rules import PREFERENCE, Decision, Rule, Verdict
 from evals.behaviour import SUITES
 from evals.suite import PREFIX
 from evals.suites import PER_CORPUS, corpus_limits
-from pipelines.cycle_plan import STOPPED, CyclePlan, config_of, drop_plan, interrupted, new_plan, write_plan
+from pipelines.cycle_plan import STOPPED, CyclePlan, config_of, drop_plan, interrupted, new_plan, replace_plan
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.resolve import require_texts
 from pipelines.distillation.stage import distill
@@ -55,10 +55,10 @@ def start_cycles(session: Session, config: CycleConfig) -> None:
 
 
 def start_plan(session: Session, plan: CyclePlan) -> None:
-    """Store a new plan and run it."""
+    """Store a new plan, instead of an unfinished one, and run it."""
     for number in range(plan.first, plan.last + 1):
         shutil.rmtree(session.workspace.corpus(number), ignore_errors=True)  # left by a cycle that never trained
-    write_plan(session, plan)
+    replace_plan(session, plan)
     run_plan(session, plan)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from db import queries, records
+from db.schema import TRAINING
 from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.session import Session
@@ -22,6 +23,7 @@ from recovery.workspace import write_atomically
 
 PLAN = "plan.json"
 STOPPED = ("interrupted", "failed")
+GIVEN_UP = "given_up"
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,22 @@ def write_plan(session: Session, plan: CyclePlan) -> None:
     write_atomically(session.workspace.folder / PLAN, text + "\n")
 
 
+def replace_plan(session: Session, plan: CyclePlan) -> None:
+    """Store a new plan. The training stages of one that it replaces are given up: they are not resumed, ever."""
+    try:
+        old = read_plan(session)
+    except UsageError:  # it cannot be read
+        old = None
+    write_plan(session, plan)
+    if old is not None:
+        session.tracker.event(
+            session.experiment_id,
+            f"cycles {old.first} to {old.last} were given up",
+            kind=GIVEN_UP,
+            data={"after": old.after, "until": plan.after},
+        )
+
+
 def read_plan(session: Session) -> CyclePlan | None:
     """Return the unfinished plan, if there is one."""
     path = session.workspace.folder / PLAN
@@ -120,16 +138,27 @@ def config_of(stopped: records.Stage | None, config: Config) -> Config:
 
 
 def resumable(session: Session) -> records.Stage | None:
-    """Return the newest stage that was interrupted or failed and not replaced by a finished one.
+    """Return the newest stage that can be continued, if there is one."""
+    return next(iter(unfinished(session)), None)
 
-    An import is not resumed: the same command starts it again.
+
+def unfinished(session: Session) -> list[records.Stage]:
+    """Return the stages that `recover resume` can still continue, newest first.
+
+    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles. An
+    import is not resumed: the same command starts it again.
     """
-    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1000)
+    database, experiment = session.tracker.database, session.experiment_id
+    events = queries.events(database, experiment, kind=GIVEN_UP, limit=1000)
+    given_up = [range(event.data["after"] + 1, event.data["until"] + 1) for event in events]
+    found: list[records.Stage] = []
     done: set[tuple[Any, ...]] = set()
-    for stage in stages:
+    for stage in queries.stages(database, experiment, limit=10_000):
         key = (stage.kind, stage.cycle, stage.student_id if stage.kind == "evaluate" else None)
         if stage.status == "finished":
             done.add(key)
-        elif stage.status in STOPPED and key not in done and IMPORTED not in stage.config:
-            return stage
-    return None
+        elif stage.status not in STOPPED or key in done or IMPORTED in stage.config:
+            continue
+        elif stage.kind not in TRAINING or not any(stage.id in ids for ids in given_up):
+            found.append(stage)
+    return found

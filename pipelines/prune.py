@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from db import queries
+from db import queries, records
 from db.schema import LEFT
-from pipelines.cycle_plan import STOPPED, read_plan
+from pipelines.cycle_plan import read_plan, unfinished
 from pipelines.runtime.checkpoint_names import find
 from pipelines.runtime.session import Session
 from recovery.config import ALL, PRUNE_POLICIES, to_json
@@ -21,7 +21,6 @@ from recovery.workspace import Checkpoint
 
 _GOING = ".removing-"
 _ALIASES = ("latest", "midtrained", "recovered", "base")
-_UNDER_WAY = (*STOPPED, "running")
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,7 @@ def _accepted(session: Session, cycle_id: int, number: int) -> set[str]:
 
 def _referred(session: Session) -> set[str]:
     """Return the checkpoints that unfinished work starts from or names in any of its settings."""
-    stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
-    under_way = [stage for stage in stages if stage.status in _UNDER_WAY]
+    under_way = _under_way(session)
     configs: list[Any] = [stage.config for stage in under_way]
     plan = read_plan(session)
     if plan is not None:  # in which "midtrained" stands for the one of each cycle, also as a policy's name
@@ -132,6 +130,12 @@ def _referred(session: Session) -> set[str]:
     named = (find(word, session.registry) for word in words if word in _ALIASES or any(c.name == word for c in known))
     students = {stage.student_id for stage in under_way}
     return {c.name for c in named if c is not None} | {c.name for c in known if c.id in students}
+
+
+def _under_way(session: Session) -> list[records.Stage]:
+    """Return the stages that are running, and those that `recover resume` can still continue."""
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
+    return [*(stage for stage in stages if stage.status == "running"), *unfinished(session)]
 
 
 def _words(value: Any) -> set[str]:
@@ -164,7 +168,8 @@ def _left_over(session: Session) -> list[Removal]:
 
 def _states(session: Session) -> list[Removal]:
     stages = queries.stages(session.tracker.database, session.experiment_id, limit=10_000)
-    done = [stage for stage in stages if stage.status == "finished"]
+    needed = {stage.id for stage in _under_way(session)}
+    done = [stage for stage in stages if stage.id not in needed]
     folders = ((s, session.workspace.stage(s.id, s.kind) / "states") for s in done)
     return [Removal(f"stage {s.id} ({s.kind})", "states", f, _size(f)) for s, f in folders if f.is_dir() and _size(f)]
 

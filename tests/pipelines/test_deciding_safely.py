@@ -13,7 +13,7 @@ from db import DatabaseError, decide, queries
 from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
 from pipelines.cycle import start_cycles
-from pipelines.cycle_plan import drop_plan
+from pipelines.cycle_plan import drop_plan, new_plan, resumable
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
@@ -22,7 +22,7 @@ from pipelines.evaluation.stored_results import newest
 from pipelines.midtrain import midtrain
 from pipelines.prune import plan_prune, prune
 from pipelines.runtime.session import Session
-from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.signals import StageInterrupted, StopSignals
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
 from tests.support import AlreadyAsked
@@ -126,6 +126,56 @@ def test_a_student_from_elsewhere_is_left_for_what_was_there_before(
     distill(session, dataclasses.replace(distill_config, student=str(tmp_path / "elsewhere")))
     done = decide_cycle(session, 2, "rejected", who="Ada", why="not ours")
     assert done.after == "cycle-1/recovered"
+
+
+def with_a_state(session: Session) -> str:
+    """Give the newest stage, which was stopped before its first step, a training state; return prune's name for it."""
+    stage = queries.stages(session.tracker.database, session.experiment_id, limit=1)[0]
+    state = session.workspace.stage(stage.id, stage.kind) / "states" / "step-000001"
+    state.mkdir(parents=True)
+    (state / "state.safetensors").write_bytes(b"weights")
+    return f"stage {stage.id} ({stage.kind})"
+
+
+def test_a_stopped_stage_is_needed_until_a_later_one_has_done_its_work(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    midtrain(session, midtrain_config)
+    distill(session, distill_config)
+    accept(session, 1)
+    again = dataclasses.replace(distill_config, student="cycle-1/midtrained")
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted):
+            distill(session, again)
+    states = with_a_state(session)
+    assert pruned(session, "all") == set(), "`recover resume` would continue it"
+    distill(session, again)
+    assert pruned(session, "all") == {states, "cycle-1/midtrained"}
+
+
+def test_what_was_given_up_with_its_cycles_is_neither_resumed_nor_kept(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`recover resume` went on with it after the new cycles, and made it the latest again."""
+    small, distill = dataclasses.replace(small, evaluate=False), cycle.distill
+
+    def stopped(*given: Any, **named: Any) -> Any:
+        monkeypatch.setattr(session, "interrupts", AlreadyAsked())
+        return distill(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cycle, "distill", stopped)
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"),)))
+    monkeypatch.setattr(session, "interrupts", StopSignals())
+    states = with_a_state(session)
+    assert resumable(session) is not None and states not in pruned(session, "all")
+    plan = new_plan(session, dataclasses.replace(small, docs=(make_corpus("Second"),)), abandon=True)
+    cycle.start_plan(session, plan)
+    assert resumable(session) is None
+    assert states in pruned(session, "all")
+    assert session.resolve("latest").name == "cycle-2/recovered"
 
 
 def test_abandoned_work_is_not_taken_for_the_new_cycles(
