@@ -165,23 +165,26 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     if not alone:
         recipes = tuple(recipe.within_cycles() for recipe in recipes)
         recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
-    midtrain = build(MidtrainConfig, of("midtrain"), *recipes)
-    distill = build(DistillConfig, of("distill"), *recipes)
-    given = any(source.get("blend") is not None for source in (shared, *(r.settings("distill") for r in recipes)))
-    if not alone and not given and _can_blend(midtrain, distill):
-        distill = dataclasses.replace(distill, blend=CYCLE_BLEND)
-    return dataclasses.replace(
+    config = dataclasses.replace(
         config,
         knowledge_teacher=None if config.knowledge_teacher == NO_TEACHER else config.knowledge_teacher,
-        midtrain=midtrain,
-        distill=distill,
+        midtrain=build(MidtrainConfig, of("midtrain"), *recipes),
+        distill=build(DistillConfig, of("distill"), *recipes),
         eval=build(EvalConfig, shared, *recipes),
     )
+    sources = (of("distill"), *(recipe.settings("distill") for recipe in recipes))
+    given = any(source.get("blend") is not None for source in sources)
+    return config if alone or given else _blended(config)
 
 
-def _can_blend(midtrain: MidtrainConfig, distill: DistillConfig) -> bool:
-    """Whether a cycle's distillation recovers behaviour, and may start from weights between two checkpoints."""
-    return distill.recovering and distill.shard == "none" and (midtrain.tuning, distill.tuning) != ("full", "lora")
+def _blended(config: CycleConfig) -> CycleConfig:
+    """Return cycles whose recovery starts at :data:`CYCLE_BLEND`; as they are if their settings rule that out."""
+    if not config.distill.recovering:
+        return config
+    try:
+        return dataclasses.replace(config, distill=dataclasses.replace(config.distill, blend=CYCLE_BLEND))
+    except UsageError:  # what no blend goes with is said there
+        return config
 
 
 def to_json(config: Any) -> dict[str, Any]:

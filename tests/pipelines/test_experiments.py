@@ -171,6 +171,8 @@ def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
     holds = "Holds: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.990 (must: ≥ 0.98)."
     assert holds in short
     assert "in each: `two-teachers`; `other` do not; not measured: `unknown`." in short
+    assert "Shown beside them: recovery: own prompts, prompts strict, relative to base" in short, "as a gate counts"
+    assert "A share of fewer than ten facts decides nothing" in short
     assert "3.0 hours for 3 cycles" in short
     assert "Not run: documents, " in text
     missed = page([replace(whole, checkpoints=worse.checkpoints)], "two-teachers", "the command")
