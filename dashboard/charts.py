@@ -50,7 +50,7 @@ def tradeoff(overview: Overview, floor: float | None = None) -> Figure:
     _frontier(figure, overview, steps)
     if floor is not None:
         figure.add_hrect(y0=floor, y1=1.2, line_width=0, fillcolor=theme.KNOWLEDGE, opacity=0.07, layer="below")
-    corpora = len(overview.corpora)
+    corpora = len(overview.corpora_of(overview.path[-1].checkpoint)) if overview.path else 0
     over = f", all {corpora} corpora" if corpora > 1 else ""
     _trade_axes(figure, f"questions answered{over}", [_place(overview, step) for step in steps])
     return figure

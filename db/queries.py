@@ -28,6 +28,9 @@ from db.session import Database
 TRADE = ("instruction_following", "domain_knowledge")
 """Suites of the trade-off between knowledge and instruction following."""
 
+RESPONSE_MARK = "\n\nassistant: "
+"""What stands before a response in the stored prompt of a conversation."""
+
 
 def experiments(database: Database, *, prefix: str = "", limit: int = 200) -> list[records.Experiment]:
     """Return experiments, newest first; with ``prefix`` only those whose names begin with it."""
@@ -344,7 +347,7 @@ def item_key(item: str, prompt: str) -> str:
 
 def asked(prompt: str) -> str:
     """Return the part of a prompt before the first response: later turns of a conversation differ between models."""
-    return prompt.split("\n\nassistant: ")[0]
+    return prompt.split(RESPONSE_MARK)[0]
 
 
 def decisions(database: Database, *cycle_ids: int, limit: int | None = None) -> list[records.Decision]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from db.agreement import score_interval
+from db.schema import LEFT
 
 BY_CORPUS = "_by_corpus"
 PER_CORPUS = ("domain_knowledge", "domain_knowledge_stored", "bits_per_byte")
@@ -240,12 +241,20 @@ class Overview:
         """The numbers of all corpora that any checkpoint was evaluated on."""
         return tuple(sorted({corpus for step in self.path for corpus in step.scores.domain_knowledge_by_corpus}))
 
+    def corpora_of(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """The corpora that count for a checkpoint: all but those of rejected and rolled-back cycles, and its own.
+
+        What such a cycle taught is neither trained nor asked later.
+        """
+        left = {row.cycle.number for row in self.cycles if row.cycle.decision in LEFT} - {checkpoint.cycle}
+        return tuple(corpus for corpus in self.corpora if corpus not in left)
+
     def of_base(self, measured: Measured | None) -> float | None:
         """Instruction following of a checkpoint, as a share of the base's."""
         return _ratio(_following(measured), _following(self.base))
 
     def knowledge(self, measured: Measured | None) -> Score | None:
-        """Accuracy on questions about all corpora of the experiment, comparable between checkpoints.
+        """Accuracy on questions about the corpora that count (:meth:`corpora_of`), comparable between checkpoints.
 
         A corpus on which a checkpoint was not evaluated counts with the base's score. If that is unknown too, the
         checkpoint's own overall score is returned.
@@ -254,7 +263,7 @@ class Overview:
             return None
         own = measured.scores.domain_knowledge_by_corpus
         known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
-        parts = [own.get(corpus, known.get(corpus)) for corpus in self.corpora]
+        parts = [own.get(corpus, known.get(corpus)) for corpus in self.corpora_of(measured.checkpoint)]
         found = [part for part in parts if part is not None]
         if not found or len(found) < len(parts):
             return measured.scores.domain_knowledge

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Text, and_, cast, false, func, or_, select, true
 from sqlalchemy.orm import aliased
 
+from db.queries import RESPONSE_MARK
 from db.records import Checkpoint
 from db.schema import Sample
 from db.session import Database
@@ -84,9 +85,8 @@ def side_by_side(
     sides = [first, *([middle] if midtrained is not None else []), last]
     query = select(*(column for side in sides for column in _columns(side)))
     if midtrained is not None:
-        same = and_(middle.evaluation_id == midtrained, middle.item == first.item)
-        query = query.outerjoin(middle, same)
-    query = query.outerjoin(last, and_(last.evaluation_id == end, last.item == first.item))
+        query = query.outerjoin(middle, _same_item(first, middle, midtrained))
+    query = query.outerjoin(last, _same_item(first, last, end))
     query = query.where(first.evaluation_id == base, _fate(fate, kind, first, middle if midtrained else None, last))
     if kind:
         query = query.where(_gives(first, kind))
@@ -94,6 +94,16 @@ def side_by_side(
         texts = [first.prompt, *(side.response for side in sides)]
         query = query.where(or_(*(text.icontains(search, autoescape=True) for text in texts)))
     return _page(database, query, first, len(sides), offset, limit)
+
+
+def _same_item(first: Any, other: Any, evaluation: int) -> ColumnElement[bool]:
+    """Whether ``other``, a sample of ``evaluation``, answers the prompt of ``first``.
+
+    Files of prompts may number their items alike. Of a conversation, whose stored prompt holds earlier responses, the
+    id decides alone.
+    """
+    prompt = or_(other.prompt == first.prompt, first.prompt.contains(RESPONSE_MARK, autoescape=True))
+    return and_(other.evaluation_id == evaluation, other.item == first.item, prompt)
 
 
 def _page(database: Database, query: Select[Any], first: Any, sides: int, offset: int, limit: int) -> AnswerPage:

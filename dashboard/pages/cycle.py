@@ -165,7 +165,7 @@ def _tiles(row: CycleRow) -> list[Tile]:
     known = end.scores.domain_knowledge_by_corpus.get(row.cycle.number) if end else None
     general = end.scores.general if end else None
     return [
-        Tile("Learnt", points(row.learnt), f"points on its own questions; {interval(known)}"),
+        Tile("Learnt", points(row.learnt), f"points on its own questions; now {interval(known)}"),
         Tile("Lost by mid-training", points(-row.lost if row.lost is not None else None), "instruction following"),
         Tile("Of the base model", percent(row.back), f"now {share(following)}"),
         Tile("General knowledge", share(general), interval(general)),
@@ -197,12 +197,13 @@ def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
 def _types(source: Source, overview: Overview, row: CycleRow) -> str:
     """Return a table of scores by type of instruction, sorted by remaining loss."""
     steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
-    found = {name: _by_type(source, step) for name, step in steps.items() if step is not None}
+    scored = {name: _by_type(source, step) for name, step in steps.items() if step is not None}
+    found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
     if not found.get("base") or len(found) < 2:
         return ""
     tested = {one["name"]: one for one in _compared(row, "base").get("types of instruction_following", [])}
     end = list(found)[-1]
-    rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end))
+    rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
     columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
     cells = [_type_row(overview, row, kind, found, end, tested.get(kind)) for kind in rows]
     note = (
@@ -222,13 +223,14 @@ def _type_row(
     tested: Mapping[str, Any] | None,
 ) -> list[str]:
     values = [found.get(name, {}).get(kind) for name in ("base", "mid-trained", "recovered")]
-    lost = _change(found, kind, "base", end)
+    change = _change(found, kind, "base", end)
+    lost = change or 0.0
     tone = "bad" if lost < -0.02 else "warn" if lost < -0.005 else ""
     link = samples_address(overview.experiment.name, row.cycle.number, "still-lost" if lost < 0 else "all", kind)
     return [
         f'<code class="kind">{esc(kind)}</code>',
         *(percent(value["value"]) if value else DASH for value in values),
-        f'<b class="{tone}">{points(lost)}</b>',
+        f'<b class="{tone}">{points(change)}</b>',
         probability(tested["p_adjusted"]) if tested else DASH,
         f"{values[0]['n']:,}" if values[0] else DASH,
         f'<a href="{esc(link)}">{"lost" if lost < 0 else "all"} →</a>',
@@ -241,9 +243,9 @@ def samples_address(experiment: str, cycle: int, fate: str, kind: str = "") -> s
     return f"samples?experiment={common.quoted(experiment)}&cycle={cycle}&show={fate}{kept}"
 
 
-def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, second: str) -> float:
+def _change(found: Mapping[str, Mapping[str, Any]], kind: str, first: str, second: str) -> float | None:
     before, after = found[first].get(kind), found[second].get(kind)
-    return float(after["value"]) - float(before["value"]) if before and after else 0.0
+    return float(after["value"]) - float(before["value"]) if before and after else None
 
 
 def _by_type(source: Source, step: Measured) -> dict[str, Any]:

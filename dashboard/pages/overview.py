@@ -76,10 +76,11 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         if experiment is None or overview is None:
             return _only(seen, common.unknown(source, request))
         banner = _summary(overview)
-        drawn = _fingerprint(overview)
+        floor = _floor(source, overview)
+        drawn = _fingerprint(overview, floor)
         if drawn == seen:
             return [seen, gr.skip(), gr.skip(), banner, *[gr.skip()] * 8]
-        figures = [charts.tradeoff(overview, _floor(source, overview)), charts.trajectory(overview)]
+        figures = [charts.tradeoff(overview, floor), charts.trajectory(overview)]
         return [
             drawn,
             markup.header(NAME, experiment.name, asking=source.asking),
@@ -94,17 +95,21 @@ def _refresh(source: Source, seen: str | None, request: gr.Request) -> list[Any]
         return _only(seen, common.trouble(source, error))
 
 
-def _fingerprint(overview: Overview) -> str:
+def _fingerprint(overview: Overview, floor: float | None) -> str:
     """Return a short hash of the drawn data, which is kept per open page."""
-    shown = repr((overview.path, [row.cycle for row in overview.cycles]))
+    shown = repr((overview.path, [row.cycle for row in overview.cycles], floor))
     return hashlib.sha256(shown.encode()).hexdigest()
 
 
 def _floor(source: Source, overview: Overview) -> float | None:
-    """Return the gate's bound on instruction following at its last judgement, or None."""
+    """Return the gate's bound on the drawn suite at its last judgement of it, or None.
+
+    The rule ``ifeval`` is judged on IFEval's own prompts where they were given: its bound is on another scale then.
+    """
     for event in queries.events(source.database(), overview.experiment.id, kind="gate", limit=20):
         for verdict in event.data.get("verdicts", []):
-            if str(verdict.get("rule", "")).startswith("ifeval") and verdict.get("bound") is not None:
+            drawn = str(verdict.get("rule", "")).startswith("ifeval") and verdict.get("suite") == queries.TRADE[0]
+            if drawn and verdict.get("bound") is not None:
                 return float(verdict["bound"])
     return None
 

@@ -71,6 +71,39 @@ def test_the_overview_shows_the_cycles_then_stays_silent(seeded: Any) -> None:
     assert again[-1] == SKIP
 
 
+def test_the_gates_bound_is_drawn_only_on_its_own_scale(address: Path | str, seeding: ModuleType) -> None:
+    seeded = seeding.seed(address, cycles=1)
+    source = Source(address)
+    seen = overview._refresh(source, None, Request())[0]
+    for suite, bound, shown in (("ifeval", 0.29, False), ("instruction_following", 0.918, True)):
+        verdict = {"rule": "ifeval >= 0.96*base", "suite": suite, "verdict": "undecided", "bound": bound}
+        with Tracker(address) as tracker:
+            data = {"verdicts": [verdict]}
+            tracker.event(seeded.experiment, "judged", kind="gate", cycle_id=seeded.cycles[0], data=data)
+        outputs = overview._refresh(source, seen, Request())
+        assert any(isinstance(one, Figure) for one in outputs) == shown, suite
+
+
+def test_types_have_no_change_before_they_are_measured(address: Path | str, seeding: ModuleType) -> None:
+    seeded = seeding.seed(address, cycles=1)
+    with Tracker(address) as tracker:
+        cycle_id = tracker.cycle(seeded.experiment, 2, documents="q2")
+        latest = queries.latest(tracker.database, seeded.experiment)
+        assert latest is not None
+        midtrained = tracker.add_checkpoint(
+            seeded.experiment, "cycle-2/midtrained", "midtrained", path="x", parent_id=latest.id, cycle_id=cycle_id
+        )
+        seeding._evaluate(tracker, midtrained, random.Random(1), 30, following=0.2, known={}, corpora=2)
+        tracker.add_checkpoint(
+            seeded.experiment, "cycle-2/recovered", "recovered", path="x", parent_id=midtrained, cycle_id=cycle_id
+        )
+    source = Source(address)
+    found = cycle._find(source, Request())
+    assert found is not None
+    shown = cycle._types(source, *found)
+    assert "−" in shown and "±0" not in shown
+
+
 def test_experiments_stand_side_by_side(address: Path | str, seeding: ModuleType) -> None:
     seeding.seed(address)
     source = Source(address)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from db import Database, Tracker, decide, open_readonly, queries, records
+from db.sample_comparison import side_by_side
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +105,49 @@ def test_a_student_degraded_elsewhere_stands_before_its_recovery(tracker: Tracke
 
 
 @pytest.mark.differs
+def test_a_corpus_that_was_rolled_back_does_not_count(tracker: Tracker, experiment: int) -> None:
+    base = tracker.add_checkpoint(experiment, "base", "base", path="base")
+    for corpus in (1, 2, 3):
+        tracker.add_evaluation(base, "domain_knowledge", corpus=corpus, value=0.02, stderr=0.005, n=500)
+    kept = base
+    for number, corpora in ((1, [1]), (2, [1, 2]), (3, [1, 3])):
+        cycle = tracker.cycle(experiment, number)
+        end = tracker.add_checkpoint(
+            experiment, f"cycle-{number}/recovered", "recovered", path="x", parent_id=kept, cycle_id=cycle
+        )
+        for corpus in corpora:
+            tracker.add_evaluation(end, "domain_knowledge", corpus=corpus, value=0.95, stderr=0.01, n=500)
+        tracker.set_latest(experiment, end)
+        if number == 2:
+            decide(tracker.database, cycle, "rolled_back", who="Ada", why="wrong documents")
+        else:
+            kept = end
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None
+    last, gone = (found.cycles[at].recovered for at in (2, 1))
+    assert last is not None and gone is not None and found.base is not None
+    assert [found.corpora_of(one.checkpoint) for one in (found.base, gone, last)] == [(1, 3), (1, 2, 3), (1, 3)]
+    known = found.knowledge(last)
+    assert known is not None and known.value == pytest.approx(0.95)
+
+
+def test_responses_to_different_prompts_are_not_paired(tracker: Tracker, experiment: int) -> None:
+    def evaluated(name: str, prompts: list[str]) -> int:
+        checkpoint = tracker.add_checkpoint(experiment, name, "base" if name == "base" else "recovered", path=name)
+        items = [
+            {"id": f"{at}", "prompt": prompt, "response": f"{name} {at}", "score": 1.0}
+            for at, prompt in enumerate(prompts)
+        ]
+        return tracker.add_evaluation(checkpoint, "instruction_following", value=1, stderr=0, n=3, items=items)
+
+    turns = "hello\n\nassistant: {}\n\nuser: and now?"
+    base = evaluated("base", ["one", "another file's prompt", turns.format("from base")])
+    end = evaluated("cycle-1/recovered", ["one", "two", turns.format("from the other")])
+    rows = side_by_side(tracker.database, base, None, end).rows
+    responses = [[None if answer is None else answer.response for answer in row.answers] for row in rows]
+    assert responses == [["base 0", "cycle-1/recovered 0"], ["base 1", None], ["base 2", "cycle-1/recovered 2"]]
+
+
 def test_status_json_has_the_documented_shape(readable: Database, seeded: Any) -> None:
     status = json.loads(json.dumps(queries.status_json(readable, seeded.experiment)))
     score = status["cycles"][1]["recovered"]
