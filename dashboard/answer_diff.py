@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dashboard.markup import esc
 
-_LONGEST = 4_000_000  # product of two lengths in words; longer responses are shown unmarked
+_MOST = 100_000  # pairs of equal words, which the time of a comparison grows with; above, responses are shown unmarked
+_WORD = re.compile(r"\s*\S+|\s+$")  # with the space before it: spaces alone would all be equal
 
 
 def beside(columns: Iterable[tuple[str, str]]) -> str:
@@ -33,8 +35,9 @@ def _shown(html: str) -> str:
 
 
 def _marked(before: str, after: str) -> tuple[str, str]:
-    one, two = re.findall(r"\s+|[^\s]+", before), re.findall(r"\s+|[^\s]+", after)
-    if len(one) * len(two) > _LONGEST:
+    one, two = _WORD.findall(before), _WORD.findall(after)
+    counts = Counter(two)
+    if sum(count * counts[word] for word, count in Counter(one).items()) > _MOST:
         return esc(before), esc(after)
     codes = difflib.SequenceMatcher(None, one, two, autojunk=False).get_opcodes()
     return (
@@ -44,5 +47,8 @@ def _marked(before: str, after: str) -> tuple[str, str]:
 
 
 def _part(words: Sequence[str], equal: bool) -> str:
-    text = esc("".join(words))
-    return text if equal or not text.strip() else f"<mark>{text}</mark>"
+    text = "".join(words)
+    marked = text.lstrip()
+    if equal or not marked:
+        return esc(text)
+    return f"{esc(text[: -len(marked)])}<mark>{esc(marked)}</mark>"

@@ -175,7 +175,7 @@ def _scores(source: Source, experiment: str | None) -> Rows:
         raise DatabaseError(f"there is no experiment {experiment or ''}")
     database = source.database()
     for checkpoint in queries.checkpoints(database, found.id):
-        for row in reversed(queries.evaluations(database, checkpoint.id)):
+        for row in reversed(queries.evaluations(database, checkpoint.id, limit=None)):
             suite = row.suite if row.corpus is None else f"{row.suite}/{row.corpus}"
             columns = {"checkpoint": checkpoint.name, "kind": checkpoint.kind, "cycle": checkpoint.cycle}
             yield columns | {"suite": suite, "value": row.value, "stderr": row.stderr, "n": row.n}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from db.records import Score, interval_of
+from db.records import Score, interval_of, is_share
 
 DASH = "–"
 
@@ -29,12 +29,25 @@ def share(score: Score | None, digits: int = 1) -> str:
     return percent(score.value if score else None, digits)
 
 
+def value(score: Score | None, suite: str) -> str:
+    """Format a suite's score: a share as a percentage, else a number."""
+    return share(score) if score is None or is_share(suite, score) else number(score.value)
+
+
 def interval(score: Score | None, suite: str = "") -> str:
-    """Format the 95% interval of a score in percent, and its number of items; ``suite`` if it may not be a share."""
+    """Format the 95% interval of a score and its number of items; ``suite`` if it may not be a share.
+
+    Of a share in percent.
+    """
     if score is None:
         return "not measured"
     low, high = interval_of(suite, score) or (None, None)
-    sure = f"{100 * low:.1f} to {100 * high:.1f}, " if low is not None and high is not None else ""
+    if low is None or high is None:
+        sure = ""
+    elif is_share(suite, score):
+        sure = f"{100 * low:.1f} to {100 * high:.1f}, "
+    else:
+        sure = f"{number(low)} to {number(high)}, "
     return f"{sure}n = {score.n:,}"
 
 

@@ -286,9 +286,12 @@ def stage_evaluations(database: Database, stage_id: int, *, after: int = 0) -> l
         ]
 
 
-def evaluations(database: Database, checkpoint_id: int, *, limit: int | None = 500) -> list[records.Evaluation]:
-    """Return evaluations of a checkpoint, newest first; at most ``limit``."""
+def evaluations(
+    database: Database, checkpoint_id: int, *, suites: Sequence[str] = (), limit: int | None = 500
+) -> list[records.Evaluation]:
+    """Return evaluations of a checkpoint, newest first; of these ``suites`` if given, at most ``limit``."""
     query = select(Evaluation.__table__).where(Evaluation.checkpoint_id == checkpoint_id)
+    query = query.where(Evaluation.suite.in_(suites)) if suites else query
     with database.reading() as connection:
         rows = connection.execute(query.order_by(Evaluation.id.desc()).limit(limit))
         return [row_readers.record(records.Evaluation, row) for row in rows]

@@ -125,12 +125,17 @@ class Score:
         return {"value": self.value, "stderr": self.stderr, "n": self.n}
 
 
+def is_share(suite: str, score: Score) -> bool:
+    """Whether a suite's score is a share: from 0 to 1, and not in nats or bits."""
+    name = suite.partition("/")[0].partition(" ")[0].removesuffix("_by_corpus")
+    return name not in IN_NATS_OR_BITS and 0 <= score.value <= 1
+
+
 def interval_of(suite: str, score: Score) -> tuple[float, float] | None:
     """Return the 95% interval of a suite's score: of a share Wilson's, else 1.96 standard errors to each side; None
     without a standard error.
     """
-    name = suite.partition("/")[0].partition(" ")[0].removesuffix("_by_corpus")
-    if score.stderr is None or (name not in IN_NATS_OR_BITS and score.interval):
+    if score.stderr is None or (is_share(suite, score) and score.interval):
         return score.interval
     return score.value - 1.96 * score.stderr, score.value + 1.96 * score.stderr
 

@@ -11,7 +11,7 @@ import gradio as gr
 
 from dashboard import markup, stage_charts
 from dashboard.access import Access
-from dashboard.formatting import DASH, duration, interval, share
+from dashboard.formatting import DASH, duration, interval, value
 from dashboard.markup import esc
 from dashboard.pages import common, live, stage_selection
 from dashboard.pages.geometry import curve_keys
@@ -269,7 +269,7 @@ def _scores(chosen: Sequence[Named], names: Sequence[str], scores: Sequence[Scor
 def _score(suite: str, score: Any) -> str:
     if score is None:
         return DASH
-    return f"<b>{share(score)}</b> <small>{interval(score, suite)}</small>"
+    return f"<b>{value(score, suite)}</b> <small>{interval(score, suite)}</small>"
 
 
 def _costs(chosen: Sequence[Named], names: Sequence[str]) -> str:

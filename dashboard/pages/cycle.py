@@ -257,7 +257,7 @@ def _by_type(source: Source, step: Measured) -> dict[str, Any]:
 
 def following(source: Source, step: Measured | None) -> Evaluation | None:
     """Return the newest evaluation of instruction following of a checkpoint, or None."""
-    rows = queries.evaluations(source.database(), step.checkpoint.id) if step is not None else []
+    rows = queries.evaluations(source.database(), step.checkpoint.id, suites=SUITES) if step is not None else []
     return next((row for suite in SUITES for row in rows if row.suite == suite), None)
 
 
@@ -387,10 +387,10 @@ def _heat(score: Any) -> str:
 def _drift(source: Source, row: CycleRow) -> str:
     """Return the drift of responses from base's, if it was measured."""
     end = row.end
-    rows = queries.evaluations(source.database(), end.checkpoint.id) if end is not None else []
-    found = next((one for one in rows if one.suite == "drift"), None)
-    if found is None:
+    rows = queries.evaluations(source.database(), end.checkpoint.id, suites=("drift",), limit=1) if end else []
+    if not rows:
         return ""
+    found = rows[0]
     cells = [[esc(name), esc(_figure(value))] for name, value in sorted(found.details.items())]
     table = markup.table(("Measure", "Value"), cells, caption="Drift of responses from base")
     return markup.card("Drift", "Distance of its responses from base's on the same prompts.", table, anchor="drift")

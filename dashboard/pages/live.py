@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import gradio as gr
@@ -22,6 +24,7 @@ NAME = "Live"
 REFRESH_SECONDS = 2.0
 POINTS_KEPT = 800
 RECENT = 12
+_SHOWN = ("midtrain", "distill")  # kinds of stages that have curves
 SILENT_SECONDS = 30.0  # several heartbeats: a stage sends one every 5 s
 
 EXTEND = """async (news) => {
@@ -162,8 +165,7 @@ def _asked_stage(database: Database, experiment: Experiment, asked: str | None) 
     running = queries.running_stage(database, experiment.id)
     if running is not None:
         return running
-    recent = queries.stages(database, experiment.id, limit=RECENT)
-    return next((stage for stage in recent if stage.kind in ("midtrain", "distill")), None)
+    return next(iter(queries.find_stages(database, experiment_ids=[experiment.id], kinds=_SHOWN, limit=1)), None)
 
 
 def _show(source: Source, database: Database, experiment: Experiment, stage: Stage, seen: Seen | None) -> list[Any]:
@@ -310,7 +312,8 @@ def time_left(stage: Stage, series: Mapping[str, list[Point]]) -> float | None:
     recent = max(series.values(), key=len, default=[])[-30:]
     if len(recent) < 2 or recent[-1].step == recent[0].step:
         return None
-    pace = (recent[-1].time - recent[0].time) / (recent[-1].step - recent[0].step)
+    # The median, as an interruption between two points is no pace.
+    pace = median((after.time - before.time) / (after.step - before.step) for before, after in pairwise(recent))
     since = min(max(0.0, time.time() - recent[-1].time), pace)  # the clock of a stage on another machine may differ
     return max(0.0, (stage.steps_total - recent[-1].step) * pace - since)
 
@@ -337,7 +340,7 @@ def _alarms(stage: Stage, alarms: Sequence[Event]) -> str:
     elif over:
         text = "; ".join(f"{event.message} (step {event.data.get('step')})" for event in over) + "."
         parts.append(markup.notice("Alarm ended", text))
-    silent = time.time() - stage.heartbeat_at
+    silent = stage.silent_seconds
     if stage.status == "running" and silent > SILENT_SECONDS:
         text = (
             f"The last heartbeat was {duration(silent)} ago. If the process is gone, resume from the last saved state:"

@@ -15,7 +15,7 @@ from dashboard.pages import common, experiments_card
 from dashboard.pages.cycle import TONES, WORDS, address
 from dashboard.tracker_source import Source
 from db import DatabaseError, queries
-from db.records import CycleRow, Overview, Stage
+from db.records import CycleRow, Overview
 
 NAME = "Overview"
 REFRESH_SECONDS = 4.0
@@ -130,7 +130,7 @@ def _summary(overview: Overview) -> str:
     elif overview.base is not None:
         title = "The base model is measured. No cycle has been run yet."
     else:
-        return _banner(overview.running) + markup.notice(
+        return _banner(overview) + markup.notice(
             "Nothing measured yet",
             f"Experiment {overview.experiment.name} has no evaluated checkpoint. Run a cycle on documents:",
             ["recover cycle --docs ./my-documents", "recover eval"],
@@ -138,18 +138,20 @@ def _summary(overview: Overview) -> str:
     model = f" from {overview.experiment.base_model}" if overview.experiment.base_model else ""
     cycles = common.numbered(len(overview.cycles), "cycle", "cycles")
     under = f"Experiment {overview.experiment.name}{model}, {cycles}"
-    return markup.hero(esc(under), title) + _banner(overview.running) + markup.tiles(_tiles(overview))
+    return markup.hero(esc(under), title) + _banner(overview) + markup.tiles(_tiles(overview))
 
 
-def _banner(running: Stage | None) -> str:
+def _banner(overview: Overview) -> str:
     """Return the running stage as a link to the live page."""
+    running = overview.running
     if running is None:
         return ""
     cycle = f", cycle {running.cycle}" if running.cycle is not None else ""
     done = f"{running.steps_done:,} of {running.steps_total:,} steps" if running.steps_total else "running"
     share = 100 * running.steps_done / running.steps_total if running.steps_total else 0
+    address = common.live_address(overview.experiment.name, running)
     return (
-        f'<a class="banner" href="live?stage={running.id}"><span class="pulse" aria-hidden="true"></span>'
+        f'<a class="banner" href="{esc(address)}"><span class="pulse" aria-hidden="true"></span>'
         f"<strong>{esc(markup.STAGE_WORDS[running.kind])}{esc(cycle)}</strong><span>{esc(done)}, "
         f"{esc(duration(common.worked(running)))}</span>"
         f'<span class="mini" aria-hidden="true"><i style="width:{min(100.0, share):.1f}%"></i></span>'

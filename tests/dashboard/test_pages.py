@@ -22,7 +22,7 @@ from dashboard.pages import common, compare, cycle, live, overview, samples
 from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
 from db import Tracker, queries
-from db.records import Point
+from db.records import Point, Score
 from tests.dashboard.conftest import checked
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,6 +127,30 @@ def test_what_runs_is_announced_on_the_overview(running: Any) -> None:
     assert "not recovered yet" in outputs[3]
 
 
+def test_the_banner_leads_to_the_running_stage_of_its_experiment(running: Any) -> None:
+    running.tracker.experiment("newer than it")
+    name = queries.experiment(running.tracker.database, running.experiment).name
+    shown = overview._refresh(Source(running.address), None, Request({"experiment": name}))[3]
+    stage = queries.running_stage(running.tracker.database)
+    assert stage is not None and f"live?experiment={name}&amp;stage={stage.id}" in shown
+
+
+def test_evaluations_do_not_hide_what_was_trained(address: Path | str, seeding: ModuleType) -> None:
+    seeded = seeding.seed(address, cycles=1)
+    with Tracker(address) as tracker:
+        for _ in range(live.RECENT):
+            with tracker.start_stage(seeded.experiment, "evaluate"):
+                pass
+    assert "Nothing has been trained yet" not in live._refresh(Source(address), None, Request())[3]
+
+
+def test_what_is_no_share_is_a_number() -> None:
+    perplexity = Score(31.4, 0.2, 100)
+    assert compare._score("lm_eval/wikitext", perplexity) == "<b>31.40</b> <small>31.01 to 31.79, n = 100</small>"
+    assert "%" not in compare._score("unrelated_text", Score(0.97, 0.01, 100))
+    assert "<b>50.0%</b>" in compare._score("general", Score(0.5, 0.1, 100))
+
+
 def test_a_database_that_appears_later_fills_the_page(address: Path | str, seeding: ModuleType) -> None:
     source = Source(address)
     first = overview._refresh(source, None, Request())
@@ -175,6 +199,8 @@ def test_the_time_left_follows_the_recent_pace(running: Any) -> None:
         dataclasses.replace(point, time=point.time - 3600) for point in slow
     ]  # written by a clock that is one hour behind
     assert 380 <= (live.time_left(stage, {"loss": ahead}) or 0) <= 400
+    interrupted = [dataclasses.replace(point, time=point.time - (36_000 if point.step < 25 else 0)) for point in slow]
+    assert live.time_left(stage, {"loss": interrupted}) == pytest.approx(400, abs=2)
     assert live.time_left(stage, {"loss": slow[:1]}) is None
     assert live.time_left(dataclasses.replace(stage, steps_total=None), {"loss": slow}) is None
 
@@ -271,7 +297,9 @@ def test_a_stage_that_has_gone_silent_is_reported(running: Any) -> None:
     stage = queries.running_stage(running.tracker.database)
     assert stage is not None
     assert live._alarms(stage, []) == ""
-    silent = dataclasses.replace(stage, heartbeat_at=time.time() - 95)
+    ahead = dataclasses.replace(stage, heartbeat_at=time.time() - 95)  # by a clock that differs from the database's
+    assert live._alarms(ahead, []) == ""
+    silent = dataclasses.replace(stage, silent_seconds=95.0)
     assert "No heartbeat" in live._alarms(silent, []) and "recover resume" in live._alarms(silent, [])
     assert live._alarms(dataclasses.replace(silent, status="interrupted"), []) == ""
 

@@ -263,6 +263,14 @@ def test_samples_are_paged_filtered_and_searched(readable: Database, seeded: Any
     assert all(key.endswith(f"fox number {n}? Answer in capitals.") for n, (key, *_) in enumerate(judged))
 
 
+def test_many_evaluations_hide_none(tracker: Tracker, experiment: int) -> None:
+    base = tracker.add_checkpoint(experiment, "base", "base", path="a")
+    first = tracker.add_evaluation(base, "ifeval", value=0.5, stderr=0.1, n=10)
+    for corpus in range(501):
+        tracker.add_evaluation(base, "domain_knowledge", corpus=corpus, value=0, stderr=0, n=1)
+    assert [row.id for row in queries.evaluations(tracker.database, base, suites=("ifeval",))] == [first]
+
+
 def test_lists(readable: Database, seeded: Any) -> None:
     (experiment,) = queries.experiments(readable)
     assert (experiment.name, experiment.cycles) == ("default", 3)
