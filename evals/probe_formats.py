@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import math
 import random
 from collections.abc import Sequence
@@ -61,8 +62,12 @@ def title_probe(opening: Sentence, others: Sequence[Sentence], seed: int) -> Pro
     if len(strangers) < FEWEST_CHOICES - 1:
         strangers = [s for s in others if s.lead != opening.lead]
     rng = random.Random(f"{seed}:{opening.key}")
-    near = sorted(strangers, key=lambda s: (abs(math.log(len(s.raw) / len(opening.raw))) + 0.25 * rng.random(), s.raw))
-    choices = list(dict.fromkeys([opening.raw, *(s.raw for s in near[: CHOICES - 1])]))
+
+    def distance(other: Sentence) -> tuple[float, str]:
+        return abs(math.log(len(other.raw) / len(opening.raw))) + 0.25 * rng.random(), other.raw
+
+    near = heapq.nsmallest(CHOICES - 1, strangers, key=distance)
+    choices = list(dict.fromkeys([opening.raw, *(s.raw for s in near)]))
     if len(choices) < FEWEST_CHOICES:
         return None
     rng.shuffle(choices)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,8 @@ def _most_gaps(natural: int, wanted: int) -> int:
 
 def _titles(mine: Sequence[Sentence], vocabulary: Vocabulary, count: int, seed: int) -> list[Probe]:
     found = sorted(openings(mine, vocabulary), key=lambda s: share(s.lead, f"title {seed}"))
-    return [p for s in found if (p := title_probe(s, found, seed))][:count]
+    made = (p for s in found if (p := title_probe(s, found, seed)))  # each compared with all others: no more than asked
+    return list(islice(made, count))
 
 
 def too_few(probes: Sequence[Probe]) -> str | None:

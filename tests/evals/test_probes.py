@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import pydoc_data.topics
+import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from evals.probe_formats import CHOICES, FEWEST_CHOICES
+import evals.probes
+from evals.probe_formats import CHOICES, FEWEST_CHOICES, title_probe
 from evals.probes import (
     build_probes,
     from_record,
@@ -21,8 +24,8 @@ from evals.probes import (
     too_few,
     write_probes,
 )
-from recovery.data.corpus import Corpus, normalise, read_corpus
-from recovery.data.corpus.sentences import plain_text, sentences, side
+from recovery.data.corpus import Corpus, Document, ReadReport, normalise, read_corpus
+from recovery.data.corpus.sentences import Sentence, plain_text, sentences, side
 from recovery.errors import UsageError
 from recovery.types import Probe
 
@@ -93,6 +96,39 @@ def test_the_same_text_and_seed_give_the_same_probes(built, topics):
     assert probes_hash(built) == probes_hash(built[::-1])
     assert probes_hash(built) != probes_hash([replace(built[0], question="other"), *built[1:]])
     assert {p.id for p in build_probes(topics, seed=1)} != {p.id for p in built}
+
+
+def ports(count: int) -> Corpus:
+    """Pages with one opening each."""
+    rng = random.Random(0)
+
+    def name() -> str:
+        return "".join(rng.choices("ka lo mi ru te sa vo ne du pi".split(), k=3)).capitalize()
+
+    documents = []
+    for number in range(count):
+        built = f"The old harbour of {name()} was built by the merchants of {name()} in {rng.randint(1500, 1999)}"
+        text = f"# Port {name()}\n\n{built} and holds {rng.randint(100, 9999)} barrels of {name()}.\n"
+        documents.append(Document(f"{number}.md", text.split("\n")[0][2:], text, f"{number}.md"))
+    return Corpus(tuple(documents), (), ReadReport("here", count, count, 0, 0), "hash")
+
+
+def test_titles_are_made_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    def counted(opening: Sentence, others: Sequence[Sentence], seed: int) -> Probe | None:
+        nonlocal compared
+        compared += len(others)
+        return title_probe(opening, others, seed)
+
+    monkeypatch.setattr(evals.probes, "title_probe", counted)
+    found = {}
+    for count in (30, 60):
+        compared = 0
+        titles = [p for p in build_probes(ports(count), count=60) if "title" in p.tags]
+        assert len(titles) == 3
+        found[count] = compared
+    assert 0 < found[60] < 3 * found[30]
 
 
 def test_a_handful_of_ordinary_files_gives_a_few_and_says_so(tmp_path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Set
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +13,8 @@ from evals.probes import build_probes
 from recovery.data.corpus import Corpus, Document, ReadReport
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.facts.blocks import ListItem, Table, blocks, cells, inline
-from recovery.data.corpus.facts.fact import spellings
+from recovery.data.corpus.facts.fact import content, spellings
+from recovery.data.corpus.text import normalise
 from recovery.data.document_questions import ProbeGuard, askable_facts, document_questions
 from recovery.types import Probe
 
@@ -195,6 +199,57 @@ def test_a_text_that_states_a_fact_is_detected() -> None:
     stated = Stated(facts)
     assert "Of mooringMode, ropeCount is 6 unless it is set." in stated
     assert "Of mooringMode, ropeCount is 7 unless it is set." not in stated
+
+
+def options(count: int, names: int = 10**9) -> list[Document]:
+    """Pages with a table of options, whose values and types are the same few words; two in ``names`` share a name."""
+    rng = random.Random(count)
+    pages = []
+    for page in range(count):
+        rows = "".join(
+            f"| `opt{page % names}x{n}` | `{rng.choice(['string', 'boolean'])}` | `{rng.choice(['true', '7'])}` "
+            f"| Sets the {rng.choice(['upper', 'lower'])} margin of {rng.choice(['all pages', 'a page'])} |\n"
+            for n in range(3)
+        )
+        text = f"# class{page % names}\n\n| Option | Type | Default | Description |\n|---|---|---|---|\n{rows}"
+        pages.append(document(text, f"{page}.md"))
+    return pages
+
+
+def test_stated_facts_are_those_of_the_definition() -> None:
+    found = tried = 0
+    for seed in range(3):
+        rng = random.Random(seed)
+        facts = facts_of([*options(8 + seed, names=6), document(HARBOUR, "h.md"), document(TIDES, "t.md")])
+        facts += [replace(f, subject=rng.choice(["", "of the", f.subject])) for f in rng.sample(facts, 10)]
+        known = rng.sample(facts, len(facts) // 3)
+        stated = Stated(known)
+        values = [(content(f.subject), f" {answer} ") for f in known for answer in map(normalise, f.answers)]
+        for text in {t for f in facts for t in (*f.statements[:2], f"{f.questions[0]} {f.value}", f.value)}:
+            words, normal = content(text), f" {normalise(text)} "
+            expected = any(subject <= words and value in normal for subject, value in values)
+            assert (text in stated) == expected
+            found, tried = found + expected, tried + 1
+    assert 0.2 * tried < found < 0.8 * tried
+    assert "" not in stated and "anything" not in Stated([])
+
+
+def test_askable_facts_are_found_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = 0
+
+    class Counted(frozenset[str]):
+        def __le__(self, other: Set[object]) -> bool:
+            nonlocal compared
+            compared += 1
+            return frozenset(self) <= other
+
+    monkeypatch.setattr("recovery.data.corpus.facts.fact.content", lambda text: Counted(content(text)))
+    counts = []
+    for pages in (20, 40):
+        compared = 0
+        assert len(askable_facts(facts_of(options(pages)), ProbeGuard([]))) > pages
+        counts.append(compared)
+    assert 0 < counts[1] < 3 * counts[0]
 
 
 def test_no_fact_that_a_probe_asks_for_is_asked_for_in_training(tmp_path) -> None:

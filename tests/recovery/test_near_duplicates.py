@@ -9,7 +9,9 @@ import pytest
 
 from recovery.data.corpus import Document, read_corpus, sampled
 from recovery.data.corpus.documents import Corpus, ReadReport
+from recovery.data.corpus.holdout import hold_out
 from recovery.data.corpus.near_duplicates import LEAST, NearDuplicates
+from recovery.data.corpus.text import share
 
 WORDS = [f"word{n}" for n in range(3000)]
 
@@ -66,6 +68,58 @@ def test_near_duplicates_are_counted_by_default_and_left_out_on_request(folder):
     (skipped,) = without.report.skipped
     assert (skipped.path, skipped.reason) == ("copy.md", "nearly the same text as 03.md")
     assert not without.report.notes and without.hash != kept.hash
+
+
+def versions(folder: Path, pages: int, names: tuple[str, ...]) -> Path:
+    """Versions of pages that differ in their last word."""
+    for name in names:
+        (folder / name).mkdir()
+        for page in range(pages):
+            (folder / name / f"{page}.md").write_text(" ".join([*text(page, 150), name]), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(("pages", "part"), [(40, 0.1), (40, 0.5), (10, 0.05)])
+def test_no_version_of_a_held_out_text_is_trained_on(tmp_path: Path, pages: int, part: float) -> None:
+    folder = versions(tmp_path, pages, ("v1", "v2"))
+    for seed in range(3):
+        split = read_corpus(folder, held_out=part, seed=seed)
+        held = {d.id for d in split.held_out}
+        assert 2 <= len(held) <= pages and len(held) + len(split.documents) == 2 * pages
+        assert {i.partition("/")[2] for i in held}.isdisjoint(d.id.partition("/")[2] for d in split.documents)
+
+
+def test_near_duplicates_move_no_other_text(tmp_path: Path) -> None:
+    alone = read_corpus(versions(tmp_path, 60, ("v1",)), held_out=0.2)
+    copy = [*text(int(Path(alone.held_out[0].id).stem), 150), "copied"]
+    (tmp_path / "v1" / "copy.md").write_text(" ".join(copy), encoding="utf-8")
+    both = read_corpus(tmp_path, held_out=0.2)
+    assert {d.id for d in both.held_out} == {d.id for d in alone.held_out} | {"v1/copy.md"}
+    assert read_corpus(tmp_path, held_out=0.2, skip_near=True).hash == alone.hash
+
+
+def test_more_near_duplicates_than_are_to_be_held_out_are_trained_on(tmp_path: Path) -> None:
+    same = versions(tmp_path, 1, tuple(f"v{n}" for n in range(25)))
+    nothing = read_corpus(same)
+    assert nothing.held_out == ()
+    assert nothing.report.notes[-1] == "all 25 documents are nearly the same: nothing was held out"
+    for page in range(1, 20):
+        (tmp_path / f"{page}.md").write_text(" ".join(text(page, 150)), encoding="utf-8")
+    for seed in range(2):
+        split = read_corpus(tmp_path, held_out=0.2, seed=seed)
+        assert split.held_out and not any(d.id.startswith("v") for d in split.held_out)
+
+
+def test_without_near_duplicates_the_split_is_that_of_the_shares() -> None:
+    for count, fraction in ((20, 0.01), (20, 0.5), (90, 0.05), (90, 0.3)):
+        documents = list(corpus(*(f"text {n} of {count}" for n in range(count))).documents)
+        for seed in range(20):
+            ranked = sorted(documents, key=lambda d: share(d.text, str(seed)))
+            below = sum(share(d.text, str(seed)) < fraction for d in documents)
+            expected = {d.id for d in ranked[: max(1, min(below, count // 2))]}
+            kept, held, remarks = hold_out(documents, fraction, seed)
+            assert [d for d in documents if d.id in expected] == held and not remarks
+            assert [d for d in documents if d.id not in expected] == kept
 
 
 def corpus(*texts: str) -> Corpus:

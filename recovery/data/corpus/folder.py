@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from recovery.data.corpus.documents import Corpus, Document, ReadReport, Skipped
@@ -39,7 +40,8 @@ class _Reading:
     """Accumulated result while documents are read.
 
     ``place`` is how the user names them, ``column`` the column that is named for tables, or empty; ``tables`` counts
-    those that were read; ``nearly`` are near-duplicates, which are left out if ``skip_near`` is set.
+    those that were read; ``nearly`` are near-duplicates, each with the first document that it is like, which are left
+    out if ``skip_near`` is set.
     """
 
     limit_mb: float
@@ -52,7 +54,7 @@ class _Reading:
     notes: list[str] = field(default_factory=list)
     seen: dict[str, str] = field(default_factory=dict)
     near: NearDuplicates = field(default_factory=NearDuplicates)
-    nearly: list[str] = field(default_factory=list)
+    nearly: dict[str, str] = field(default_factory=dict)
     files: int = 0
 
 
@@ -82,7 +84,7 @@ def read_corpus(
         raise CorpusError(f"{source.text}: there is no table with a column {reading.column!r} of texts")
     if not reading.documents:
         raise EmptyCorpusError(_nothing(source, reading.skipped), tuple(reading.skipped))
-    kept, held, remarks = hold_out(reading.documents, held_out, seed)
+    kept, held, remarks = hold_out(reading.documents, held_out, seed, reading.nearly)
     report = ReadReport(
         folder=str(source.path.parent) if source.path.is_file() else source.text,
         files=reading.files,
@@ -190,7 +192,7 @@ def _add(name: str, read: Read, reading: _Reading) -> None:
             if reading.skip_near:
                 reading.skipped.append(Skipped(id, f"nearly the same text as {_earlier(first, name)}"))
                 continue
-            reading.nearly.append(f"{id} and {first}")
+            reading.nearly[id] = first
         reading.documents.append(Document(id, piece.title, piece.text, name))
         used = True
     reading.files += used
@@ -206,7 +208,8 @@ def _near(reading: _Reading) -> list[str]:
     count = len(reading.nearly)
     if not count:
         return []
-    named = "; ".join(reading.nearly[:3]) + (f"; and {count - 3:,} more" if count > 3 else "")
+    named = "; ".join(f"{id} and {first}" for id, first in islice(reading.nearly.items(), 3))
+    named += f"; and {count - 3:,} more" if count > 3 else ""
     return [
         f"{count:,} document{'s are' if count > 1 else ' is'} nearly the same as an earlier one, with {LEAST:.0%} of "
         f"all sequences of five words in common ({named}): --near-duplicates skip leaves such out"

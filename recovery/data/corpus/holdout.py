@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 from recovery.data.corpus.documents import Document
@@ -12,26 +14,41 @@ _ENOUGH_PARAGRAPHS = 40
 _LEAST_WORDS = 8
 
 
-def hold_out(documents: list[Document], fraction: float, seed: int) -> tuple[list[Document], list[Document], list[str]]:
+def hold_out(
+    documents: list[Document], fraction: float, seed: int, twins: Mapping[str, str] | None = None
+) -> tuple[list[Document], list[Document], list[str]]:
     """Return (training documents, held-out documents, remarks).
 
     The split depends only on the wording of each text and on ``seed``, not on names or order, so adding or renaming a
-    document does not move any other. At most half is held out.
+    document does not move any other. At most half is held out. ``twins`` gives, by the id of a near-duplicate, that of
+    the first text that it is like: when whole documents are held out, it follows this text (of these the order of
+    reading matters), so that no held-out text is trained on in another version. Near-duplicates of one text are all
+    trained on if they are more documents than ``fraction`` asks for, unless there is nothing else to hold out.
     """
     if fraction <= 0:
         return documents, [], []
     fraction = min(fraction, 0.5)
     if len(documents) >= ENOUGH_DOCUMENTS:
-        return _whole(documents, fraction, str(seed))
+        return _whole(documents, fraction, str(seed), twins or {})
     return _by_paragraph(documents, fraction, str(seed))
 
 
-def _whole(documents: list[Document], fraction: float, salt: str) -> tuple[list[Document], list[Document], list[str]]:
-    ranked = sorted((share(d.text, salt), d.id) for d in documents)
-    below = sum(position < fraction for position, _ in ranked)
-    chosen = {id for _, id in ranked[: max(1, min(below, len(documents) // 2))]}
+def _whole(
+    documents: list[Document], fraction: float, salt: str, twins: Mapping[str, str]
+) -> tuple[list[Document], list[Document], list[str]]:
+    groups: dict[str, list[Document]] = defaultdict(list)
+    for document in documents:
+        groups[twins.get(document.id, document.id)].append(document)
+    ranked = sorted((share(group[0].text, salt), first) for first, group in groups.items())
+    few = max(1, fraction * len(documents))
+    wanted = [groups[first] for position, first in ranked if position < fraction and len(groups[first]) <= few]
+    chosen: set[str] = set()
+    for group in wanted or [min((groups[first] for _, first in ranked), key=len)]:
+        if len(chosen) + len(group) <= len(documents) // 2:
+            chosen |= {d.id for d in group}
     kept = [d for d in documents if d.id not in chosen]
-    return kept, [d for d in documents if d.id in chosen], []
+    remarks = [] if chosen else [f"all {len(documents)} documents are nearly the same: nothing was held out"]
+    return kept, [d for d in documents if d.id in chosen], remarks
 
 
 def _by_paragraph(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -96,21 +96,26 @@ _FRAME = frozenset(
 
 
 class Stated:
-    """Container test for texts: ``text in Stated(facts)`` if it has all subject words and the value of a fact."""
+    """Container test for texts: ``text in Stated(facts)`` if it has all subject words and the value of a fact.
+
+    A fact is found by its rarest word: values such as "true" and words such as "option" are those of many facts.
+    """
 
     def __init__(self, facts: Iterable[Fact]) -> None:
-        self._by_value: dict[str, list[tuple[str, frozenset[str]]]] = defaultdict(list)
+        entries: dict[tuple[str, frozenset[str]], frozenset[str]] = {}  # to the words that a text must have
         for fact in facts:
-            words = content(fact.subject)
-            for answer in dict.fromkeys(map(normalise, fact.answers)):
-                if answer:
-                    self._by_value[answer.split()[0]].append((answer, words))
+            subject = content(fact.subject)
+            entries |= {(v, subject): subject.union(v.split()) for v in map(normalise, fact.answers) if v}
+        counts = Counter(word for required in entries.values() for word in required)
+        self._by_word: dict[str, list[tuple[str, frozenset[str]]]] = defaultdict(list)
+        for entry, required in entries.items():
+            self._by_word[min(required, key=lambda word: (counts[word], word))].append(entry)
 
     def __contains__(self, text: str) -> bool:
         normal = normalise(text)
         words = content(text)
         return any(
             subject <= words and f" {value} " in f" {normal} "
-            for first in set(normal.split())
-            for value, subject in self._by_value.get(first, ())
+            for word in words.union(normal.split())
+            for value, subject in self._by_word.get(word, ())
         )
