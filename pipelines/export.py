@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pipelines.reports.cycle_report import card_front, model_card
 from pipelines.runtime.session import Session
 from recovery.disk import WRITING, written
 from recovery.models.checkpoints import CONTENT, content_hash
+from recovery.models.folder_check import ADAPTER_CONFIG
 from recovery.models.gguf_files import sha256_of
 from recovery.models.gguf_files.writing import Source, write_gguf
 from recovery.models.loading import Loaded, load_model
@@ -35,8 +37,10 @@ def export(session: Session, name: str, folder: Path, *, merge: bool) -> dict[st
         writing.mkdir(parents=True)
         if merged is None:
             _copy(checkpoint.path, writing)
+            if checkpoint.adapter is not None:
+                _name_base(writing / ADAPTER_CONFIG, checkpoint.weights)
         else:
-            _save(merged, writing)
+            _save(merged, writing, checkpoint.weights)
         (writing / "README.md").write_text(card, encoding="utf-8")
         if folder.exists():
             folder.rmdir()  # empty: the command has checked that
@@ -65,10 +69,17 @@ def export_gguf(session: Session, name: str, target: Path, kind: str) -> dict[st
     }
 
 
-def _save(loaded: Loaded, folder: Path) -> None:
-    """Write a merged model."""
-    # Stored in the base's own precision.
-    stored = getattr(loaded.core.config, "dtype", None)
+def _name_base(adapter_config: Path, base: Path) -> None:
+    """Write where the base is now: the workspace may have been moved since the adapter was trained."""
+    config = json.loads(adapter_config.read_text(encoding="utf-8"))
+    config["base_model_name_or_path"] = str(base)
+    adapter_config.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def _save(loaded: Loaded, folder: Path, base: Path) -> None:
+    """Write a merged model in the precision of ``base``; ``loaded`` and its configuration are in float32."""
+    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    stored = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), None)
     loaded.model.to(stored if isinstance(stored, torch.dtype) else torch.float32)
     loaded.model.save_pretrained(folder, safe_serialization=True)
     loaded.tokenizer.save_pretrained(folder)

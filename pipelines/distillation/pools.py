@@ -26,11 +26,11 @@ from recovery.types import Message, Prompt
 def build_pools(resolved: ResolvedDistillation, loaded: Loaded, given: Sequence[tuple[Message, ...]]) -> Pools:
     config = resolved.config
     room = loaded.max_length - min(config.max_new_tokens, loaded.max_length // 2)
-    fit = fitting(loaded.chat, resolved.train, room)
+    fit = fitting(loaded.chat, resolved.train, room, config.max_new_tokens)
     behaviour = [p for p in fit if _context_fits(resolved, loaded, p)]
     scored = resolved.knowledge is not None
-    questions = fitting(loaded.chat, resolved.questions, room) if scored else []
-    earlier = fitting(loaded.chat, resolved.earlier_questions, room) if scored else []
+    questions = fitting(loaded.chat, resolved.questions, room, config.max_new_tokens) if scored else []
+    earlier = fitting(loaded.chat, resolved.earlier_questions, room, config.max_new_tokens) if scored else []
     if not behaviour and config.alpha > 0:
         raise UsageError(
             f"every prompt, with its context, is longer than the {room} tokens that leave room for an answer: lower "

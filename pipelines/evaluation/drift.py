@@ -132,7 +132,7 @@ def _prompts(session: Session, config: EvalConfig, *models: Loaded) -> list[Prom
     test = behaviour_prompts(session.base.path, config.prompts, config.seed).test
     found = [prompt for prompt in test if len(open_turns(prompt.messages)) == 1]
     for model in models:
-        found = fitting(model.chat, found, model.max_length // 2)
+        found = fitting(model.chat, found, model.max_length // 2, config.max_new_tokens)
     return sample(found, config.limit)
 
 

@@ -45,10 +45,19 @@ def free_memory(device: str) -> int:
             if line.startswith("MemAvailable:"):
                 free = int(line.split()[1]) * 1024
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        free = min(free, limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text()) - _cached_by_group()
+        free = min(free, limit - used)
     except (OSError, ValueError):
         pass  # no such files, or no limit: keep the system's value
     return max(0, free)
+
+
+def _cached_by_group() -> int:
+    """Return the bytes of cached files in this control group that the kernel would free, such as a model just read."""
+    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0
 
 
 def reset_peak_memory(device: str) -> None:

@@ -91,9 +91,22 @@ def open_turns(messages: Sequence[Message]) -> list[list[Message]]:
     return turns
 
 
-def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int) -> list[Prompt]:
-    """Return the prompts of at most ``room`` tokens; longer ones leave no room for a completion."""
-    return [p for p in prompts if len(chat.prompt_ids(p.messages)) <= room]
+def fitting(chat: ChatFormat, prompts: Sequence[Prompt], room: int, answer: int) -> list[Prompt]:
+    """Return the prompts of at most ``room`` tokens; longer ones leave no room for a completion.
+
+    A conversation whose turns the model completes one by one counts ``answer`` tokens for each completion but the last.
+    """
+    return [p for p in prompts if _most_tokens(chat, p.messages, answer) <= room]
+
+
+def _most_tokens(chat: ChatFormat, messages: Sequence[Message], answer: int) -> int:
+    turns = open_turns(messages)
+    if len(turns) < 2:
+        return len(chat.prompt_ids(messages))
+    history: list[Message] = []
+    for turn in turns[:-1]:
+        history += [*turn, Message(role="assistant", content="")]
+    return len(chat.prompt_ids([*history, *turns[-1]])) + answer * (len(turns) - 1)
 
 
 @dataclass(frozen=True)
@@ -177,7 +190,7 @@ def answered_before(
     """
     session = stage.session
     with frozen.sampling(checkpoint) as (loaded, engine):
-        fit = fitting(loaded.chat, prompts, loaded.max_length // 2)[:count]
+        fit = fitting(loaded.chat, prompts, loaded.max_length // 2, sampling.max_new_tokens)[:count]
         repeated = [prompt for prompt in fit for _ in range(each)]
         with session.display.bar(f"completions of {checkpoint.name}", len(repeated)) as bar:
             found, tokens = conversations(

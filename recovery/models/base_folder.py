@@ -66,10 +66,13 @@ def _is_adapter(folder: Path) -> bool:
         return False
 
 
+_DOUBLES = ["consolidated*"]  # the same weights again, for another library
+
+
 def _download(name: str) -> str:
     try:
         patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "suites/*", "recovery.toml"]
-        return str(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+        return str(huggingface_hub.snapshot_download(name, allow_patterns=patterns, ignore_patterns=_DOUBLES))
     except Exception as error:  # the hub client raises many unrelated types: no network, no such repository ...
         raise ModelError(
             f"{name!r} is neither a folder with a model nor a hub id that can be fetched: {first_line(error)}"

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from recovery.errors import ModelError, first_line
-from recovery.models.control_tokens import TURN_ENDS, ControlTokens
+from recovery.models.control_tokens import TURN_ENDS, ControlTokens, turn_ends
 from recovery.types import Message, tools_of
 
 # For base models without a template: plain turns, the end-of-text token ends a response.
@@ -67,7 +67,7 @@ class ChatFormat:
         """
         ends = set(_as_ids(getattr(generation_config, "eos_token_id", None))) | set(_as_ids(tokenizer.eos_token_id))
         vocabulary = tokenizer.get_vocab()
-        ends |= {vocabulary[token] for token in TURN_ENDS if token in vocabulary}
+        ends |= {vocabulary[token] for token in turn_ends(vocabulary)}
         if not ends:
             raise ModelError(
                 "the tokenizer has no end token, so no response could end: set eos_token in tokenizer_config.json"

@@ -33,6 +33,14 @@ _MARK = re.compile(f"{_SECRET}(.)", re.DOTALL)
 _CUT = re.compile("|".join(map("".join, itertools.pairwise(_SECRET))))  # of a mark, whole or in part
 
 
+def turn_ends(vocabulary: Collection[str]) -> list[str]:
+    """Return the tokens of a vocabulary that end an assistant turn.
+
+    With ``<|return|>`` (gpt-oss), ``<|end|>`` ends only a part of it, such as the analysis.
+    """
+    return [one for one in TURN_ENDS if one in vocabulary and not (one == "<|end|>" and "<|return|>" in vocabulary)]
+
+
 class ControlTokens:
     """The control tokens of a tokenizer: its special tokens, the known ends of a turn, and the ids ``also``.
 

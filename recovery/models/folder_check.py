@@ -110,13 +110,27 @@ def read_config(path: Path, most: int = MOST_LAYERS) -> dict[str, Any]:
 
 
 def read_shapes(folder: Path) -> Stored:
-    """Return the shapes in all safetensors files of a folder. Raise ModelError if one is damaged or too many."""
+    """Return the shapes of a folder's weights. Raise ModelError if a file of them is damaged or has too many."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in _weight_files(folder):
         shapes |= _shapes_in(path)
         if len(shapes) > MOST_TENSORS:
             raise ModelError(f"{path} brings the tensors to {len(shapes):,}, no model has so many: download it again")
     return Stored(shapes)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files that transformers reads: others, such as Mistral's ``consolidated.safetensors``, may hold the
+    same weights again.
+    """
+    whole = folder / "model.safetensors"
+    if whole.is_file():
+        return [whole]
+    if (folder / _INDEX).is_file():
+        mapping = _json_object(folder / _INDEX).get("weight_map")
+        if isinstance(mapping, dict) and all(isinstance(name, str) for name in mapping.values()):
+            return [path for name in sorted(set(mapping.values())) if (path := folder / name).is_file()]
+    return sorted(folder.glob("*.safetensors"))
 
 
 def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:

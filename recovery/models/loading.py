@@ -39,6 +39,7 @@ from recovery.time_limit import Overdue, time_limit
 from recovery.types import Message
 
 Tuning = Literal["frozen", "full", "lora"]
+_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # of a generation configuration
 _SETS = ("target_modules", "target_parameters", "exclude_modules")
 # Entries of an adapter's configuration with regular expressions, which are compared with the names of all modules.
 _PATTERNS = (
@@ -528,7 +529,28 @@ def _load_weights(base: str, dtype: torch.dtype, trust_remote_code: bool, more: 
             f"{base} lacks weights of its model, for example {min(found['missing_keys'])}: download it again"
         )
     _pick_attention(model)
+    _make_storable(model)
     return model
+
+
+def _make_storable(model: Any) -> None:
+    """Repair generation settings that transformers loads with a warning and refuses to save, such as a temperature
+    without ``do_sample``: the model could be trained and not be saved.
+    """
+    settings = getattr(model, "generation_config", None)
+    if settings is None or _is_valid(settings):
+        return
+    settings.do_sample = True
+    if not _is_valid(settings):
+        model.generation_config = GenerationConfig(**{name: getattr(settings, name, None) for name in _TOKENS})
+
+
+def _is_valid(settings: GenerationConfig) -> bool:
+    try:
+        settings.validate(strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _with_adapter(model: Any, adapter: Path, trainable: bool) -> Any:

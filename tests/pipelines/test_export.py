@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM
 
 from pipelines.export import export
@@ -31,6 +33,28 @@ def test_weights_in_several_files_are_exported_with_their_index(
     assert written["hash"] == content_hash(tmp_path / "shards")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).state_dict()
     assert all(torch.equal(again[name], value) for name, value in loaded.model.state_dict().items())
+
+
+def test_a_merged_model_is_stored_as_its_base(session: Session, tiny_model: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(tiny_model, base)
+    AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).save_pretrained(base)
+    load_model(base, tuning="lora", precision="float32").save(tmp_path / "adapter")
+    export(session, str(tmp_path / "adapter"), tmp_path / "out", merge=True)
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert {file.get_tensor(name).dtype for name in file.keys()} == {torch.bfloat16}  # noqa: SIM118
+
+
+def test_an_adapter_names_its_base_where_it_is_now(
+    session: Session, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_model(tiny_model, tuning="lora", precision="float32").save(tmp_path / "adapter")
+    found = session.resolve(str(tmp_path / "adapter"))
+    moved = tmp_path / "moved"
+    shutil.copytree(tiny_model, moved)
+    monkeypatch.setattr(session, "verified", lambda _: dataclasses.replace(found, weights=moved))
+    export(session, str(tmp_path / "adapter"), tmp_path / "out", merge=False)
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(moved)
 
 
 @pytest.mark.parametrize("merge", [False, True])

@@ -61,7 +61,17 @@ def test_every_turn_is_answered_in_the_context_of_the_answer_before(tiny_model: 
 def test_prompts_that_leave_no_room_are_left_out(tiny_model: Path) -> None:
     loaded, _ = load(tiny_model)
     long = Prompt("long", (user("boat " * 400),))
-    assert fitting(loaded.chat, [long, *prompts(1)], 100) == prompts(1)
+    assert fitting(loaded.chat, [long, *prompts(1)], 100, 10) == prompts(1)
+
+
+def test_a_conversation_has_room_for_every_answer(tiny_model: Path) -> None:
+    loaded, engine = load(tiny_model)
+    long = Prompt("long", tuple(user("Say a word.") for _ in range(4)))
+    turns = sample_turns(loaded.chat, engine, [long], Sampling(10, seed=4))
+    answers = sum(len(turn.completion.ids) for turn in turns[:-1])
+    last = len(turns[-1].context)
+    assert fitting(loaded.chat, [long], last - answers + 3 * 10, 10) == [long]
+    assert fitting(loaded.chat, [long], last - answers, 10) == []
 
 
 def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tmp_path: Path) -> None:

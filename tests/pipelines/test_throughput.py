@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from pipelines.planning.machine import machine
 from pipelines.planning.throughput import (
+    GIB,
     Network,
     Speed,
     Work,
@@ -33,6 +36,30 @@ SPEED = Speed(operations=1e12, bandwidth=1e11)
 def test_parameters_are_counted_from_the_headers(tiny_llama: Path) -> None:
     model = load_model(tiny_llama, device="cpu").model
     assert parameters(tiny_llama) == sum(p.numel() for p in model.parameters())
+
+
+def test_the_same_weights_in_another_file_do_not_count(tiny_llama: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_llama, tmp_path / "model")
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
+    save_file(
+        {f"original.{name}": value for name, value in tensors.items()}, tmp_path / "model" / "consolidated.safetensors"
+    )
+    assert parameters(tmp_path / "model") == parameters(tiny_llama)
+    model = load_model(tmp_path / "model", device="cpu").model
+    (tmp_path / "model" / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path / "model", max_shard_size="50KB")
+    assert parameters(tmp_path / "model") == parameters(tiny_llama)
+
+
+def test_cached_files_of_a_container_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemAvailable: 120000000 kB\n",
+        "/sys/fs/cgroup/memory.max": f"{16 * GIB}\n",
+        "/sys/fs/cgroup/memory.current": f"{15 * GIB}\n",
+        "/sys/fs/cgroup/memory.stat": f"file {14 * GIB}\ninactive_file {13 * GIB}\nactive_file {GIB}\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda path: files[str(path)])
+    assert free_memory("cpu") == 14 * GIB
 
 
 def test_what_is_measured_is_of_this_machine() -> None:

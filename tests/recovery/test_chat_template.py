@@ -71,6 +71,15 @@ def test_text_stops_at_the_first_of_several_end_tokens(chat: ChatFormat) -> None
         assert chat.text([*marked_ids, end, *chat.encode("and more")]) == "Hello there"
 
 
+def test_the_end_of_a_channel_does_not_end_a_turn(make_tokenizer: Callable[[str], Any]) -> None:
+    tokenizer = make_tokenizer("llama")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    assert tokenizer.convert_tokens_to_ids("<|end|>") in ChatFormat.of(tokenizer).end_ids  # Phi
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|return|>"]})  # gpt-oss
+    ends = ChatFormat.of(tokenizer).end_ids
+    assert [tokenizer.convert_tokens_to_ids(f"<|{name}|>") in ends for name in ("end", "return")] == [False, True]
+
+
 def test_system_message_survives_a_template_without_system_role(make_tokenizer: Callable[[str], Any]) -> None:
     chat = ChatFormat.of(make_tokenizer("gemma2"))
     text = chat.render([{"role": "system", "content": "Be brief."}, *TURNS[:1]], generation_prompt=True)

@@ -80,6 +80,23 @@ def test_a_second_adapter_shares_the_loaded_base(tiny_family: Path, tmp_path: Pa
     assert found == sorted(found)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.0}, {"length_penalty": 0.5, "num_beams": 1}],
+)
+def test_generation_settings_that_cannot_be_saved_are_repaired_before_training(
+    tiny_model: Path, tmp_path: Path, settings: dict[str, float]
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    path = tmp_path / "model" / "generation_config.json"
+    ends = {"eos_token_id": [1, 2]}
+    path.write_text(json.dumps(ends | settings))
+    loaded = load_model(tmp_path / "model", tuning="full")
+    loaded.save(tmp_path / "saved")
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert saved["eos_token_id"] == [1, 2]
+
+
 def test_training_continues_an_existing_adapter(tiny_model: Path, tmp_path: Path) -> None:
     first = load_model(tiny_model, tuning="lora", precision="float32")
     disturb(first)

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from recovery.errors import ModelError, first_line
-from recovery.models.control_tokens import TURN_ENDS
+from recovery.models.control_tokens import turn_ends
 from recovery.models.gguf_files.header import Header
 
 # Pre-tokenizers by llama.cpp's names. transformers uses GPT-2's for names it does not know; those in _DIGITS split off
@@ -87,7 +87,7 @@ def end_ids(header: Header, tokenizer: Any) -> list[int]:
     vocabulary, template = tokenizer.get_vocab(), str(tokenizer.chat_template)
     named = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     found = [int(token) for token in named if token is not None]
-    found += [vocabulary[end] for end in TURN_ENDS if end in vocabulary and end in template]
+    found += [vocabulary[end] for end in turn_ends(vocabulary) if end in template]
     return list(dict.fromkeys(found))
 
 
