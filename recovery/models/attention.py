@@ -38,11 +38,13 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Grouped-query attention. query [B, heads, Q, d]; key and value [B, groups, T, d]; mask True where attended.
 
-    Return [B, Q, heads, d] and no weights. Masks that are not boolean, dropout and position biases are handled by
-    transformers' SDPA function, and so are other devices than the CPU, except for single queries.
+    Return [B, Q, heads, d] and no weights. Masks that are not boolean, dropout, position biases and values of another
+    width than the queries are handled by transformers' SDPA function, and so are other devices than the CPU, except for
+    single queries.
     """
     supported = attention_mask is None or attention_mask.dtype == torch.bool
     supported = supported and dropout == 0 and kwargs.get("position_bias") is None
+    supported = supported and query.shape[-1] == value.shape[-1]  # not so in latent attention (DeepSeek)
     implementation = _implementation(query, key, value) if supported else None
     if implementation is None:
         return sdpa_attention_forward(

@@ -136,6 +136,19 @@ class KVCache:
         return all(isinstance(layer, PreallocatedLayer) for layer in self.cache.layers)
 
     @property
+    def selectable(self) -> bool:
+        """Whether rows can be dropped: the states of recurrent layers cannot."""
+        return all(hasattr(layer, "batch_select_indices") for layer in self.cache.layers)
+
+    @property
+    def used(self) -> bool:
+        """Whether the model has written to this cache."""
+        return any(
+            getattr(layer, "is_initialized", False) or any(getattr(layer, "has_previous_state", {}).values())
+            for layer in self.cache.layers
+        )
+
+    @property
     def room_left(self) -> int:
         """How many more positions fit into a joinable cache."""
         first = self.cache.layers[0]

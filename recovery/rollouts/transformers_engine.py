@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from recovery import distributed
+from recovery.errors import ModelError, first_line
 from recovery.models import attention
 from recovery.models.loading import Loaded
 from recovery.rng import derive_seed
@@ -248,7 +249,7 @@ class TransformersEngine:
             if done == rows:
                 return False
             few = rows - done <= least
-            if few or done > live.drop_share * rows:
+            if few or (done > live.drop_share * rows and live.cache.selectable):
                 live.drop_done()
             if few:
                 live.cache.shrink()
@@ -278,16 +279,31 @@ class TransformersEngine:
         positions_BT = (mask_BT.cumsum(-1) - 1).clamp(min=0)
         owners_B = torch.tensor(group, device=device)
         cache = KVCache.empty(self.loaded.core.config, width + int(results.most_N[owners_B].max()))
-        output = self._forward(
-            input_ids=ids_BT,
-            attention_mask=mask_BT,
-            position_ids=positions_BT,
-            past_key_values=cache.cache,
-        )
+        hidden_BTD = self._prompt_states(ids_BT, mask_BT, positions_BT, cache)
         uniform_BT = _uniform(group, sampling).to(device)
         last = (positions_BT[:, -1], ids_BT[:, -1].clone())
         live = _ActiveRows(owners_B, torch.zeros_like(owners_B), cache, mask_BT, *last, uniform_BT)
-        return live, output.last_hidden_state[:, -1]
+        return live, hidden_BTD[:, -1]
+
+    def _prompt_states(
+        self, ids_BT: torch.Tensor, mask_BT: torch.Tensor, positions_BT: torch.Tensor, cache: KVCache
+    ) -> torch.Tensor:
+        """Return the hidden states of prompts, [B, T, D], and fill the cache.
+
+        Raise ModelError for a model that does not use such a cache: its next tokens would be sampled without context.
+        """
+        why = "it keeps no state there"
+        try:
+            output = self._forward(
+                input_ids=ids_BT, attention_mask=mask_BT, position_ids=positions_BT, past_key_values=cache.cache
+            )
+            hidden_BTD: torch.Tensor = output.last_hidden_state
+            if cache.used:
+                return hidden_BTD
+        except (ValueError, AttributeError) as error:
+            why = first_line(error)
+        kind = self.loaded.core.config.model_type
+        raise ModelError(f"a {kind} model cannot be sampled with transformers' cache ({why}): use --engine vllm")
 
     def _decode(self, live: _ActiveRows) -> torch.Tensor:
         """Process the newest token of every row; return the hidden state after it, [B, D]."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from recovery.errors import UsageError
+from recovery.errors import ModelError, UsageError
 from recovery.models import attention
-from recovery.models.loading import load_model
+from recovery.models.loading import Loaded, load_model
 from recovery.rollouts import transformers_engine
 from recovery.rollouts.decode_graph import DecodeGraph
 from recovery.rollouts.engine import Completion, Sampling
@@ -300,3 +302,60 @@ def test_drawn_answers_are_never_completed(tiny_model: Path) -> None:
         TransformersEngine(loaded, complete_loops=loops).generate(PROMPTS, drawn) for loops in (False, True)
     )
     assert plain == completing
+
+
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 8},
+    "deepseek_v3": {
+        "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "n_shared_experts": 1,
+    },
+    "qwen3_next": {
+        "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    },
+}  # fmt: skip
+
+
+def of_another_family(kind: str, folder: Path, tokenizer: Any) -> Loaded:
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(SIZES | OTHERS[kind] | ends))
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_model(folder, precision="float32")
+
+
+@pytest.mark.parametrize("kind", ["deepseek_v3", "qwen3_next"])
+def test_rows_of_latent_and_recurrent_layers_end_one_after_another(
+    kind: str, tmp_path: Path, make_tokenizer: Callable[[str], Any]
+) -> None:
+    loaded = of_another_family(kind, tmp_path, make_tokenizer("qwen3"))
+    engine = TransformersEngine(loaded)
+    prompts = [[20 + at, *range(30, 30 + 3 * at)] for at in range(4)]
+    first = engine.generate(prompts, Sampling(16, seed=3))[0].ids[1]
+    loaded.chat = dataclasses.replace(loaded.chat, end_ids=loaded.chat.end_ids | {first})
+    found = engine.generate(prompts, Sampling(16, seed=3))
+    assert len({len(one.ids) for one in found}) > 1
+    for prompt, one in zip(prompts, found, strict=True):
+        with torch.no_grad():
+            logits = loaded.model(torch.tensor([[*prompt, *one.ids]])).logits[0].log_softmax(-1)
+        again = [logits[len(prompt) + at - 1, token].item() for at, token in enumerate(one.ids)]
+        assert one.logprobs == pytest.approx(again, abs=1e-4)
+
+
+def test_a_model_without_such_a_cache_is_refused(tmp_path: Path, make_tokenizer: Callable[[str], Any]) -> None:
+    loaded = of_another_family("mamba", tmp_path, make_tokenizer("qwen3"))
+    with pytest.raises(ModelError, match="a mamba model cannot be sampled with transformers' cache .*--engine vllm"):
+        TransformersEngine(loaded).generate([[20, 21]], Sampling(4))
