@@ -16,6 +16,7 @@ import pytest
 
 from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
+from recovery.data.corpus.encodings import decode, encoding_of
 from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 
@@ -327,6 +328,49 @@ def test_a_cyrillic_legacy_encoding_is_guessed(tmp_path):
     text = "Гавань открывается в шесть часов утра, и рыбаки уже ждут у ворот со своими лодками и сетями. " * 3
     corpus = read(tmp_path, a__txt=text.encode("cp1251"))
     assert corpus.documents[0].text == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("shift_jis", "東京の港は毎朝七時に開きます。最初の船は八時に出ます。"),
+        ("gbk", "港口每天早上七点开放。第一班船八点出发，去往北方的岛屿。"),
+        ("cp949", "항구는 매일 아침 일곱 시에 열립니다. 첫 배는 여덟 시에 떠납니다."),
+    ],
+)
+@pytest.mark.parametrize("shift", ["", "a"])
+def test_a_large_file_in_a_multi_byte_encoding_is_guessed_wherever_its_characters_begin(
+    tmp_path, encoding, text, shift
+):
+    text = shift + "".join(f"{number} {text}\n" for number in range(1500))
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert decode(text.encode(encoding)).text == text
+    one_line = text.replace("\n", "").replace(" ", "")  # few places where no character can be cut
+    assert decode(one_line.encode(encoding)).text == one_line
+    found, note = encoding_of(tmp_path / "a.txt")
+    assert text.encode(encoding).decode(found) == text and note == f"not UTF-8, read as {found}"
+
+
+GERMAN_ROWS = "".join(f"{number},Der Fährmann grüßt jeden Morgen.\n" for number in range(200)).encode()
+ASCII_ROWS = b"1,plain sentences about ports and boats.\n" * 2000
+RUSSIAN = "Порт открывается каждое утро в семь часов.\n".encode("cp1251") * 2000
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "note"),
+    [
+        (GERMAN_ROWS + ASCII_ROWS + b"one \xff byte\n" + ASCII_ROWS, "utf-8", "damaged UTF-8, 1 character replaced"),
+        (GERMAN_ROWS + ASCII_ROWS + "ü".encode()[:1], "utf-8", "damaged UTF-8, 1 character replaced"),
+        (ASCII_ROWS + RUSSIAN, "cp1251", "not UTF-8, read as cp1251"),
+        (RUSSIAN + b"one \x98 byte\n", "cp1251", "not UTF-8, read as cp1251, 1 character replaced"),
+    ],
+    ids=["damaged", "cut off", "ASCII at the start", "damaged legacy"],
+)
+def test_the_whole_file_decides_its_encoding(tmp_path, data, encoding, note):
+    (tmp_path / "a.csv").write_bytes(data)
+    assert encoding_of(tmp_path / "a.csv") == (encoding, note)
+    decoded = decode(data)
+    assert (decoded.encoding, decoded.note) == (encoding, note)
 
 
 def test_utf8_with_a_few_broken_bytes_stays_utf8(tmp_path):
