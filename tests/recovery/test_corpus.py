@@ -17,6 +17,7 @@ import pytest
 from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.encodings import decode, encoding_of
+from recovery.data.corpus.readers import read_file
 from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 
@@ -79,7 +80,27 @@ def test_html_with_a_million_spaces_in_a_row_is_read(tmp_path):
     (tmp_path / "page.html").write_text(page)
     (document,) = read_corpus(tmp_path).documents
     assert document.text.split() == ["Boats", "one", "two", "three", "four"]
-    assert "two\nthree" in document.text
+    assert "two\n   three" in document.text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p>Do:</p><pre><code>def f(x):\n    return 1\n\nf(2)\n</code></pre> <p>after", "Do:\n\n{code}\n\nafter"),
+        (
+            '<div class="highlight"><pre><span></span><span class="k">def</span> <span>f</span><span>(x):</span>\n'
+            '    <span class="k">return</span> <span>1</span>\n\n<span>f(2)</span>\n</pre></div>',
+            "{code}",
+        ),
+        ("<pre>def f(x):<br>    return 1<br>\nf(2)</pre>\n   tail", "{code}\n\ntail"),
+        ("<ul><li>one\n    <pre>  a\n b</pre></li>\n  <li>two</li></ul>", "- one\n\n  a\n b\n\n- two"),
+        ("<pre><div>npm i</div><div>  x</div></pre>", "npm i\n  x"),
+    ],
+    ids=["code", "highlighted", "line breaks", "in a list", "blocks as lines"],
+)
+def test_code_in_html_keeps_its_lines_and_indentation(page, text):
+    (piece,) = read_file("a.html", f"<html><body>{page}</body></html>".encode()).pieces
+    assert piece.text == text.format(code="def f(x):\n    return 1\n\nf(2)")
 
 
 def test_deeply_nested_html_and_json_are_read(tmp_path):

@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import PurePath
 from typing import Any
 
@@ -148,26 +149,31 @@ def _html(name: str, data: bytes) -> Read:
 
 def _html_text(tree: Any) -> str:
     """Return the visible text, blocks on their own lines; iterative, so that nesting depth is not limited."""
-    parts: list[str] = []
-    stack: list[Any] = [tree]
+    parts: list[tuple[str, bool]] = []  # text, and whether its lines and indentation are kept, as in <pre>
+    stack: list[tuple[Any, bool]] = [(tree, False)]
     while stack:
-        node = stack.pop()
+        node, within = stack.pop()
         if isinstance(node, str):
-            parts.append(node)
+            parts.append((node, within))
             continue
-        visible = isinstance(node.tag, str) and node.tag not in _UNSEEN
-        stack.append(re.sub(r"\s+", " ", node.tail or ""))
-        if not visible:
+        stack.append((_spaced(node.tail, within), within))
+        if not isinstance(node.tag, str) or node.tag in _UNSEEN:
             continue
-        breaks = "\n\n" if node.tag in _APART else "\n" if node.tag in _BLOCKS else ""
-        inner = node.text or ""
-        keep = node.tag == "pre"
-        stack.append(breaks)
-        stack.extend(reversed(node))
-        prefix = breaks + ("- " if node.tag == "li" else "") + ("\n" if node.tag == "br" else "")
-        stack.append(prefix + (inner if keep else re.sub(r"\s+", " ", inner)))
+        breaks = "\n\n" if node.tag in _APART and not within else "\n" if node.tag in _BLOCKS else ""
+        keep = within or node.tag == "pre"
+        stack.append((breaks, within))
+        stack.extend((child, keep) for child in reversed(node))
+        stack.append((_spaced(node.text, keep), keep))
+        before = "" if within else breaks  # a block within <pre> is one of its lines
+        stack.append((before + ("- " if node.tag == "li" else "") + ("\n" if node.tag == "br" else ""), within))
+    joined = (("".join(text for text, _ in group), kept) for kept, group in groupby(parts, key=lambda part: part[1]))
     # From the first space of a run, so that long runs take linear time.
-    return tidy(re.sub(r"(?<![ \t])[ \t]*\n[ \t]*", "\n", "".join(parts)))
+    return tidy("".join(text if kept else re.sub(r"(?<![ \t])[ \t]*\n[ \t]*", "\n", text) for text, kept in joined))
+
+
+def _spaced(text: str | None, keep: bool) -> str:
+    """Return the text of a node, with white space as single spaces unless it is kept."""
+    return (text or "") if keep else re.sub(r"\s+", " ", text or "")
 
 
 def one_line(text: str) -> str:
