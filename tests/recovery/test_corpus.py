@@ -177,6 +177,14 @@ def test_pdf_gives_its_text(tmp_path):
     assert skipped(corpus)["c.pdf"] == "no text in the PDF (scanned pages?)"
 
 
+def test_halves_of_surrogate_pairs_are_joined_or_replaced(tmp_path, monkeypatch):
+    """pypdf returns them for some fonts; no tokenizer takes them and no file can hold them."""
+    pytest.importorskip("pypdf")
+    assert tidy("a\ud83d\ude00 b\ud835 \udc9c\r\n") == "a\U0001f600 b\ufffd \ufffd"
+    monkeypatch.setattr("recovery.data.corpus.readers._pdf_page", lambda _: "The ferry\ud835 leaves at noon.")
+    assert texts(read(tmp_path, a__pdf=_pdf("x"))) == {"The ferry\ufffd leaves at noon."}
+
+
 def test_without_the_docs_extra_pdf_and_docx_are_skipped_with_an_install_hint(tmp_path):
     (tmp_path / "a.pdf").write_bytes(_pdf("Text."))
     (tmp_path / "b.docx").write_bytes(b"PK")
