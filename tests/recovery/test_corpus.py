@@ -17,7 +17,7 @@ import pytest
 from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.encodings import decode, encoding_of
-from recovery.data.corpus.readers import read_file
+from recovery.data.corpus.readers import markdown_text, read_file
 from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 
@@ -52,6 +52,49 @@ def test_markdown_is_kept_as_written_without_its_front_matter(tmp_path):
 def test_a_front_matter_title_becomes_a_heading_where_there_is_none(tmp_path):
     document = read(tmp_path, a__md="---\ntitle: 'Port rules'\n---\nThe port opens at six.\n").documents[0]
     assert document.text == "# Port rules\n\nThe port opens at six."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\n\n# Title\n\nThe first ferry leaves at seven.\n\n---\n\nSecond.",
+        "---\nDear all, the first ferry leaves at seven.\nBring your own rope.\n---\nSent from my phone",
+        "---\n- one\n\n---\nA list alone has no key.",
+        "---\nhttp://ferry.example\n---\nAn address is no key.",
+        "---\n---\nNothing is between them.\n---\nThe end.",
+    ],
+)
+def test_text_between_thematic_breaks_is_no_front_matter(text):
+    assert markdown_text(text)[1] == text
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "title: Ferry\n# a comment\ntags:\n- a\n\nmore:\n  deep: 1",
+        'title: Ferry\n"quoted-key": [\n  a\n]',
+        "title:Ferry\nlong: >\n  Folded\n\n  text",
+    ],
+)
+def test_front_matter_in_all_its_forms_is_left_out(front):
+    assert markdown_text(f"---\n{front}\n---\nIt leaves at seven.") == ("Ferry", "# Ferry\n\nIt leaves at seven.")
+    assert markdown_text(f"---\n{front}\n...\nIt leaves at seven.") == ("Ferry", "# Ferry\n\nIt leaves at seven.")
+
+
+@pytest.mark.parametrize("fence", ["```", "~~~~", "  ```"])
+def test_a_comment_in_code_is_no_heading(fence):
+    code = f"{fence}bash\n# Install the tool\nnpm i\n{fence}"
+    titled = markdown_text(f"---\ntitle: Caching\n---\nFirst:\n{code}\nDone.")
+    assert titled == ("Caching", f"# Caching\n\nFirst:\n{code}\nDone.")
+    assert markdown_text(f"Intro.\n\n{code}\n\n# Usage #\n\n{code}")[0] == "Usage"
+    assert markdown_text(f"Caching\n=======\n\n{code}")[0] == "Caching"
+    assert markdown_text(f"Intro.\n\n{code[: -len(fence)]}# never closed")[0] == ""
+
+
+def test_a_page_without_a_body_has_its_description_or_no_text():
+    front = "---\ntitle: Ferry\ndescription: When it leaves.\n---"
+    assert markdown_text(front) == ("Ferry", "# Ferry\n\nWhen it leaves.")
+    assert markdown_text("---\ntitle: Ferry\n---") == ("Ferry", "")
 
 
 def test_text_takes_its_title_from_the_name_or_an_underlined_heading(tmp_path):

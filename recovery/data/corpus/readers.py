@@ -26,6 +26,10 @@ TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", 
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
 CHAT_KEYS = ("messages", "conversations", "conversation")
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
+_FRONT_MATTER = re.compile(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", re.DOTALL)
+_YAML_KEY = re.compile(r"""(?:[^\W\d][\w.-]*|"[^"]+"|'[^']+')[ \t]*:(?!//)""")
+_YAML_MORE = re.compile(r"\s|-(?:\s|$)|#|[\]}]")  # the other lines of YAML: indented, of a list, comments, closing ones
+_FENCED = re.compile(r"^[ \t]*(`{3,}(?=[^`\n]*$)|~{3,}).*?(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 # Limits of files that explode when they are opened, far above what documents need.
 _LARGEST_PAGE = 20_000_000  # bytes of drawing operators
 _LARGEST_UNPACKED = 1_000_000_000  # bytes; pictures are among them
@@ -108,21 +112,28 @@ def markdown_text(text: str) -> tuple[str, str]:
     """Return (title or "", text) of Markdown as written; of the front matter only title and description are kept."""
     text = tidy(text)
     title = description = None
-    front = re.match(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", text, flags=re.DOTALL)
-    if front:
+    front = _FRONT_MATTER.match(text)
+    if front and _is_yaml(front[1]):  # else text between two thematic breaks
         text = text[front.end() :].strip()
         named = re.search(r"^title:\s*(.+)$", front[1], flags=re.MULTILINE)
         title = named[1].strip().strip("\"'") if named else None
         described = re.search(r"^description:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
         description = described[1].strip().strip("\"'") if described else None
-    heading = re.search(r"^#\s+(.+?)\s*#*$", text, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
-    if title and not heading and text:
+    outside = _FENCED.sub("", text)  # a comment in code is no heading
+    heading = re.search(r"^#\s+(\S.*)$", outside, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
+    if title and not heading and (text or description):
         text = f"# {title}\n\n{text}"
     if description and description not in text:  # it summarises the page, often better than its first lines
         head = re.match(r"#\s.+\n*", text)
         at = head.end() if head else 0
         text = f"{text[:at].rstrip()}\n\n{description}\n\n{text[at:]}".strip()
-    return title or (re.sub(r"[*`]", "", heading[1]).strip() if heading else ""), text
+    return title or (re.sub(r"[*`]", "", heading[1]).rstrip().rstrip("#").strip() if heading else ""), text
+
+
+def _is_yaml(text: str) -> bool:
+    """Whether each line may be one of front matter, at least one of them with a key."""
+    keys = [bool(_YAML_KEY.match(line)) for line in text.split("\n") if line and not _YAML_MORE.match(line)]
+    return any(keys) and all(keys)
 
 
 _BLOCKS = words(
