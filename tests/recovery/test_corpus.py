@@ -17,7 +17,7 @@ import pytest
 from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
 from recovery.data.corpus.encodings import decode, encoding_of
-from recovery.data.corpus.readers import markdown_text, read_file
+from recovery.data.corpus.readers import UnreadableError, markdown_text, read_file
 from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 
@@ -176,6 +176,18 @@ def test_json_records_become_documents(tmp_path):
     assert any(reason.startswith("line 2: not valid JSON") for reason in reasons)
     assert "record 5: chat, not a document (use it as --prompts)" in reasons
     assert any(s.path == "d.json" and "line 1" in s.reason for s in corpus.report.skipped)
+
+
+@pytest.mark.parametrize("empty", [{"text": ""}, {"text": None}, {"content": " \n", "text": None}])
+def test_a_record_whose_text_is_empty_is_no_document(empty):
+    lines = [{"title": "Ferry", "id": 1, "url": "http://x/y"} | empty, {"body": "It leaves at seven."} | empty]
+    found = read_file("a.jsonl", "\n".join(map(json.dumps, lines)).encode())
+    assert [piece.text for piece in found.pieces] == ["It leaves at seven."]
+    assert found.skipped == ["record 1: no text"]
+    with pytest.raises(UnreadableError, match="record 1: no text"):
+        read_file("a.json", json.dumps(lines[0]).encode())
+    nested = {"text": {"en": "It leaves.", "de": None}, "body": ""}
+    assert read_file("a.json", json.dumps(nested).encode()).pieces[0].text == "text.en: It leaves."
 
 
 def test_docx_gives_paragraphs_and_tables(tmp_path):

@@ -244,6 +244,9 @@ def _record_text(value: Any) -> tuple[str, str | None]:
     for key in TEXT_KEYS:
         if isinstance(body := value.get(key), str) and body.strip():
             return title, with_title(title, body)
+    given = [value[key] for key in TEXT_KEYS if key in value]
+    if given and all(body is None or (isinstance(body, str) and not body.strip()) for body in given):
+        return title, ""  # what else it has describes a text that is missing
     return title, _flat(value)
 
 
