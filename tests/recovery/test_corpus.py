@@ -310,6 +310,16 @@ def test_bad_files_are_reported_and_good_ones_used(tmp_path):
     assert "skipped huge.txt: 1,000 MB, over the limit of 100 MB a file" in lines
 
 
+def test_probes_and_questions_that_are_not_used_are_reported(tmp_path):
+    (tmp_path / "inner").mkdir()
+    for name in ("probes.jsonl", "questions.jsonl", "a.probes.jsonl", "inner/questions.jsonl"):
+        (tmp_path / name).write_text('{"question": "never a document"}')
+    assert skipped(read(tmp_path, a__md="Text.")) == {
+        "a.probes.jsonl": "no document by its name: only probes.jsonl directly in the folder is used",
+        "inner/questions.jsonl": "no document by its name: only questions.jsonl directly in the folder is used",
+    }
+
+
 def test_the_file_size_limit_can_be_set(tmp_path):
     (tmp_path / "b.txt").write_text("A much longer text than the limit allows.")
     (tmp_path / "a.txt").write_text("Short text.")
