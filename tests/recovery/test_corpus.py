@@ -16,6 +16,8 @@ import pytest
 
 from recovery.data.corpus import Corpus, EmptyCorpusError, read_corpus, text_hash
 from recovery.data.corpus.documents import ReadReport, Skipped
+from recovery.data.corpus.encodings import decode, encoding_of
+from recovery.data.corpus.readers import UnreadableError, markdown_text, read_file
 from recovery.data.corpus.text import normalise, paragraphs, share, tidy
 from recovery.errors import CorpusError
 
@@ -52,6 +54,49 @@ def test_a_front_matter_title_becomes_a_heading_where_there_is_none(tmp_path):
     assert document.text == "# Port rules\n\nThe port opens at six."
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "---\n\n# Title\n\nThe first ferry leaves at seven.\n\n---\n\nSecond.",
+        "---\nDear all, the first ferry leaves at seven.\nBring your own rope.\n---\nSent from my phone",
+        "---\n- one\n\n---\nA list alone has no key.",
+        "---\nhttp://ferry.example\n---\nAn address is no key.",
+        "---\n---\nNothing is between them.\n---\nThe end.",
+    ],
+)
+def test_text_between_thematic_breaks_is_no_front_matter(text):
+    assert markdown_text(text)[1] == text
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "title: Ferry\n# a comment\ntags:\n- a\n\nmore:\n  deep: 1",
+        'title: Ferry\n"quoted-key": [\n  a\n]',
+        "title:Ferry\nlong: >\n  Folded\n\n  text",
+    ],
+)
+def test_front_matter_in_all_its_forms_is_left_out(front):
+    assert markdown_text(f"---\n{front}\n---\nIt leaves at seven.") == ("Ferry", "# Ferry\n\nIt leaves at seven.")
+    assert markdown_text(f"---\n{front}\n...\nIt leaves at seven.") == ("Ferry", "# Ferry\n\nIt leaves at seven.")
+
+
+@pytest.mark.parametrize("fence", ["```", "~~~~", "  ```"])
+def test_a_comment_in_code_is_no_heading(fence):
+    code = f"{fence}bash\n# Install the tool\nnpm i\n{fence}"
+    titled = markdown_text(f"---\ntitle: Caching\n---\nFirst:\n{code}\nDone.")
+    assert titled == ("Caching", f"# Caching\n\nFirst:\n{code}\nDone.")
+    assert markdown_text(f"Intro.\n\n{code}\n\n# Usage #\n\n{code}")[0] == "Usage"
+    assert markdown_text(f"Caching\n=======\n\n{code}")[0] == "Caching"
+    assert markdown_text(f"Intro.\n\n{code[: -len(fence)]}# never closed")[0] == ""
+
+
+def test_a_page_without_a_body_has_its_description_or_no_text():
+    front = "---\ntitle: Ferry\ndescription: When it leaves.\n---"
+    assert markdown_text(front) == ("Ferry", "# Ferry\n\nWhen it leaves.")
+    assert markdown_text("---\ntitle: Ferry\n---") == ("Ferry", "")
+
+
 def test_text_takes_its_title_from_the_name_or_an_underlined_heading(tmp_path):
     corpus = read(tmp_path, port_rules__txt="It opens at six.", b__rst="Harbour\n=======\n\nBoats come in.")
     assert [(d.id, d.title) for d in corpus.documents] == [("b.rst", "Harbour"), ("port_rules.txt", "port rules")]
@@ -78,7 +123,27 @@ def test_html_with_a_million_spaces_in_a_row_is_read(tmp_path):
     (tmp_path / "page.html").write_text(page)
     (document,) = read_corpus(tmp_path).documents
     assert document.text.split() == ["Boats", "one", "two", "three", "four"]
-    assert "two\nthree" in document.text
+    assert "two\n   three" in document.text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("<p>Do:</p><pre><code>def f(x):\n    return 1\n\nf(2)\n</code></pre> <p>after", "Do:\n\n{code}\n\nafter"),
+        (
+            '<div class="highlight"><pre><span></span><span class="k">def</span> <span>f</span><span>(x):</span>\n'
+            '    <span class="k">return</span> <span>1</span>\n\n<span>f(2)</span>\n</pre></div>',
+            "{code}",
+        ),
+        ("<pre>def f(x):<br>    return 1<br>\nf(2)</pre>\n   tail", "{code}\n\ntail"),
+        ("<ul><li>one\n    <pre>  a\n b</pre></li>\n  <li>two</li></ul>", "- one\n\n  a\n b\n\n- two"),
+        ("<pre><div>npm i</div><div>  x</div></pre>", "npm i\n  x"),
+    ],
+    ids=["code", "highlighted", "line breaks", "in a list", "blocks as lines"],
+)
+def test_code_in_html_keeps_its_lines_and_indentation(page, text):
+    (piece,) = read_file("a.html", f"<html><body>{page}</body></html>".encode()).pieces
+    assert piece.text == text.format(code="def f(x):\n    return 1\n\nf(2)")
 
 
 def test_deeply_nested_html_and_json_are_read(tmp_path):
@@ -111,6 +176,18 @@ def test_json_records_become_documents(tmp_path):
     assert any(reason.startswith("line 2: not valid JSON") for reason in reasons)
     assert "record 5: chat, not a document (use it as --prompts)" in reasons
     assert any(s.path == "d.json" and "line 1" in s.reason for s in corpus.report.skipped)
+
+
+@pytest.mark.parametrize("empty", [{"text": ""}, {"text": None}, {"content": " \n", "text": None}])
+def test_a_record_whose_text_is_empty_is_no_document(empty):
+    lines = [{"title": "Ferry", "id": 1, "url": "http://x/y"} | empty, {"body": "It leaves at seven."} | empty]
+    found = read_file("a.jsonl", "\n".join(map(json.dumps, lines)).encode())
+    assert [piece.text for piece in found.pieces] == ["It leaves at seven."]
+    assert found.skipped == ["record 1: no text"]
+    with pytest.raises(UnreadableError, match="record 1: no text"):
+        read_file("a.json", json.dumps(lines[0]).encode())
+    nested = {"text": {"en": "It leaves.", "de": None}, "body": ""}
+    assert read_file("a.json", json.dumps(nested).encode()).pieces[0].text == "text.en: It leaves."
 
 
 def test_docx_gives_paragraphs_and_tables(tmp_path):
@@ -153,6 +230,14 @@ def test_pdf_gives_its_text(tmp_path):
     assert [d.text for d in corpus.documents] == ["The ferry leaves at noon."]
     assert skipped(corpus)["b.pdf"].startswith("damaged PDF")
     assert skipped(corpus)["c.pdf"] == "no text in the PDF (scanned pages?)"
+
+
+def test_halves_of_surrogate_pairs_are_joined_or_replaced(tmp_path, monkeypatch):
+    """pypdf returns them for some fonts; no tokenizer takes them and no file can hold them."""
+    pytest.importorskip("pypdf")
+    assert tidy("a\ud83d\ude00 b\ud835 \udc9c\r\n") == "a\U0001f600 b\ufffd \ufffd"
+    monkeypatch.setattr("recovery.data.corpus.readers._pdf_page", lambda _: "The ferry\ud835 leaves at noon.")
+    assert texts(read(tmp_path, a__pdf=_pdf("x"))) == {"The ferry\ufffd leaves at noon."}
 
 
 def test_without_the_docs_extra_pdf_and_docx_are_skipped_with_an_install_hint(tmp_path):
@@ -223,6 +308,16 @@ def test_bad_files_are_reported_and_good_ones_used(tmp_path):
     lines = corpus.report.lines()
     assert lines[0].startswith("read 1 file in ") and "1 documents to train on, 0 held out, 25 characters" in lines[0]
     assert "skipped huge.txt: 1,000 MB, over the limit of 100 MB a file" in lines
+
+
+def test_probes_and_questions_that_are_not_used_are_reported(tmp_path):
+    (tmp_path / "inner").mkdir()
+    for name in ("probes.jsonl", "questions.jsonl", "a.probes.jsonl", "inner/questions.jsonl"):
+        (tmp_path / name).write_text('{"question": "never a document"}')
+    assert skipped(read(tmp_path, a__md="Text.")) == {
+        "a.probes.jsonl": "no document by its name: only probes.jsonl directly in the folder is used",
+        "inner/questions.jsonl": "no document by its name: only questions.jsonl directly in the folder is used",
+    }
 
 
 def test_the_file_size_limit_can_be_set(tmp_path):
@@ -327,6 +422,49 @@ def test_a_cyrillic_legacy_encoding_is_guessed(tmp_path):
     text = "Гавань открывается в шесть часов утра, и рыбаки уже ждут у ворот со своими лодками и сетями. " * 3
     corpus = read(tmp_path, a__txt=text.encode("cp1251"))
     assert corpus.documents[0].text == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("shift_jis", "東京の港は毎朝七時に開きます。最初の船は八時に出ます。"),
+        ("gbk", "港口每天早上七点开放。第一班船八点出发，去往北方的岛屿。"),
+        ("cp949", "항구는 매일 아침 일곱 시에 열립니다. 첫 배는 여덟 시에 떠납니다."),
+    ],
+)
+@pytest.mark.parametrize("shift", ["", "a"])
+def test_a_large_file_in_a_multi_byte_encoding_is_guessed_wherever_its_characters_begin(
+    tmp_path, encoding, text, shift
+):
+    text = shift + "".join(f"{number} {text}\n" for number in range(1500))
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert decode(text.encode(encoding)).text == text
+    one_line = text.replace("\n", "").replace(" ", "")  # few places where no character can be cut
+    assert decode(one_line.encode(encoding)).text == one_line
+    found, note = encoding_of(tmp_path / "a.txt")
+    assert text.encode(encoding).decode(found) == text and note == f"not UTF-8, read as {found}"
+
+
+GERMAN_ROWS = "".join(f"{number},Der Fährmann grüßt jeden Morgen.\n" for number in range(200)).encode()
+ASCII_ROWS = b"1,plain sentences about ports and boats.\n" * 2000
+RUSSIAN = "Порт открывается каждое утро в семь часов.\n".encode("cp1251") * 2000
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "note"),
+    [
+        (GERMAN_ROWS + ASCII_ROWS + b"one \xff byte\n" + ASCII_ROWS, "utf-8", "damaged UTF-8, 1 character replaced"),
+        (GERMAN_ROWS + ASCII_ROWS + "ü".encode()[:1], "utf-8", "damaged UTF-8, 1 character replaced"),
+        (ASCII_ROWS + RUSSIAN, "cp1251", "not UTF-8, read as cp1251"),
+        (RUSSIAN + b"one \x98 byte\n", "cp1251", "not UTF-8, read as cp1251, 1 character replaced"),
+    ],
+    ids=["damaged", "cut off", "ASCII at the start", "damaged legacy"],
+)
+def test_the_whole_file_decides_its_encoding(tmp_path, data, encoding, note):
+    (tmp_path / "a.csv").write_bytes(data)
+    assert encoding_of(tmp_path / "a.csv") == (encoding, note)
+    decoded = decode(data)
+    assert (decoded.encoding, decoded.note) == (encoding, note)
 
 
 def test_utf8_with_a_few_broken_bytes_stays_utf8(tmp_path):

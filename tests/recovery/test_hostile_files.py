@@ -138,3 +138,4 @@ def test_a_library_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch)
 def test_markup_that_never_ends_takes_linear_time(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("> " * 50_000 + GOOD + "[" * 100_000 + "(" * 100_000)
     assert gather(tmp_path, 1, held_out=0.0, seed=0).documents
+    assert read_file("b.md", f"# Ferry{' ' * 100_000}7".encode()).pieces[0].title.endswith(" 7")

@@ -122,6 +122,19 @@ def test_titles_and_ids_come_from_their_columns(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (["3", "2", None, "3"], ["3", "2", "row 3", "row 4"]),
+        ([None, "1", "2"], ["1", "row 2", "2"]),
+        (["row 2", "row 2", "row 3"], ["row 2", "row 2'", "row 3"]),
+    ],
+)
+def test_no_two_rows_have_the_same_id(tmp_path, ids, expected):
+    path = table(tmp_path / "a.parquet", id=ids, text=[f"Text {number}." for number in range(len(ids))])
+    assert [document.id for document in read(path).documents] == [f"a.parquet#{part}" for part in expected]
+
+
 def test_the_column_is_guessed_or_named_and_in_doubt_refused(tmp_path):
     two = table(tmp_path / "two.parquet", a=["one"], b=["two"], n=[1])
     assert refusal(two).endswith(f"which column holds the texts, a or b? Name it, as in {two}:a")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,11 @@ _MARKS = (  # UTF-32 before UTF-16: its little-endian mark begins with that of U
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\x1b\x08")  # that text does not contain
-_SAMPLE = 1 << 16
+_SAMPLE, _LONGEST_SAMPLE = 1 << 16, 1 << 20
+_DECLARATION = 1024  # bytes at the start of a page that may name its encoding
+_NO_CHARACTER_CUT = re.compile(rb"[\x00-\x2f]")  # never the second or a later byte of a legacy encoding's character
+
+_Parts = Callable[[], Iterator[bytes]]  # all bytes of a text in parts, as often as it is called
 
 
 class NotTextError(ValueError):
@@ -48,7 +54,8 @@ def decode(data: bytes) -> Decoded:
     try:
         return Decoded(data.decode("utf-8"), "utf-8")
     except UnicodeDecodeError:
-        return _damaged(data) or _guess(data)
+        encoding, note = _guess(lambda: (data[at : at + _SAMPLE] for at in range(0, len(data), _SAMPLE)))
+        return Decoded(data.decode(encoding, "replace"), encoding, note)
 
 
 def encoding_of(path: Path) -> tuple[str, str]:
@@ -57,38 +64,57 @@ def encoding_of(path: Path) -> tuple[str, str]:
     Raises NotTextError for binary content, OSError if the file cannot be read. With the encoding, undecodable bytes are
     to be replaced.
     """
-    utf8 = codecs.getincrementaldecoder("utf-8")()
-    with path.open("rb") as file:
-        part = file.read(_SAMPLE)
-        marked = next((encoding for mark, encoding in _MARKS if part.startswith(mark)), None)
-        if marked is not None:
-            return marked, ""
-        if wide := _wide(part):
-            return wide, _guessed(wide)
-        if _binary(part):
-            raise NotTextError("binary, not text")
-        while part:
-            try:
-                utf8.decode(part)
-            except UnicodeDecodeError:
-                found = _damaged(part) or _guess(part)
-                damaged = found.encoding == "utf-8"
-                return found.encoding, "damaged UTF-8, invalid bytes replaced" if damaged else found.note
-            part = file.read(_SAMPLE)
-    return "utf-8", ""
+
+    def parts() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while part := file.read(_SAMPLE):
+                yield part
+
+    first = next(parts(), b"")
+    marked = next((encoding for mark, encoding in _MARKS if first.startswith(mark)), None)
+    if marked is not None:
+        return marked, ""
+    if wide := _wide(first):
+        return wide, _guessed(wide)
+    if _binary(first):
+        raise NotTextError("binary, not text")
+    return ("utf-8", "") if _valid(parts(), "utf-8") else _guess(parts)
 
 
 def _guessed(encoding: str) -> str:
     return f"not UTF-8, read as {encoding}"
 
 
-def _damaged(data: bytes) -> Decoded | None:
-    """Return text of UTF-8 with a few invalid bytes, or None if too few multi-byte characters are valid."""
-    text = data.decode("utf-8", "replace")
-    broken = text.count("\ufffd")
-    if sum(not c.isascii() for c in text) - broken < 4 * broken:
-        return None
-    return Decoded(text, "utf-8", f"damaged UTF-8, {broken} character{'s' * (broken != 1)} replaced")
+def _guess(parts: _Parts) -> tuple[str, str]:
+    """Return the encoding of bytes that are not valid UTF-8, and a remark; the whole text decides, not its start."""
+    replaced = _replaced(parts(), "utf-8")
+    if replaced is not None:
+        return "utf-8", f"damaged UTF-8, {_characters(replaced)} replaced"
+    legacy = _legacy(_sample(parts()))
+    if not _valid(parts(), legacy) and (replaced := _replaced(parts(), legacy)) is not None:
+        return legacy, f"{_guessed(legacy)}, {_characters(replaced)} replaced"
+    encoding = next(name for name in (legacy, "cp1252", "latin-1") if _valid(parts(), name))
+    return encoding, _guessed(encoding)
+
+
+def _characters(count: int) -> str:
+    return f"{count:,} character{'s' * (count != 1)}"
+
+
+def _valid(parts: Iterator[bytes], encoding: str) -> bool:
+    try:
+        return all(True for _ in codecs.iterdecode(parts, encoding))
+    except UnicodeDecodeError:
+        return False
+
+
+def _replaced(parts: Iterator[bytes], encoding: str) -> int | None:
+    """Return how many characters of a damaged text are replaced, or None if too few beyond ASCII are valid."""
+    broken = others = 0
+    for text in codecs.iterdecode(parts, encoding, "replace"):
+        broken += text.count("\ufffd")
+        others += len(text) - len(text.encode("ascii", "ignore"))
+    return None if others - broken < 4 * broken else broken
 
 
 def _wide(sample: bytes) -> str | None:
@@ -121,15 +147,26 @@ def _binary(sample: bytes) -> bool:
     return controls > 0.02 * max(len(sample), 1)
 
 
-def _guess(data: bytes) -> Decoded:
-    """Return text in a guessed legacy encoding, preferring cp1252 where it is among the best guesses."""
-    best = from_bytes(data[:_SAMPLE]).best()
-    encoding = "cp1252"
-    if best is not None and not {"cp1252", "latin_1"} & {best.encoding, *best.could_be_from_charset}:
-        encoding = best.encoding
-    for name in (encoding, "cp1252", "latin-1"):
-        try:
-            return Decoded(data.decode(name), name, _guessed(name))
-        except (UnicodeDecodeError, LookupError):
-            continue
-    raise NotTextError("unknown encoding")
+def _sample(parts: Iterator[bytes]) -> bytes:
+    """Return what an encoding is guessed from: the start of a text and the first part that is not ASCII alone.
+
+    It does not end within a character: an encoding that cannot decode it would be ruled out.
+    """
+    sample = b""
+    for part in parts:
+        sample += part
+        if sample.isascii():
+            sample = sample[:_DECLARATION]
+        elif end := _NO_CHARACTER_CUT.search(sample, _SAMPLE):
+            return sample[: end.end()]
+        elif len(sample) > _LONGEST_SAMPLE:
+            break
+    return sample
+
+
+def _legacy(sample: bytes) -> str:
+    """Return the likeliest legacy encoding of a sample, cp1252 where it is among the best guesses."""
+    best = from_bytes(sample).best()
+    if best is None or {"cp1252", "latin_1"} & {best.encoding, *best.could_be_from_charset}:
+        return "cp1252"
+    return best.encoding

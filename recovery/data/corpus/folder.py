@@ -23,7 +23,7 @@ from recovery.data.sources import TABLE_SUFFIXES, Source, parse
 from recovery.errors import CorpusError, UsageError, printable
 
 # Also those of a single file: reviews.probes.jsonl.
-_NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(?:questions|probes|rewritten)\.jsonl")
+_NEVER_DOCUMENTS = re.compile(r"(?:.+\.)?(questions|probes|rewritten)\.jsonl")
 DEFAULT_LIMIT_FILE_MB = 100.0
 
 
@@ -147,8 +147,11 @@ def _files(directory: Path, root: Path, skipped: list[Skipped]) -> Iterator[Path
                 skipped.append(Skipped(_name(path, root), reason))
             else:
                 yield from (_files(path, root, skipped) if splits is None else (path,))
-        elif _NEVER_DOCUMENTS.fullmatch(entry.name):
-            continue
+        elif match := _NEVER_DOCUMENTS.fullmatch(entry.name):
+            used = f"{match[1]}.jsonl"
+            if directory != root or entry.name != used:
+                reason = f"no document by its name: only {used} directly in the folder is used"
+                skipped.append(Skipped(_name(path, root), reason))
         else:
             yield path
 

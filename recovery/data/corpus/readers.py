@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import PurePath
 from typing import Any
 
@@ -25,6 +26,10 @@ TEXT_KEYS = ("text", "content", "body", "document", "markdown", "page_content", 
 _TITLE_KEYS = ("title", "name", "heading", "subject", "topic")
 CHAT_KEYS = ("messages", "conversations", "conversation")
 _UNDERLINED = re.compile(r"^(\S.*)\n([=\-~^\"'*#+])\2{2,}[ \t]*$", re.MULTILINE)
+_FRONT_MATTER = re.compile(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", re.DOTALL)
+_YAML_KEY = re.compile(r"""(?:[^\W\d][\w.-]*|"[^"]+"|'[^']+')[ \t]*:(?!//)""")
+_YAML_MORE = re.compile(r"\s|-(?:\s|$)|#|[\]}]")  # the other lines of YAML: indented, of a list, comments, closing ones
+_FENCED = re.compile(r"^[ \t]*(`{3,}(?=[^`\n]*$)|~{3,}).*?(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 # Limits of files that explode when they are opened, far above what documents need.
 _LARGEST_PAGE = 20_000_000  # bytes of drawing operators
 _LARGEST_UNPACKED = 1_000_000_000  # bytes; pictures are among them
@@ -107,21 +112,28 @@ def markdown_text(text: str) -> tuple[str, str]:
     """Return (title or "", text) of Markdown as written; of the front matter only title and description are kept."""
     text = tidy(text)
     title = description = None
-    front = re.match(r"---\n(.*?)\n(?:---|\.\.\.)(?:\n|$)", text, flags=re.DOTALL)
-    if front:
+    front = _FRONT_MATTER.match(text)
+    if front and _is_yaml(front[1]):  # else text between two thematic breaks
         text = text[front.end() :].strip()
         named = re.search(r"^title:\s*(.+)$", front[1], flags=re.MULTILINE)
         title = named[1].strip().strip("\"'") if named else None
         described = re.search(r"^description:[ \t]*([^\s>|].*)$", front[1], flags=re.MULTILINE)
         description = described[1].strip().strip("\"'") if described else None
-    heading = re.search(r"^#\s+(.+?)\s*#*$", text, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
-    if title and not heading and text:
+    outside = _FENCED.sub("", text)  # a comment in code is no heading
+    heading = re.search(r"^#\s+(\S.*)$", outside, flags=re.MULTILINE) or re.match(r"(\S.*)\n=+(?:\n|$)", text)
+    if title and not heading and (text or description):
         text = f"# {title}\n\n{text}"
     if description and description not in text:  # it summarises the page, often better than its first lines
         head = re.match(r"#\s.+\n*", text)
         at = head.end() if head else 0
         text = f"{text[:at].rstrip()}\n\n{description}\n\n{text[at:]}".strip()
-    return title or (re.sub(r"[*`]", "", heading[1]).strip() if heading else ""), text
+    return title or (re.sub(r"[*`]", "", heading[1]).rstrip().rstrip("#").strip() if heading else ""), text
+
+
+def _is_yaml(text: str) -> bool:
+    """Whether each line may be one of front matter, at least one of them with a key."""
+    keys = [bool(_YAML_KEY.match(line)) for line in text.split("\n") if line and not _YAML_MORE.match(line)]
+    return any(keys) and all(keys)
 
 
 _BLOCKS = words(
@@ -148,26 +160,31 @@ def _html(name: str, data: bytes) -> Read:
 
 def _html_text(tree: Any) -> str:
     """Return the visible text, blocks on their own lines; iterative, so that nesting depth is not limited."""
-    parts: list[str] = []
-    stack: list[Any] = [tree]
+    parts: list[tuple[str, bool]] = []  # text, and whether its lines and indentation are kept, as in <pre>
+    stack: list[tuple[Any, bool]] = [(tree, False)]
     while stack:
-        node = stack.pop()
+        node, within = stack.pop()
         if isinstance(node, str):
-            parts.append(node)
+            parts.append((node, within))
             continue
-        visible = isinstance(node.tag, str) and node.tag not in _UNSEEN
-        stack.append(re.sub(r"\s+", " ", node.tail or ""))
-        if not visible:
+        stack.append((_spaced(node.tail, within), within))
+        if not isinstance(node.tag, str) or node.tag in _UNSEEN:
             continue
-        breaks = "\n\n" if node.tag in _APART else "\n" if node.tag in _BLOCKS else ""
-        inner = node.text or ""
-        keep = node.tag == "pre"
-        stack.append(breaks)
-        stack.extend(reversed(node))
-        prefix = breaks + ("- " if node.tag == "li" else "") + ("\n" if node.tag == "br" else "")
-        stack.append(prefix + (inner if keep else re.sub(r"\s+", " ", inner)))
+        breaks = "\n\n" if node.tag in _APART and not within else "\n" if node.tag in _BLOCKS else ""
+        keep = within or node.tag == "pre"
+        stack.append((breaks, within))
+        stack.extend((child, keep) for child in reversed(node))
+        stack.append((_spaced(node.text, keep), keep))
+        before = "" if within else breaks  # a block within <pre> is one of its lines
+        stack.append((before + ("- " if node.tag == "li" else "") + ("\n" if node.tag == "br" else ""), within))
+    joined = (("".join(text for text, _ in group), kept) for kept, group in groupby(parts, key=lambda part: part[1]))
     # From the first space of a run, so that long runs take linear time.
-    return tidy(re.sub(r"(?<![ \t])[ \t]*\n[ \t]*", "\n", "".join(parts)))
+    return tidy("".join(text if kept else re.sub(r"(?<![ \t])[ \t]*\n[ \t]*", "\n", text) for text, kept in joined))
+
+
+def _spaced(text: str | None, keep: bool) -> str:
+    """Return the text of a node, with white space as single spaces unless it is kept."""
+    return (text or "") if keep else re.sub(r"\s+", " ", text or "")
 
 
 def one_line(text: str) -> str:
@@ -227,6 +244,9 @@ def _record_text(value: Any) -> tuple[str, str | None]:
     for key in TEXT_KEYS:
         if isinstance(body := value.get(key), str) and body.strip():
             return title, with_title(title, body)
+    given = [value[key] for key in TEXT_KEYS if key in value]
+    if given and all(body is None or (isinstance(body, str) and not body.strip()) for body in given):
+        return title, ""  # what else it has describes a text that is missing
     return title, _flat(value)
 
 

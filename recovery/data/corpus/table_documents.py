@@ -79,9 +79,11 @@ def _read(table: Table, name: str, column: str, how: str, limit_mb: float) -> Re
 
 
 def _part(key: Any, number: int, parts: set[str]) -> str:
-    """Return the row's own id, or its number if it has none or shares it with an earlier row."""
-    part = "" if key is None else one_line(str(key))[:_LONGEST_KEY]
-    if not part or part in parts:
-        part = f"row {number}" if part else str(number)
+    """Return the row's own id, or its number if it has none; marked as a row's number if an earlier row has this id."""
+    part = ("" if key is None else one_line(str(key))[:_LONGEST_KEY]) or str(number)
+    if part in parts:
+        part = f"row {number}"
+    while part in parts:  # an earlier row's own id
+        part += "'"
     parts.add(part)
     return part

@@ -9,6 +9,7 @@ import unicodedata
 _TYPOGRAPHIC = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "."})
 _DROPPED = re.compile(r"[.,;:!?\"'()\[\]{}_`~#|\\]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _SPACE = re.compile(r"\s+")
 
 
@@ -49,7 +50,12 @@ def paragraphs(text: str) -> list[str]:
 
 
 def tidy(text: str) -> str:
-    """Return ``text`` with uniform line ends, no trailing spaces or control characters, and single blank lines."""
+    """Return ``text`` with uniform line ends, no trailing spaces or control characters, and single blank lines.
+
+    Surrogates, which no file can hold, are joined to the character of their pair or replaced.
+    """
+    if _SURROGATES.search(text):
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n").replace("\ufeff", "")
     text = _CONTROL.sub("", text)
     text = re.sub(r"(?<![ \t\xa0])[ \t\xa0]+\n", "\n", text)  # from the first space: linear in long runs
