@@ -44,10 +44,10 @@ def decide(
     ``latest`` belongs to this cycle, it returns to the checkpoint the cycle started from. Rolled back: the same for
     this cycle and every later one that builds on it; those are recorded as rolled back too.
 
-    Raises DatabaseError if the decision contradicts later cycles (they build on a cycle to be rejected, or were made
-    without a cycle to be accepted), while a stage is training or another process holds the experiment (accepting a
-    cycle that is part of ``latest`` moves nothing and is always possible), or if the weights of the new ``latest``
-    were pruned.
+    Raises DatabaseError if the decision contradicts those about other cycles (later ones build on a cycle to be
+    rejected, or were made without a cycle to be accepted; a cycle to be accepted builds on one that was left), while
+    a stage is training or another process holds the experiment (accepting a cycle that is part of ``latest`` moves
+    nothing and is always possible), or if the weights of the new ``latest`` were pruned.
     """
     if decision not in DECISIONS:
         raise DatabaseError(f"{decision!r} is not a decision: use one of {', '.join(DECISIONS)}")
@@ -79,7 +79,7 @@ class _Line:
     cycles: Mapping[int, int]
     checkpoints: Mapping[int, Any]
     latest: Any
-    left: frozenset[int]
+    left: Mapping[int, str]  # the newest decision of each cycle that was rejected or rolled back, by the cycle's id
 
     @classmethod
     def read(cls, connection: Connection, cycle_id: int) -> _Line:
@@ -102,7 +102,7 @@ class _Line:
             .order_by(Decision.id)
         )
         newest = {row.cycle_id: row.decision for row in decisions}
-        left = frozenset(key for key, decision in newest.items() if decision in LEFT)
+        left = {key: decision for key, decision in newest.items() if decision in LEFT}
         return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left)
 
     @property
@@ -191,12 +191,24 @@ def _accept(line: _Line) -> _Move:
         return end, ()
     if end.id in line.line_of(latest):
         return None, ()
+    _require_kept_ancestors(line)
     if latest.id not in line.line_of(end):
         raise DatabaseError(
             f"{latest.name}, the latest, does not build on {end.name}: roll its cycle back first, or leave cycle "
             f"{line.cycle.number} out"
         )
     return end, ()
+
+
+def _require_kept_ancestors(line: _Line) -> None:
+    """Raise DatabaseError if the cycle builds on one that was left: its documents would be in ``latest`` again."""
+    left = (line.cycles_of(line.end) - {line.cycle.id}) & line.left.keys()
+    earlier = next((number for number, key in line.cycles.items() if key in left), None)
+    if earlier is not None:
+        was = line.left[line.cycles[earlier]].replace("_", " ")
+        raise DatabaseError(
+            f"cycle {line.cycle.number} builds on cycle {earlier}, which was {was}: accept cycle {earlier} first"
+        )
 
 
 def _reject(line: _Line) -> _Move:

@@ -92,6 +92,15 @@ def test_a_cycle_beside_the_latest_line_is_not_accepted_over_it(line: Line) -> N
         line.decide(1, "accepted")
 
 
+def test_a_cycle_that_builds_on_one_that_was_left_is_not_accepted_before_it(line: Line) -> None:
+    line.decide(1, "rolled_back")
+    with pytest.raises(DatabaseError, match=r"cycle 2 builds on cycle 1, which was rolled back: accept cycle 1 first"):
+        line.decide(2, "accepted")
+    assert line.latest == "base"
+    assert line.decide(1, "accepted") == ("base", "cycle-1/recovered", ())
+    assert line.decide(2, "accepted") == ("cycle-1/recovered", "cycle-2/recovered", ())
+
+
 @pytest.mark.differs
 def test_nothing_is_deleted_and_a_refused_decision_leaves_no_trace(line: Line) -> None:
     before = [(c.name, c.path) for c in queries.checkpoints(line.tracker.database, line.experiment)]
