@@ -321,10 +321,57 @@ def test_a_number_in_an_address_that_no_id_can_be_is_ignored(seeded: Any) -> Non
         assert "<article" in shown[2], number[:9]
 
 
+def shown_cycle(source: Source, query: dict[str, str] | None = None) -> str:
+    """Return what the page Cycle names as shown."""
+    outputs = cycle._show(source, Access(), Request(query or {}))  # type: ignore[arg-type]
+    found = re.search(r'data-cycle="([^"]+)"', outputs[2])
+    assert found is not None
+    return found[1]
+
+
+def accept(source: Source, token: Any, why: str = "sound") -> str:
+    """Accept a cycle on its page; return all that the page then says."""
+    outputs = cycle._enter(source, Access(), Request(), "accepted", token, "Ada", why)  # type: ignore[arg-type]
+    return "".join(output for output in outputs if isinstance(output, str))
+
+
 def test_a_decision_that_is_too_long_is_not_recorded(seeded: Any) -> None:
     source = Source(seeded.address)
+    token = shown_cycle(source)
     for who, why in (("a" * 81, "sound"), ("Ada", "a" * 2001), ("Ada", None)):
-        said = cycle._enter(source, Access(), Request(), "accepted", who, why)  # type: ignore[arg-type]
+        said = cycle._enter(source, Access(), Request(), "accepted", token, who, why)[0]  # type: ignore[arg-type]
         assert "Not recorded" in said and ("at most" in said or why is None)
     kept = [one.why for number in seeded.cycles for one in queries.decisions(source.database(), number)]
     assert kept == ["knowledge kept, behaviour back"]
+
+
+@pytest.fixture
+def one_cycle(seeding: ModuleType, address: Path | str) -> Any:
+    return seeding.seed(address, cycles=1, items=2, steps=2)
+
+
+def test_a_decision_is_about_the_cycle_that_was_shown(one_cycle: Any, seeding: ModuleType) -> None:
+    source, address = Source(one_cycle.address), one_cycle.address
+    token = shown_cycle(source)
+    with Tracker(address) as tracker:
+        second = tracker.cycle(one_cycle.experiment, 2)
+    other = seeding.seed(address, cycles=1, items=2, steps=2, name="newer")
+    said = accept(source, token)
+    assert "Cycle 1 accepted" in said and "The latest checkpoint is cycle-1/recovered, unchanged." in said
+    assert "Ada" in said and "Cycle 2" in said, "the cycle that was decided is still shown"
+    made = [queries.decisions(source.database(), number) for number in (*one_cycle.cycles, second, *other.cycles)]
+    assert [[one.why for one in decisions] for decisions in made] == [["sound"], [], []]
+
+
+def test_a_decision_about_what_has_changed_since_it_was_shown_is_refused(one_cycle: Any) -> None:
+    source, (first,) = Source(one_cycle.address), one_cycle.cycles
+    token = shown_cycle(source)
+    accept(source, token)
+    for old in (token, "", None, "1", token.replace("-", "-9", 1), "9" * 5000):
+        said = accept(source, old, "again")
+        assert "Not recorded" in said and "reload the page" in said and "<table" not in said
+    token = shown_cycle(source)
+    with Tracker(one_cycle.address) as tracker:
+        tracker.add_checkpoint(one_cycle.experiment, "cycle-1/recovered-2", "recovered", path="x", cycle_id=first)
+    assert "reload the page" in accept(source, token, "of another checkpoint")
+    assert [one.why for one in queries.decisions(source.database(), first)] == ["sound"]
