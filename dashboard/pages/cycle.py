@@ -15,7 +15,7 @@ from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common, review_cards, review_request
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
-from db import DatabaseError, Decided, decide, queries, reviews
+from db import DatabaseError, Decided, cycle_evidence, decide, queries, reviews
 from db.records import CycleRow, Evaluation, Measured, Overview, Stage
 
 NAME = "Cycle"
@@ -120,7 +120,7 @@ def _decide(source: Source, shown: _Shown, word: str, who: str, why: str) -> Dec
     if found is None or _end_id(found[1]) != shown.end:
         raise DatabaseError("the cycle has changed since it was shown: reload the page")
     row = found[1]
-    evidence = row.cycle.details.get("evidence", {})
+    evidence = cycle_evidence.for_decision(row, cycle_evidence.current(source.database(), row))
     with source.writing() as database:
         return decide(database, row.cycle.id, word, who=who, why=why, evidence=evidence, seen=shown.decision)
 
@@ -240,12 +240,13 @@ def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
     """Return everything below the decision, as cards."""
     database = source.database()
     stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
+    recorded = cycle_evidence.current(database, row)
     cards = [
-        _types(source, overview, row),
-        _tests(row),
+        _types(source, overview, row, recorded),
+        _tests(source, overview, row, recorded),
         _gate(source, overview, row),
         _review(source, overview, row),
-        _knowledge(overview, row),
+        _knowledge(overview, row, recorded),
         _drift(source, row),
         _cost(overview, stages),
         _settings(source, overview, row, stages),
@@ -258,13 +259,13 @@ def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
 # --- instruction types ---------------------------------------------------------------------------------------
 
 
-def _types(source: Source, overview: Overview, row: CycleRow) -> str:
+def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
     """Return a table of scores by type of instruction, sorted by remaining loss."""
     steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
     found = {name: _by_type(source, step) for name, step in steps.items() if step is not None}
     if not found.get("base") or len(found) < 2:
         return ""
-    tested = {one["name"]: one for one in _compared(row, "base").get("types of instruction_following", [])}
+    tested = {one["name"]: one for one in _compared(recorded, "base").get("types of instruction_following", [])}
     end = list(found)[-1]
     rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end))
     columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
@@ -326,27 +327,42 @@ def following(source: Source, step: Measured | None) -> Evaluation | None:
 # --- tests, gate, knowledge ----------------------------------------------------------------------------------
 
 
-def _compared(row: CycleRow, name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = row.cycle.details.get("evidence", {}).get("compared_with", {}).get(name, {})
+def _compared(recorded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = recorded.get("compared_with", {}).get(name, {})
     return found
 
 
-def _tests(row: CycleRow) -> str:
+def _tests(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
     """Return paired tests of every suite against base and against the mid-trained model."""
+    if row.end is None:
+        return ""
+    if not recorded:
+        return _other_tests(source, overview, row, row.end.checkpoint.name)
     columns = ("Suite", "Before", "After", "Difference", "95% interval", "Lost", "Won", "p (Holm)", "n")
     shown = ""
     for name, title in (("base", "Against base"), ("midtrained", "Against its mid-trained model")):
-        suites = _compared(row, name).get("suites", [])
+        suites = _compared(recorded, name).get("suites", [])
         if suites:
             cells = [_tested(one) for one in suites]
             shown += f"<h3>{title}</h3>" + markup.table(columns, cells, caption=f"{title}, paired")
     if not shown:
         return ""
     note = (
-        "On the items common to both: exact McNemar test, interval of the paired score test, p-values Holm-corrected "
-        "per table."
+        f"Of {row.end.checkpoint.name}, on the items common to both: exact McNemar test, interval of the paired score "
+        "test, p-values Holm-corrected per table."
     )
     return markup.card("Paired tests", note, shown, anchor="tests")
+
+
+def _other_tests(source: Source, overview: Overview, row: CycleRow, end: str) -> str:
+    """Say which checkpoint the recorded tests are of, if they are not of the last one as it is now."""
+    tested = row.cycle.details.get("evidence", {}).get("checkpoint")
+    if tested is None:
+        return ""
+    which = f"of {tested}, not of {end}" if tested != end else f"not known to cover the newest evaluation of {end}"
+    # The command is about the workspace's own cycles.
+    how = f": run `recover report {row.cycle.number}`" if overview.experiment.name == source.own else ""
+    return markup.card("Paired tests", f"Those recorded are {which}{how}.", "", anchor="tests")
 
 
 def _tested(one: Mapping[str, Any]) -> list[str]:
@@ -418,7 +434,7 @@ def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end:
     ]
 
 
-def _knowledge(overview: Overview, row: CycleRow) -> str:
+def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
     """Return the matrix of accuracy on each corpus after each cycle."""
     corpora = overview.corpora
     steps = [("base", overview.base)] + [
@@ -431,10 +447,10 @@ def _knowledge(overview: Overview, row: CycleRow) -> str:
         for label, step in steps
         if step is not None
     ]
-    recorded = row.cycle.details.get("evidence", {}).get("knowledge", {})
     note = "Accuracy on questions about each corpus, for the last checkpoint of each cycle."
-    if recorded.get("backward_transfer") is not None:
-        note += f" Backward transfer {points(recorded['backward_transfer'])} points, on questions that all were asked."
+    transfer = recorded.get("knowledge", {}).get("backward_transfer")
+    if transfer is not None:
+        note += f" Backward transfer {points(transfer)} points, on questions that all were asked."
     table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
     return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
 

@@ -22,6 +22,7 @@ from dashboard.pages import common, compare, cycle, live, overview, samples
 from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
 from db import Tracker, queries
+from db.cycle_evidence import newest_compared
 from db.records import Point
 from tests.dashboard.conftest import checked
 
@@ -375,3 +376,36 @@ def test_a_decision_about_what_has_changed_since_it_was_shown_is_refused(one_cyc
         tracker.add_checkpoint(one_cycle.experiment, "cycle-1/recovered-2", "recovered", path="x", cycle_id=first)
     assert "reload the page" in accept(source, token, "of another checkpoint")
     assert [one.why for one in queries.decisions(source.database(), first)] == ["sound"]
+
+
+def test_tests_and_stored_scores_are_of_the_checkpoint_that_is_shown(one_cycle: Any) -> None:
+    source, (first,), tested = Source(one_cycle.address), one_cycle.cycles, "cycle-1/recovered"
+    row = {"name": "general", "first": 0.957, "second": 0.951, "difference": -0.006, "low": -0.02, "high": 0.01,
+           "lost": 9, "won": 2, "p_value": 0.2, "p_adjusted": 0.2, "n": 1000}  # fmt: skip
+
+    def cards() -> str:
+        return str(cycle._show(source, Access(), Request())[-1])  # type: ignore[arg-type]
+
+    with Tracker(one_cycle.address) as tracker:
+        made = {one.name: one.id for one in queries.checkpoints(tracker.database, one_cycle.experiment)}
+        found = {"checkpoint": tested, "compared_with": {"base": {"suites": [row]}}}
+        found["newest_evaluation"] = newest_compared(tracker.database, made[tested])
+        tracker.cycle(one_cycle.experiment, 1, details={"evidence": found})
+        tracker.add_evaluation(made[tested], "drift", value=0.1, stderr=0.01, n=9)  # never part of the tests
+        assert f"Of {tested}" in cards() and "95.1%" in cards()
+        accept(source, shown_cycle(source))
+        tracker.add_evaluation(made[tested], "general", value=0.7, stderr=0.01, n=1000)
+        assert f"not known to cover the newest evaluation of {tested}" in cards() and "95.1%" not in cards()
+        again = tracker.add_checkpoint(
+            one_cycle.experiment, f"{tested}-2", "recovered", path="x", parent_id=made[tested], cycle_id=first
+        )
+        tracker.add_evaluation(again, "general", value=0.4, stderr=0.015, n=1000)
+        assert f"are of {tested}, not of {tested}-2" in cards() and "recover report 1" not in cards()
+        accept(source, shown_cycle(source))
+    newer, older = (one.evidence for one in queries.decisions(source.database(), first))
+    assert (older["checkpoint"], older["compared_with"], set(older["scores"])) == (
+        tested, found["compared_with"], {"base", tested},
+    )  # fmt: skip
+    assert newer["checkpoint"] == f"{tested}-2" and "compared_with" not in newer
+    assert newer["scores"][f"{tested}-2"]["general"]["value"] == 0.4
+    assert newer["scores"]["base"]["general"]["value"] == 0.981
