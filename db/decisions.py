@@ -36,23 +36,37 @@ class Decided:
 
 
 def decide(
-    database: Database, cycle_id: int, decision: str, *, who: str, why: str = "", evidence: Any = None
+    database: Database,
+    cycle_id: int,
+    decision: str,
+    *,
+    who: str,
+    why: str = "",
+    evidence: Any = None,
+    seen: int | None = None,
 ) -> Decided:
     """Record a decision: "accepted", "rejected" or "rolled_back"; weights are never changed.
 
     Accepted: the cycle's last checkpoint becomes ``latest``, unless ``latest`` already descends from it. Rejected: if
     ``latest`` belongs to this cycle, it returns to the checkpoint the cycle started from. Rolled back: the same for
-    this cycle and every later one that builds on it; those are recorded as rolled back too.
+    this cycle and every later one that builds on it; those are recorded as rolled back too. ``seen`` is the id of the
+    newest decision about the cycle that the reviewer knows of, 0 for none: after a newer one nothing is recorded. With
+    None that is not checked.
 
-    Raises DatabaseError if the decision contradicts later cycles (they build on a cycle to be rejected, or were made
-    without a cycle to be accepted), while a stage is training or another process holds the experiment (accepting a
-    cycle that is part of ``latest`` moves nothing and is always possible), or if the weights of the new ``latest``
-    were pruned.
+    Raises DatabaseError if there is a decision that was not seen, if a cycle to be accepted has no checkpoint, if the
+    decision contradicts those about other cycles (later ones build on a cycle to be rejected, or were made without a
+    cycle to be accepted; a cycle to be accepted builds on one that was left), while a stage is training or another
+    process holds the experiment (accepting a cycle that is part of ``latest`` moves nothing and is always possible), or
+    if the weights of the new ``latest`` were pruned.
     """
     if decision not in DECISIONS:
         raise DatabaseError(f"{decision!r} is not a decision: use one of {', '.join(DECISIONS)}")
     with database.writing() as connection:
         line = _Line.read(connection, cycle_id)
+        if seen is not None and line.decided != seen:
+            raise DatabaseError(
+                f"another decision about cycle {line.cycle.number} was recorded meanwhile: reload the page"
+            )
         target, also = {"accepted": _accept, "rejected": _reject, "rolled_back": _roll_back}[decision](line)
         if target is not None:
             _require_weights(target)
@@ -79,7 +93,8 @@ class _Line:
     cycles: Mapping[int, int]
     checkpoints: Mapping[int, Any]
     latest: Any
-    left: frozenset[int]
+    left: Mapping[int, str]  # the newest decision of each cycle that was rejected or rolled back, by the cycle's id
+    decided: int  # the id of the newest decision about the cycle, 0 if there is none
 
     @classmethod
     def read(cls, connection: Connection, cycle_id: int) -> _Line:
@@ -97,13 +112,14 @@ class _Line:
         latest = connection.scalar(select(Latest.checkpoint_id).where(Latest.experiment_id == cycle.experiment_id))
         cycles = {row.number: row.id for row in numbers}
         decisions = connection.execute(
-            select(Decision.cycle_id, Decision.decision)
+            select(Decision.id, Decision.cycle_id, Decision.decision)
             .where(Decision.cycle_id.in_(cycles.values()))
             .order_by(Decision.id)
         )
-        newest = {row.cycle_id: row.decision for row in decisions}
-        left = frozenset(key for key, decision in newest.items() if decision in LEFT)
-        return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left)
+        newest = {row.cycle_id: row for row in decisions}
+        left = {key: row.decision for key, row in newest.items() if row.decision in LEFT}
+        decided = newest[cycle_id].id if cycle_id in newest else 0
+        return cls(cycle, cycles, checkpoints, checkpoints.get(latest or 0), left, decided)
 
     @property
     def end(self) -> Any:
@@ -187,16 +203,30 @@ _Move = tuple[Any, tuple[int, ...]]
 
 def _accept(line: _Line) -> _Move:
     end, latest = line.end, line.latest
-    if end is None or latest is None:
+    if end is None:
+        raise DatabaseError(f"cycle {line.cycle.number} has no checkpoint yet: there is nothing to accept")
+    if latest is None:
         return end, ()
     if end.id in line.line_of(latest):
         return None, ()
+    _require_kept_ancestors(line)
     if latest.id not in line.line_of(end):
         raise DatabaseError(
             f"{latest.name}, the latest, does not build on {end.name}: roll its cycle back first, or leave cycle "
             f"{line.cycle.number} out"
         )
     return end, ()
+
+
+def _require_kept_ancestors(line: _Line) -> None:
+    """Raise DatabaseError if the cycle builds on one that was left: its documents would be in ``latest`` again."""
+    left = (line.cycles_of(line.end) - {line.cycle.id}) & line.left.keys()
+    earlier = next((number for number, key in line.cycles.items() if key in left), None)
+    if earlier is not None:
+        was = line.left[line.cycles[earlier]].replace("_", " ")
+        raise DatabaseError(
+            f"cycle {line.cycle.number} builds on cycle {earlier}, which was {was}: accept cycle {earlier} first"
+        )
 
 
 def _reject(line: _Line) -> _Move:

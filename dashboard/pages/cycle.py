@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import gradio as gr
 
@@ -14,7 +15,7 @@ from dashboard.markup import STAGE_WORDS, Tile, esc
 from dashboard.pages import common, review_cards, review_request
 from dashboard.pages.stage_selection import flops
 from dashboard.tracker_source import Source
-from db import DatabaseError, decide, queries, reviews
+from db import DatabaseError, Decided, cycle_evidence, decide, queries, reviews
 from db.records import CycleRow, Evaluation, Measured, Overview, Stage
 
 NAME = "Cycle"
@@ -24,14 +25,26 @@ VERDICTS = {"pass": "good", "fail": "bad", "undecided": "warn"}
 SUITES = ("instruction_following", "ifeval")
 LONGEST_NAME, LONGEST_REASON = 80, 2000
 BUTTONS = (("Accept", "accepted", "primary"), ("Reject", "rejected", "stop"), ("Roll back", "rolled_back", "secondary"))
+# The cycle that is decided about is the one on the screen, whatever has become the newest since.
+_SHOWN_JS = "(_, who, why) => [document.querySelector('[data-cycle]')?.dataset.cycle ?? '', who, why]"
+_SHOWN = re.compile("-".join([r"([0-9]{1,9})"] * 4))
+
+
+class _Shown(NamedTuple):
+    """What the page shows: ids of the experiment, the cycle, its last checkpoint and its newest decision; 0 is none."""
+
+    experiment: int
+    cycle: int
+    end: int
+    decision: int
 
 
 def build(page: gr.Blocks, source: Source, access: Access) -> None:
     """Build the page."""
     header, choice = common.top(NAME, source)
     summary = gr.HTML(elem_id="content", elem_classes="summary")
-    deciding = not access.read_only
-    with gr.Column(elem_classes="card decide", visible=deciding) as panel:
+    shown = gr.Textbox(visible=False)
+    with gr.Column(elem_classes="card decide", visible=False) as panel:  # until there is a cycle to decide about
         gr.HTML(
             markup.card_title(
                 "Decide",
@@ -56,16 +69,39 @@ def build(page: gr.Blocks, source: Source, access: Access) -> None:
     page.load(show, outputs=outputs, **common.QUIET)
     for button, (_, word, _) in zip(buttons, BUTTONS, strict=True):
 
-        def enter(who: str, reason: str, request: gr.Request, word: str = word) -> list[Any]:
-            message = _enter(source, access, request, word, who, reason)
-            return [message, *_show(source, access, request)]
+        def enter(token: str, who: str, reason: str, request: gr.Request, word: str = word) -> list[Any]:
+            return _enter(source, access, request, word, token, who, reason)
 
-        button.click(enter, [name, why], [result, *outputs], **common.QUIET)
+        button.click(enter, [shown, name, why], [result, *outputs], js=_SHOWN_JS, **common.QUIET)
 
 
-def _enter(source: Source, access: Access, request: gr.Request, word: str, who: str, reason: str) -> str:
-    """Record a decision; return a notice with the result."""
+def _enter(
+    source: Source, access: Access, request: gr.Request, word: str, token: str, who: str, reason: str
+) -> list[Any]:
+    """Record a decision about the cycle that the page showed; return a notice and the outputs, of the same cycle.
+
+    If nothing is recorded, the page stays as it is.
+    """
     user, reason = (request.username if access.users is not None else who) or "", reason or ""
+    refused = _refused(access, user, reason)
+    if refused is None:
+        try:
+            shown = _read(token or "")
+            done = _decide(source, shown, word, user.strip(), reason.strip())
+            return [_said(done), *_show(source, access, request, shown)]
+        except DatabaseError as error:
+            refused = markup.notice("Not recorded", str(error), tone="bad")
+    return [refused, *(gr.skip() for _ in range(5))]
+
+
+def _said(done: Decided) -> str:
+    also = f" Also rolled back: cycle {', '.join(map(str, done.also))}." if done.also else ""
+    latest = f"The latest checkpoint is {done.after}" + ("." if done.moved else ", unchanged.")
+    return markup.notice(f"Cycle {done.cycle} {WORDS[done.decision]}", f"{latest}{also}", tone=TONES[done.decision])
+
+
+def _refused(access: Access, user: str, reason: str) -> str | None:
+    """Return a notice if nobody may decide here, or what a decision needs is missing or too long."""
     if access.read_only:
         return markup.notice("Read only", "This dashboard was started with --read-only.", tone="bad")
     if not user.strip() or not reason.strip():
@@ -75,18 +111,45 @@ def _enter(source: Source, access: Access, request: gr.Request, word: str, who: 
         if len(given) > longest:
             problem = f"The {what} has {len(given):,} characters; at most {longest:,} are allowed."
             return markup.notice("Not recorded", problem, tone="warn")
-    try:
-        found = _find(source, request)
-        if found is None:
-            return markup.notice("Not recorded", "There is no such cycle.", tone="bad")
-        evidence = found[1].cycle.details.get("evidence", {})
-        with source.writing() as database:
-            done = decide(database, found[1].cycle.id, word, who=user.strip(), why=reason.strip(), evidence=evidence)
-    except DatabaseError as error:
-        return markup.notice("Not recorded", str(error), tone="bad")
-    also = f" Also rolled back: cycle {', '.join(map(str, done.also))}." if done.also else ""
-    latest = f"The latest checkpoint is {done.after}" + ("." if done.moved else ", unchanged.")
-    return markup.notice(f"Cycle {done.cycle} {WORDS[word]}", f"{latest}{also}", tone=TONES[word])
+    return None
+
+
+def _decide(source: Source, shown: _Shown, word: str, who: str, why: str) -> Decided:
+    """Record a decision about what was shown. Raises DatabaseError if that has changed since."""
+    found = _found(source, shown)
+    if found is None or _end_id(found[1]) != shown.end:
+        raise DatabaseError("the cycle has changed since it was shown: reload the page")
+    row = found[1]
+    evidence = cycle_evidence.for_decision(row, cycle_evidence.current(source.database(), row))
+    with source.writing() as database:
+        return decide(database, row.cycle.id, word, who=who, why=why, evidence=evidence, seen=shown.decision)
+
+
+def _read(token: str) -> _Shown:
+    """Return what a page names as shown. Raises DatabaseError if it names nothing."""
+    found = _SHOWN.fullmatch(token)
+    if found is None:
+        raise DatabaseError("the page does not say which cycle it shows: reload the page")
+    return _Shown(*map(int, found.groups()))
+
+
+def _token(source: Source, overview: Overview, row: CycleRow) -> str:
+    """Return an element that names what the page shows."""
+    newest = next(iter(queries.decisions(source.database(), row.cycle.id, limit=1)), None)
+    shown = _Shown(overview.experiment.id, row.cycle.id, _end_id(row), newest.id if newest is not None else 0)
+    return f'<span hidden data-cycle="{"-".join(map(str, shown))}"></span>'
+
+
+def _end_id(row: CycleRow) -> int:
+    return row.end.checkpoint.id if row.end is not None else 0
+
+
+def _found(source: Source, shown: _Shown) -> tuple[Overview, CycleRow] | None:
+    """Return the cycle that was shown, with its experiment."""
+    overview = queries.overview(source.database(), shown.experiment)
+    rows = overview.cycles if overview is not None else ()
+    row = next((row for row in rows if row.cycle.id == shown.cycle), None)
+    return (overview, row) if overview is not None and row is not None else None
 
 
 def _find(source: Source, request: gr.Request) -> tuple[Overview, CycleRow] | None:
@@ -102,16 +165,17 @@ def _find(source: Source, request: gr.Request) -> tuple[Overview, CycleRow] | No
     return (overview, row) if row is not None else None
 
 
-def _show(source: Source, access: Access, request: gr.Request) -> list[Any]:
+def _show(source: Source, access: Access, request: gr.Request, shown: _Shown | None = None) -> list[Any]:
+    """Return the outputs for the cycle that the address asks for, or for the one that was shown before."""
     try:
-        found = _find(source, request)
+        found = _find(source, request) if shown is None else _found(source, shown)
         if found is None:
             return _nothing(source, request)
         overview, row = found
         return [
             markup.header(NAME, overview.experiment.name, asking=source.asking),
             common.choices(source, overview.experiment),
-            _summary(source, overview, row),
+            _summary(source, overview, row) + _token(source, overview, row),
             gr.update(visible=not access.read_only),
             _evidence(source, overview, row),
         ]
@@ -176,12 +240,13 @@ def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
     """Return everything below the decision, as cards."""
     database = source.database()
     stages = queries.stages(database, overview.experiment.id, cycle_id=row.cycle.id, limit=200)
+    recorded = cycle_evidence.current(database, row)
     cards = [
-        _types(source, overview, row),
-        _tests(row),
+        _types(source, overview, row, recorded),
+        _tests(source, overview, row, recorded),
         _gate(source, overview, row),
         _review(source, overview, row),
-        _knowledge(overview, row),
+        _knowledge(overview, row, recorded),
         _drift(source, row),
         _cost(overview, stages),
         _settings(source, overview, row, stages),
@@ -194,14 +259,14 @@ def _evidence(source: Source, overview: Overview, row: CycleRow) -> str:
 # --- instruction types ---------------------------------------------------------------------------------------
 
 
-def _types(source: Source, overview: Overview, row: CycleRow) -> str:
+def _types(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
     """Return a table of scores by type of instruction, sorted by remaining loss."""
     steps = {"base": row.base, "mid-trained": row.midtrained, "recovered": row.recovered}
     scored = {name: _by_type(source, step) for name, step in steps.items() if step is not None}
     found = {name: scores for name, scores in scored.items() if scores}  # not those whose evaluation is still to come
     if not found.get("base") or len(found) < 2:
         return ""
-    tested = {one["name"]: one for one in _compared(row, "base").get("types of instruction_following", [])}
+    tested = {one["name"]: one for one in _compared(recorded, "base").get("types of instruction_following", [])}
     end = list(found)[-1]
     rows = sorted(found["base"], key=lambda kind: _change(found, kind, "base", end) or 0.0)
     columns = ("Type of instruction", "Base", "Mid-trained", "Recovered", "Still lost", "p (Holm)", "n", "Responses")
@@ -264,27 +329,42 @@ def following(source: Source, step: Measured | None) -> Evaluation | None:
 # --- tests, gate, knowledge ----------------------------------------------------------------------------------
 
 
-def _compared(row: CycleRow, name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = row.cycle.details.get("evidence", {}).get("compared_with", {}).get(name, {})
+def _compared(recorded: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = recorded.get("compared_with", {}).get(name, {})
     return found
 
 
-def _tests(row: CycleRow) -> str:
+def _tests(source: Source, overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
     """Return paired tests of every suite against base and against the mid-trained model."""
+    if row.end is None:
+        return ""
+    if not recorded:
+        return _other_tests(source, overview, row, row.end.checkpoint.name)
     columns = ("Suite", "Before", "After", "Difference", "95% interval", "Lost", "Won", "p (Holm)", "n")
     shown = ""
     for name, title in (("base", "Against base"), ("midtrained", "Against its mid-trained model")):
-        suites = _compared(row, name).get("suites", [])
+        suites = _compared(recorded, name).get("suites", [])
         if suites:
             cells = [_tested(one) for one in suites]
             shown += f"<h3>{title}</h3>" + markup.table(columns, cells, caption=f"{title}, paired")
     if not shown:
         return ""
     note = (
-        "On the items common to both: exact McNemar test, interval of the paired score test, p-values Holm-corrected "
-        "per table."
+        f"Of {row.end.checkpoint.name}, on the items common to both: exact McNemar test, interval of the paired score "
+        "test, p-values Holm-corrected per table."
     )
     return markup.card("Paired tests", note, shown, anchor="tests")
+
+
+def _other_tests(source: Source, overview: Overview, row: CycleRow, end: str) -> str:
+    """Say which checkpoint the recorded tests are of, if they are not of the last one as it is now."""
+    tested = row.cycle.details.get("evidence", {}).get("checkpoint")
+    if tested is None:
+        return ""
+    which = f"of {tested}, not of {end}" if tested != end else f"not known to cover the newest evaluation of {end}"
+    # The command is about the workspace's own cycles.
+    how = f": run `recover report {row.cycle.number}`" if overview.experiment.name == source.own else ""
+    return markup.card("Paired tests", f"Those recorded are {which}{how}.", "", anchor="tests")
 
 
 def _tested(one: Mapping[str, Any]) -> list[str]:
@@ -356,7 +436,7 @@ def _reviewed(source: Source, overview: Overview, name: str, one: Measured, end:
     ]
 
 
-def _knowledge(overview: Overview, row: CycleRow) -> str:
+def _knowledge(overview: Overview, row: CycleRow, recorded: Mapping[str, Any]) -> str:
     """Return the matrix of accuracy on each corpus after each cycle."""
     corpora = overview.corpora
     steps = [("base", overview.base)] + [
@@ -369,10 +449,10 @@ def _knowledge(overview: Overview, row: CycleRow) -> str:
         for label, step in steps
         if step is not None
     ]
-    recorded = row.cycle.details.get("evidence", {}).get("knowledge", {})
     note = "Accuracy on questions about each corpus, for the last checkpoint of each cycle."
-    if recorded.get("backward_transfer") is not None:
-        note += f" Backward transfer {points(recorded['backward_transfer'])} points, on questions that all were asked."
+    transfer = recorded.get("knowledge", {}).get("backward_transfer")
+    if transfer is not None:
+        note += f" Backward transfer {points(transfer)} points, on questions that all were asked."
     table = markup.table(("", *(f"Corpus {k}" for k in corpora)), rows, caption="Knowledge of each corpus over cycles")
     return markup.card("Knowledge over time", note, f'<div class="heat">{table}</div>', anchor="knowledge")
 

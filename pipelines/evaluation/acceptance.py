@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from db import Database, Decided, decide, queries, records
+from db.cycle_evidence import for_decision, is_compared, newest_compared
 from db.json_values import json_safe
 from db.schema import LEFT
-from evals.acceptance_rules import PREFERENCE, STUDENT, Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
+from evals.acceptance_rules import STUDENT, Decision, Need, Rule, evidence_of, judge_all, needs, parse_rule
 from evals.behaviour import SUITES
 from evals.comparison import by_type, compare, corrected, judged
 from evals.knowledge_matrix import KnowledgeMatrix
@@ -26,8 +27,6 @@ GATE = "gate"
 LEFT_TO_A_PERSON = "gate_left"
 _DECISIONS = {"accept": "accepted", "reject": "rejected"}
 _FIRST = ("instruction_following", "ifeval")
-# Not between 0 and 1, not scored per item, or votes of other people on other pairs.
-_NOT_COMPARED = ("bits_per_byte", "drift", PREFERENCE)
 
 # checkpoint of a rule -> suite of a rule -> evaluations by name; several for a group of tasks
 Found = dict[str, dict[str, dict[str, records.Evaluation]]]
@@ -147,7 +146,9 @@ def decide_cycle(session: Session, number: int, decision: str, *, who: str | Non
     if cycle is None:
         known = ", ".join(map(str, session.cycles())) or "none yet"
         raise UsageError(f"there is no cycle {number}: the cycles are {known}")
-    evidence = dict(cycle.details.get("evidence", {}))
+    row = next(one for one in _rows(session) if one.cycle.id == cycle.id)
+    # The recorded comparisons may be of an earlier checkpoint, or there are none.
+    evidence = for_decision(row, conclude(session, number) if row.end is not None else {})
     return decide(session.tracker.database, cycle.id, decision, who=who or _me(), why=why.strip(), evidence=evidence)
 
 
@@ -160,6 +161,7 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
     if row is None or row.end is None:
         raise UsageError(f"cycle {number} has no checkpoint yet: there is nothing to compare")
     end = row.end.checkpoint
+    covered = newest_compared(session.tracker.database, end.id)  # read first: a later one may not be in the comparisons
     pairs = {"base": row.base, "midtrained": row.midtrained if row.recovered else None, "before": row.before}
     found: dict[str, Any] = {
         name: _compared(session.tracker.database, one.checkpoint.id, end.id)
@@ -168,6 +170,7 @@ def conclude(session: Session, number: int) -> dict[str, Any]:
     }
     evidence = {
         "checkpoint": end.name,
+        "newest_evaluation": covered,
         "compared_with": found,
         "knowledge": matrix(session.tracker.database, rows, number).to_json(),
     }
@@ -220,7 +223,7 @@ def _compared(database: Database, first: int, second: int) -> dict[str, Any]:
     items = {
         suite: [judged(queries.judged_items(database, side[suite].id)) for side in (one, two)]
         for suite in sorted(one.keys() & two.keys(), key=lambda name: (name not in _FIRST, name))
-        if suite.partition("/")[0] not in _NOT_COMPARED
+        if is_compared(suite)
     }
     suites = [found for suite, (a, b) in items.items() if (found := compare(suite, a, b)) is not None]
     result: dict[str, Any] = {"suites": [c.to_json() for c in corrected(suites)]}

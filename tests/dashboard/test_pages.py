@@ -22,6 +22,7 @@ from dashboard.pages import common, compare, cycle, live, overview, samples
 from dashboard.plotly_figure import Figure
 from dashboard.tracker_source import Source
 from db import Tracker, queries
+from db.cycle_evidence import newest_compared
 from db.records import Point, Score
 from tests.dashboard.conftest import checked
 
@@ -382,10 +383,90 @@ def test_a_number_in_an_address_that_no_id_can_be_is_ignored(seeded: Any) -> Non
         assert "<article" in shown[2], number[:9]
 
 
+def shown_cycle(source: Source, query: dict[str, str] | None = None) -> str:
+    """Return what the page Cycle names as shown."""
+    outputs = cycle._show(source, Access(), Request(query or {}))  # type: ignore[arg-type]
+    found = re.search(r'data-cycle="([^"]+)"', outputs[2])
+    assert found is not None
+    return found[1]
+
+
+def accept(source: Source, token: Any, why: str = "sound") -> str:
+    """Accept a cycle on its page; return all that the page then says."""
+    outputs = cycle._enter(source, Access(), Request(), "accepted", token, "Ada", why)  # type: ignore[arg-type]
+    return "".join(output for output in outputs if isinstance(output, str))
+
+
 def test_a_decision_that_is_too_long_is_not_recorded(seeded: Any) -> None:
     source = Source(seeded.address)
+    token = shown_cycle(source)
     for who, why in (("a" * 81, "sound"), ("Ada", "a" * 2001), ("Ada", None)):
-        said = cycle._enter(source, Access(), Request(), "accepted", who, why)  # type: ignore[arg-type]
+        said = cycle._enter(source, Access(), Request(), "accepted", token, who, why)[0]  # type: ignore[arg-type]
         assert "Not recorded" in said and ("at most" in said or why is None)
     kept = [one.why for number in seeded.cycles for one in queries.decisions(source.database(), number)]
     assert kept == ["knowledge kept, behaviour back"]
+
+
+@pytest.fixture
+def one_cycle(seeding: ModuleType, address: Path | str) -> Any:
+    return seeding.seed(address, cycles=1, items=2, steps=2)
+
+
+def test_a_decision_is_about_the_cycle_that_was_shown(one_cycle: Any, seeding: ModuleType) -> None:
+    source, address = Source(one_cycle.address), one_cycle.address
+    token = shown_cycle(source)
+    with Tracker(address) as tracker:
+        second = tracker.cycle(one_cycle.experiment, 2)
+    other = seeding.seed(address, cycles=1, items=2, steps=2, name="newer")
+    said = accept(source, token)
+    assert "Cycle 1 accepted" in said and "The latest checkpoint is cycle-1/recovered, unchanged." in said
+    assert "Ada" in said and "Cycle 2" in said, "the cycle that was decided is still shown"
+    made = [queries.decisions(source.database(), number) for number in (*one_cycle.cycles, second, *other.cycles)]
+    assert [[one.why for one in decisions] for decisions in made] == [["sound"], [], []]
+
+
+def test_a_decision_about_what_has_changed_since_it_was_shown_is_refused(one_cycle: Any) -> None:
+    source, (first,) = Source(one_cycle.address), one_cycle.cycles
+    token = shown_cycle(source)
+    accept(source, token)
+    for old in (token, "", None, "1", token.replace("-", "-9", 1), "9" * 5000):
+        said = accept(source, old, "again")
+        assert "Not recorded" in said and "reload the page" in said and "<table" not in said
+    token = shown_cycle(source)
+    with Tracker(one_cycle.address) as tracker:
+        tracker.add_checkpoint(one_cycle.experiment, "cycle-1/recovered-2", "recovered", path="x", cycle_id=first)
+    assert "reload the page" in accept(source, token, "of another checkpoint")
+    assert [one.why for one in queries.decisions(source.database(), first)] == ["sound"]
+
+
+def test_tests_and_stored_scores_are_of_the_checkpoint_that_is_shown(one_cycle: Any) -> None:
+    source, (first,), tested = Source(one_cycle.address), one_cycle.cycles, "cycle-1/recovered"
+    row = {"name": "general", "first": 0.957, "second": 0.951, "difference": -0.006, "low": -0.02, "high": 0.01,
+           "lost": 9, "won": 2, "p_value": 0.2, "p_adjusted": 0.2, "n": 1000}  # fmt: skip
+
+    def cards() -> str:
+        return str(cycle._show(source, Access(), Request())[-1])  # type: ignore[arg-type]
+
+    with Tracker(one_cycle.address) as tracker:
+        made = {one.name: one.id for one in queries.checkpoints(tracker.database, one_cycle.experiment)}
+        found = {"checkpoint": tested, "compared_with": {"base": {"suites": [row]}}}
+        found["newest_evaluation"] = newest_compared(tracker.database, made[tested])
+        tracker.cycle(one_cycle.experiment, 1, details={"evidence": found})
+        tracker.add_evaluation(made[tested], "drift", value=0.1, stderr=0.01, n=9)  # never part of the tests
+        assert f"Of {tested}" in cards() and "95.1%" in cards()
+        accept(source, shown_cycle(source))
+        tracker.add_evaluation(made[tested], "general", value=0.7, stderr=0.01, n=1000)
+        assert f"not known to cover the newest evaluation of {tested}" in cards() and "95.1%" not in cards()
+        again = tracker.add_checkpoint(
+            one_cycle.experiment, f"{tested}-2", "recovered", path="x", parent_id=made[tested], cycle_id=first
+        )
+        tracker.add_evaluation(again, "general", value=0.4, stderr=0.015, n=1000)
+        assert f"are of {tested}, not of {tested}-2" in cards() and "recover report 1" not in cards()
+        accept(source, shown_cycle(source))
+    newer, older = (one.evidence for one in queries.decisions(source.database(), first))
+    assert (older["checkpoint"], older["compared_with"], set(older["scores"])) == (
+        tested, found["compared_with"], {"base", tested},
+    )  # fmt: skip
+    assert newer["checkpoint"] == f"{tested}-2" and "compared_with" not in newer
+    assert newer["scores"][f"{tested}-2"]["general"]["value"] == 0.4
+    assert newer["scores"]["base"]["general"]["value"] == 0.981

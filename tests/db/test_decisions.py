@@ -92,6 +92,30 @@ def test_a_cycle_beside_the_latest_line_is_not_accepted_over_it(line: Line) -> N
         line.decide(1, "accepted")
 
 
+def test_a_cycle_that_builds_on_one_that_was_left_is_not_accepted_before_it(line: Line) -> None:
+    line.decide(1, "rolled_back")
+    with pytest.raises(DatabaseError, match=r"cycle 2 builds on cycle 1, which was rolled back: accept cycle 1 first"):
+        line.decide(2, "accepted")
+    assert line.latest == "base"
+    assert line.decide(1, "accepted") == ("base", "cycle-1/recovered", ())
+    assert line.decide(2, "accepted") == ("cycle-1/recovered", "cycle-2/recovered", ())
+
+
+def test_a_cycle_without_a_checkpoint_is_not_accepted(line: Line) -> None:
+    line.cycles.append(line.tracker.cycle(line.experiment, 3))
+    with pytest.raises(DatabaseError, match="cycle 3 has no checkpoint yet: there is nothing to accept"):
+        line.decide(3, "accepted")
+    assert line.decide(3, "rejected") == ("cycle-2/recovered", "cycle-2/recovered", ())
+
+
+def test_a_decision_after_one_that_was_not_seen_is_refused(line: Line) -> None:
+    database, cycle = line.tracker.database, line.cycles[0]
+    first = decide(database, cycle, "accepted", who="Ada", seen=0)
+    with pytest.raises(DatabaseError, match="another decision about cycle 1 was recorded meanwhile: reload the page"):
+        decide(database, cycle, "rolled_back", who="Bob", seen=0)
+    assert decide(database, cycle, "rolled_back", who="Bob", seen=first.id).after == "base"
+
+
 @pytest.mark.differs
 def test_nothing_is_deleted_and_a_refused_decision_leaves_no_trace(line: Line) -> None:
     before = [(c.name, c.path) for c in queries.checkpoints(line.tracker.database, line.experiment)]

@@ -332,6 +332,7 @@ def test_an_evaluation_is_kept_whole(tracker: Tracker, experiment: int) -> None:
 
 def test_decisions_are_only_added(tracker: Tracker, experiment: int) -> None:
     cycle = tracker.cycle(experiment, 1)
+    tracker.add_checkpoint(experiment, "one", "midtrained", path="one", cycle_id=cycle)
     decide(tracker.database, cycle, "accepted", who="Ada", why="good", evidence={"back": 0.99})
     decide(tracker.database, cycle, "rejected", who="Bob")
     assert [d.decision for d in queries.decisions(tracker.database, cycle)] == ["rejected", "accepted"]

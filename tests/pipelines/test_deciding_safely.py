@@ -366,3 +366,25 @@ def test_knowledge_is_compared_on_the_questions_that_every_cycle_was_asked(sessi
         tracker.add_evaluation(base, f"mmlu_{number}", value=1.0, stderr=0.0, n=1)
     third = conclude(session, 2)["knowledge"]
     assert third["rows"] == [{"1": 0.5}, {"1": 1.0}], "no question was asked of all: the scores as they are"
+
+
+def test_a_decision_is_stored_with_the_comparisons_and_scores_of_the_last_checkpoint(session: Session) -> None:
+    tracker, base = session.tracker, session.base.id or 0
+    number = tracker.cycle(session.experiment_id, 1, documents="./q1", corpus_hash="1" * 64)
+    for suffix in ("", "-2"):
+        name = f"cycle-1/recovered{suffix}"
+        end = tracker.add_checkpoint(
+            session.experiment_id, name, "recovered", path=name, content_hash="1" * 64, parent_id=base, cycle_id=number
+        )
+        for checkpoint, value in ((base, 1.0), (end, 0.5 if suffix else 1.0)):
+            items = [{"id": n, "prompt": "p", "response": "", "score": float(n < 4 * value)} for n in range(4)]
+            tracker.add_evaluation(checkpoint, "general", value=value, stderr=0.1, n=4, items=items)
+        if not suffix:
+            assert conclude(session, 1)["checkpoint"] == name
+    accept(session, 1)
+    stored = queries.decisions(tracker.database, number)[0].evidence
+    assert stored["checkpoint"] == "cycle-1/recovered-2"
+    assert stored["compared_with"]["base"]["suites"][0]["second"] == 0.5
+    assert {name: scores["general"]["value"] for name, scores in stored["scores"].items()} == {
+        "base": 1.0, "cycle-1/recovered-2": 0.5,
+    }  # fmt: skip
