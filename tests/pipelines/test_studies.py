@@ -20,7 +20,7 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.studies import STUDIES, chosen
 from pipelines.studies.compare import as_json as compared
-from pipelines.studies.compare import compare, text
+from pipelines.studies.compare import _own, compare, text
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.horizon import ARMS, DEFAULT, MEASURES, TOKENS, of
 from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves, page
@@ -292,6 +292,16 @@ def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
         chosen("pivto")
 
 
+def test_methods_that_imitate_answers_keep_to_the_token_budget(tiny_qwen3: Path, tmp_path: Path) -> None:
+    settings = {"prompts_per_step": 4, "samples_per_prompt": 1, "max_new_tokens": 8, "tuning": "full", "max_tokens": 400}
+    with Session.open(tmp_path / "w", model=str(tiny_qwen3), display=Display(quiet=True)) as session:
+        runner = ExperimentRunner(session, 0)
+        runner.trained("sft", "base", "sft", steps=1000, **(_own("sft") | settings))
+        spent = runner.cost_of("sft")
+        assert 400 <= spent.sampled + spent.trained < 1.2 * 400
+        assert runner.details("sft")["steps"] > 1
+
+
 @pytest.mark.slow
 def test_methods_are_compared_from_the_same_start_at_the_same_cost(
     tiny_qwen3: Path, corpus: Path, tmp_path: Path
@@ -302,7 +312,7 @@ def test_methods_are_compared_from_the_same_start_at_the_same_cost(
     assert [row.method for row in rows] == ["base", "midtrained", "opd", "off-policy-kd"]
     for row in rows[2:]:
         assert set(row.stopped) == {"token budget spent"}
-        assert all(s.sampled + s.scored + s.trained >= 150 for s in row.spent if row.method == "opd")
+        assert all(150 <= s.sampled + s.scored + s.trained < 1.4 * 150 for s in row.spent)
     assert compare(Workspace(tmp_path / "w"), ["opd", "off-policy-kd"], corpus, [0, 1], **arguments) == rows  # type: ignore[arg-type]
     assert "off-policy-kd" in text(rows, [0, 1])
     assert compared(rows, [0, 1])["rows"][2]["scores"]["asked"].keys() == {"mean", "spread", "by_seed"}
