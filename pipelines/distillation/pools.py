@@ -14,6 +14,7 @@ from pipelines.runtime.generation import answered_before, fitting
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
+from recovery.config import DistillConfig
 from recovery.data.corpus import Document
 from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
