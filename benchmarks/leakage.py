@@ -6,9 +6,9 @@ Prompts: the built-in composer's splits (seed 0, as `recover distill` uses them)
 RECOVER_IFEVAL_PROMPTS, IFEval's own prompts, each compared with all training prompts by the users' words in lower case
 without punctuation. "the same requests" are equal texts (dialogues in which the assistant's turn differs); "8 words in
 a row" share such a run with a training prompt; "near" is the largest Jaccard similarity of runs of five words. The
-composer fills templates, so its test prompts share phrases with its training prompts: they measure instructions on
-other topics and in other combinations, not other wordings. IFEval's own prompts are the test of those; nothing of
-theirs is trained on.
+composer fills templates, so its test prompts share phrases with its training prompts: no prompt of them
+is trained on; their topics and nearly all their combinations of instructions are, in the same wordings. IFEval's own
+prompts are the test of other wordings; nothing of theirs is trained on.
 
 Written questions: those of examples/nextjs that are trained on, against those of its tests. A held-out fact is asked in
 no training question; a held-out form asks a trained fact in another way.

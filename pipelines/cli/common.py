@@ -63,9 +63,9 @@ def check_file(context: click.Context, parameter: click.Parameter, value: str | 
 
 
 def _read_seeds(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, ...]:
-    """``"0,1,2"`` -> ``(0, 1, 2)``."""
+    """``"0,1,2"`` -> ``(0, 1, 2)``; a seed that is named twice counts once."""
     try:
-        return tuple(int(part) for part in value.split(",")) if value else ()
+        return tuple(dict.fromkeys(int(part) for part in value.split(","))) if value else ()
     except ValueError:
         raise click.BadParameter(f"'{value}' is not a list of numbers such as 0,1,2", context, parameter) from None
 

@@ -14,6 +14,7 @@ from pipelines.runtime.generation import answered_before, fitting
 from pipelines.runtime.model_loading import FrozenModel
 from pipelines.runtime.stage import Stage
 from recovery.batching import Row
+from recovery.config import DistillConfig
 from recovery.data.corpus import Document
 from recovery.errors import UsageError
 from recovery.losses.objective import DOCUMENTS, EARLIER_DOCUMENTS, LABEL
@@ -86,10 +87,20 @@ def given_completions(
         Sampling(config.max_new_tokens, config.temperature, seed=config.seed),
         count=math.ceil(config.steps / config.batch_epochs * config.prompts_per_step * (1 - config.alpha)),
         each=config.samples_per_prompt if config.answers == "rejection" else 1,
+        most=_sampling_budget(config),
     )
     if config.answers == "rejection" and resolved.reward is not None:
         reward, limit = resolved.reward, config.reward_timeout
         answered = [a for a in answered if judged(reward, a.prompt, a.answer, limit) >= config.keep_above]
     if not answered:
-        raise UsageError(f"no answer of {source.name} was kept: lower --keep-above, or raise --max-new-tokens")
+        larger = "--max-new-tokens" if config.max_tokens is None else "--max-new-tokens or --max-tokens"
+        raise UsageError(f"no answer of {source.name} was kept: lower --keep-above, or raise {larger}")
     return [a.messages for a in answered], sampled_tokens
+
+
+def _sampling_budget(config: DistillConfig) -> int | None:
+    """Return the share of --max-tokens for responses that are sampled before the first step, so that the rest suffices
+    to train each about once: responses are sampled, trained and, unless they are only imitated, scored.
+    """
+    uses = 2 if config.imitates else 3
+    return None if config.max_tokens is None else round(config.max_tokens * (1 - config.alpha) / uses)

@@ -151,7 +151,7 @@ def reached(bound: Bound, means: Sequence[float]) -> str:
 
 
 def answered(record: Record, cycle: int, kind: str, corpus: int, questions: Sequence[Question]) -> tuple[int, int]:
-    """Return how many held-out facts of a corpus a checkpoint answers, and of how many it was asked."""
+    """Return how many questions about held-out facts of a corpus a checkpoint answers, and how many it was asked."""
     found = record.at(cycle, kind)
     asked = {} if found is None else held_out(found.items.get(f"{ASKED}/{corpus}", {}), questions)
     return sum("1" in verdicts for verdicts in asked.values()), len(asked)

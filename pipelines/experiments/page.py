@@ -49,14 +49,18 @@ _OWN_BASE = (
     "the last two columns."
 )
 _FEW = (
-    "How many held-out facts of each corpus are answered. With fewer than ten, a share of them decides nothing: one "
-    "fact more or less moves it by a tenth and more."
+    "How many questions about held-out facts of each corpus are answered, all seeds together, and how many different "
+    "*facts* they are about: some are asked in several forms. With fewer than ten answered, a share of them decides "
+    "nothing: one question more or less moves it by a tenth and more."
 )
+_COUNTS = "questions-about-held-out-facts-corpus-by-corpus"  # the anchor of that section
 _TERMS = (
-    "**Terms.** *Own prompts*: test prompts of the generator that also writes the recovery's training prompts, on "
-    "other topics and in other combinations. *Ended*: the response ends by itself within the limit. *Asked*: the "
+    "**Terms.** *Own prompts*: test prompts of the generator that also writes the recovery's training prompts: "
+    "no prompt of them is trained on; their topics and nearly all their combinations of instructions are. *Ended*: "
+    "the response ends by itself within the limit. *Asked*: the "
     "response contains an accepted answer; a *held-out fact* is asked in no training question, a *held-out form* is a "
-    "trained fact asked in another form, a *control question* asks for a fact that is on no page. *Stored*: the right "
+    "trained fact asked in another form (figures of both count questions, of which several may ask one fact), a "
+    "*control question* asks for a fact that is on no page. *Stored*: the right "
     "word is the most probable one in a gap of the text. *Relative to base*: divided by the clean model's score. "
     "*Prompts*: those with all instructions followed, which is what the gate's rule `ifeval` counts. *Must, goal*: "
     "bounds that were written down before the first run. *Arm*: a complete configuration of a cycle "
@@ -82,8 +86,8 @@ def page(
 ) -> str:
     """Return the page; ``main`` is the arm that is compared with the bounds.
 
-    With the ``questions`` of the records, held-out facts are counted by form as well; ``clean`` are other measurements
-    of the clean model. Records of short runs, of whole ones, and of those cut into pieces are never mixed.
+    With the ``questions`` of the records, those about held-out facts are counted by form as well; ``clean`` are other
+    measurements of the clean model. Records of short runs, of whole ones, and of those cut into pieces are never mixed.
     """
     short = any(record.short for record in records)
     mine = [record for record in records if record.arm == main]
@@ -105,10 +109,10 @@ def page(
         parts += ["", "## Against the bounds", "", f"Arm `{main}`.", "", *_bounds(mine), *_base(mine[0], clean)]
     parts += ["", "## Every arm, by the same bounds", "", _OWN_BASE, "", *_by_bounds(records)]
     if counted := _counted(records, questions):
-        parts += ["", "## Held-out facts, corpus by corpus", "", _FEW, "", *counted]
+        parts += ["", "## Questions about held-out facts, corpus by corpus", "", _FEW, "", *counted]
     parts += ["", "## Every arm", "", _COSTS, "", *_arms(records)]
     if forms := _by_form(records, questions):
-        parts += ["", "## Held-out facts after mid-training, by form of question", "", *forms]
+        parts += ["", "## Questions about held-out facts after mid-training, by form of question", "", *forms]
     if rivals := _rivals(mine, [record for record in records if record.arm != main]):
         parts += ["", "## Against the other arms, item by item", "", f"Of `{main}`.", "", *rivals]
     for record in mine[:1]:
@@ -123,15 +127,15 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
         return []
     cycles, wanted = max(record.cycles for record in mine), mine[0].wanted
     seeds = len({record.seed for record in mine})
-    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {'One seed' if seeds == 1 else f'{seeds} seeds'}, "
-             f"{cycles} of {wanted} cycles."]  # fmt: skip
+    count = "One seed" if seeds == 1 else f"{seeds} seeds"
+    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {count}, {_done(mine)}."]
     for bound in BOUNDS:
         means = _means(bound, mine, cycles)
         if bound.must is not None and means:
             word = "Missed" if reached(bound, means) == MISSED else "Holds"
             shown = ", ".join(_cell([mean], bound.percent) for mean in means)
             lines.append(f"{word}: {bound.name} {shown} (must: {_number(bound.must, bound.percent)}).")
-    lines.append("A share of fewer than ten facts decides nothing: [counts](#held-out-facts-corpus-by-corpus).")
+    lines.append(f"A share of fewer than ten answered questions decides nothing: [counts](#{_COUNTS}).")
     for bound in PROMPTS:
         if means := _means(bound, mine, cycles):
             lines.append(f"Shown beside them: {bound.name} {', '.join(_cell([mean]) for mean in means)}.")
@@ -144,6 +148,18 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
     lines.append(f"Arms that were run over {wanted} cycles and keep IFEval within its bound in each: {whole}.")
     lines.append("What was tried against what is missed: the [log](log.md).")
     return ["## In short", "", *(f"- {line}" for line in lines), ""]
+
+
+def _done(records: Sequence[Record]) -> str:
+    """Return how many cycles are finished: of each seed, if it is not the same number."""
+    if len({(record.cycles, record.wanted) for record in records}) == 1:
+        return f"{records[0].cycles} of {records[0].wanted} cycles"
+    return ", ".join(f"seed {one.seed}: {one.cycles} of {one.wanted} cycles" for one in records)
+
+
+def _fewer(there: int, records: Sequence[Record]) -> str:
+    """Return the number of seeds that have a cycle, for its name; nothing if all have it."""
+    return "" if there == len(records) else f", {there} seed{'s' * (there > 1)}"
 
 
 def _keeps_ifeval(records: Sequence[Record], wanted: int) -> str:
@@ -204,6 +220,7 @@ def summary(records: Sequence[Record], main: str) -> str:
             there = [record for record in mine if record.at(0 if kind == "base" else cycle, kind)]
             cells = [[v for r in there if (v := value(r, cycle, kind)) is not None] for _, value in BRIEF]
             name = f"base, asked about corpus {cycle}" if kind == "base" else f"cycle {cycle}, {kind}"
+            name += "" if kind == "base" else _fewer(len(there), mine)
             same = kind == "base" and all(len(set(cell)) <= 1 for cell in cells)
             rows.append([name, *(_cell(cell[:1] if same else cell) for cell in cells)])
     seeds, dates = {record.seed for record in mine}, sorted({record.date for record in mine})
@@ -211,9 +228,8 @@ def summary(records: Sequence[Record], main: str) -> str:
     count = "one seed" if len(seeds) == 1 else f"{len(seeds)} seeds, mean ± spread"
     part = ", **on a part of the documents**" if any(record.short for record in mine) else ""
     model = mine[0].model.removesuffix(".gguf")
-    done, wanted = (max(getattr(record, name) for record in mine) for name in ("cycles", "wanted"))
     asked = [f"{row['n']:,} of {name}" for name, row in mine[0].checkpoints[0].suites.items() if name in (IFEVAL, OWN)]
-    about = f"{model}, {title(mine[0])}{part}: {count}, {done} of {wanted} cycles, prompts: {', '.join(asked)}"
+    about = f"{model}, {title(mine[0])}{part}: {count}, {_done(mine)}, prompts: {', '.join(asked)}"
     caption = f"{about}; {', '.join(dates)}; {'; '.join(machines)}."
     return "\n".join([*table_lines(["after", *(name for name, _ in BRIEF)], rows), "", caption])
 
@@ -241,7 +257,10 @@ def _bounds(records: Sequence[Record]) -> list[str]:
             result += f" in {len(means)} of {wanted - bound.first + 1}"
         shown = [_number(bound.must, bound.percent), _number(bound.goal, bound.percent)]
         rows.append([bound.name, *shown, *(_cell(cell, bound.percent) for cell in cells), result])
-    return table_lines(["figure", "must", "goal", *(f"cycle {cycle}" for cycle in cycles), "reached"], rows)
+    there = [sum(record.cycles >= cycle for record in records) for cycle in cycles]
+    unequal = len(set(there)) > 1
+    names = [f"cycle {n}" + (f", {one} seed{'s' * (one > 1)}" if unequal else "") for n, one in enumerate(there, 1)]
+    return table_lines(["figure", "must", "goal", *names, "reached"], rows)
 
 
 def _base(record: Record, clean: Sequence[CleanScores]) -> list[str]:
@@ -335,7 +354,9 @@ def _arms(records: Sequence[Record]) -> list[str]:
 
 
 def _counted(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
-    """Count the held-out facts of each corpus that base and every checkpoint of each arm answer, seeds together."""
+    """Count the questions about held-out facts of each corpus that base and every checkpoint of each arm answer, seeds
+    together, and the facts that they ask.
+    """
     cycles = max(record.cycles for record in records)
     at = [(0, "base"), *((cycle, kind) for cycle in range(1, cycles + 1) for kind in ("midtrained", "recovered"))]
     rows = []
@@ -348,13 +369,21 @@ def _counted(records: Sequence[Record], questions: Sequence[Question]) -> list[s
                 won, total = (sum(column) for column in zip(*found, strict=True))
                 cells.append(f"{won} of {total}" if total else MISSING)
             if set(cells) != {MISSING}:
-                rows.append([f"`{arm}`", str(corpus), *cells])
+                rows.append([f"`{arm}`", str(corpus), str(_facts(mine, corpus, questions)), *cells])
     head = [kind if kind == "base" else f"cycle {cycle}, {kind}" for cycle, kind in at]
-    return table_lines(["arm", "corpus", *head], rows) if rows else []
+    return table_lines(["arm", "corpus", "facts", *head], rows) if rows else []
+
+
+def _facts(records: Sequence[Record], corpus: int, questions: Sequence[Question]) -> int:
+    """Return the number of different held-out facts of a corpus that any checkpoint was asked."""
+    asked = {key for r in records for one in r.checkpoints for key in one.items.get(f"{ASKED}/{corpus}", {})}
+    return len({q.fact for q in questions if q.id in held_out(dict.fromkeys(asked, ""), questions)})
 
 
 def _by_form(records: Sequence[Record], questions: Sequence[Question]) -> list[str]:
-    """Count the held-out facts that mid-trained models answer, by form of question and by words of the answer."""
+    """Count the questions about held-out facts that mid-trained models answer, by their form and by words of the
+    answer.
+    """
     facts = {q.id: q for q in questions}
     counted: list[tuple[Counter[str], Counter[str]]] = []
     runs: list[int] = []

@@ -150,7 +150,8 @@ def keep(
     """Write the record of an arm so far: ``made`` are its checkpoints, ``cycles`` the number of planned cycles, and
     ``device`` where they were trained.
 
-    An existing record with the same checkpoints and more is not overwritten.
+    An existing record with the same checkpoints and more is not overwritten. Nor is one of more finished cycles, such
+    as another machine's: until this run has as many, its record is kept in its workspace.
     """
     base = session.resolve("base")
     checkpoints = [_figures(session, base, 0, "base")]
@@ -170,10 +171,17 @@ def keep(
         answers=tuple(_answers(session, [base, *made])),
     )
     path = kept / FILE.format(arm=arm.name, seed=seed, suffix=scenario.suffix)
-    if path.is_file() and _holds(old := _read(path), record):
+    waiting = session.workspace.folder / path.name
+    old = _read(path) if path.is_file() else None
+    if old is not None and _holds(old, record):
         return old
+    if old is not None and old.cycles > record.cycles:
+        session.display.say(f"{path} has more cycles: until this run has as many, its record is {waiting}")
+        write_atomically(waiting, to_text(record))
+        return record
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, to_text(record))
+    waiting.unlink(missing_ok=True)
     return record
 
 

@@ -134,20 +134,25 @@ def conversations(
     sampling: Sampling,
     cache: Path,
     unfinished: bool = False,
+    most: int | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[CompletedConversation], int]:
     """Return a frozen model's conversations on ``prompts``, without those of which a completion was cut off; with
     ``unfinished`` the last one may be, unless it was before the answer began, within thinking. Also return the number
     of tokens of all completions, those left out included.
 
+    With ``most``, prompts are left out as soon as another completion could exceed that many tokens, but never all.
     ``content_hash`` is the model's. Completions are cached in ``cache`` chunk by chunk: an interruption loses at most
     one chunk, and no completion is sampled twice.
     """
     engine = CachingEngine.of(loaded, engine, content_hash=content_hash, cache=cache)
     found: list[CompletedConversation] = []
     tokens = 0
-    for number in range(-(-len(prompts) // CHUNK)):
-        chunk = prompts[number * CHUNK : (number + 1) * CHUNK]
+    number = start = 0
+    while start < len(prompts) and (not start or most is None or tokens + sampling.max_new_tokens <= most):
+        # Chunks become smaller towards the end of a budget. What was sampled before decides, so they repeat exactly.
+        size = CHUNK if most is None else min(CHUNK, max(1, (most - tokens) // sampling.max_new_tokens))
+        chunk = prompts[start : start + size]
         drawn = dataclasses.replace(sampling, seed=derive_seed(sampling.seed, number, RandomStream.REPLAY))
         numbered = [dataclasses.replace(p, id=str(i)) for i, p in enumerate(chunk)]
         turns = sample_turns(loaded.chat, engine, numbered, drawn, progress)
@@ -160,6 +165,7 @@ def conversations(
             for i, said in sorted(spoken.items())
             if _usable(said, unfinished)
         ]
+        number, start = number + 1, start + size
     return found, tokens
 
 
@@ -179,12 +185,14 @@ def answered_before(
     *,
     count: int,
     each: int = 1,
+    most: int | None = None,
     unfinished: bool = False,
     counted: str = "spoken.json",
 ) -> tuple[list[CompletedConversation], int]:
     """Return a checkpoint's conversations, sampled before a stage's training and cached, and all tokens sampled.
 
-    They are ``each`` on the first ``count`` prompts that leave half of the context for a completion. The tokens, also
+    They are ``each`` on the first ``count`` prompts that leave half of the context for a completion, and of about
+    ``most`` tokens in all. The tokens, also
     those of conversations left out, are recorded only once even if the stage is resumed: ``counted`` is the file of the
     stage that says so.
     """
@@ -201,6 +209,7 @@ def answered_before(
                 sampling=sampling,
                 cache=session.workspace.folder / "cache",
                 unfinished=unfinished,
+                most=most,
                 progress=stage.counting(bar),
             )
     stage.count_once(counted, tokens)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from evals.statistics import spread
+from pipelines.data.corpus_snapshot import gather
 from pipelines.reports.cost import Cost
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.measures import INSTRUCTIONS, KNOWLEDGE, RETAINED, STORED
 from recovery.config import DistillConfig, build
+from recovery.data.prompts import prompts_hash
 from recovery.methods import METHODS, method_named
 from recovery.workspace import Workspace
 
@@ -46,7 +48,9 @@ def compare(
     model: str | None,
     display: Display,
 ) -> list[Row]:
-    """Mid-train on ``docs``, then train with each method from there, for each seed; finished runs are not repeated.
+    """Mid-train on ``docs``, then train with each method from there, for each seed.
+
+    Finished runs from the same documents are not repeated.
 
     Every method gets the same ``settings`` and stops when it has sampled, scored and trained ``max_tokens``; the
     learning rate is constant after warm-up, since the last step is not known in advance. The first rows are the clean
@@ -56,9 +60,7 @@ def compare(
     for method in methods:
         build(DistillConfig, _own(method) | settings | {"method": method, "max_tokens": max_tokens})
     model = model or workspace.settings().get("model")
-    # Other settings get another folder, so that results are never mixed.
-    asked = json.dumps([str(docs.resolve()), max_tokens, sorted(settings.items())], default=str)
-    group = hashlib.sha256(asked.encode()).hexdigest()[:8]
+    group = _group(docs, max_tokens, settings)
     found: dict[str, list[tuple[dict[str, float], Cost | None, str]]] = {}
     for seed in seeds:
         home = workspace.folder / "comparisons" / group / f"seed-{seed}"
@@ -78,6 +80,16 @@ def compare(
                 stopped = str(runner.details(method)["stopped"])
                 found.setdefault(method, []).append((_scores(runner, method), runner.cost_of(method), stopped))
     return [_row(name, runs) for name, runs in found.items()]
+
+
+def _group(docs: Path, max_tokens: int, settings: Mapping[str, Any]) -> str:
+    """Return the name of the folder of a comparison. Other documents, or files that come with them, and other settings
+    get another one, so that results are never mixed.
+    """
+    own = gather(docs, 1, held_out=0.0, seed=0)
+    texts = [(text.text, text.question) for text in own.texts]
+    asked = [own.hash, own.probes_hash, prompts_hash(own.questions), texts, max_tokens, sorted(settings.items())]
+    return hashlib.sha256(json.dumps(asked, default=str).encode()).hexdigest()[:8]
 
 
 def _own(method: str) -> dict[str, Any]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
 
 from evals.statistics import spread
 from pipelines.planning.machine import machine
 from pipelines.reports.document import table_lines
-from pipelines.studies.horizon import BEHAVIOUR, LOWEST, MEASURES, of
+from pipelines.studies.horizon import ARMS, BEHAVIOUR, LOWEST, MEASURES, Arm, of
 from pipelines.studies.results import statements
 from pipelines.studies.study import Outcome
 
@@ -19,6 +21,7 @@ DRAWN = {
     BEHAVIOUR: "Instructions followed, relative to base",
     LOWEST: "Worst corpus, share of what was first learnt",
 }
+_SETTINGS = ("arm", "settings of mid-training", "earlier documents", "teachers", "steps", "settings of the recovery")
 BOUNDS = {DRAWN[BEHAVIOUR]: 0.98, DRAWN[LOWEST]: 0.95}
 
 
@@ -37,6 +40,10 @@ def page(outcome: Outcome, command: str, picture: str) -> str:
         *statements(outcome),
         "",
         f"Seeds: {'; '.join(seeds)}.",
+        "",
+        "## Arms",
+        "",
+        *table_lines(_SETTINGS, [_settings(arm, ARMS[arm]) for arm in arms]),
     ]
     for measure, title in MEASURES.items():
         lines += ["", f"## {title[0].upper()}{title[1:]}", "", *_table(outcome, measure)]
@@ -58,6 +65,19 @@ def curves(outcome: Outcome, measure: str) -> Curves:
         ]
         for arm in arms_of(outcome)
     }
+
+
+def _settings(name: str, arm: Arm) -> list[str]:
+    """Return all that an arm sets; what is not named is as the miniature's recipe says."""
+    recovery = {**arm.distill, **({"earlier_share": "by root"} if arm.root else {})}
+    cells = [name, _named(arm.midtrain), str(Fraction(arm.earlier).limit_denominator(10))]
+    if not arm.recovers:
+        return [*cells, "–", "–", "none"]
+    return [*cells, str(arm.teachers), str(arm.steps), _named(recovery)]
+
+
+def _named(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(settings.items())) or "–"
 
 
 def _table(outcome: Outcome, measure: str) -> list[str]:

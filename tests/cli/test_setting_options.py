@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from pipelines.cli import main
+from pipelines.cli import common, main
 from pipelines.cli.setting_options import default_of, option_of, options_of, several
 from recovery.config import (
     SECTIONS,
@@ -253,3 +253,11 @@ def test_an_option_follows_its_field() -> None:
     assert seen == {"lam": None, "distill_steps": None, "alarm": None, "experts": ()}
     command.main(["--lambda", "0.5", "--no-alarm", "--expert", "a=b", "--expert", "c=d"], standalone_mode=False)
     assert seen == {"lam": 0.5, "distill_steps": None, "alarm": False, "experts": ("a=b", "c=d")}
+
+
+def test_a_seed_that_is_named_twice_counts_once() -> None:
+    seen: list[object] = []
+    command = click.Command("x", callback=lambda seeds: seen.append(seeds), params=[])
+    common.seeds(command)
+    command.main(["--seeds", "0,2,0,1"], standalone_mode=False)
+    assert seen == [(0, 2, 1)]

@@ -72,6 +72,7 @@ def test_the_page_holds_means_bounds_pairs_and_answers() -> None:
     assert "    # not a heading" in rows, "answers are quoted as text"
     assert "    (nothing)" in rows
     assert "the command" in text and "1 of 3" in text
+    assert "no prompt of them is trained on; their topics and nearly all their combinations of instructions are" in text
 
 
 def test_base_has_a_row_for_each_result_and_the_processors_that_gave_it() -> None:
@@ -131,7 +132,7 @@ def test_held_out_facts_are_counted_by_form_and_once_for_each_mid_training() -> 
 
     records = [trained("11 00 01 11 11"), trained("11 00 01 11 11"), trained("00 00 00 00 00")]
     rows = page(records, "two-teachers", "the command", asked).splitlines()
-    begin = rows.index("## Held-out facts after mid-training, by form of question")
+    begin = rows.index("## Questions about held-out facts after mid-training, by form of question")
     assert rows[begin + 2 : begin + 10] == [
         "| questions | cycle 1: 2 mid-trainings |",
         "| --- | --- |",
@@ -148,14 +149,14 @@ def test_held_out_facts_are_counted_for_each_corpus_and_checkpoint() -> None:
     asked = [
         Question(name, f"fact {name}", "harbour", "port.md", "test", "which", f"{name}?", ("pier",)) for name in "ab"
     ]
-    asked.append(replace(asked[0], id="form", use="test-form"))
-    verdicts = (("00", "00", "00"), ("01", "11", "11"), ("00", "01", "00"))
+    asked += [replace(asked[0], id="form", use="test-form"), replace(asked[0], id="again")]
+    verdicts = (("00", "00", "00", "00"), ("01", "11", "11", "00"), ("00", "01", "00", "00"))
     checkpoints = [
-        replace(one, items={"domain_knowledge/1": dict(zip(("a", "b", "form"), given, strict=True))})
+        replace(one, items={"domain_knowledge/1": dict(zip((q.id for q in asked), given, strict=True))})
         for one, given in zip(RUN.checkpoints, verdicts, strict=True)
     ]
     rows = page([replace(RUN, checkpoints=tuple(checkpoints))], "two-teachers", "the command", asked).splitlines()
-    assert "| `two-teachers` | 1 | 0 of 2 | 2 of 2 | 1 of 2 |" in rows
+    assert "| `two-teachers` | 1 | 2 | 0 of 3 | 2 of 3 | 1 of 3 |" in rows, "three questions about two facts"
 
 
 def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
@@ -172,13 +173,26 @@ def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
     assert holds in short
     assert "in each: `two-teachers`; `other` do not; not measured: `unknown`." in short
     assert "Shown beside them: recovery: own prompts, prompts strict, relative to base" in short, "as a gate counts"
-    assert "A share of fewer than ten facts decides nothing" in short
+    assert "A share of fewer than ten answered questions decides nothing" in short
     assert "3.0 hours for 3 cycles" in short
     assert "Not run: documents, " in text
     missed = page([replace(whole, checkpoints=worse.checkpoints)], "two-teachers", "the command")
     assert "Missed: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.833" in missed
     assert "## In short" not in page([replace(whole, short=True)], "two-teachers", "the command")
     assert "## In short" not in page([replace(whole, cut=2)], "two-teachers", "the command"), "not what make real runs"
+
+
+def test_seeds_of_unequal_length_are_counted_cycle_by_cycle() -> None:
+    later = [replace(one, cycle=cycle) for cycle in (2, 3) for one in RUN.checkpoints[1:]]
+    whole = replace(RUN, checkpoints=(*RUN.checkpoints, *later))
+    text = page([whole, replace(RUN, seed=1)], "two-teachers", "the command")
+    assert "2 seeds, seed 0: 3 of 3 cycles, seed 1: 1 of 3 cycles." in text
+    assert "| figure | must | goal | cycle 1, 2 seeds | cycle 2, 1 seed | cycle 3, 1 seed | reached |" in text
+    short = summary([whole, replace(RUN, seed=1)], "two-teachers")
+    assert "2 seeds, mean ± spread, seed 0: 3 of 3 cycles, seed 1: 1 of 3 cycles, prompts" in short
+    assert "| cycle 1, recovered |" in short and "| cycle 2, recovered, 1 seed |" in short
+    equal = page([whole, replace(whole, seed=1)], "two-teachers", "the command")
+    assert "2 seeds, 3 of 3 cycles." in equal and "| goal | cycle 1 | cycle 2 | cycle 3 |" in equal
 
 
 def test_a_bound_that_is_missed_is_shown_as_missed() -> None:
@@ -307,6 +321,13 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
     assert path.read_text() == text
     kept = read_records(tmp_path / "kept")
     assert [(record.short, record.cut) for record in kept] == [(False, 2), (True, 1), (False, 1)]
+    elsewhere = [replace(one, cost={**one.cost, "seconds": 1.5}) for one in made.checkpoints]
+    path.write_text(text := to_text(replace(made, checkpoints=tuple(elsewhere))))
+    shorter = go(1)
+    assert (shorter.cycles, path.read_text()) == (1, text), "a run of fewer cycles waits beside it"
+    (waiting,) = (tmp_path / "w").rglob(path.name)
+    assert waiting.read_text() == to_text(shorter)
+    assert path.read_text() == to_text(go(2)) != text and not waiting.exists()
     assert "| each in 2 |" in page(kept[:1], "documents", "the command") and "| whole |" in page([made], "", "")
 
 

@@ -115,6 +115,31 @@ def test_answers_are_kept_chunk_by_chunk_and_asked_for_once(tiny_model: Path, tm
     assert asked() == [64, 6, 6, 64, 6]
 
 
+def test_a_token_budget_ends_the_sampling_of_answers(tiny_model: Path, tmp_path: Path) -> None:
+    loaded, engine = load(tiny_model)
+    noting = Noting(engine)
+
+    def ask(most: int) -> tuple[list[CompletedConversation], int]:
+        return conversations(
+            loaded,
+            noting,
+            prompts(70),
+            content_hash="x",
+            sampling=Sampling(8, seed=0),
+            cache=tmp_path,
+            unfinished=True,
+            most=most,
+        )
+
+    first, tokens = ask(100)
+    assert 92 < tokens <= 100, "until another answer could exceed the budget"
+    assert [len(call) for call in noting.calls][:1] == [12]
+    calls = len(noting.calls)
+    assert ask(100) == (first, tokens) and len(noting.calls) == calls, "the same again, from the cache"
+    assert 0 < ask(1)[1] <= 8, "one answer at least"
+    assert len({one.prompt.id for one in ask(10_000)[0]}) == 70
+
+
 class Cutting:
     """An engine whose completions of each turn are cut off as the texts of that turn say."""
 

@@ -19,8 +19,8 @@ from pipelines.cli.main import run
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from pipelines.studies import STUDIES, chosen
+from pipelines.studies.compare import _group, _own, compare, text
 from pipelines.studies.compare import as_json as compared
-from pipelines.studies.compare import compare, text
 from pipelines.studies.experiment import ExperimentRunner
 from pipelines.studies.horizon import ARMS, DEFAULT, MEASURES, TOKENS, of
 from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves, page
@@ -292,6 +292,22 @@ def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
         chosen("pivto")
 
 
+def test_methods_that_imitate_answers_keep_to_the_token_budget(tiny_qwen3: Path, tmp_path: Path) -> None:
+    settings = {
+        "prompts_per_step": 4,
+        "samples_per_prompt": 1,
+        "max_new_tokens": 8,
+        "tuning": "full",
+        "max_tokens": 400,
+    }
+    with Session.open(tmp_path / "w", model=str(tiny_qwen3), display=Display(quiet=True)) as session:
+        runner = ExperimentRunner(session, 0)
+        runner.trained("sft", "base", "sft", steps=1000, **(_own("sft") | settings))
+        spent = runner.cost_of("sft")
+        assert 400 <= spent.sampled + spent.trained < 1.2 * 400
+        assert runner.details("sft")["steps"] > 1
+
+
 @pytest.mark.slow
 def test_methods_are_compared_from_the_same_start_at_the_same_cost(
     tiny_qwen3: Path, corpus: Path, tmp_path: Path
@@ -302,10 +318,26 @@ def test_methods_are_compared_from_the_same_start_at_the_same_cost(
     assert [row.method for row in rows] == ["base", "midtrained", "opd", "off-policy-kd"]
     for row in rows[2:]:
         assert set(row.stopped) == {"token budget spent"}
-        assert all(s.sampled + s.scored + s.trained >= 150 for s in row.spent if row.method == "opd")
+        assert all(150 <= s.sampled + s.scored + s.trained < 1.4 * 150 for s in row.spent)
     assert compare(Workspace(tmp_path / "w"), ["opd", "off-policy-kd"], corpus, [0, 1], **arguments) == rows  # type: ignore[arg-type]
     assert "off-policy-kd" in text(rows, [0, 1])
     assert compared(rows, [0, 1])["rows"][2]["scores"]["asked"].keys() == {"mean", "spread", "by_seed"}
+
+
+def test_results_of_other_documents_are_not_reused(corpus: Path) -> None:
+    def group() -> str:
+        return _group(corpus, 100, {"steps": 4})
+
+    before = group()
+    assert group() == before
+    page = next(corpus.glob("*.md"))
+    text = page.read_text()
+    page.write_text(text + "\n\nThe Pine tower was built by Zed Zorn and has nineteen floors for its guests.\n")
+    assert group() != before
+    page.write_text(text)
+    questions = [{"id": "q", "messages": [{"role": "user", "content": "Who built the Pine tower?"}]}]
+    (corpus / "questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    assert group() != before, "what comes with the documents counts as well"
 
 
 def test_an_unknown_method_is_refused_before_any_work(corpus: Path, tmp_path: Path) -> None:
@@ -343,6 +375,28 @@ def test_arms_are_chosen_and_later_runs_extend_earlier_ones(tmp_path: Path) -> N
         run_study(mine, place, [0], 0.1, Display(), Choice(("c",)))
     with pytest.raises(UsageError, match="has no arms and cycles to choose"):
         run_study(study(), place, [0], 0.1, Display(), Choice(cycles=3))
+
+
+def test_the_page_of_many_cycles_says_how_each_arm_is_configured() -> None:
+    runs = {0: {of(measure, arm, 1): 1.0 for measure in MEASURES for arm in ARMS}}
+    rows = page(Outcome(STUDIES["horizon"], runs, 1000, 60.0), "recover study horizon", "picture.svg").splitlines()
+    begin = rows.index("## Arms")
+    shown = {row.split(" | ")[0].strip("| "): row for row in rows[begin + 4 : begin + 4 + len(ARMS)]}
+    assert list(shown) == list(ARMS)
+    for name, arm in ARMS.items():
+        assert f" | {arm.steps if arm.recovers else '–'} | " in shown[name]
+    gentle = (
+        "lr 0.001, replay 0.3, replay_focus 0.5, replay_loss kl, schedule cosine | 1/2 | 3 | 40 | focus 0.5, lr 0.0003"
+    )
+    assert shown["gentle-three-teachers"] == f"| gentle-three-teachers | {gentle} |"
+    assert " | 2/3 | 3 | 100 | " in shown["rows-questions-rehearsal"]
+    assert shown["rows-questions-120-steps-root"].endswith(
+        "| 120 | earlier_share by root, embeddings none, knowledge_share 0.3 |"
+    )
+    committed = (Path(__file__).resolve().parents[2] / "docs/horizon.md").read_text().splitlines()
+    begin = committed.index("## Arms")
+    for row in committed[begin + 4 : committed.index("", begin + 4)]:
+        assert row == shown[row.split(" | ")[0].strip("| ")], "the page is up to date"
 
 
 def test_the_page_of_many_cycles_has_a_table_for_each_measure_and_curves_for_each_arm() -> None:
