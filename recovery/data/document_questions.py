@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from recovery.data.corpus.cloze import Gap, Vocabulary, pick_gaps
-from recovery.data.corpus.documents import Corpus
+from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.facts.fact import content
 from recovery.data.corpus.question_templates import BLANK, cloze, missing, place_of, wh_question
@@ -33,6 +33,7 @@ _WH_FORMS = (
     'As stated in "{title}", {question} Reply briefly.',
 )
 _WORDINGS = 2  # per fact
+_SOURCE = "document:"  # a tag
 _FRAME = words(
     "version versions default defaults option options value values configuration config experimental introduced "
     "support added page pages with from into does should have been that this next nextjs name names type types called "
@@ -135,6 +136,13 @@ class ProbeGuard:
             for asked in self._with_a_word_of(wanted)
         )
 
+    def may_ask(self, question: str, answer: str) -> bool:
+        """Return whether ``states`` or ``asks_for`` could be true of a generated question: a quick first look."""
+        wanted, value, named = canonical(answer), f" {normalise(answer)} ", content(question)
+        return any(asked.answer in wanted or wanted in asked.answer for asked in self._with_a_word_of(wanted)) or any(
+            subject <= named and value in asked for word in named for subject, asked in self._reversed.get(word, ())
+        )
+
     def _with_a_word_of(self, answer: str) -> set[_Asked]:
         """Return the probes whose answer has a word of this one."""
         return {asked for word in answer.split() for asked in self._asked.get(word, ())}
@@ -172,6 +180,33 @@ def askable_facts(facts: Sequence[Fact], guard: ProbeGuard) -> list[Fact]:
         return any(text in probes for text in (*fact.statements, *(f"{q} {fact.value}" for q in fact.questions)))
 
     return [fact for fact in facts if fact.side == "question" and not guard.asks_for(fact) and not probed(fact)]
+
+
+def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: ProbeGuard) -> list[Prompt]:
+    """Return the questions generated from ``documents`` that no probe asks, of other documents for example.
+
+    A question is left out on the same conditions as in ``document_questions``.
+    """
+    kept = [p for p in prompts if not guard.asks_the_same(p.text, p.answer)]
+    sources = {p.id: tag.removeprefix(_SOURCE) for p in kept for tag in p.tags if tag.startswith(_SOURCE)}
+    suspects = [p for p in kept if p.id in sources and p.answer and guard.may_ask(p.text, p.answer)]
+    if not suspects:  # what follows reads all documents
+        return kept
+    origins = {sources[p.id] for p in suspects}
+    facts = {
+        normalise(text): fact
+        for fact in facts_of([d for d in documents if d.id in origins])
+        for question in fact.questions
+        for text in (question, f"{question} {fact.brief}")
+    }
+    rarity = Rarity(sentences(documents, alone=False))
+
+    def probed(prompt: Prompt) -> bool:
+        fact = facts.get(normalise(prompt.text))
+        return guard.asks_for(fact) if fact else guard.states(prompt.text, prompt.answer or "", rarity)
+
+    left_out = {p.id for p in suspects if probed(p)}
+    return [p for p in kept if p.id not in left_out]
 
 
 def _content(text: str) -> frozenset[str]:
@@ -220,5 +255,5 @@ def _question(gap: Gap, rng: random.Random) -> str:
 
 def _prompt(text: str, answer: str, kind: str, document: str) -> Prompt:
     messages = (Message(role="user", content=text),)
-    tags = (kind, f"document:{document}")
+    tags = (kind, f"{_SOURCE}{document}")
     return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=answer, tags=tags)
