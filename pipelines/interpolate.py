@@ -15,7 +15,7 @@ from pathlib import Path
 from db import records
 from evals import knowledge
 from evals.suites import sample
-from pipelines.data.corpus_snapshot import load_snapshots
+from pipelines.data.corpus_snapshot import load_snapshots, questions_of
 from pipelines.runtime.engines import engine_of
 from pipelines.runtime.generation import DEVELOPMENT, development_result, reference_result
 from pipelines.runtime.model_loading import FrozenModel, check_line, line_between
@@ -129,8 +129,8 @@ def _questions(session: Session, config: InterpolateConfig, student: Checkpoint,
     corpora = load_snapshots(session.workspace, session.learnt_cycles(student, cycle))
     found = [
         Probe(f"{number}/{question.id}", "question", question.text, (question.answer,))
-        for number, corpus in corpora.items()
-        for question in corpus.questions
+        for number, questions in questions_of(corpora).items()
+        for question in questions
         if question.answer and len(question.messages) == 1
     ]
     return list(sample(found, config.questions)) if config.questions else []

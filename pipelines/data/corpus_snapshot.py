@@ -17,8 +17,8 @@ from pathlib import Path
 from evals.contamination import about, leaked
 from evals.probes import PROBES_FILE, build_probes, load_probes, probes_hash, too_few, write_probes
 from recovery.config import WRITER_FILE
-from recovery.data.corpus import Corpus, Document, read_corpus, sampled
-from recovery.data.document_questions import QUESTIONS_FILE, document_questions
+from recovery.data.corpus import Corpus, Document, normalise, read_corpus, sampled
+from recovery.data.document_questions import QUESTIONS_FILE, ProbeGuard, document_questions, unprobed
 from recovery.data.prompts import load_prompts, write_prompts
 from recovery.data.rewritten_texts import RewrittenText, read_texts, write_texts
 from recovery.data.sources import given_beside, parse
@@ -178,6 +178,24 @@ def _digest(path: Path) -> str:
 def load_snapshots(workspace: Workspace, cycles: Iterable[int]) -> dict[int, CorpusSnapshot]:
     """Return the snapshots of those cycles that have documents."""
     return {k: load_snapshot(workspace, k) for k in cycles if (workspace.corpus(k) / ABOUT).is_file()}
+
+
+def questions_of(corpora: Mapping[int, CorpusSnapshot]) -> dict[int, list[Prompt]]:
+    """Return the questions of each cycle that no probe of another cycle asks; its own probes were excluded before.
+
+    Questions that came with the documents are compared by wording, those made from them in any wording.
+    """
+    found = {}
+    wordings = {number: {normalise(probe.question) for probe in corpus.probes} for number, corpus in corpora.items()}
+    for number, corpus in corpora.items():
+        others = [k for k in corpora if k != number]
+        if corpus.questions_given:
+            asked = set().union(*(wordings[k] for k in others))
+            found[number] = [question for question in corpus.questions if normalise(question.text) not in asked]
+        else:
+            guard = ProbeGuard([probe for k in others for probe in corpora[k].probes])
+            found[number] = unprobed(corpus.questions, corpus.documents, guard)
+    return found
 
 
 def _origin(what: str, count: int, path: Path | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from evals.suites import sample
-from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshots, questions_of
 from pipelines.distillation.early_stopping import ENOUGH_TO_DECIDE
 from pipelines.runtime.model_loading import check_line
 from pipelines.runtime.session import Session
@@ -107,7 +107,7 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     notes = list(prompts.notes)
     context = _context(config)
     knowledge = session.resolve(config.knowledge_teacher) if config.knowledge_teacher else None
-    asked_about = _questions(config, corpora)
+    asked_about = _questions(config, corpora, notes)
     _check_documents(config, corpora, number)
     if knowledge is not None and not any(asked_about.values()) and not config.document_teacher:
         knowledge = None
@@ -134,20 +134,28 @@ def resolve(session: Session, config: DistillConfig, cycle: int | None) -> Resol
     )
 
 
-def _questions(config: DistillConfig, corpora: Mapping[int, CorpusSnapshot]) -> dict[int, list[Prompt]]:
-    """Return the questions about each corpus, with those that its writer asked and no probe asks, if wanted.
+def _questions(
+    config: DistillConfig, corpora: Mapping[int, CorpusSnapshot], notes: list[str]
+) -> dict[int, list[Prompt]]:
+    """Return the questions about each corpus that no probe of any asks, with those that its writer asked, if wanted.
 
-    Raises UsageError if these are wanted and there are none, or nobody to score them.
+    Raises UsageError if a writer's are wanted and there are none, or nobody to score them.
     """
+    found = questions_of(corpora)
+    for number, corpus in corpora.items():
+        if probed := len(corpus.questions) - len(found[number]):
+            notes.append(
+                f"{probed:,} of {len(corpus.questions):,} questions about the documents of cycle {number} left out: "
+                f"probes of other cycles ask them"
+            )
     if not config.writer_questions:
-        return {number: list(corpus.questions) for number, corpus in corpora.items()}
+        return found
     _check_writer_questions(config, corpora)
     guard = ProbeGuard([probe for corpus in corpora.values() for probe in corpus.probes])
-    found = {}
     for number, corpus in corpora.items():
-        given = {question.text for question in corpus.questions}
+        given = {question.text for question in found[number]}
         written = writer_questions(corpus.texts, guard)
-        found[number] = [*corpus.questions, *(question for question in written if question.text not in given)]
+        found[number] += [question for question in written if question.text not in given]
     return found
 
 

@@ -6,12 +6,14 @@ import random
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from recovery.data.corpus.cloze import Gap, Vocabulary, pick_gaps
-from recovery.data.corpus.documents import Corpus
+from recovery.data.corpus.documents import Corpus, Document
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
 from recovery.data.corpus.facts.fact import content
 from recovery.data.corpus.question_templates import BLANK, cloze, missing, place_of, wh_question
+from recovery.data.corpus.rarity import Rarity, canonical, stems
 from recovery.data.corpus.sentences import sentences, side
 from recovery.data.corpus.text import normalise, words
 from recovery.data.prompts import load_prompts, prompt_id
@@ -31,13 +33,16 @@ _WH_FORMS = (
     'As stated in "{title}", {question} Reply briefly.',
 )
 _WORDINGS = 2  # per fact
+_SOURCE = "document:"  # a tag
 _FRAME = words(
     "version versions default defaults option options value values configuration config experimental introduced "
     "support added page pages with from into does should have been that this next nextjs name names type types called "
     "used"
 )
+_FRAME_STEMS = stems(" ".join(_FRAME))
 _WEAK = frozenset({"experimental", "unstable"})  # temporary parts of a name
 _CONTINUE_FORM = 'Continue this sentence from "{title}" with its next few words: "{before} ..."'
+_TEMPLATE = stems(" ".join((*_CLOZE_FORMS, *_WH_FORMS, _CONTINUE_FORM, "name number word words")))
 
 
 def document_questions(
@@ -54,8 +59,8 @@ def document_questions(
     If ``questions.jsonl`` is beside them, they are read from it, without those worded like a probe in ``exclude``;
     invalid lines are appended to ``problems`` or logged. Otherwise they are generated from the facts and sentences of
     ``corpus`` on the question side and filtered more strictly than a hand-written file, where two wordings of a fact
-    are intended: a question is also dropped if it asks for a probe's answer with all words of the probe, or for a
-    fact that a probe asks for in any wording.
+    are intended: a question is also dropped if it asks for a probe's answer with all words of the probe, or, in
+    doubt, for a fact that a probe asks for in any wording.
     """
     given, guard = given_beside(docs, QUESTIONS_FILE), ProbeGuard(exclude)
     if given is not None:
@@ -64,19 +69,30 @@ def document_questions(
     return _generated(corpus, guard, seed, count)
 
 
+class _Asked(NamedTuple):
+    """A probe's answer in canonical form, its question without spaces, and the stems of the question's words."""
+
+    answer: str
+    question: str
+    stems: frozenset[str]
+
+
 class ProbeGuard:
     """Detects questions and facts that overlap with probes: by wording, by answer and words, or by fact."""
 
     def __init__(self, probes: Sequence[Probe]) -> None:
         self._wordings = {normalise(p.question) for p in probes}
         self._by_answer: dict[str, list[frozenset[str]]] = {}
-        self._forward: set[tuple[str, str]] = set()
+        self._asked: dict[str, set[_Asked]] = {}  # by each word of the answer
         self._reversed: dict[str, list[tuple[frozenset[str], str]]] = {}
         for probe in probes:
             asked, squeezed = _content(probe.question), re.sub(r"[\W_]", "", normalise(probe.question))
+            shape = stems(probe.question) - _TEMPLATE - _FRAME_STEMS
+            for answer in map(canonical, probe.answers):
+                for word in answer.split():
+                    self._asked.setdefault(word, set()).add(_Asked(answer, squeezed, shape))
             for answer in map(normalise, probe.answers):
                 self._by_answer.setdefault(answer, []).append(asked)
-                self._forward.add((f" {answer} ", squeezed))
                 named = content(answer) - _WEAK
                 for word in named:
                     self._reversed.setdefault(word, []).append((named, f" {normalise(probe.question)} "))
@@ -106,19 +122,52 @@ class ProbeGuard:
             for wanted, probes in self._by_answer.items()
         )
 
+    def states(self, question: str, answer: str, rarity: Rarity) -> bool:
+        """Return whether a generated question seems to ask for what a probe asks for, in other words; True in doubt.
+
+        One of the two answers contains the other, and the questions share a word that is not frequent in the documents;
+        any word but function words is enough if the answer itself is rare.
+        """
+        wanted, found = canonical(answer), stems(question)
+        rare = rarity.rare(answer)
+        return any(
+            (asked.answer in wanted or wanted in asked.answer)
+            and any(rare or rarity.specific(stem) for stem in asked.stems & found)
+            for asked in self._with_a_word_of(wanted)
+        )
+
+    def may_ask(self, question: str, answer: str) -> bool:
+        """Return whether ``states`` or ``asks_for`` could be true of a generated question: a quick first look."""
+        wanted, value, named = canonical(answer), f" {normalise(answer)} ", content(question)
+        return any(asked.answer in wanted or wanted in asked.answer for asked in self._with_a_word_of(wanted)) or any(
+            subject <= named and value in asked for word in named for subject, asked in self._reversed.get(word, ())
+        )
+
+    def _with_a_word_of(self, answer: str) -> set[_Asked]:
+        """Return the probes whose answer has a word of this one."""
+        return {asked for word in answer.split() for asked in self._asked.get(word, ())}
+
     def asks_for(self, fact: Fact) -> bool:
         """Return whether a probe asks for this fact, in any wording and either direction; True in doubt.
 
-        Forward: the probe's answer contains the value and, if the value is common, the probe has a word of the subject.
+        Forward: the probe's answer contains the value and, if the value is common, the probe has a word of the subject;
+        or the value contains the probe's answer, and the probe has a word of the subject itself, its page aside.
         Reversed: the probe's answer is in the subject, and the probe contains the value.
         """
-        values = [f" {value} " for value in map(normalise, fact.answers)]
+        values = [canonical(value) for value in fact.answers]
         subject = content(fact.subject)
         rare = [squeezed for word in subject if len(squeezed := word.replace("-", "")) > 3 and word not in _FRAME]
         common = fact.guessed or fact.relation.startswith("version") or len(fact.value) <= 3
-        for answer, asked in self._forward:
-            if any(value in answer for value in values) and (not common or any(word in asked for word in rare)):
+        own = {word.replace("-", "") for word in content(fact.subject.rpartition(": ")[2]) - _FRAME}
+        for asked in self._with_a_word_of(" ".join(values)):
+            if any(value in asked.answer for value in values) and (
+                not common or any(word in asked.question for word in rare)
+            ):
                 return True
+            named = any(word in asked.question if len(word) > 3 else word in asked.stems for word in own)
+            if named and any(asked.answer in value for value in values):
+                return True
+        values = [f" {value} " for value in map(normalise, fact.answers)]
         reverse = (asked for word in subject for answer, asked in self._reversed.get(word, ()) if answer <= subject)
         return any(value in asked for asked in reverse for value in values)
 
@@ -131,6 +180,33 @@ def askable_facts(facts: Sequence[Fact], guard: ProbeGuard) -> list[Fact]:
         return any(text in probes for text in (*fact.statements, *(f"{q} {fact.value}" for q in fact.questions)))
 
     return [fact for fact in facts if fact.side == "question" and not guard.asks_for(fact) and not probed(fact)]
+
+
+def unprobed(prompts: Sequence[Prompt], documents: Sequence[Document], guard: ProbeGuard) -> list[Prompt]:
+    """Return the questions generated from ``documents`` that no probe asks, of other documents for example.
+
+    A question is left out on the same conditions as in ``document_questions``.
+    """
+    kept = [p for p in prompts if not guard.asks_the_same(p.text, p.answer)]
+    sources = {p.id: tag.removeprefix(_SOURCE) for p in kept for tag in p.tags if tag.startswith(_SOURCE)}
+    suspects = [p for p in kept if p.id in sources and p.answer and guard.may_ask(p.text, p.answer)]
+    if not suspects:  # what follows reads all documents
+        return kept
+    origins = {sources[p.id] for p in suspects}
+    facts = {
+        normalise(text): fact
+        for fact in facts_of([d for d in documents if d.id in origins])
+        for question in fact.questions
+        for text in (question, f"{question} {fact.brief}")
+    }
+    rarity = Rarity(sentences(documents, alone=False))
+
+    def probed(prompt: Prompt) -> bool:
+        fact = facts.get(normalise(prompt.text))
+        return guard.asks_for(fact) if fact else guard.states(prompt.text, prompt.answer or "", rarity)
+
+    left_out = {p.id for p in suspects if probed(p)}
+    return [p for p in kept if p.id not in left_out]
 
 
 def _content(text: str) -> frozenset[str]:
@@ -146,9 +222,10 @@ def _generated(corpus: Corpus, guard: ProbeGuard, seed: int, count: int) -> list
     probed = Stated(fact for fact in facts if fact.side == "probe")
     usable = [s for s in everything if s.alone and side(s) == "question" and s.plain not in probed]
     prompts = _fact_prompts(pick_facts(askable_facts(facts, guard), count, seed), guard, count)
+    rarity = Rarity(everything)
     for gap in pick_gaps(usable, vocabulary, count - len(prompts), seed):
         text = _question(gap, random.Random(f"{seed}:{gap.key}"))
-        if not guard.asks_the_same(text, gap.answer):
+        if not guard.asks_the_same(text, gap.answer) and not guard.states(text, gap.answer, rarity):
             prompts.setdefault(normalise(text), _prompt(text, gap.answer, gap.kind, gap.sentence.document))
     return list(prompts.values())
 
@@ -178,5 +255,5 @@ def _question(gap: Gap, rng: random.Random) -> str:
 
 def _prompt(text: str, answer: str, kind: str, document: str) -> Prompt:
     messages = (Message(role="user", content=text),)
-    tags = (kind, f"document:{document}")
+    tags = (kind, f"{_SOURCE}{document}")
     return Prompt(f"question-{prompt_id(messages)}", messages, "knowledge", answer=answer, tags=tags)

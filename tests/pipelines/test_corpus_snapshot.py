@@ -13,8 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evals.probes import write_probes
-from pipelines.data.corpus_snapshot import gather, load_snapshot, load_snapshots, save_snapshot
+from evals.probes import PROBES_FILE, write_probes
+from pipelines.data.corpus_snapshot import gather, load_snapshot, load_snapshots, questions_of, save_snapshot
+from pipelines.distillation.resolve import _questions
+from recovery.config import DistillConfig
+from recovery.data.document_questions import QUESTIONS_FILE
 from recovery.data.rewritten_texts import RewrittenText
 from recovery.errors import CorpusError
 from recovery.workspace import Workspace
@@ -128,3 +131,33 @@ def test_a_file_changed_after_the_cycle_began_is_named(corpus: Path, tmp_path: P
 def test_a_cycle_without_documents_is_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="documents of cycle 3 cannot be read"):
         load_snapshot(Workspace(tmp_path), 3)
+
+
+def test_questions_of_one_cycle_are_not_the_probes_of_another(tmp_path: Path) -> None:
+    text = "# Ferry\n\nThe second boat of the day carries 340 passengers to Rostvik. The crew has 19 sailors aboard.\n"
+    table = "\n| Option | Default |\n| --- | --- |\n| `winchSpeed` | 1370 |\n| `cargoLimit` | 1710 |\n"
+    probes = {
+        "made": [{"question": "Which edition is it?", "answers": ["the 2nd"]}],
+        "given": [
+            {"question": "Where do the passengers of the other boat go?", "answers": ["to Rostvik"]},
+            {"question": "How fast is winchSpeed set at first?", "answers": ["about 1370"]},
+        ],
+        "other": [{"question": "Where does it  leave", "answers": ["the quay"]}],
+    }
+    for name, lines in probes.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.md").write_text(text + table)
+        records = [json.dumps({"form": "question", **line}) for line in lines]
+        (tmp_path / name / PROBES_FILE).write_text("\n".join(records))
+    given = [{"question": "Where does it leave?", "answer": "quay"}, {"question": "How many sailors?", "answer": "19"}]
+    (tmp_path / "given" / QUESTIONS_FILE).write_text("\n".join(map(json.dumps, given)))
+    corpora = {k: gather(tmp_path / name, k, held_out=0.0, seed=0) for k, name in enumerate(probes, 1)}
+    alone = questions_of({1: corpora[1]})[1]
+    assert alone == list(corpora[1].questions)
+    assert {p.answer for p in alone} == {"340", "Rostvik", "1370", "1710"}
+    found = questions_of(corpora)
+    assert found[1] == [p for p in alone if p.answer in ("340", "1710")]
+    assert [p.text for p in found[2]] == ["How many sailors?"]
+    notes: list[str] = []
+    assert _questions(DistillConfig(), corpora, notes)[2] == found[2]
+    assert "1 of 2 questions about the documents of cycle 2 left out: probes of other cycles ask them" in notes

@@ -13,6 +13,7 @@ from recovery.data.corpus import Corpus, Document, normalise, read_corpus
 from recovery.data.corpus.cloze import CLASSES, Gap, Vocabulary, pick_gaps
 from recovery.data.corpus.distractors import distractors
 from recovery.data.corpus.question_templates import wh_question
+from recovery.data.corpus.rarity import Rarity, canonical, stems
 from recovery.data.corpus.sentences import Sentence, glued, plain_text, sentences, side, split_sentences, usable
 from recovery.data.document_questions import ProbeGuard, document_questions
 from recovery.data.prompts import overlap
@@ -243,6 +244,13 @@ def test_a_user_probe_excludes_its_sentence(handbook, corpus):
     assert [p for p in before if p.answer != "8443"] == [p for p in after if p.answer != "8443"]
 
 
+def test_words_and_answers_are_compared_in_a_common_form() -> None:
+    assert stems("How many of the harbour's cranes were constructed?") == stems("crane construction harbours")
+    assert stems("DNS getStaticProps") == {"dns", "getstaticprops"}
+    assert canonical("v1.5.0") == canonical("1.5.0") and canonical("24,000") == canonical("24000")
+    assert canonical("Seven hours") == canonical("7 hours") == " 7 hours "
+
+
 def test_the_guard_detects_wordings_and_answers():
     probe = Probe("a", "question", "Who owns the Meridian service?", ("Atlas",))
     guard = ProbeGuard([probe])
@@ -250,6 +258,35 @@ def test_the_guard_detects_wordings_and_answers():
     assert guard.asks_the_same('Which team owns Meridian, our order service? "____"', "atlas")
     assert not guard.asks_the_same("Which team owns Meridian, our order service?", "Boreas")
     assert not guard.asks_the_same("Who looks after Meridian?", "Atlas")
+
+
+PORTS = {
+    name: f"# Port of {name}\n\nThe harbour of the town was built in {built} by the merchants of the coast. The "
+    f"largest warehouse at the quay holds {barrels} barrels of salted fish. Each spring the council sends two pilots.\n"
+    for name, built, barrels in (("Tesudi", 1701, 1200), ("Korvana", 1708, 1237), ("Rindale", 1715, 1422))
+}
+
+
+def test_a_probe_in_other_words_excludes_the_gaps_of_its_fact(tmp_path: Path) -> None:
+    for name, text in PORTS.items():
+        (tmp_path / f"{name}.md").write_text(text)
+    corpus = read_corpus(tmp_path, held_out=0.0)
+    before = {p.answer for p in document_questions(tmp_path, corpus)}
+    own = [
+        Probe("a", "question", "When was Korvana's harbour constructed?", ("in 1708",)),
+        Probe("b", "question", "How many barrels fit into Rindale's biggest warehouse?", ("1,422",)),
+        Probe("c", "question", "How many moons has Mars?", ("two",)),
+    ]
+    assert {p.answer for p in document_questions(tmp_path, corpus, exclude=own)} == before - {"1708", "1422"}
+
+
+def test_a_common_answer_excludes_only_what_shares_a_specific_word(corpus) -> None:
+    rarity = Rarity(sentences([Document(f"{n}.md", "Pier", f"The crane {w} of the pier takes two crates.", "x")
+                               for n, w in enumerate(CLASSES[0] * 2)], alone=False))  # fmt: skip
+    guard = ProbeGuard([Probe("a", "question", "How many crates can the May crane carry?", ("2",))])
+    assert guard.states('"The crane May of the pier takes ____ crates."', "two", rarity)
+    assert not guard.states('"The crane June of the pier takes ____ crates."', "two", rarity)
+    assert not guard.states('"The crane May of the pier takes ____ crates."', "three", rarity)
 
 
 def test_a_question_file_among_the_documents_is_used(handbook, corpus):

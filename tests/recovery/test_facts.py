@@ -294,3 +294,13 @@ def test_a_fact_with_a_unique_answer_is_not_asked_for_in_any_wording() -> None:
     own = Probe("own", "question", "The motors run too slowly. What do I turn up?", ("the winchSpeed option",))
     assert ProbeGuard([own]).asks_for(fact)
     assert not ProbeGuard([Probe("own", "question", "The motors run too slowly.", ("ropeCount",))]).asks_for(fact)
+
+
+@pytest.mark.parametrize(("name", "asked"), [("keepAlive", True), ("keepAliveLimit", False), ("ttl", True)])
+def test_a_value_that_contains_a_probes_answer_is_asked_for_if_the_subject_is_named(name: str, asked: bool) -> None:
+    table = "# Server options\n\n| Option | Default |\n| --- | --- |\n| `keepAlive` | 75 seconds |\n"
+    table += "| `keepAliveLimit` | 75 requests |\n| `ttl` | 75 hours |\n"
+    fact = next(f for f in made(table) if f.subject.endswith(f": {name}"))
+    names = {"keepAlive": "keepAlive", "ttl": "ttl"}
+    own = [Probe(n, "question", f"What does {n} default to on the server?", ("75",)) for n in names]
+    assert ProbeGuard(own).asks_for(fact) is asked
