@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import subprocess
@@ -42,6 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if item.get_closest_marker("differs") is None:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    """Take what was imported and collected out of the garbage collector's sight.
+
+    Every stage ends in a full collection, which would look through torch, transformers, gradio and thousands of tests
+    each time: a second of processor time, hundreds of times in a run.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _models() -> ModuleType:
