@@ -209,6 +209,16 @@ def address(new_address: Callable[[], Path | str], request: pytest.FixtureReques
 
 
 @pytest.fixture(scope="session")
+def empty_tracker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tracker's file without any record. A copy takes less than a hundredth of the time of the migrations."""
+    from db import open_database
+
+    path = tmp_path_factory.mktemp("empty") / "tracker.db"
+    open_database(path).close()
+    return path
+
+
+@pytest.fixture(scope="session")
 def seeding() -> ModuleType:
     """The module that fills trackers."""
     from tests.db import seeding
