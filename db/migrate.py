@@ -6,6 +6,7 @@ and a process without one, or one that was silent for too long, is refused at it
 
 from __future__ import annotations
 
+import functools
 import os
 import sqlite3
 import time
@@ -40,7 +41,15 @@ def config() -> Config:
 
 def newest() -> str:
     """Return the revision this code works with."""
-    return str(ScriptDirectory.from_config(config()).get_current_head())
+    return _revisions(FOLDER)[0]
+
+
+@functools.cache
+def _revisions(folder: Path) -> tuple[str, ...]:
+    """Return the revisions in ``folder``, newest first. Alembic imports each file of it, which takes longer than all
+    the rest of opening a tracker.
+    """
+    return tuple(script.revision for script in ScriptDirectory(folder).walk_revisions())
 
 
 def upgrade(engine: Engine, shown: str) -> None:
@@ -104,8 +113,7 @@ def _refuse_while_used(connection: Connection, revision: str, shown: str) -> Non
 def _known_revision(connection: Connection, shown: str) -> str | None:
     """Return the database's revision, None if it is empty. Raises SchemaError if the revision is unknown."""
     revision = MigrationContext.configure(connection).get_current_revision()
-    known = {script.revision for script in ScriptDirectory.from_config(config()).walk_revisions()}
-    if revision is not None and revision not in known:
+    if revision is not None and revision not in _revisions(FOLDER):
         raise SchemaError(
             f"{shown} was written by a newer version (schema {revision}, this one knows {newest()}): "
             "update this installation, or use another workspace"

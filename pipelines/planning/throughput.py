@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import resource
@@ -130,12 +131,22 @@ def published(tflops: float, gigabytes: float, utilisation: float | None = None)
 
 
 def this_machine(device: str, precision: torch.dtype, utilisation: float | None = None) -> Speed:
-    """Measure the speed of this machine's device: a layer in training, and reading its memory."""
+    """Return the speed of this machine's device: a layer in training, and reading its memory."""
+    measured = _measured(device, precision)
+    used = CPU_UTILISATION if utilisation is None else utilisation
+    return Speed(used * measured.operations, measured.bandwidth)
+
+
+@functools.cache
+def _measured(device: str, precision: torch.dtype) -> Speed:
+    """Measure the device, once in a process: every stage's plan asks, and other load does not count in the fastest run.
+
+    It takes a second, and the operations are those of one layer alone.
+    """
     block = torch.zeros(8 << 20, device=torch.device(device))
     trained, operations = _layer(torch.device(device), precision)
     read = _fastest(lambda: block.sum().item())
-    used = CPU_UTILISATION if utilisation is None else utilisation
-    return Speed(used * operations / _fastest(trained), block.numel() * 4 / read)
+    return Speed(operations / _fastest(trained), block.numel() * 4 / read)
 
 
 def _layer(device: torch.device, precision: torch.dtype) -> tuple[Callable[[], object], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -356,8 +357,7 @@ def behaviour_prompts(
     if user_file is not None:
         user_file = Path(user_file)
         if str(user_file) in COMPOSED and not user_file.exists():
-            made = COMPOSED[str(user_file)](count, seed)
-            return split_prompts(made, source=f"the built-in {user_file}, seed {seed}")
+            return _composed(str(user_file), count, seed)
         source = parse(user_file)
         if source.path.is_dir() and splits_of(source.path) is None:
             splits = _from_folder(source.path, str(user_file), source.names)
@@ -379,7 +379,13 @@ def behaviour_prompts(
         splits = _from_folder(Path(model_folder) / "suites", "the model's own suites")
         if splits is not None:
             return splits
-    return split_prompts(compose(count, seed), source=f"the built-in composer, seed {seed}")
+    return _composed("composer", count, seed)
+
+
+@functools.lru_cache(maxsize=2)  # a cycle's stages ask for the same ones again and again, which take seconds
+def _composed(name: str, count: int, seed: int) -> PromptSplits:
+    """Return the splits of a built-in composer's prompts. Shared by all who ask: nobody may change a prompt."""
+    return split_prompts(COMPOSED[name](count, seed), source=f"the built-in {name}, seed {seed}")
 
 
 def _from_folder(folder: Path, source: str, names: Sequence[str] = ()) -> PromptSplits | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from db import Tracker
 
 
 @pytest.fixture
-def tracker(address: Path | str) -> Iterator[Tracker]:
+def tracker(address: Path | str, empty_tracker: Path) -> Iterator[Tracker]:
     """An empty tracker."""
+    if isinstance(address, Path):
+        shutil.copyfile(empty_tracker, address)
     with Tracker(address, flush_seconds=0.05, heartbeat_seconds=0.1) as opened:
         yield opened
 

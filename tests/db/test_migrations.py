@@ -57,6 +57,15 @@ def add_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return add
 
 
+def test_the_files_of_the_migrations_are_read_once_in_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_database(tmp_path / "first.db").close()
+    monkeypatch.setattr(ScriptDirectory, "walk_revisions", lambda _: pytest.fail("they were read again"))
+    open_readonly(tmp_path / "first.db").close()
+    open_database(tmp_path / "first.db").close()
+
+
 def test_the_migrations_make_exactly_the_models(address: Path | str) -> None:
     database = open_database(address)
     with database.reading() as connection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,8 +75,10 @@ def open_session(tmp_path: Path, tiny_model: Path) -> Callable[..., Session]:
 
 
 @pytest.fixture
-def session(open_session: Callable[..., Session]) -> Iterator[Session]:
+def session(open_session: Callable[..., Session], empty_tracker: Path, tmp_path: Path) -> Iterator[Session]:
     """An open workspace on the tiny model."""
+    (tmp_path / "workspace").mkdir()
+    shutil.copyfile(empty_tracker, tmp_path / "workspace" / "tracker.db")
     with open_session() as opened:
         yield opened
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipelines.planning import throughput
 from pipelines.planning.machine import machine
 from pipelines.planning.throughput import (
+    CPU_UTILISATION,
     GIB,
     Network,
     Speed,
@@ -68,6 +70,13 @@ def test_what_is_measured_is_of_this_machine() -> None:
     speed = this_machine("cpu", torch.float32)
     assert 10**8 < speed.operations < 10**15
     assert 10**7 < speed.bandwidth < 10**13
+
+
+def test_a_machine_is_measured_once_for_all_plans_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = this_machine("cpu", torch.float32)
+    monkeypatch.setattr(throughput, "_fastest", lambda _: pytest.fail("it was measured again"))
+    assert this_machine("cpu", torch.float32) == usual
+    assert this_machine("cpu", torch.float32, 1.0).operations == pytest.approx(usual.operations / CPU_UTILISATION)
 
 
 def test_training_takes_six_operations_a_parameter_and_an_adapter_four() -> None:

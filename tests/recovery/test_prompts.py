@@ -173,7 +173,13 @@ def test_splits_of_the_composer_share_no_wording_and_hold_enough():
     for part in (splits.development, splits.test):
         assert sum(bool(p.checks) for p in part) >= 1000
     assert "composer" in splits.source
-    assert splits.hash == behaviour_prompts(seed=0).hash != behaviour_prompts(seed=1).hash
+    assert splits.hash == split_prompts(compose(9000, 0)).hash != behaviour_prompts(seed=1).hash
+
+
+def test_composed_prompts_are_made_once_for_all_stages_that_ask() -> None:
+    chosen = behaviour_prompts(count=70, seed=3)
+    assert behaviour_prompts(user_file=Path("composer"), count=70, seed=3) is chosen
+    assert behaviour_prompts(count=70, seed=4) is not chosen
 
 
 def test_the_split_of_a_wording_does_not_depend_on_id_case_or_other_prompts():
