@@ -128,13 +128,28 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     """Return the unfinished plan and the stage that was interrupted. Raises UsageError if there is neither."""
     plan, stage = read_plan(session), resumable(session)
     if plan is None and stage is None:
-        raise UsageError(f"nothing in {session.workspace.folder} was interrupted: there is nothing to resume")
+        left = ", ".join(map(str, sorted(session.left_cycles())))
+        beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
+        raise UsageError(f"nothing in {session.workspace.folder} was interrupted{beside}: there is nothing to resume")
     return plan, stage
 
 
 def config_of(stopped: records.Stage | None, config: Config) -> Config:
     """Return the settings of a stopped stage, since its saved states fit no others; without one, ``config``."""
     return config if stopped is None else from_json(type(config), stopped.config)
+
+
+def is_left(session: Session, stage: records.Stage) -> bool:
+    """Whether a training stage is of a cycle that was rejected or rolled back, or started from a checkpoint of one.
+
+    Such a stage is not resumed: its end would make what was left the ``latest`` again.
+    """
+    left = session.left_cycles()
+    if not left or stage.kind not in TRAINING:
+        return False
+    student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
+    line = [] if student is None else [student, *session.ancestors(student)]
+    return not left.isdisjoint({stage.cycle, *(one.cycle for one in line)})
 
 
 def resumable(session: Session) -> records.Stage | None:
@@ -145,8 +160,9 @@ def resumable(session: Session) -> records.Stage | None:
 def unfinished(session: Session) -> list[records.Stage]:
     """Return the stages that `recover resume` can still continue, newest first.
 
-    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles. An
-    import is not resumed: the same command starts it again.
+    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, nor is
+    a training stage's cycle, or one that it started from, rejected or rolled back. An import is not resumed: the same
+    command starts it again.
     """
     database, experiment = session.tracker.database, session.experiment_id
     events = queries.events(database, experiment, kind=GIVEN_UP, limit=1000)
@@ -159,6 +175,6 @@ def unfinished(session: Session) -> list[records.Stage]:
             done.add(key)
         elif stage.status not in STOPPED or key in done or IMPORTED in stage.config:
             continue
-        elif stage.kind not in TRAINING or not any(stage.id in ids for ids in given_up):
+        elif stage.kind not in TRAINING or not (any(stage.id in ids for ids in given_up) or is_left(session, stage)):
             found.append(stage)
     return found
