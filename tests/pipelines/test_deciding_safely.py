@@ -177,7 +177,8 @@ def test_what_was_given_up_with_its_cycles_is_neither_resumed_nor_kept(
     cycle.start_plan(session, plan)
     assert resumable(session) is None
     assert states in pruned(session, "all")
-    assert session.resolve("latest").name == "cycle-2/recovered"
+    assert line_of(session, "latest") == ["cycle-2/recovered", "cycle-2/midtrained", "base"]
+    assert session.learnt_cycles(session.resolve("latest")) == [2]
 
 
 class Recorded:
@@ -247,6 +248,26 @@ def test_resumed_cycles_do_not_go_on_from_what_was_left(
     assert session.learnt_cycles(session.resolve("latest")) == learnt
     assert resumable(session) is None
     assert f"cycle 1 of 3 was {decision.replace('_', ' ')}: it is not continued" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stop", "learnt"), [("distill 1", [2]), ("distill 2", [1, 3]), ("midtrain 2", [1, 2])])
+def test_abandoned_cycles_leave_nothing_to_the_new_ones(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    stop: str, learnt: list[int],
+) -> None:  # fmt: skip
+    """A whole cycle of the plan stays; one that was trained and not recovered is rolled back."""
+    small = dataclasses.replace(small, evaluate=False)
+    Recorded(session, monkeypatch, stop)
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"), make_corpus("Second"))))
+    plan = new_plan(session, dataclasses.replace(small, docs=(make_corpus("Third"),)), abandon=True)
+    cycle.start_plan(session, plan)
+    made = [f"cycle-{number}/{kind}" for number in reversed(learnt) for kind in ("recovered", "midtrained")]
+    assert line_of(session, "latest") == [*made, "base"]
+    assert session.learnt_cycles(session.resolve("latest")) == learnt
+    decided = queries.decisions(session.tracker.database, *(one.id for one in session.cycles().values()))
+    assert {(one.decision, one.who, one.why) for one in decided} <= {("rolled_back", "abandon", "given up")}
+    assert resumable(session) is None
 
 
 def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_again(
