@@ -15,7 +15,7 @@ from evals.acceptance_rules import PREFERENCE, Decision, Rule, Verdict
 from evals.behaviour import SUITES
 from evals.suite import PREFIX
 from evals.suites import PER_CORPUS, corpus_limits
-from pipelines.cycle_plan import STOPPED, CyclePlan, config_of, drop_plan, interrupted, new_plan, replace_plan
+from pipelines.cycle_plan import STOPPED, CyclePlan, config_of, drop_plan, interrupted, is_left, new_plan, replace_plan
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.resolve import require_texts
 from pipelines.distillation.stage import distill
@@ -72,7 +72,25 @@ def run_plan(session: Session, plan: CyclePlan) -> None:
 
 
 def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
-    """Run the remaining parts of one cycle; parts that are done according to the tracker are skipped."""
+    """Run the remaining parts of one cycle; parts that are done according to the tracker are skipped.
+
+    A cycle that was rejected or rolled back is not continued: its model would become ``latest`` again.
+    """
+    if number in session.left_cycles():
+        decision = str(session.cycles()[number].decision).replace("_", " ")
+        session.display.say(f"\ncycle {number} of {plan.last} was {decision}: it is not continued")
+        if _made(session, plan, number, "recovered") is None:
+            return  # there is no whole cycle to compare
+    else:
+        _train(session, plan, number)
+    if plan.config.evaluate:
+        conclude(session, number)
+        if session.workspace.report_to:
+            write_report(session, number)
+
+
+def _train(session: Session, plan: CyclePlan, number: int) -> None:
+    """Train, evaluate and judge one cycle, as far as this is not done."""
     config = plan.config
     mid_config = _midtrain_config(plan, number)
     if not (session.workspace.corpus(number) / ABOUT).is_file():
@@ -93,10 +111,6 @@ def one_cycle(session: Session, plan: CyclePlan, number: int) -> None:
     _evaluate(session, plan, restored, number)
     if config.gate and not _is_settled(session, number):
         _settle(session, plan, trained, number)
-    if config.evaluate:
-        conclude(session, number)
-        if session.workspace.report_to:
-            write_report(session, number)
 
 
 def _prune(session: Session, names: Sequence[str]) -> None:
@@ -240,7 +254,12 @@ def resume(session: Session) -> str:
 
 
 def resume_stage(session: Session, stage: records.Stage) -> str:
-    """Resume one stage and return one line about it."""
+    """Resume one stage and return one line about it. Raises UsageError if its cycle was rejected or rolled back."""
+    if is_left(session, stage):
+        raise UsageError(
+            f"stage {stage.id} ({stage.kind}) cannot be resumed: its cycle, or one that it started from, was rejected "
+            "or rolled back; start it again"
+        )
     if stage.kind == "midtrain":
         assert stage.cycle is not None  # it was recorded with the cycle of its documents
         own = load_snapshot(session.workspace, stage.cycle)
@@ -321,12 +340,20 @@ def _evaluate(session: Session, plan: CyclePlan, checkpoint: Checkpoint, number:
 def _made(session: Session, plan: CyclePlan, number: int, kind: str) -> Checkpoint | None:
     """Return the cycle's checkpoint of that kind, if its stage is finished."""
     made = [c for c in session.registry.all() if c.cycle == number and c.kind == kind]
-    if made and _unfinished(session, plan, "midtrain" if kind == "midtrained" else "distill", number) is None:
+    if made and _stopped(session, plan, "midtrain" if kind == "midtrained" else "distill", number) is None:
         return made[-1]
     return None
 
 
 def _unfinished(
+    session: Session, plan: CyclePlan, kind: str, number: int, checkpoint: Checkpoint | None = None
+) -> records.Stage | None:
+    """Return the stage of that kind to resume in the cycle; one that started from a cycle left since starts anew."""
+    stopped = _stopped(session, plan, kind, number, checkpoint)
+    return None if stopped is None or is_left(session, stopped) else stopped
+
+
+def _stopped(
     session: Session, plan: CyclePlan, kind: str, number: int, checkpoint: Checkpoint | None = None
 ) -> records.Stage | None:
     """Return the plan's newest stage of that kind in the cycle, if it was stopped before its end."""

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from db import queries, records
+from db import decide, queries, records
 from db.schema import TRAINING
 from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
@@ -24,6 +24,7 @@ from recovery.workspace import write_atomically
 PLAN = "plan.json"
 STOPPED = ("interrupted", "failed")
 GIVEN_UP = "given_up"
+ABANDON = "abandon"  # who decided, as the gate is "gate"
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,17 @@ def write_plan(session: Session, plan: CyclePlan) -> None:
 
 
 def replace_plan(session: Session, plan: CyclePlan) -> None:
-    """Store a new plan. The training stages of one that it replaces are given up: they are not resumed, ever."""
+    """Store a new plan. The training stages of one that it replaces are given up: they are not resumed, ever.
+
+    Its cycles that were trained and not recovered are rolled back, first: a process that is killed in between leaves
+    the old plan, which does not continue them.
+    """
     try:
         old = read_plan(session)
     except UsageError:  # it cannot be read
         old = None
+    if old is not None:
+        _roll_back(session, old)
     write_plan(session, plan)
     if old is not None:
         session.tracker.event(
@@ -93,6 +100,22 @@ def replace_plan(session: Session, plan: CyclePlan) -> None:
             kind=GIVEN_UP,
             data={"after": old.after, "until": plan.after},
         )
+
+
+def _roll_back(session: Session, plan: CyclePlan) -> None:
+    """Roll back the cycles of a plan that have a checkpoint, but neither a recovered one nor a decision."""
+    made, cycles = session.registry.all(), session.cycles()
+    for number in range(plan.first, plan.last + 1):
+        kinds = {checkpoint.kind for checkpoint in made if checkpoint.cycle == number}
+        if not kinds or "recovered" in kinds or cycles[number].decision is not None:
+            continue
+        latest = session.resolve("latest")
+        inside = any(one.cycle == number for one in (latest, *session.ancestors(latest)))
+        # Killed before its checkpoint became the latest, a cycle has nothing to undo.
+        word = "rolled_back" if inside else "rejected"
+        done = decide(session.tracker.database, cycles[number].id, word, who=ABANDON, why="given up")
+        moved = f"; latest is {done.after} again" if done.moved else ""
+        session.display.say(f"cycle {number} was given up{moved}")
 
 
 def read_plan(session: Session) -> CyclePlan | None:
@@ -115,7 +138,8 @@ def check_no_plan(session: Session) -> None:
     if plan is not None:
         raise UsageError(
             f"cycles {plan.first} to {plan.last} are unfinished here: `recover resume` continues them; to give them "
-            f"up, start others with `recover cycle --abandon`, or delete {session.workspace.folder / PLAN}"
+            "up, start others with `recover cycle --abandon`; to keep what they trained, delete "
+            f"{session.workspace.folder / PLAN}"
         )
 
 
@@ -128,13 +152,28 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     """Return the unfinished plan and the stage that was interrupted. Raises UsageError if there is neither."""
     plan, stage = read_plan(session), resumable(session)
     if plan is None and stage is None:
-        raise UsageError(f"nothing in {session.workspace.folder} was interrupted: there is nothing to resume")
+        left = ", ".join(map(str, sorted(session.left_cycles())))
+        beside = f", except in cycles that were rejected or rolled back ({left})" if left else ""
+        raise UsageError(f"nothing in {session.workspace.folder} was interrupted{beside}: there is nothing to resume")
     return plan, stage
 
 
 def config_of(stopped: records.Stage | None, config: Config) -> Config:
     """Return the settings of a stopped stage, since its saved states fit no others; without one, ``config``."""
     return config if stopped is None else from_json(type(config), stopped.config)
+
+
+def is_left(session: Session, stage: records.Stage) -> bool:
+    """Whether a training stage is of a cycle that was rejected or rolled back, or started from a checkpoint of one.
+
+    Such a stage is not resumed: its end would make what was left the ``latest`` again.
+    """
+    left = session.left_cycles()
+    if not left or stage.kind not in TRAINING:
+        return False
+    student = next((c for c in session.registry.all() if c.id == stage.student_id), None)
+    line = [] if student is None else [student, *session.ancestors(student)]
+    return not left.isdisjoint({stage.cycle, *(one.cycle for one in line)})
 
 
 def resumable(session: Session) -> records.Stage | None:
@@ -145,8 +184,9 @@ def resumable(session: Session) -> records.Stage | None:
 def unfinished(session: Session) -> list[records.Stage]:
     """Return the stages that `recover resume` can still continue, newest first.
 
-    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles. An
-    import is not resumed: the same command starts it again.
+    They were interrupted or failed, and were neither replaced by a finished one nor given up with their cycles, nor is
+    a training stage's cycle, or one that it started from, rejected or rolled back. An import is not resumed: the same
+    command starts it again.
     """
     database, experiment = session.tracker.database, session.experiment_id
     events = queries.events(database, experiment, kind=GIVEN_UP, limit=1000)
@@ -159,6 +199,6 @@ def unfinished(session: Session) -> list[records.Stage]:
             done.add(key)
         elif stage.status not in STOPPED or key in done or IMPORTED in stage.config:
             continue
-        elif stage.kind not in TRAINING or not any(stage.id in ids for ids in given_up):
+        elif stage.kind not in TRAINING or not (any(stage.id in ids for ids in given_up) or is_left(session, stage)):
             found.append(stage)
     return found

@@ -54,7 +54,11 @@ from recovery.workspace import Workspace
 @stage_options.max_new_tokens
 @stage_options.tuning_options
 @stage_options.model_options
-@click.option("--abandon", is_flag=True, help="Discard the unfinished cycles of an earlier run and start again.")
+@click.option(
+    "--abandon",
+    is_flag=True,
+    help="Roll back the unfinished cycle of an earlier run, and start again with these documents.",
+)
 @stage_options.seed
 @common.dry_run
 @common.as_json

@@ -16,7 +16,8 @@ from recovery.workspace import Workspace
 def command(workspace: Workspace, dry_run: bool, as_json: bool) -> None:
     """Resume interrupted work.
 
-    A stage continues from its newest saved state; cycles continue with the parts that the tracker does not hold.
+    A stage continues from its newest saved state; cycles continue with the parts that the tracker does not hold. What
+    was rejected or rolled back is not continued.
     """
     from pipelines.runtime.registry import existing
 

@@ -156,8 +156,9 @@ class Session:
         return self.tracker.cycle(self.experiment_id, number)
 
     def next_cycle(self) -> int:
-        """Return the number of the next cycle; the number of a cycle without a checkpoint is used again."""
+        """Return the number of the next cycle; that of a cycle with no checkpoint and no decision is used again."""
         done = {c.cycle for c in self.registry.all() if c.cycle is not None}
+        done |= {number for number, cycle in self.cycles().items() if cycle.decision is not None}
         return max(done, default=0) + 1
 
     def cycles(self) -> dict[int, records.Cycle]:
@@ -182,6 +183,12 @@ class Session:
         lineage = {one.cycle for one in (checkpoint, *self.ancestors(checkpoint))}
         counted = (k for k, c in self.cycles().items() if k in lineage or c.decision not in LEFT)
         return [k for k in counted if last is None or k <= last]
+
+    def left_cycles(self) -> set[int]:
+        """Return the cycles that were rejected or rolled back, except those that ``latest`` builds on."""
+        latest = self.registry.latest()
+        line = set() if latest is None else {one.cycle for one in (latest, *self.ancestors(latest))}
+        return {k for k, c in self.cycles().items() if c.decision in LEFT and k not in line}
 
     def remove_finished(self) -> None:
         """Remove the folders of finished stages: a process that is killed while it removes one leaves the rest."""

@@ -14,17 +14,19 @@ from evals.acceptance_rules import Decision, Verdict
 from pipelines import cycle
 from pipelines.cycle import start_cycles
 from pipelines.cycle_plan import drop_plan, new_plan, resumable
-from pipelines.data.corpus_snapshot import load_snapshot
+from pipelines.data.corpus_snapshot import CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.evaluation.acceptance import GATE, LEFT_TO_A_PERSON, conclude, decide_cycle
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
-from pipelines.midtrain import midtrain
+from pipelines.midtrain import midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
+from pipelines.runtime.stage import running
 from recovery.config import CycleConfig, DistillConfig, EvalConfig, MidtrainConfig
 from recovery.errors import UsageError
+from recovery.workspace import Checkpoint
 from tests.support import AlreadyAsked
 
 
@@ -175,7 +177,147 @@ def test_what_was_given_up_with_its_cycles_is_neither_resumed_nor_kept(
     cycle.start_plan(session, plan)
     assert resumable(session) is None
     assert states in pruned(session, "all")
-    assert session.resolve("latest").name == "cycle-2/recovered"
+    assert line_of(session, "latest") == ["cycle-2/recovered", "cycle-2/midtrained", "base"]
+    assert session.learnt_cycles(session.resolve("latest")) == [2]
+
+
+class Recorded:
+    """Stands for both training stages of cycles: they record what they would record, train nothing, and stop once."""
+
+    def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch, stop: str) -> None:
+        self.session, self.stop = session, stop
+        monkeypatch.setattr(cycle, "midtrain", self.midtrain)
+        monkeypatch.setattr(cycle, "distill", self.distill)
+        monkeypatch.setattr("pipelines.runtime.stage.release_memory", lambda: None)  # a second on a busy machine
+
+    def midtrain(self, _: Session, config: MidtrainConfig, own: CorpusSnapshot, **given: Any) -> Checkpoint:
+        return self.stage("midtrain", "midtrained", config, own.cycle, **given)
+
+    def distill(self, _: Session, config: DistillConfig, cycle: int = 1, **given: Any) -> Checkpoint:
+        return self.stage("distill", "recovered", config, cycle, **given)
+
+    def stage(
+        self, kind: str, made: str, config: MidtrainConfig | DistillConfig, cycle: int, resume: Any = None
+    ) -> Checkpoint:
+        session, name = self.session, f"cycle-{cycle}/{made}"
+        student = session.resolve(config.student)
+        config = dataclasses.replace(config, student=student.name)
+        with running(session, kind, config, cycle=cycle, student=student, resume=resume) as stage:
+            if self.stop == f"{kind} {cycle}":
+                self.stop = ""
+                raise StageInterrupted("here")
+            (folder := session.workspace.checkpoint(name)).mkdir(parents=True)
+            number = session.tracker.add_checkpoint(
+                session.experiment_id, name, made, path=session.workspace.stored(folder), content_hash=name,
+                parent_id=student.id, cycle_id=session.cycle_id(cycle), by=stage.recorder,
+            )  # fmt: skip
+            session.tracker.set_latest(session.experiment_id, number, by=stage.recorder)
+        return session.resolve(name)
+
+
+def leave(session: Session, number: int, decision: str) -> None:
+    decide_cycle(session, number, decision, who="Ada", why="wrong documents")
+
+
+def line_of(session: Session, name: str) -> list[str]:
+    checkpoint = session.resolve(name)
+    return [checkpoint.name, *(one.name for one in session.ancestors(checkpoint))]
+
+
+@pytest.mark.parametrize(
+    ("stop", "decision", "learnt"),
+    [
+        ("distill 1", "rejected", [2, 3]),
+        ("distill 2", "rolled_back", [3]),
+        ("midtrain 2", "rolled_back", [2, 3]),  # cycle 2, which had made nothing, starts again
+        ("midtrain 1", "rejected", [2, 3]),
+    ],
+)
+def test_resumed_cycles_do_not_go_on_from_what_was_left(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], stop: str, decision: str, learnt: list[int],
+) -> None:  # fmt: skip
+    docs = (make_corpus("First"), make_corpus("Second"), make_corpus("Third"))
+    Recorded(session, monkeypatch, stop)
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=docs, evaluate=False))
+    leave(session, 1, decision)
+    cycle.resume(session)
+    made = [f"cycle-{number}/{kind}" for number in reversed(learnt) for kind in ("recovered", "midtrained")]
+    assert line_of(session, "latest") == [*made, "base"]
+    assert session.learnt_cycles(session.resolve("latest")) == learnt
+    assert resumable(session) is None
+    assert f"cycle 1 of 3 was {decision.replace('_', ' ')}: it is not continued" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("stop", "learnt"), [("distill 1", [2]), ("distill 2", [1, 3]), ("midtrain 2", [1, 2])])
+def test_abandoned_cycles_leave_nothing_to_the_new_ones(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch,
+    stop: str, learnt: list[int],
+) -> None:  # fmt: skip
+    """A whole cycle of the plan stays; one that was trained and not recovered is rolled back."""
+    small = dataclasses.replace(small, evaluate=False)
+    Recorded(session, monkeypatch, stop)
+    with pytest.raises(StageInterrupted):
+        start_cycles(session, dataclasses.replace(small, docs=(make_corpus("First"), make_corpus("Second"))))
+    plan = new_plan(session, dataclasses.replace(small, docs=(make_corpus("Third"),)), abandon=True)
+    cycle.start_plan(session, plan)
+    made = [f"cycle-{number}/{kind}" for number in reversed(learnt) for kind in ("recovered", "midtrained")]
+    assert line_of(session, "latest") == [*made, "base"]
+    assert session.learnt_cycles(session.resolve("latest")) == learnt
+    decided = queries.decisions(session.tracker.database, *(one.id for one in session.cycles().values()))
+    assert {(one.decision, one.who, one.why) for one in decided} <= {("rolled_back", "abandon", "given up")}
+    assert resumable(session) is None
+
+
+def test_a_stopped_stage_of_a_rejected_cycle_goes_on_only_if_it_is_accepted_again(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Recorded(session, monkeypatch, "distill 1")
+    recorded.midtrain(session, midtrain_config, open_cycle(session, midtrain_config))
+    with pytest.raises(StageInterrupted):
+        recorded.distill(session, dataclasses.replace(distill_config, student="midtrained"))
+    stopped = resumable(session)
+    assert stopped is not None
+    states = with_a_state(session)
+    leave(session, 1, "rejected")
+    with pytest.raises(UsageError, match=r"except in cycles that were rejected or rolled back \(1\): .* nothing"):
+        cycle.resume(session)
+    with pytest.raises(UsageError, match=rf"stage {stopped.id} \(distill\) cannot be resumed: its cycle"):
+        cycle.resume_stage(session, stopped)
+    assert session.resolve("latest").name == "base" and states in pruned(session, "states")
+    accept(session, 1)
+    assert "made cycle-1/recovered" in cycle.resume(session)
+
+
+def test_the_number_of_a_rejected_cycle_is_not_used_again(session: Session, midtrain_config: MidtrainConfig) -> None:
+    """A new cycle of that number would be rejected before it began."""
+    open_cycle(session, midtrain_config)
+    assert session.next_cycle() == 1
+    leave(session, 1, "rejected")
+    assert session.next_cycle() == 2
+
+
+@pytest.mark.slow
+def test_trained_cycles_do_not_go_on_from_what_was_rolled_back(
+    session: Session, small: CycleConfig, make_corpus: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = cycle.midtrain
+
+    def stopped(*given: Any, **named: Any) -> Any:
+        if session.next_cycle() == 2:
+            monkeypatch.setattr(session, "interrupts", AlreadyAsked())
+        return real(*given, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cycle, "midtrain", stopped)
+        docs = (make_corpus("First"), make_corpus("Second"))
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, dataclasses.replace(small, docs=docs, evaluate=False))
+    monkeypatch.setattr(session, "interrupts", StopSignals())
+    leave(session, 1, "rolled_back")
+    cycle.resume(session)
+    assert line_of(session, "latest") == ["cycle-2/recovered", "cycle-2/midtrained", "base"]
 
 
 def test_abandoned_work_is_not_taken_for_the_new_cycles(
