@@ -462,7 +462,8 @@ def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Che
             f"none of the clean model's answers {'began' if config.distils_replay else 'ended'} within "
             f"{config.max_new_tokens} tokens, so there is no chat to replay: raise --max-new-tokens, or omit --replay"
         )
-    rows = chat_rows(load_chat(str(base.weights), config.template_args), base, found, config.row_length, cut)
+    chat = load_chat(str(base.weights), config.template_args)
+    rows = chat_rows(chat, base, found, config.row_length, cut, notes=notes)
     if not rows:
         raise UsageError(problem)
     for note in notes:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from db import queries
 from pipelines import midtrain as module
@@ -25,7 +26,8 @@ from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import CheckpointError, UsageError
 from recovery.models.chat_template import ChatFormat
 from recovery.models.checkpoints import INFO_FILE, content_hash
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loading import Loaded, load_chat, load_model
+from recovery.types import Message
 from tests.support import plain_divergence
 
 
@@ -164,6 +166,16 @@ def test_chat_that_answers_held_out_prompts_is_neither_replayed_nor_imitated(
     trained = {prompt.text for prompt in resolved.prompts.train}
     assert {messages[0]["content"] for messages in resolved.given} == trained and len(resolved.given) == 12
     assert any(note.startswith(f"--data {left_out}") for note in resolved.notes)
+
+
+def test_replayed_chat_that_is_too_long_is_counted(session: Session) -> None:
+    chat, notes = load_chat(str(session.base.weights)), list[str]()
+    longest = AutoConfig.from_pretrained(session.base.weights).get_text_config().max_position_embeddings
+    answers = ["La.", "La " * longest, "Lo."]
+    turns = [(Message(role="user", content="Sing."), Message(role="assistant", content=answer)) for answer in answers]
+    rows = document_rows.chat_rows(chat, session.base, turns, 64, notes=notes)
+    assert notes == [f"1 of 3 conversations left out: they have more than {longest:,} tokens"]
+    assert document_rows.chat_rows(chat, session.base, turns[::2], 64, notes=notes) == rows and len(notes) == 1
 
 
 def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
