@@ -27,7 +27,7 @@ from recovery.batching import Row
 from recovery.config import WRITER_FILE, MidtrainConfig
 from recovery.data.augmentation import Augmented, Conversation
 from recovery.data.corpus import Document
-from recovery.data.prompts import behaviour_prompts, load_conversations
+from recovery.data.prompts import behaviour_prompts, load_conversations, without_held_out
 from recovery.errors import CorpusError, UsageError
 from recovery.losses.config import LossConfig
 from recovery.losses.objective import MAIN_TEACHER
@@ -448,20 +448,24 @@ def _replay(stage: Stage, frozen: FrozenModel, config: MidtrainConfig, base: Che
     """Return packed rows of chat, trained on directly or towards the clean model's scores: the user's chat, or the
     clean model's completions of training prompts.
     """
+    prompts, notes = behaviour_prompts(base.path, config.prompts, config.seed), list[str]()
     if config.replay_data is not None:
-        found, cut = load_conversations(config.replay_data), set[int]()
-        problem = f"--replay-data {config.replay_data}: no conversation fits in the context of {base.name}"
+        given, cut = f"--replay-data {config.replay_data}", set[int]()
+        found = without_held_out(load_conversations(config.replay_data), prompts, given=given, notes=notes)
+        problem = f"{given}: no conversation fits in the context of {base.name}"
     else:
-        prompts = behaviour_prompts(base.path, config.prompts, config.seed).train
         sampling = Sampling(config.max_new_tokens, seed=config.seed)
-        answered = _answered(stage, frozen, config, base, prompts, sampling)
+        answered = _answered(stage, frozen, config, base, prompts.train, sampling)
         found = [one.messages for one in answered]
         cut = {index for index, one in enumerate(answered) if not one.finished}
         problem = (
             f"none of the clean model's answers {'began' if config.distils_replay else 'ended'} within "
             f"{config.max_new_tokens} tokens, so there is no chat to replay: raise --max-new-tokens, or omit --replay"
         )
-    rows = chat_rows(load_chat(str(base.weights), config.template_args), base, found, config.row_length, cut)
+    chat = load_chat(str(base.weights), config.template_args)
+    rows = chat_rows(chat, base, found, config.row_length, cut, notes=notes)
     if not rows:
         raise UsageError(problem)
+    for note in notes:
+        stage.session.display.say(note)
     return [replace(row, teacher=MAIN_TEACHER) for row in rows] if config.distils_replay else rows

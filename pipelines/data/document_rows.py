@@ -28,15 +28,20 @@ def chat_rows(
     conversations: Sequence[tuple[Message, ...]],
     length: int,
     cut: Collection[int] = (),
+    *,
+    notes: list[str] | None = None,
 ) -> list[Row]:
     """Return conversations as packed rows; rows are longer if a conversation is, up to the model's positions.
 
-    ``cut`` are the indices of those whose last message was cut off: nothing says that it ends there.
+    ``cut`` are the indices of those whose last message was cut off: nothing says that it ends there. ``notes`` receives
+    how many were left out because they are longer.
     """
     longest = _positions(model) or 2048
     marked = [chat.conversation(messages) for messages in conversations]
     marked = [_before_the_end(*row) if index in cut else row for index, row in enumerate(marked)]
     kept = [(ids, mask) for ids, mask in marked if len(ids) <= longest and any(mask)]
+    if notes is not None and (long := sum(len(ids) > longest for ids, _ in marked)):
+        notes.append(f"{long:,} of {len(marked):,} conversations left out: they have more than {longest:,} tokens")
     return pack(kept, max([length, *(len(ids) for ids, _ in kept)]))
 
 

@@ -17,7 +17,7 @@ from pipelines.runtime.model_loading import check_line
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, DistillConfig
 from recovery.data.document_questions import ProbeGuard
-from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations
+from recovery.data.prompts import PromptSplits, behaviour_prompts, load_conversations, without_held_out
 from recovery.data.rewritten_texts import writer_questions
 from recovery.errors import UsageError
 from recovery.rewards import Reward, can_judge, resolve_reward
@@ -278,7 +278,8 @@ def _development(config: DistillConfig, prompts: PromptSplits, notes: list[str])
 def _demonstrations(config: DistillConfig, prompts: PromptSplits, notes: list[str]) -> list[tuple[Message, ...]]:
     """Return conversations that end in the answer to imitate: the user's file, or prompts with a reference answer."""
     if config.data is not None:
-        return load_conversations(config.data, notes=notes)
+        conversations = load_conversations(config.data, notes=notes)
+        return without_held_out(conversations, prompts, given=f"--data {config.data}", notes=notes)
     found = [(*p.messages, Message(role="assistant", content=p.answer)) for p in prompts.train if p.answer is not None]
     if not found:
         raise UsageError(

@@ -152,6 +152,37 @@ def load_conversations(path: Path, *, notes: list[str] | None = None) -> list[tu
     return found
 
 
+def without_held_out(
+    conversations: Sequence[tuple[Message, ...]], prompts: PromptSplits, *, given: str, notes: list[str]
+) -> list[tuple[Message, ...]]:
+    """Return the conversations in which no development or test prompt is answered, told by the user's turns.
+
+    All turns of the assistant are trained on, so a held-out prompt may also be the beginning of a conversation.
+    ``notes`` receives how many were removed from the file ``given``. Raises UsageError if none is left.
+    """
+    held_out = {tuple(_user_turns(prompt.messages)) for prompt in (*prompts.development, *prompts.test)}
+    kept = []
+    for messages in conversations:
+        turns = _user_turns(messages)
+        if not any(tuple(turns[:end]) in held_out for end in range(1, len(turns) + 1)):
+            kept.append(messages)
+    if conversations and not kept:
+        raise UsageError(
+            f"{given}: every conversation answers a development or test prompt ({prompts.source}): give others, or "
+            f"other prompts with --prompts"
+        )
+    if dropped := len(conversations) - len(kept):
+        notes.append(
+            f"{given}: {dropped:,} of {len(conversations):,} conversations left out: they answer development or test "
+            f"prompts ({prompts.source})"
+        )
+    return kept
+
+
+def _user_turns(messages: Sequence[Message]) -> list[str]:
+    return [normalise(message["content"]) for message in messages if message["role"] == "user"]
+
+
 def _records(source: Source) -> tuple[Iterable[tuple[int, Any]], list[str], str, Origin | None]:
     """Return numbered records (or a ValueError with the reason in place of one), the problems so far, what a record is
     called, and where the rows of a table come from.

@@ -11,20 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from db import queries
 from pipelines import midtrain as module
 from pipelines.data import document_rows
 from pipelines.data.mixing import schedule
+from pipelines.distillation.resolve import resolve
 from pipelines.midtrain import midtrain, plan_midtrain
 from pipelines.runtime import model_loading
 from pipelines.runtime.session import Session
 from recovery.batching import Row
-from recovery.config import MidtrainConfig
+from recovery.config import DistillConfig, MidtrainConfig
 from recovery.errors import CheckpointError, UsageError
 from recovery.models.chat_template import ChatFormat
 from recovery.models.checkpoints import INFO_FILE, content_hash
-from recovery.models.loading import Loaded, load_model
+from recovery.models.loading import Loaded, load_chat, load_model
+from recovery.types import Message
 from tests.support import plain_divergence
 
 
@@ -143,6 +146,36 @@ def _kl_by_hand(student: Path, clean: Path, row: Row) -> list[float]:
         found += [float(kl[at - 1]) for at in range(1, length) if row.loss_mask[start + at]]
         start += length
     return found
+
+
+def test_chat_that_answers_held_out_prompts_is_neither_replayed_nor_imitated(
+    session: Session,
+    midtrain_config: MidtrainConfig,
+    distill_config: DistillConfig,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chats = tmp_path / "chats.jsonl"
+    turns = [[{"role": "user", "content": f"Sing {n}."}, {"role": "assistant", "content": "La."}] for n in range(20)]
+    chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns), encoding="utf-8")
+    midtrain(session, dataclasses.replace(midtrain_config, steps=1, replay=0.3, replay_data=chats, prompts=chats))
+    left_out = f"{chats}: 8 of 20 conversations left out: they answer development or test prompts"
+    assert f"--replay-data {left_out}" in capsys.readouterr().err
+    imitating = dataclasses.replace(distill_config, alpha=0.0, answers="given", data=chats, prompts=chats)
+    resolved = resolve(session, imitating, None)
+    trained = {prompt.text for prompt in resolved.prompts.train}
+    assert {messages[0]["content"] for messages in resolved.given} == trained and len(resolved.given) == 12
+    assert any(note.startswith(f"--data {left_out}") for note in resolved.notes)
+
+
+def test_replayed_chat_that_is_too_long_is_counted(session: Session) -> None:
+    chat, notes = load_chat(str(session.base.weights)), list[str]()
+    longest = AutoConfig.from_pretrained(session.base.weights).get_text_config().max_position_embeddings
+    answers = ["La.", "La " * longest, "Lo."]
+    turns = [(Message(role="user", content="Sing."), Message(role="assistant", content=answer)) for answer in answers]
+    rows = document_rows.chat_rows(chat, session.base, turns, 64, notes=notes)
+    assert notes == [f"1 of 3 conversations left out: they have more than {longest:,} tokens"]
+    assert document_rows.chat_rows(chat, session.base, turns[::2], 64, notes=notes) == rows and len(notes) == 1
 
 
 def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(

@@ -21,6 +21,7 @@ from recovery.data.prompts import (
     prompts_hash,
     split_prompts,
     to_record,
+    without_held_out,
     wording,
     write_prompts,
 )
@@ -209,6 +210,24 @@ def test_small_files_are_split_too(n):
     assert split_prompts(prompts[::-1]).hash != "" and {p.id for p in split_prompts(prompts[::-1]).train} == {
         p.id for p in splits.train
     }
+
+
+def chat(*texts: str) -> tuple[Message, ...]:
+    return tuple(Message(role="assistant" if n % 2 else "user", content=text) for n, text in enumerate(texts))
+
+
+def test_conversations_that_answer_a_held_out_prompt_are_left_out():
+    splits = PromptSplits(
+        (prompt("Sing."),), (prompt("Dance!"),), (Prompt("t", chat("Hello.", "Hi.", "Now jump.")),), "me"
+    )
+    kept = [chat("Sing.", "La."), chat("Now jump.", "No."), chat("Sing.", "La.", "Dance!", "No.")]
+    lost = [chat("dance", "Hop."), chat("Hello.", "Good day.", "Now jump", "Hop.", "Again.", "Hop.")]
+    notes: list[str] = []
+    assert without_held_out([*lost, *kept], splits, given="--data a.jsonl", notes=notes) == kept
+    assert notes == ["--data a.jsonl: 2 of 5 conversations left out: they answer development or test prompts (me)"]
+    assert without_held_out(kept, splits, given="--data a.jsonl", notes=notes) == kept and len(notes) == 1
+    with pytest.raises(UsageError, match="--data a.jsonl: every conversation answers a development or test prompt"):
+        without_held_out(lost, splits, given="--data a.jsonl", notes=notes)
 
 
 def test_overlap_ignores_case_and_white_space():
