@@ -327,7 +327,8 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
     assert (shorter.cycles, path.read_text()) == (1, text), "a run of fewer cycles waits beside it"
     (waiting,) = (tmp_path / "w").rglob(path.name)
     assert waiting.read_text() == to_text(shorter)
-    assert path.read_text() == to_text(go(2)) != text and not waiting.exists()
+    again = to_text(go(2))
+    assert path.read_text() == again != text and not waiting.exists()
     assert "| each in 2 |" in page(kept[:1], "documents", "the command") and "| whole |" in page([made], "", "")
 
 
