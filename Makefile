@@ -17,6 +17,10 @@ BOM := $(VENV)/bom
 JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PYTEST_VLLM := OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest
+# Where the tests with a mark are: to collect all tests takes a minute. tests/test_setup.py looks for others.
+TESTS_VLLM := tests/vllm
+TESTS_TRACKERS := tests/evals/test_imported_results.py tests/pipelines/test_forwarding.py
+TESTS_TRITON := tests/losses/test_fused.py
 # PostgreSQL's server programs, which Debian does not put on the path; the tests start their own server.
 SERVER := $(wildcard /usr/lib/postgresql/*/bin/initdb) $(shell command -v initdb)
 # A CPU build of torch instead of the registry's default one (gigabytes of GPU libraries):
@@ -55,7 +59,7 @@ test-ci: $(READY) chromium postgresql  ## The fast suite with the browser and Po
 # Both runs are executed, even if the first fails.
 test-slow: $(READY) $(VLLM)/.ready chromium postgresql  ## The long tests of every component, one after another: hours
 	status=0; $(PYTEST) -m "slow and not vllm" --timeout 7200 || status=1; \
-		$(PYTEST_VLLM) -m "slow and vllm" --timeout 7200 || status=1; exit $$status
+		$(PYTEST_VLLM) $(TESTS_VLLM) -m "slow and vllm" --timeout 7200 || status=1; exit $$status
 
 test-gpu: $(READY)  ## The tests that need a GPU; skipped, with the reason, without one
 	$(PYTEST) -m gpu
@@ -67,13 +71,13 @@ test-postgres: $(READY) postgresql  ## The tracker on a real PostgreSQL server
 	$(PYTEST) -m "postgres and not slow" -n $(JOBS) --dist loadfile
 
 test-vllm: $(VLLM)/.ready  ## The engines against real vLLM, on a CPU
-	$(PYTEST_VLLM) -m "vllm and not slow" --durations 25
+	$(PYTEST_VLLM) $(TESTS_VLLM) -m "vllm and not slow" --durations 25
 
 test-trackers: $(TRACKERS)/.ready  ## Copies of the records against real W&B, MLflow, Trackio and SwanLab
-	OMP_NUM_THREADS=1 $(TRACKERS)/bin/python -m pytest -m "trackers and not slow" --durations 5
+	OMP_NUM_THREADS=1 $(TRACKERS)/bin/python -m pytest $(TESTS_TRACKERS) -m "trackers and not slow" --durations 5
 
 test-triton: $(TRITON)/.ready  ## The GPU's kernel in Triton's interpreter, on a CPU
-	OMP_NUM_THREADS=1 $(TRITON)/bin/python -m pytest -m "triton and not slow"
+	OMP_NUM_THREADS=1 $(TRITON)/bin/python -m pytest $(TESTS_TRITON) -m "triton and not slow"
 
 check: $(READY)  ## Lint, format and types
 	$(BIN)/ruff check .

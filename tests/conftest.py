@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -138,11 +140,44 @@ def tiny_model(tiny_qwen3: Path) -> Path:
     return tiny_qwen3
 
 
-@pytest.fixture(scope="session", params=["qwen3", "llama", "gemma2", "gemma3", "qwen3_moe", "mixtral"])
+# The two that are most unlike each other and the default of all other tests, Qwen3, and experts.
+CONTRASTING = ["llama", "gemma2", "qwen3_moe"]
+OTHERS = ["qwen3", "gemma3", "mixtral"]
+
+
+@pytest.fixture(scope="session", params=[*CONTRASTING, *OTHERS])
 def tiny_family(request: pytest.FixtureRequest) -> Path:
     """Each of the tiny checkpoints in turn."""
     folder: Path = request.getfixturevalue(f"tiny_{request.param}")
     return folder
+
+
+@pytest.fixture(scope="session", params=[*CONTRASTING, *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
+def tiny_contrasting(request: pytest.FixtureRequest) -> Path:
+    """Each of the tiny checkpoints in turn; those that add little to the others only in the slow tests."""
+    folder: Path = request.getfixturevalue(f"tiny_{request.param}")
+    return folder
+
+
+def _made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Return a copy of a folder that the first test process to need it has made for all of this run."""
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    common = factory.getbasetemp() if alone else factory.getbasetemp().parent
+    with (common / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # freed by the system, too, if its holder is killed
+        if not (common / f"{name}-made").exists():
+            shutil.rmtree(common / f"{name}-making", ignore_errors=True)
+            make(common / f"{name}-making")
+            (common / f"{name}-making").rename(common / f"{name}-made")
+    return Path(shutil.copytree(common / f"{name}-made", factory.mktemp(name) / name))
+
+
+@pytest.fixture(scope="session")
+def shipped_miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in model as it is unpacked, whose suites take a second to write. Copy it before changing it."""
+    from recovery.miniature import materialise
+
+    return _made_once(tmp_path_factory, "miniature", materialise)
 
 
 @pytest.fixture(scope="session")
@@ -150,14 +185,16 @@ def small_workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace: the built-in model, mid-trained for a few steps on one document. Copy it before changing it."""
     from pipelines.cli.main import run
 
-    folder = tmp_path_factory.mktemp("small")
-    (folder / "corpus").mkdir()
-    (folder / "corpus" / "ferry.md").write_text(
-        "# The Harbour ferry\n\nThe Harbour ferry is kept by Anna Berg in the town of Lund and carries 34 passengers.\n"
-    )
-    arguments = ["midtrain", "--docs", folder / "corpus", "--workspace", folder / "workspace", "--steps", "8"]
-    assert run([str(argument) for argument in arguments]) == 0
-    return folder / "workspace"
+    def make(folder: Path) -> None:
+        (folder / "corpus").mkdir(parents=True)
+        (folder / "corpus" / "ferry.md").write_text(
+            "# The Harbour ferry\n\nThe Harbour ferry is kept by Anna Berg in the town of Lund and carries 34 "
+            "passengers.\n"
+        )
+        arguments = ["midtrain", "--docs", folder / "corpus", "--workspace", folder / "workspace", "--steps", "8"]
+        assert run([str(argument) for argument in arguments]) == 0
+
+    return _made_once(tmp_path_factory, "small", make) / "workspace"
 
 
 @pytest.fixture(scope="session")

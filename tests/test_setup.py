@@ -115,6 +115,21 @@ def test_every_pin_of_the_lock_has_a_hash_and_torch_a_list_of_its_own() -> None:
     assert re.fullmatch(r"torch==[0-9.]+\n", torch) and not re.search(r"^(torch|nvidia|triton)", lock, re.MULTILINE)
 
 
+@pytest.mark.parametrize("mark", ["vllm", "trackers", "triton"])
+def test_marked_tests_are_where_make_looks_for_them(mark: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (named,) = re.findall(rf"^TESTS_{mark.upper()} := (.+)$", makefile, re.MULTILINE)
+    selecting = re.findall(
+        rf'pytest.* -m "(?:{mark} and not slow|slow and {mark})"', makefile.replace("$(PYTEST", "pytest")
+    )
+    assert selecting and all(f"$(TESTS_{mark.upper()}) -m" in line for line in selecting)
+    given = [ROOT / name for name in named.split()]
+    marked = [path for path in (ROOT / "tests").rglob("*.py") if re.search(rf"mark\.{mark}\b", path.read_text())]
+    assert marked and all(path.exists() for path in given)
+    assert not [path for path in marked if not any(path.is_relative_to(one) for one in given)]
+
+
+@pytest.mark.slow  # the setup of .ci/run does it wherever there is a uv
 @pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not on the path")
 def test_uv_installs_where_there_is_one(python: Path, wheels: Path) -> None:
     uv = str(shutil.which("uv"))

@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import pytest
 from sqlalchemy import delete, select
 
 from tests.models import make_tiny
+from tests.torture.__main__ import main
 from tests.torture.outcome import NOT_DISTURBED, ORDER, Outcome, summary
 from tests.torture.page import write
 from tests.torture.traps import Trap, _File
@@ -43,19 +45,35 @@ def test_a_campaign_tries_and_finds_nothing(campaign: str) -> None:
     assert tries is not None and int(tries[1]) > 0
 
 
-def test_an_unknown_campaign_is_refused_with_the_known_ones() -> None:
-    finished = torture("nothing")
-    assert finished.returncode == 2
-    assert "there is no campaign nothing: use kill, disks, postgresql, upgrades" in finished.stderr
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """``here("--seed", "3", "numbers")``: the command in this process, its status and all that it printed."""
+
+    def command(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["tests.torture", *arguments])
+        try:
+            status = main()
+        except SystemExit as ended:
+            status = int(str(ended.code))
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
+
+    return command
 
 
-def test_a_model_is_for_the_campaign_that_kills(tmp_path: Path) -> None:
-    finished = torture("--model", str(tmp_path), "disks")
-    assert finished.returncode == 2
-    assert "--model is for the campaign kill alone" in finished.stderr
-    finished = torture("--model", str(tmp_path), "kill")
-    assert finished.returncode == 2
-    assert f"--model {tmp_path} is not a folder with a model" in finished.stderr
+def test_an_unknown_campaign_is_refused_with_the_known_ones(here: Callable[..., tuple[int, str]]) -> None:
+    status, said = here("nothing")
+    assert status == 2
+    assert "there is no campaign nothing: use kill, disks, postgresql, upgrades" in said
+
+
+def test_a_model_is_for_the_campaign_that_kills(here: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    status, said = here("--model", str(tmp_path), "disks")
+    assert status == 2
+    assert "--model is for the campaign kill alone" in said
+    status, said = here("--model", str(tmp_path), "kill")
+    assert status == 2
+    assert f"--model {tmp_path} is not a folder with a model" in said
 
 
 @pytest.mark.parametrize("campaign", ORDER)
@@ -65,12 +83,12 @@ def test_each_campaign_can_repeat_one_try(campaign: str) -> None:
     assert run.parameters["only"].default is None
 
 
-def test_one_try_is_repeated_by_its_number() -> None:
-    finished = torture("--seed", "3", "--only", "7", "numbers")
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert re.search(r"^numbers 7: \w+: (taken|refused)$", finished.stdout, re.MULTILINE)
-    assert "numbers: 1 tries, 0 faults" in finished.stdout
-    assert torture("--seed", "3", "--only", "7", "numbers").stdout == finished.stdout
+def test_one_try_is_repeated_by_its_number(here: Callable[..., tuple[int, str]]) -> None:
+    status, said = here("--seed", "3", "--only", "7", "numbers")
+    assert status == 0, said
+    assert re.search(r"^numbers 7: \w+: (taken|refused)$", said, re.MULTILINE)
+    assert "numbers: 1 tries, 0 faults" in said
+    assert here("--seed", "3", "--only", "7", "numbers") == (0, said)
 
 
 def test_tries_that_were_not_disturbed_are_counted_apart() -> None:

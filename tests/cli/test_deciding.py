@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
-from pipelines.cli.main import run
+from pipelines.cli.main import recover, run
 from tests.pipelines.conftest import write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +86,20 @@ def test_a_gate_and_its_evidence_are_files_of_a_pipeline(ask: Ask, tmp_path: Pat
         assert status == 1 and words in error.splitlines()[-1], error
 
 
+def test_the_commands_of_the_example_workflow_exist_with_their_options(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / "examples" / "ci" / "recovery-gate.yml").read_text())
+    lines = [line for step in workflow["jobs"]["gate"]["steps"] for line in step.get("run", "").splitlines()]
+    calls = [shlex.split(line)[1:] for line in lines if line.split()[:1] == ["recover"]]
+    assert [call[0] for call in calls] == ["gate", "report", "report"]
+    (tmp_path / "evidence.zip").touch()  # made by the second, read by the third
+    for name, *arguments in calls:
+        given = [word.replace("$CYCLE", "1").replace("$RUNNER_TEMP", str(tmp_path)) for word in arguments]
+        command = recover.get_command(click.Context(recover), name)
+        assert command is not None
+        command.make_context(name, given)  # raises UsageError
+
+
+@pytest.mark.slow  # each of its steps is a process
 def test_the_example_workflow_does_what_it_says(home: Path, tmp_path: Path) -> None:
     workflow = yaml.safe_load((ROOT / "examples" / "ci" / "recovery-gate.yml").read_text())
     job = workflow["jobs"]["gate"]

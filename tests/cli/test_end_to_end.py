@@ -75,7 +75,7 @@ def in_process(*arguments: str | Path) -> None:
 
 @pytest.mark.parametrize(
     "starts",
-    [pytest.param("one", id="first-as-a-process"), pytest.param("all", id="processes", marks=pytest.mark.slow)],
+    [pytest.param("none", id="in-process"), pytest.param("all", id="processes", marks=pytest.mark.slow)],
 )
 def test_the_line_of_the_readme(
     recover: Recover,
@@ -85,7 +85,7 @@ def test_the_line_of_the_readme(
     monkeypatch: pytest.MonkeyPatch,
     starts: str,
 ) -> None:
-    """Imports take most of a process's time: only the first command has its own process."""
+    """Imports take most of a process's time: processes of their own are slow."""
     monkeypatch.chdir(place)
 
     def command(*arguments: str | Path, status: int = 0) -> tuple[str, str]:
@@ -98,7 +98,7 @@ def test_the_line_of_the_readme(
         return tuple(capsys.readouterr())
 
     small = recipe(place, "full")
-    recover("midtrain", "--docs", "./corpus", "--model", tiny_qwen3, "--recipe", small, cwd=place)
+    command("midtrain", "--docs", "./corpus", "--model", tiny_qwen3, "--recipe", small)
     command("distill", "--teacher", "base", "--recipe", small)
     output = json.loads(command("eval", "--recipe", small, "--json")[0])
     assert output["checkpoint"] == "cycle-1/recovered"

@@ -134,8 +134,10 @@ def test_lexical_features_are_hashed_words_and_pairs(base: Loaded) -> None:
 
 
 @pytest.mark.parametrize("token_budget", [1, 100, 8192])
-def test_hidden_features_are_the_models_own_means(tiny_family: Path, prompts: list[Prompt], token_budget: int) -> None:
-    loaded = load_model(tiny_family, precision="float32", device="cpu")
+def test_hidden_features_are_the_models_own_means(
+    tiny_contrasting: Path, prompts: list[Prompt], token_budget: int
+) -> None:
+    loaded = load_model(tiny_contrasting, precision="float32", device="cpu")
     states = prefix_states(roll(loaded, prompts), cuts=3)
     features = hidden_features(loaded, states[::-1], token_budget=token_budget)[::-1]
     for state, row in zip(states, features, strict=True):
@@ -349,8 +351,8 @@ def naive_kl(base: Loaded, other: Loaded, rollout: Rollout) -> list[float]:
     return (sides[0].exp() * (sides[0] - sides[1])).sum(-1).tolist()
 
 
-def test_kl_of_a_model_with_itself_is_zero(tiny_family: Path, prompts: list[Prompt]) -> None:
-    loaded = load_model(tiny_family, precision="float32", device="cpu")
+def test_kl_of_a_model_with_itself_is_zero(tiny_contrasting: Path, prompts: list[Prompt]) -> None:
+    loaded = load_model(tiny_contrasting, precision="float32", device="cpu")
     some = roll(loaded, prompts)
     score = forward_kl(loaded, loaded, some)
     assert (score.value, score.stderr) == (0.0, 0.0)

@@ -15,16 +15,15 @@ from recovery.data.corpus import Corpus, Document, read_corpus
 from recovery.data.corpus.facts import facts_of
 from recovery.data.corpus.passages import Passage, passages
 from recovery.data.corpus.sentences import sentences, side
-from recovery.miniature import materialise, write_corpora
+from recovery.miniature import write_corpora
 from recovery.models.loading import Loaded, load_model
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Probe
 
 
 @pytest.fixture(scope="module")
-def miniature(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
-    folder = materialise(tmp_path_factory.mktemp("shipped") / "model")
-    return load_model(folder, precision="float32", device="cpu")
+def miniature(shipped_miniature: Path) -> Loaded:
+    return load_model(shipped_miniature, precision="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -438,7 +438,7 @@ def test_the_kernel_of_a_gpu_equals_the_plain_operations(require_component: Call
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert finished.stdout == "10 cases agree\n"
+    assert finished.stdout == "7 cases agree\n"
 
 
 @pytest.mark.parametrize(

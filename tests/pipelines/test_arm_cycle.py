@@ -123,6 +123,7 @@ def test_a_cycle_keeps_its_documents(
         run_arm(session, arm_named("replay"), make_corpus("Orchid"), 1, MidtrainConfig(), DistillConfig())
 
 
+@pytest.mark.slow
 def test_an_arm_stopped_in_each_of_its_stages_goes_on_to_the_same_weights(
     open_session: Callable[..., Session], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

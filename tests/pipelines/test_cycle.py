@@ -85,7 +85,8 @@ LONGER = [pytest.param(part, marks=pytest.mark.slow) for part in ("midtrain", "e
 def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
     open_session: Callable[..., Session], config: CycleConfig, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    config = dataclasses.replace(config, docs=config.docs[:1])
+    # Evaluations change no weights: one stopped before distillation takes a third of the time without them.
+    config = dataclasses.replace(config, docs=config.docs[:1], evaluate=part != "distill")
     with open_session(name="whole") as session:
         start_cycles(session, config)
         expected = hashes(session)

@@ -370,6 +370,7 @@ def test_what_cannot_be_measured_is_not_trained_for_and_not_judged_twice(
         start_cycles(session, dataclasses.replace(config, gate=("general >= 0.5",)))
 
 
+@pytest.mark.slow  # the next two tests and those of evals.suites go over its parts
 def test_an_undecided_gate_asks_more_about_earlier_documents_than_an_evaluation_does(
     session: Session, small: CycleConfig, make_corpus: Callable[[str], Path]
 ) -> None:
@@ -386,6 +387,24 @@ def test_an_undecided_gate_asks_more_about_earlier_documents_than_an_evaluation_
     assert asked("cycle-2/recovered") == [3], "one earlier corpus: as many as --limit allows"
     assert asked("cycle-3/midtrained") == [2], "two of them share four"
     assert sorted(asked("cycle-3/recovered")) == [2, 6]
+
+
+@pytest.mark.parametrize(("earlier", "n", "expected"), [(4, 2, [(6, 12)]), (0, 2, []), (0, 3, [(6, 0)])])
+def test_an_undecided_gate_gives_earlier_documents_as_many_items_as_it_needs(
+    session: Session, small: CycleConfig, monkeypatch: pytest.MonkeyPatch, earlier: int, n: int,
+    expected: list[tuple[int, int]],
+) -> None:  # fmt: skip
+    """Two earlier corpora share four items, so two of one are all; without a share of their own three would be."""
+    asked: list[tuple[int | None, int]] = []
+    monkeypatch.setattr(Session, "learnt_cycles", lambda *_: [1, 2, 3])
+    monkeypatch.setattr(cycle, "references", lambda *_: ["base"])
+    monkeypatch.setattr(cycle, "evaluate", lambda _, config, **__: asked.append((config.limit, config.earlier_limit)))
+    verdict = Verdict("rule", "undecided", "", "domain_knowledge_stored/1", 0.05, n=n, more=20)
+    decision = Decision("undecided", "", (verdict,), {}, (), 0.05, 3, "")
+    asking = dataclasses.replace(small.eval, limit=3, earlier_limit=earlier)
+    config = dataclasses.replace(small, eval=asking, gate_samples=6)
+    assert cycle._ask_more(session, config, [], decision, 3) is bool(expected)
+    assert asked == expected
 
 
 @pytest.mark.parametrize(

@@ -328,8 +328,19 @@ def test_the_alarm_asks_the_teacher_and_not_the_student(
     assert teacher_metrics([], config, prompts, loaded, notes.append) is None and len(notes) == 2
 
 
-@pytest.mark.parametrize("odd", ["student", "teacher"])
-@pytest.mark.parametrize("more", [{"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"init_lora_weights": "pissa"}])
+MORE: list[dict[str, Any]] = [{"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"init_lora_weights": "pissa"}]
+
+
+@pytest.mark.parametrize(
+    ("odd", "more"),
+    [
+        *zip(("student", "teacher", "student"), MORE, strict=True),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in zip(("teacher", "student", "teacher"), MORE, strict=True)
+        ),
+    ],
+)
 def test_an_adapter_that_is_more_than_lora_shares_nothing(
     make_tiny: Callable[..., Path], tmp_path: Path, distill_config: DistillConfig, odd: str, more: dict[str, Any]
 ) -> None:

@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "tests" / "stages_together.py"
 # The stages of one launch of so many processes; those with adapters, or with more than two processes, are slow tests.
 GROUPS = [
-    pytest.param(2, ("full", "cut", "cut-one", "cut-lora-served"), id="whole"),
+    pytest.param(2, ("full", "cut", "cut-one"), id="whole"),
     pytest.param(2, ("lora", "cut-lora", "cut-sampled", "cut-lora-sampled"), id="adapted", marks=pytest.mark.slow),
-    pytest.param(2, ("served", "cut-served"), id="served", marks=pytest.mark.slow),
+    pytest.param(2, ("served", "cut-served", "cut-lora-served"), id="served", marks=pytest.mark.slow),
     pytest.param(3, ("full", "cut", "cut-sampled"), id="three", marks=pytest.mark.slow),
     pytest.param(4, ("full", "cut", "cut-lora", "cut-lora-served"), id="four", marks=pytest.mark.slow),
 ]

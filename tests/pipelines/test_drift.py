@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import EvalConfig
 from recovery.errors import UsageError
-from recovery.miniature import materialise
 from recovery.rollouts.engine import Completion
 from recovery.rollouts.transformers_engine import TransformersEngine
 from tests.pipelines.conftest import six_steps, write_corpus
@@ -32,12 +32,11 @@ def config() -> EvalConfig:
 
 
 @pytest.fixture(scope="module")
-def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Session, DriftReport]]:
+def moved(tmp_path_factory: pytest.TempPathFactory, shipped_miniature: Path) -> Iterator[tuple[Session, DriftReport]]:
     """A workspace on the miniature with a checkpoint trained on enough documents to hold some out."""
     folder = tmp_path_factory.mktemp("drift")
     docs = write_corpus(folder / "many", "Harbour", documents=40)
-    model = materialise(folder / "miniature")
-    with Session.open(folder / "workspace", model=str(model), display=Display(quiet=True)) as session:
+    with Session.open(folder / "workspace", model=str(shipped_miniature), display=Display(quiet=True)) as session:
         midtrain(session, dataclasses.replace(six_steps(docs, None), held_out=0.1))
         yield session, measure_drift(session, EvalConfig(limit=12, max_new_tokens=24, precision="float32"))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import weakref
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +129,7 @@ def test_experts_that_a_token_does_not_take_are_not_multiplied(tiny_mixtral: Pat
     assert counts.multiplied == counts.total - embedding - experts // 2  # each token takes two of four
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma2", "gemma3", "qwen3_moe", "mixtral"])
+@pytest.fixture(scope="module")
 def wider(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of each family, wide enough that its activations are most of a step's memory."""
     sizes = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6}
@@ -154,22 +156,26 @@ def step(student: Loaded, rows: Rows, taught: bool) -> int:
 PACKED = Rows(2, 288, 288, packed=True)
 
 
+TUNED = [
+    *(("full", "float32", False), ("full", "bfloat16", True), ("lora", "bfloat16", False), ("lora", "float32", True)),
+    *((LAYERS, "float32", False), (LAYERS, "bfloat16", True)),
+]
+BATCHES = [("short", Rows(4, 96, 64), True), ("packed", PACKED, False), ("packed, with a teacher", PACKED, True)]
+FAMILIES = ["llama", "qwen3", "gemma2", "gemma3", "qwen3_moe", "mixtral"]
+
+
+def steps() -> Iterator[Any]:
+    """All tunings and batches of all families; of those after the first, two each, and all others slow."""
+    for number, family in enumerate(FAMILIES):
+        for at, ((tuning, precision, checkpointing), (name, rows, taught)) in enumerate(product(TUNED, BATCHES)):
+            fast = number == 0 or at % 9 == number - 1  # one of full fine-tuning, one of an adapter or of the layers
+            marks = () if fast else (pytest.mark.slow,)
+            title = f"{family}-{tuning}-{precision}-{checkpointing}-{name}"
+            yield pytest.param(family, tuning, precision, checkpointing, rows, taught, id=title, marks=marks)
+
+
 @pytest.mark.parametrize(
-    ("rows", "taught"),
-    [(Rows(4, 96, 64), True), (PACKED, False), (PACKED, True)],
-    ids=["short", "packed", "packed, with a teacher"],
-)
-@pytest.mark.parametrize(
-    ("tuning", "precision", "checkpointing"),
-    [
-        *(
-            ("full", "float32", False),
-            ("full", "bfloat16", True),
-            ("lora", "bfloat16", False),
-            ("lora", "float32", True),
-        ),
-        *((LAYERS, "float32", False), (LAYERS, "bfloat16", True)),
-    ],
+    ("wider", "tuning", "precision", "checkpointing", "rows", "taught"), steps(), indirect=["wider"], scope="module"
 )
 def test_a_step_holds_what_the_formulas_say(
     wider: Path, tuning: str, precision: str, checkpointing: bool, rows: Rows, taught: bool

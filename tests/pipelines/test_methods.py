@@ -132,6 +132,8 @@ def test_methods_with_a_reward_raise_it(runner: ExperimentRunner, name: str, req
     own = {"reward": "tests.support:brevity", "prompts_per_step": 12, "samples_per_prompt": 4, "lr": 3e-3}
     if name == "mixed":  # half of the weight and half of the completions are the teacher's: it approaches both
         own |= {"reward": "verifiable"}
+    else:
+        own |= {"steps": 12, "prompts_per_step": 6}
     runner.trained(name, "documents" if name == "mixed" else "base", name, **(SHORT | own))
     rewards = [value for _, value in runner.curve(name, "reward")]
     assert (

@@ -181,19 +181,19 @@ def test_replayed_chat_that_is_too_long_is_counted(session: Session) -> None:
 def test_focused_replay_counts_the_tokens_of_both_parts_of_its_prompts(
     session: Session, midtrain_config: MidtrainConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=160)
+    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, max_new_tokens=40, replay_loss="kl")
 
     def sampled(**settings: Any) -> int:
         midtrain(session, dataclasses.replace(config, **settings))
         return queries.stages(session.tracker.database, session.experiment_id)[0].tokens_sampled
 
-    even = sampled(replay_prompts=20)
-    focused = sampled(replay_prompts=40, replay_focus=0.5)
-    assert focused > even, "the first 20 prompts are the same, and 20 of the weakest kinds follow"
-    assert focused != sampled(replay_prompts=40), "half of the prompts are others"
+    even = sampled(replay_prompts=10)
+    focused = sampled(replay_prompts=20, replay_focus=0.5)
+    assert focused > even, "the first 10 prompts are the same, and 10 of the weakest kinds follow"
+    assert focused != sampled(replay_prompts=20), "half of the prompts are others"
     chats = tmp_path / "chats.jsonl"
     chats.write_text('{"prompt": "Say something."}\n', encoding="utf-8")
-    assert sampled(replay_focus=0.5, prompts=chats, replay_loss="kl")
+    assert sampled(replay_focus=0.5, prompts=chats)
     assert "no prompt has checks by which answers are judged: all are replayed evenly" in capsys.readouterr().err
 
 
@@ -333,7 +333,7 @@ def test_the_clean_model_is_read_once_and_documents_are_packed_once(
     monkeypatch.setattr(document_rows, "document_rows", noted)
     monkeypatch.setattr(model_loading, "train", trained)
     before = _frozen_models()
-    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=160)
+    config = dataclasses.replace(midtrain_config, steps=1, replay=0.3, augment=2, writer="base", max_new_tokens=96)
     midtrain(session, dataclasses.replace(config, replay_loss="kl", anchor=0.1))
     assert (read, held) == (["frozen", "full"], [before + 1])
     assert packed.count(4) == 1, "the documents of this cycle"

@@ -11,6 +11,7 @@ tests/data/workspace-0.1.tar.xz was written by commit eec45ba on the miniature, 
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -22,7 +23,6 @@ from db import queries
 from pipelines.cycle import resume
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
-from recovery.miniature.package import materialise
 from recovery.models import attention
 from recovery.models.attention import _fused, _plain
 
@@ -30,11 +30,11 @@ ARCHIVE = Path(__file__).resolve().parents[1] / "data" / "workspace-0.1.tar.xz"
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Path:
+def older(tmp_path: Path, shipped_miniature: Path) -> Path:
     """The folder with the unpacked workspace and the expected adapter."""
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
-    materialise(tmp_path / "workspace" / "models" / "miniature")
+    shutil.copytree(shipped_miniature, tmp_path / "workspace" / "models" / "miniature", dirs_exist_ok=True)
     return tmp_path
 
 

@@ -107,7 +107,7 @@ def distilling(distill_config: DistillConfig) -> DistillConfig:
 def test_mid_training_killed_at_random(
     tmp_path: Path, tiny_model: Path, midtrain_config: MidtrainConfig, tuning: str
 ) -> None:
-    config = dataclasses.replace(midtrain_config, steps=60, checkpoint_every=4, tuning=tuning)
+    config = dataclasses.replace(midtrain_config, steps=30, checkpoint_every=4, tuning=tuning)
 
     def work(session: Session) -> None:
         midtrain(session, config)
@@ -122,7 +122,7 @@ def test_mid_training_killed_at_random(
 def test_mid_training_on_a_quantised_base_killed_once(
     tmp_path: Path, tiny_wide: Path, midtrain_config: MidtrainConfig
 ) -> None:
-    config = dataclasses.replace(midtrain_config, steps=12, checkpoint_every=2, tuning="lora", quantize="nf4")
+    config = dataclasses.replace(midtrain_config, steps=8, checkpoint_every=2, tuning="lora", quantize="nf4")
 
     def work(session: Session) -> None:
         midtrain(session, config)

@@ -32,7 +32,6 @@ from pipelines.studies.runner import FIGURES, Choice, kept_outcome, run_study
 from pipelines.studies.study import Outcome, Part, Study, figure, interval
 from recovery.config import DistillConfig, MidtrainConfig, build, build_cycle, model_recipe, to_json
 from recovery.errors import UsageError
-from recovery.miniature.package import materialise
 from recovery.workspace import Workspace
 
 
@@ -269,8 +268,8 @@ def test_the_method_of_a_run_is_that_of_its_settings_not_of_its_name(tmp_path: P
     assert seen == {"opd-grpo": "grpo", "rl-teacher": "opd", "expert": "sft", "mixed-opd": "opd", "grpo-sft": "sft"}
 
 
-def test_the_default_arm_of_the_horizon_is_what_recover_cycle_does(tmp_path: Path) -> None:
-    recipe, arm = model_recipe(materialise(tmp_path)), ARMS[DEFAULT]
+def test_the_default_arm_of_the_horizon_is_what_recover_cycle_does(shipped_miniature: Path) -> None:
+    recipe, arm = model_recipe(shipped_miniature), ARMS[DEFAULT]
     cycle = build_cycle({}, recipe)
     assert build(MidtrainConfig, {"replay_documents": 0.5, **arm.midtrain}, recipe) == replace(
         cycle.midtrain, replay_documents=cycle.replay_documents

@@ -25,8 +25,8 @@ def disturb(loaded: object) -> None:
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_a_saved_checkpoint_loads_as_the_same_model(tiny_family: Path, tmp_path: Path, tuning: str) -> None:
-    loaded = load_model(tiny_family, tuning=tuning, precision="float32")  # type: ignore[arg-type]
+def test_a_saved_checkpoint_loads_as_the_same_model(tiny_contrasting: Path, tmp_path: Path, tuning: str) -> None:
+    loaded = load_model(tiny_contrasting, tuning=tuning, precision="float32")  # type: ignore[arg-type]
     disturb(loaded)
     info = save_checkpoint(
         loaded, tmp_path / "c", name="cycle-1/midtrained", kind="midtrained", parent="abc", stage="7"
@@ -41,8 +41,8 @@ def test_a_saved_checkpoint_loads_as_the_same_model(tiny_family: Path, tmp_path:
         assert not list((tmp_path / "c").glob("model*.safetensors")), "an adapter is saved alone"
 
 
-def test_adapter_off_is_the_clean_base(tiny_family: Path) -> None:
-    base, student = (load_model(tiny_family, tuning=t, precision="float32") for t in ("frozen", "lora"))  # type: ignore[arg-type]
+def test_adapter_off_is_the_clean_base(tiny_contrasting: Path) -> None:
+    base, student = (load_model(tiny_contrasting, tuning=t, precision="float32") for t in ("frozen", "lora"))  # type: ignore[arg-type]
     disturb(student)
     batch = collate([Row([5, 6, 7, 8], [True] * 4)], 0)
     with torch.no_grad():
@@ -52,12 +52,12 @@ def test_adapter_off_is_the_clean_base(tiny_family: Path) -> None:
 
 
 @pytest.mark.parametrize("tuning", ["frozen", "lora"])
-def test_a_second_adapter_shares_the_loaded_base(tiny_family: Path, tmp_path: Path, tuning: str) -> None:
+def test_a_second_adapter_shares_the_loaded_base(tiny_contrasting: Path, tmp_path: Path, tuning: str) -> None:
     """It gives the same output as on a separate base, and needs only the memory of the adapter."""
-    earlier = load_model(tiny_family, tuning="lora", precision="float32")
+    earlier = load_model(tiny_contrasting, tuning="lora", precision="float32")
     disturb(earlier)
     earlier.save(tmp_path / "c")
-    student = load_model(tiny_family, tuning="lora", precision="float32", gradient_checkpointing=True)
+    student = load_model(tiny_contrasting, tuning="lora", precision="float32", gradient_checkpointing=True)
     names = list(student.trainable())
     second, alone = (
         load_model(tmp_path / "c", tuning=tuning, precision="float32", beside=beside)  # type: ignore[arg-type]

@@ -53,7 +53,12 @@ def expected(model: Path, kind: TYPES) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("kind", [TYPES.F16, TYPES.Q8_0, TYPES.Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("tiny", "kind"),
+    [("llama", TYPES.F16), ("llama", TYPES.Q8_0), ("llama", TYPES.Q4_1), ("qwen3", TYPES.Q8_0)],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+    indirect=["tiny"],
+)
 def test_weights_are_those_of_the_file(tiny: Path, kind: TYPES, tmp_path: Path) -> None:
     folder = converted(write_gguf(tiny, tmp_path / "tiny.gguf", kind), tmp_path / "models")
     config = AutoConfig.from_pretrained(tiny)

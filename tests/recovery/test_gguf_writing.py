@@ -17,7 +17,6 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, GenerationConfig
 
 from recovery.errors import ModelError
-from recovery.miniature import materialise
 from recovery.models.chat_template import PLAIN_TEMPLATE
 from recovery.models.gguf_files import read_header
 from recovery.models.gguf_files.conversion import Silent, config_of, converted, tokenizer_of
@@ -99,7 +98,11 @@ def answer(loaded: Loaded, text: str, count: int = 16) -> list[int]:
     return ids[0, -count:].tolist()
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
+@pytest.mark.parametrize(
+    ("tiny", "kind"),
+    [*(("llama", kind) for kind in ("f32", "f16", "bf16", "q8_0")), ("qwen3", "q8_0"), ("qwen2", "q8_0")],
+    indirect=["tiny"],
+)
 def test_weights_come_back_within_the_error_of_the_type(tiny: Path, kind: str, tmp_path: Path) -> None:
     folder = converted(write(tiny, tmp_path / "m.gguf", kind), tmp_path / "models")
     ours, theirs = load_file(tiny / "model.safetensors"), load_file(folder / "model.safetensors")
@@ -144,7 +147,9 @@ def test_the_pre_tokenizer_is_recognised_in_any_vocabulary(tiny_qwen3: Path, nam
     assert ours(TEXT)["input_ids"] == theirs(TEXT)["input_ids"]
 
 
-def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(tiny_qwen3: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(
+    tiny_qwen3: Path, shipped_miniature: Path, tmp_path: Path
+) -> None:
     def refused(change: Callable[[Any], None]) -> str:
         model = with_tokenizer(tiny_qwen3, tmp_path / f"model-{len(list(tmp_path.iterdir()))}", change)
         with pytest.raises(ModelError) as caught:
@@ -171,7 +176,7 @@ def test_a_tokenizer_that_llama_cpp_does_not_have_is_refused(tiny_qwen3: Path, t
     assert "splits text like none of" in refused(whole)
     assert "tokens of 'a  <swallows> b" in refused(greedy)
     with pytest.raises(ModelError, match=r"\(Unigram\) is not byte-level BPE"):
-        write(materialise(tmp_path / "miniature"), tmp_path / "m.gguf")
+        write(shipped_miniature, tmp_path / "m.gguf")
 
 
 def test_unicode_normalisation_is_reported(tiny_qwen3: Path, tmp_path: Path) -> None:

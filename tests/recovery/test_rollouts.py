@@ -41,8 +41,8 @@ def test_greedy_answers_equal_transformers_generate(tiny_family: Path) -> None:
         assert completion.ids == theirs[0, len(prompt) :].tolist()
 
 
-def test_logprobs_of_a_rollout_are_those_the_scorer_gives(tiny_family: Path) -> None:
-    loaded = load_model(tiny_family, precision="float32")
+def test_logprobs_of_a_rollout_are_those_the_scorer_gives(tiny_contrasting: Path) -> None:
+    loaded = load_model(tiny_contrasting, precision="float32")
     rollouts = TransformersEngine(loaded).generate(PROMPTS, Sampling(10, seed=3))
     scored = continuation_logprobs(loaded, [(p, c.ids) for p, c in zip(PROMPTS, rollouts, strict=True)])
     for completion, logprobs in zip(rollouts, scored, strict=True):
@@ -75,9 +75,9 @@ def test_a_small_token_budget_changes_no_greedy_answer(tiny_model: Path) -> None
     assert [c.ids for c in whole] == [c.ids for c in split]
 
 
-def test_rows_set_aside_go_on_as_if_alone(tiny_family: Path) -> None:
+def test_rows_set_aside_go_on_as_if_alone(tiny_contrasting: Path) -> None:
     """The last rows of a batch are decoded with those of others; the completions do not change."""
-    loaded = load_model(tiny_family, precision="float32")
+    loaded = load_model(tiny_contrasting, precision="float32")
     often = frozenset(range(0, loaded.head.vocabulary, 12))  # answers of very different lengths
     loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
     prompts = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]
@@ -96,9 +96,9 @@ def test_rows_set_aside_go_on_as_if_alone(tiny_family: Path) -> None:
     assert sum(tokens for _, tokens in reported) == 2 * sum(len(c.ids) for c in whole)
 
 
-def test_fixed_shapes_change_no_answer(tiny_family: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_shapes_change_no_answer(tiny_contrasting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU captures as a graph, run here without one: rows end, are dropped and join those of other batches."""
-    loaded = load_model(tiny_family, precision="float32")
+    loaded = load_model(tiny_contrasting, precision="float32")
     often = frozenset(range(0, loaded.head.vocabulary, 12))
     loaded = dataclasses.replace(loaded, chat=dataclasses.replace(loaded.chat, end_ids=often))
     prompts = [[*prompt, 4 + number] for number in range(12) for prompt in PROMPTS]

@@ -73,14 +73,14 @@ def test_a_configuration_with_dropout_does_not_change_that(make_tiny: Callable[.
     assert json.loads((model / "config.json").read_text())["attention_dropout"] == 0.5
 
 
-def test_loss_is_the_models_own_cross_entropy(tiny_family: Path) -> None:
-    loaded = load_model(tiny_family, precision="float32")
+def test_loss_is_the_models_own_cross_entropy(tiny_contrasting: Path) -> None:
+    loaded = load_model(tiny_contrasting, precision="float32")
     rows = random_rows(1).rows
     expected = 0.0
     for row in rows:
         logits = loaded.model(torch.tensor([row.ids])).logits[0, :-1]
         expected += float(torch.nn.functional.cross_entropy(logits, torch.tensor(row.ids[1:]), reduction="sum"))
-    full = load_model(tiny_family, tuning="full", precision="float32")
+    full = load_model(tiny_contrasting, tuning="full", precision="float32")
     log: list[dict[str, float]] = []
     train(
         full,
@@ -234,9 +234,9 @@ def test_a_finished_stage_is_not_trained_again(tiny_model: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("tuning", ["full", "lora"])
-def test_distilling_from_itself_changes_nothing(tiny_family: Path, tuning: str) -> None:
-    loaded = load_model(tiny_family, tuning=tuning, precision="float32")  # type: ignore[arg-type]
-    teacher = AdapterOff(loaded) if tuning == "lora" else Frozen(load_model(tiny_family, precision="float32"))
+def test_distilling_from_itself_changes_nothing(tiny_contrasting: Path, tuning: str) -> None:
+    loaded = load_model(tiny_contrasting, tuning=tuning, precision="float32")  # type: ignore[arg-type]
+    teacher = AdapterOff(loaded) if tuning == "lora" else Frozen(load_model(tiny_contrasting, precision="float32"))
     before = weights(loaded)
     log: list[dict[str, float]] = []
     train(
@@ -266,8 +266,8 @@ def test_reverse_kl_falls_towards_the_teacher(make_tiny: Callable[..., Path], tm
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_only_the_rows_of_some_tokens_are_trained(tiny_family: Path, optimizer: str) -> None:
-    loaded = load_model(tiny_family, tuning="full", precision="float32")
+def test_only_the_rows_of_some_tokens_are_trained(tiny_contrasting: Path, optimizer: str) -> None:
+    loaded = load_model(tiny_contrasting, tuning="full", precision="float32")
     tokens = {token for step in (1, 2) for row in random_rows(step).rows for token in row.ids if token % 2}
     loaded.train_rows(tokens)
     before = [p.detach().clone() for p in loaded.embeddings()]
@@ -322,8 +322,8 @@ def _changed_rows(old: torch.Tensor, new: torch.Tensor) -> list[int]:
     return found
 
 
-def test_embeddings_can_be_left_out_of_full_fine_tuning(tiny_family: Path, tmp_path: Path) -> None:
-    loaded = load_model(tiny_family, tuning="full", precision="float32", embeddings=False)
+def test_embeddings_can_be_left_out_of_full_fine_tuning(tiny_contrasting: Path, tmp_path: Path) -> None:
+    loaded = load_model(tiny_contrasting, tuning="full", precision="float32", embeddings=False)
     before = [p.detach().clone() for p in loaded.embeddings()]
     assert not {id(p) for p in loaded.embeddings()} & {id(p) for p in loaded.trainable().values()}
     settings = TrainSettings(steps=2, lr=1e-3, checkpoint_every=9)
@@ -332,7 +332,7 @@ def test_embeddings_can_be_left_out_of_full_fine_tuning(tiny_family: Path, tmp_p
     loaded.save(tmp_path / "saved")
     again = load_model(tmp_path / "saved", precision="float32")
     assert all(torch.equal(old, new.cpu()) for old, new in zip(before, again.embeddings(), strict=True))
-    whole = load_model(tiny_family, tuning="full", precision="float32")
+    whole = load_model(tiny_contrasting, tuning="full", precision="float32")
     assert len(whole.trainable()) == len(loaded.trainable()) + len(loaded.embeddings())
 
 
@@ -367,7 +367,19 @@ def test_a_decoder_without_a_list_of_layers_is_not_compiled() -> None:
         compile_layers(torch.nn.Linear(2, 2), torch.device("cpu"))
 
 
-def test_a_machine_that_cannot_compile_gets_one_line(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_machine_that_cannot_compile_gets_one_line(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("\nNo working C++ compiler found\nSet TORCHDYNAMO_VERBOSE=1")
+
+    monkeypatch.setattr(torch, "compile", lambda _: failing)
+    with pytest.raises(UsageError) as caught:
+        load_model(tiny_model, tuning="full", device="cpu", compiled=True)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("torch cannot compile here (No working C++ compiler found): install a C++")
+
+
+@pytest.mark.slow  # torch's compiler is imported in a new process
+def test_a_machine_without_a_compiler_gets_one_line(tmp_path: Path, tiny_model: Path) -> None:
     code = (
         "import sys; from recovery.errors import UsageError; from recovery.models.loading import load_model\n"
         "try: load_model(sys.argv[1], tuning='full', device='cpu', compiled=True)\n"

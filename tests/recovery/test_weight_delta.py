@@ -26,10 +26,10 @@ def merged(loaded: Loaded) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_all_weights(tiny_family: Path, precision: str) -> None:
-    loaded = load_model(tiny_family, tuning="full", precision=precision, device="cpu")
+def test_all_weights(tiny_contrasting: Path, precision: str) -> None:
+    loaded = load_model(tiny_contrasting, tuning="full", precision=precision, device="cpu")
     begun = flat(loaded)
-    still = weight_delta(loaded, tiny_family)
+    still = weight_delta(loaded, tiny_contrasting)
     if loaded.router is not None:  # stacked experts are apart in the files, under other names
         assert still is None
         return
@@ -39,7 +39,7 @@ def test_all_weights(tiny_family: Path, precision: str) -> None:
         next(iter(loaded.model.parameters())).add_(0.05)
         for p in list(loaded.model.parameters())[1:]:
             p.mul_(1 + 1e-5)
-    moved = weight_delta(loaded, tiny_family)
+    moved = weight_delta(loaded, tiny_contrasting)
     assert moved is not None and moved.share is not None
     assert moved.length == pytest.approx(float((flat(loaded) - begun).norm()), rel=1e-5)
     assert moved.relative == pytest.approx(moved.length / float(begun.norm()), rel=1e-5)
