@@ -138,6 +138,9 @@ def test_people_decide_and_latest_follows(ask: Ask) -> None:
     status, result = ask("rollback", 1, "--why", "wrong documents")
     assert (status, result["before"], result["after"], result["also"]) == (0, "cycle-2/recovered", "base", [2])
     assert ask("status")[1]["latest"] == "base"
+    status, error = ask("accept", 2, "--why", "they were right")
+    assert status == 1 and "accept cycle 1 first" in error
+    assert ask("accept", 1, "--why", "it was right")[1]["after"] == "cycle-1/recovered"
     assert ask("accept", 2, "--why", "they were right")[1]["after"] == "cycle-2/recovered"
 
 
