@@ -101,7 +101,7 @@ def test_types_have_no_change_before_they_are_measured(address: Path | str, seed
     source = Source(address)
     found = cycle._find(source, Request())
     assert found is not None
-    shown = cycle._types(source, *found)
+    shown = cycle._types(source, *found, {})
     assert "−" in shown and "±0" not in shown
 
 
