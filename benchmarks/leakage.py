@@ -6,9 +6,9 @@ Prompts: the built-in composer's splits (seed 0, as `recover distill` uses them)
 RECOVER_IFEVAL_PROMPTS, IFEval's own prompts, each compared with all training prompts by the users' words in lower case
 without punctuation. "the same requests" are equal texts (dialogues in which the assistant's turn differs); "8 words in
 a row" share such a run with a training prompt; "near" is the largest Jaccard similarity of runs of five words. The
-composer fills templates, so its test prompts share phrases with its training prompts: no prompt of them
-is trained on; their topics and nearly all their combinations of instructions are, in the same wordings. IFEval's own
-prompts are the test of other wordings; nothing of theirs is trained on.
+composer fills templates, so its test prompts share phrases with its training prompts. Those with checkable
+instructions are counted a second time: a topic, and all of a prompt's instructions together, may be trained in other
+prompts. IFEval's own prompts are the test of other wordings and topics; nothing of theirs is trained on.
 
 Written questions: those of examples/nextjs that are trained on, against those of its tests. A held-out fact is asked in
 no training question; a held-out form asks a trained fact in another way.
@@ -91,6 +91,27 @@ def runs(text: str, length: int) -> set[str]:
 def requests(prompt: Prompt) -> str:
     """Return the users' words of a prompt in normal form."""
     return normalise(" ".join(m["content"] for m in prompt.messages if m["role"] == "user"))
+
+
+def instructed(prompts: Sequence[Prompt], trained: Sequence[Prompt]) -> dict[str, int]:
+    """Return how many prompts with checks share their topic, or all instructions together, with a training prompt."""
+    mine = [(_topic(prompt), _instructions(prompt)) for prompt in prompts if prompt.checks]
+    known = {(_topic(prompt), _instructions(prompt)) for prompt in trained if prompt.checks}
+    topics, combined = {topic for topic, _ in known}, {instructions for _, instructions in known}
+    return {
+        "n": len(mine),
+        "topic is trained": sum(topic in topics for topic, _ in mine),
+        "instructions are trained together": sum(instructions in combined for _, instructions in mine),
+        "both in one prompt": sum(one in known for one in mine),
+    }
+
+
+def _topic(prompt: Prompt) -> str:
+    return next((tag for tag in prompt.tags if tag.startswith("topic")), "")
+
+
+def _instructions(prompt: Prompt) -> tuple[str, ...]:
+    return tuple(sorted(check.instruction for check in prompt.checks))
 
 
 def facts() -> dict[str, dict[str, int]]:
@@ -179,8 +200,10 @@ def main() -> int:
     if options.ifeval:
         lines = Path(options.ifeval).read_text(encoding="utf-8").splitlines()
         rows["IFEval's own"] = trained.compare([normalise(json.loads(line)["prompt"]) for line in lines])
+    shared = {name: instructed(getattr(splits, name), splits.train) for name in ("development", "test")}
     asked = facts()
     parts = [f"Prompts, against {len(splits.train):,} training prompts:\n", _table(rows), ""]
+    parts += ["Prompts with checkable instructions, against the training prompts that have some:\n", _table(shared), ""]
     parts += [f"Written questions of {QUESTIONS.parent.name}, against its training questions:\n", _table(asked), ""]
     taught = cycles(options.corpora, options.show)
     parts += ["Questions of a cycle, against all chats that are trained on:\n", _table(taught)]
@@ -189,7 +212,7 @@ def main() -> int:
     if options.write:
         note = (__doc__ or "").split("\n\n", 2)[2]
         machine = _report.machine(()) | {"seed": "0"}
-        data = {"prompts": rows, "questions": asked, "cycles": taught}
+        data = {"prompts": rows, "instructed": shared, "questions": asked, "cycles": taught}
         _report.write("leakage", "Tests against training data", f"{note}\n{body}", machine, data)
     return 0
 

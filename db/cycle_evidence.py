@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from db import queries
+from sqlalchemy import select
+
 from db.records import CycleRow
+from db.schema import Evaluation
 from db.session import Database
 
 # Not between 0 and 1, not scored per item, or votes of other people on other pairs.
@@ -20,8 +22,10 @@ def is_compared(suite: str) -> bool:
 
 def newest_compared(database: Database, checkpoint_id: int) -> int:
     """Return the id of a checkpoint's newest evaluation that can be part of a comparison, 0 if there is none."""
-    rows = queries.evaluations(database, checkpoint_id, limit=None)  # newest first
-    return next((row.id for row in rows if is_compared(row.suite)), 0)
+    query = select(Evaluation.id, Evaluation.suite).where(Evaluation.checkpoint_id == checkpoint_id)
+    with database.reading() as connection:
+        rows = connection.execute(query.order_by(Evaluation.id.desc()))
+        return next((row.id for row in rows if is_compared(row.suite)), 0)
 
 
 def current(database: Database, row: CycleRow) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from sqlalchemy.orm import aliased
 from db import agreement, row_readers
 from db.errors import DatabaseError
 from db.json_values import text
-from db.queries import asked, item_key
+from db.queries import RESPONSE_MARK, asked, item_key
 from db.schema import Checkpoint, Evaluation, Label, Review, Sample, Vote
 from db.session import Database, insert_new, insert_row
 
@@ -294,7 +294,7 @@ def texts(database: Database, pair: Pair) -> PairTexts | None:
 
 def _said(turns: str, response: str) -> str:
     """Return a response after the earlier turns of its conversation that differ between the checkpoints, if any."""
-    return f"{turns.strip()}\n\nassistant: {response}" if turns.strip() else response
+    return f"{turns.strip()}{RESPONSE_MARK}{response}" if turns.strip() else response
 
 
 def vote(database: Database, review: ReviewRow, pair: Pair, reviewer: str, choice: str) -> None:

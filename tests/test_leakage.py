@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.leakage import Trained, facts, of_cycle, requests
+from benchmarks.leakage import Trained, facts, instructed, of_cycle, requests
 from pipelines.data.corpus_snapshot import gather
 from recovery.data.corpus.text import normalise
 from recovery.data.prompts import behaviour_prompts
 from recovery.miniature import write_corpora
+from recovery.types import Check, Prompt
 
 
 def test_what_counts_as_near() -> None:
@@ -27,6 +28,17 @@ def test_what_counts_as_near() -> None:
     assert (found["n"], found["the same requests"], found["8 words in a row"]) == (4, 1, 2)
     assert [round(trained.nearest(text), 3) for text in (same, long, short, none)] == [1.0, 0.571, 0.111, 0.0]
     assert (found["near: above 0.5"], found["near: above 0.9"], found["nearest"]) == (2, 1, 1.0)
+
+
+def test_topics_and_instructions_are_compared_apart_and_together() -> None:
+    def prompt(topic: str, *instructions: str) -> Prompt:
+        checks = tuple(Check(name) for name in instructions)
+        return Prompt("", ({"role": "user", "content": "x"},), "behaviour", checks=checks, tags=(f"topic:{topic}",))
+
+    trained = [prompt("boats", "a", "b"), prompt("tea", "c"), prompt("bread")]
+    tests = [prompt("boats", "b", "a"), prompt("boats", "c"), prompt("bread", "a"), prompt("tea")]
+    found = instructed(tests, trained)
+    assert list(found.values()) == [3, 2, 2, 1]  # one has no checks; bread is trained without any
 
 
 def test_no_question_of_the_examples_test_asks_what_was_trained() -> None:

@@ -192,9 +192,8 @@ def answered_before(
     """Return a checkpoint's conversations, sampled before a stage's training and cached, and all tokens sampled.
 
     They are ``each`` on the first ``count`` prompts that leave half of the context for a completion, and of about
-    ``most`` tokens in all. The tokens, also
-    those of conversations left out, are recorded only once even if the stage is resumed: ``counted`` is the file of the
-    stage that says so.
+    ``most`` tokens in all. The tokens, also those of conversations left out, are recorded only once even if the stage
+    is resumed: ``counted`` is the file of the stage that says so.
     """
     session = stage.session
     with frozen.sampling(checkpoint) as (loaded, engine):

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 conversion, huggingface_hub = lazily("recovery.models.gguf_files.conversion"), lazily("huggingface_hub")
 
+_DOUBLES = ["consolidated*"]  # the same weights again, for another library
+
 
 def resolve_base(
     path: str | Path, cache: Path | None = None, showing: Showing | None = None
@@ -64,9 +66,6 @@ def _is_adapter(folder: Path) -> bool:
         return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
     except (OSError, ValueError):  # a name that cannot be a path
         return False
-
-
-_DOUBLES = ["consolidated*"]  # the same weights again, for another library
 
 
 def _download(name: str) -> str:

@@ -123,14 +123,12 @@ def _weight_files(folder: Path) -> list[Path]:
     """Return the files that transformers reads: others, such as Mistral's ``consolidated.safetensors``, may hold the
     same weights again.
     """
-    whole = folder / "model.safetensors"
-    if whole.is_file():
+    present = sorted(folder.glob("*.safetensors"))
+    if (whole := folder / "model.safetensors") in present:
         return [whole]
-    if (folder / _INDEX).is_file():
-        mapping = _json_object(folder / _INDEX).get("weight_map")
-        if isinstance(mapping, dict) and all(isinstance(name, str) for name in mapping.values()):
-            return [path for name in sorted(set(mapping.values())) if (path := folder / name).is_file()]
-    return sorted(folder.glob("*.safetensors"))
+    mapping = _json_object(folder / _INDEX).get("weight_map") if (folder / _INDEX).is_file() else None
+    named = list(mapping.values()) if isinstance(mapping, dict) else []
+    return [path for path in present if path.name in named] or present
 
 
 def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
