@@ -337,6 +337,11 @@ def test_results_of_other_documents_are_not_reused(corpus: Path) -> None:
     questions = [{"id": "q", "messages": [{"role": "user", "content": "Who built the Pine tower?"}]}]
     (corpus / "questions.jsonl").write_text("\n".join(map(json.dumps, questions)))
     assert group() != before, "what comes with the documents counts as well"
+    probe = {"id": "p", "form": "question", "question": "How many floors has the Pine tower?", "answers": ["nineteen"]}
+    (corpus / "probes.jsonl").write_text(json.dumps(probe))
+    before = group()
+    page.write_text(text + "\n\nThe Pine tower was built by Zed Zorn and has nineteen floors for its guests.\n")
+    assert group() != before, "the text alone differs: probes and questions are given"
 
 
 def test_an_unknown_method_is_refused_before_any_work(corpus: Path, tmp_path: Path) -> None:
