@@ -261,12 +261,14 @@ class Overview:
     def knowledge(self, measured: Measured | None) -> Score | None:
         """Accuracy on questions about the corpora that count (:meth:`corpora_of`), comparable between checkpoints.
 
-        A corpus on which a checkpoint was not evaluated counts with the base's score. If that is unknown too, the
-        checkpoint's own overall score is returned.
+        A corpus on which a checkpoint was not evaluated counts with the base's score. If that is unknown too, or the
+        checkpoint was evaluated on none, as while its evaluation runs, its own overall score is returned.
         """
         if measured is None:
             return None
         own = measured.scores.domain_knowledge_by_corpus
+        if not own:
+            return measured.scores.domain_knowledge
         known = self.base.scores.domain_knowledge_by_corpus if self.base else {}
         parts = [own.get(corpus, known.get(corpus)) for corpus in self.corpora_of(measured.checkpoint)]
         found = [part for part in parts if part is not None]

@@ -131,6 +131,19 @@ def test_a_corpus_that_was_rolled_back_does_not_count(tracker: Tracker, experime
     assert known is not None and known.value == pytest.approx(0.95)
 
 
+def test_a_checkpoint_without_knowledge_scores_does_not_have_the_bases(tracker: Tracker, experiment: int) -> None:
+    base = tracker.add_checkpoint(experiment, "base", "base", path="base")
+    tracker.add_evaluation(base, "domain_knowledge", corpus=1, value=0.02, stderr=0.005, n=500)
+    cycle = tracker.cycle(experiment, 1)
+    made = tracker.add_checkpoint(
+        experiment, "cycle-1/midtrained", "midtrained", path="x", parent_id=base, cycle_id=cycle
+    )
+    tracker.add_evaluation(made, "general", value=0.9, stderr=0.01, n=100)  # the first suite of a running evaluation
+    found = queries.overview(tracker.database, experiment)
+    assert found is not None and found.cycles[0].midtrained is not None
+    assert found.knowledge(found.cycles[0].midtrained) is None
+
+
 def test_responses_to_different_prompts_are_not_paired(tracker: Tracker, experiment: int) -> None:
     def evaluated(name: str, prompts: list[str]) -> int:
         checkpoint = tracker.add_checkpoint(experiment, name, "base" if name == "base" else "recovered", path=name)
