@@ -159,7 +159,7 @@ def test_prune_only_reports_until_it_is_asked_to_delete(ask: Ask, home: Path) ->
     status, result = ask("prune")
     names = [removal["name"] for removal in result["removals"]]
     assert status == 0 and result["freed"] == 0 and result["bytes"] > 0
-    # Cycle 1 was rolled back, but the accepted cycle 2 started from its end: a rollback would return there.
+    # Cycle 1's end stays, too: the accepted cycle 2 started from it, so a rollback would return there.
     assert sorted(names) == ["cycle-1/midtrained", "cycle-2/midtrained"]
     assert (home / "w" / "checkpoints" / "cycle-1" / "midtrained").is_dir()
     assert ask("prune", "--yes")[1]["freed"] == result["bytes"]
@@ -171,6 +171,9 @@ def test_prune_only_reports_until_it_is_asked_to_delete(ask: Ask, home: Path) ->
 
 
 def test_an_exported_model_carries_its_card(ask: Ask, tmp_path: Path) -> None:
+    assert ask("rollback", 2, "--why", "the card should say so")[0] == 0
     assert ask("export", "cycle-2/recovered", tmp_path / "out")[0] == 0
     card = (tmp_path / "out" / "README.md").read_text()
-    assert card.startswith("---\nbase_model: ") and "| instruction_following |" in card and "rolled back" in card
+    assert card.startswith("---\nbase_model: ") and "| instruction_following |" in card
+    decisions = [line.split(" | ")[-1] for line in card.splitlines() if line.startswith(("| 1 |", "| 2 |"))]
+    assert decisions == ["accepted |", "rolled back |"]
