@@ -87,6 +87,25 @@ class Tracker:
             connection.execute(insert_new(connection, Experiment).values(values).on_conflict_do_nothing())
             return int(connection.scalar(find) or 0)
 
+    def claim_experiment(self, names: Iterable[str], workspace: str, place: str, *, base_model: str = "") -> int:
+        """Return the id of a new experiment of a workspace: the first of ``names`` that no other workspace has.
+
+        Each name is taken in one transaction, so that two processes never get the same one. ``workspace`` is the
+        workspace's random id and ``place`` its folder's: an experiment that was begun for this folder, and has no stage
+        yet, is returned as it is, with the id it was begun with. Both are in the experiment's configuration.
+        """
+        for name in names:
+            values = {"name": text(name), "base_model": text(base_model), "created_at": time.time()}
+            values |= {"config": {"workspace": workspace, "place": place}}
+            find = select(Experiment.id, Experiment.config).where(Experiment.name == text(name))
+            with self.database.writing() as connection:
+                made = connection.execute(insert_new(connection, Experiment).values(values).on_conflict_do_nothing())
+                row = connection.execute(find).one()
+                worked = connection.scalar(select(Stage.id).where(Stage.experiment_id == row.id).limit(1))
+            if made.rowcount or (row.config.get("place") == place and worked is None):
+                return int(row.id)
+        raise ValueError("no name is left")
+
     def describe_experiment(self, experiment_id: int, config: Any) -> None:
         """Replace the stored configuration of an experiment."""
         with self.database.writing() as connection:

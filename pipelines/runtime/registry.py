@@ -70,10 +70,33 @@ def reading(workspace: Workspace) -> Iterator[Registry]:
     """Open a workspace's registry for reading. Raise UsageError if there is nothing to read."""
     database = open_tracker(workspace)
     try:
-        experiment = queries.experiment(database, workspace.experiment)
+        experiment = own_experiment(workspace, database)
         yield Registry(workspace, database, experiment.id if experiment is not None else 0)
     finally:
         database.close()
+
+
+def own_experiment(workspace: Workspace, database: Database) -> records.Experiment | None:
+    """Return the workspace's experiment in its tracker, None if there is none.
+
+    Raise UsageError if the experiment of that name is another workspace's: the tracker is not this workspace's.
+    """
+    found = queries.experiment(database, workspace.experiment)
+    if found is not None and workspace.exists and workspace.tracker is not None and not _is_own(workspace, found):
+        raise UsageError(
+            f"{found.name} at {tracker_address(workspace)} is another workspace's, not that of {workspace.folder}: "
+            "give the --database it was created with"
+        )
+    return found
+
+
+def _is_own(workspace: Workspace, experiment: records.Experiment) -> bool:
+    settings = workspace.settings()
+    if "id" in settings:
+        return bool(experiment.config.get("workspace") == settings["id"])
+    # A workspace of an earlier version has no id. A tracker in a folder above may have been moved with it.
+    above = Path(str(database_url(workspace.database).database)).parent
+    return settings.get("tracker") == tracker_address(workspace) or above in workspace.folder.resolve().parents
 
 
 def check_tracker(workspace: Workspace) -> None:

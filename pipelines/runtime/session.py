@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +24,7 @@ from pipelines.forwarding.runs import Source
 from pipelines.forwarding.session_copies import SessionCopies
 from pipelines.runtime.checkpoint_names import check, external, find, free_name, resolve
 from pipelines.runtime.progress import Display
-from pipelines.runtime.registry import Registry, check_tracker, tracker_address
+from pipelines.runtime.registry import Registry, check_tracker, own_experiment, tracker_address
 from pipelines.runtime.signals import StopSignals
 from recovery.config import Recipe, model_recipe
 from recovery.errors import CheckpointError, UsageError
@@ -76,15 +79,14 @@ class Session:
             tracker = resources.enter_context(Tracker(workspace.database))
             tracker.reap_dead_stages()
             name = workspace.settings().get("model") or model_key(model or fallback or MINIATURE)
-            line = _line(workspace, tracker, experiment)
-            number = tracker.experiment(line, base_model=name)
+            number = _experiment(workspace, tracker, experiment, name)
             if purpose is not None:
                 resources.enter_context(tracker.working(number, purpose))
             copies = SessionCopies(Source(workspace, tracker.database, number), display.say)
             resources.enter_context(copies)
             session = cls(workspace, tracker, number, display, copies)
             if not exists:
-                session._register_base(source, name, line)
+                session._register_base(source, name)
             if purpose is not None:
                 resources.enter_context(session.interrupts.installed())
                 workspace.sweep()
@@ -197,7 +199,7 @@ class Session:
             if stage is not None and stage.status == "finished":
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _register_base(self, source: Path, name: str, line: str) -> None:
+    def _register_base(self, source: Path, name: str) -> None:
         path = self.workspace.stored(source)
         self.tracker.add_checkpoint(
             self.experiment_id,
@@ -206,14 +208,17 @@ class Session:
             path=path,
             content_hash=content_hash(source),
             tuning="full",
-            details={"weights": path, "model": name, "home": _home(self.workspace), **_origin(source)},
+            details={"weights": path, "model": name, **_origin(source)},
         )
         base = find("base", self.registry)
         if base is not None and base.id is not None and self.registry.latest() is None:
             self.tracker.set_latest(self.experiment_id, base.id)
-        elsewhere = (
-            {} if self.workspace.tracker is None else {"experiment": line, "tracker": tracker_address(self.workspace)}
-        )
+        elsewhere = {}
+        if self.workspace.tracker is not None:
+            line = queries.experiment(self.tracker.database, self.experiment_id)
+            assert line is not None  # it was claimed
+            elsewhere = {"experiment": line.name, "tracker": tracker_address(self.workspace)}
+            elsewhere["id"] = str(line.config["workspace"])
         origin = origin_of(source)
         content = {"sha256": str(origin["sha256"])} if origin is not None and is_gguf(name) else {}
         self.workspace.remember(name, **elsewhere, **content)
@@ -225,38 +230,34 @@ def _origin(folder: Path) -> dict[str, Any]:
     return {} if found is None else {"gguf": found}
 
 
-def _line(workspace: Workspace, tracker: Tracker, wanted: str | None) -> str:
-    """Return the name of the workspace's experiment in the tracker; a new one does not use an existing name.
+def _experiment(workspace: Workspace, tracker: Tracker, wanted: str | None, model: str) -> int:
+    """Return the workspace's experiment in the tracker; a new workspace in a shared tracker gets a new one.
 
     Raise UsageError if the workspace exists and the tracker has no record of it.
     """
-    name = wanted if workspace.settings().get("experiment") is None and wanted else workspace.experiment
-    known = queries.experiment(tracker.database, name)
-    recorded = known is not None and queries.latest(tracker.database, known.id) is not None
-    if workspace.exists and not recorded:
-        raise UsageError(
-            f"{tracker_address(workspace)} has no record of {workspace.folder}: give the --database it was created with"
-        )
-    if wanted is not None or workspace.tracker is None or workspace.exists:
-        return name
-    number, line = 1, name
-    while (one := queries.experiment(tracker.database, line)) and _is_taken(workspace, tracker, one.id):
-        number += 1
-        line = f"{name}-{number}"
-    return line
+    if workspace.exists:
+        found = own_experiment(workspace, tracker.database)
+        if found is None or queries.latest(tracker.database, found.id) is None:
+            raise UsageError(
+                f"{tracker_address(workspace)} has no record of {workspace.folder}: "
+                "give the --database it was created with"
+            )
+        return found.id
+    if workspace.tracker is None:
+        return tracker.experiment(workspace.experiment, base_model=model)
+    names = _numbered(wanted or workspace.experiment)
+    return tracker.claim_experiment(names, uuid.uuid4().hex, _place(workspace), base_model=model)
 
 
-def _is_taken(workspace: Workspace, tracker: Tracker, experiment_id: int) -> bool:
-    """Whether an experiment is another workspace's. One that was being made here when its process was killed is not."""
-    if queries.latest(tracker.database, experiment_id) is None:
-        return False
-    base = queries.checkpoint(tracker.database, experiment_id, "base")
-    ours = base is not None and base.details.get("home") == _home(workspace)
-    return not ours or bool(queries.stages(tracker.database, experiment_id, limit=1))
+def _numbered(name: str) -> Iterator[str]:
+    """Yield NAME, NAME-2, NAME-3 and so on; the number stands before "/seed-N", which must remain the end."""
+    stem, seed, number = name.partition("/seed-")
+    yield name
+    yield from (f"{stem}-{count}{seed}{number}" for count in itertools.count(2))
 
 
-def _home(workspace: Workspace) -> str:
-    """Return an opaque id of the workspace's folder on this machine, until it is started again."""
+def _place(workspace: Workspace) -> str:
+    """Return an opaque id of the workspace's folder on this machine, until the machine is started again."""
     return hashlib.sha256(f"{liveness.place()}|{workspace.folder.resolve()}".encode()).hexdigest()[:32]
 
 

@@ -36,7 +36,7 @@ from recovery.models.loading import Loaded
 from recovery.rollouts.engine import Engine, Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
 from recovery.types import Message, Prompt, Score, SuiteResult
-from recovery.workspace import Checkpoint, write_atomically
+from recovery.workspace import Checkpoint, Workspace, write_atomically
 
 
 def experiment_name(study: str, budget: float, seed: int) -> str:
@@ -152,12 +152,17 @@ class ExperimentRunner:
         """Return how the stage that made a checkpoint trained, by its settings: "sft" (imitates given responses),
         "opd" (a teacher scores the student's own), "grpo" (a reward does); ``study`` is another study's run.
         """
-        experiment = None if study is None else experiment_name(study, self.budget, self.seed)
-        stage = stage_of(self.session, name, experiment)
+        stage = stage_of(self.session, name, None if study is None else self._experiment_of(study))
         settings = {**to_json(DistillConfig()), **stage.config}
         if stage.kind != "distill" or settings["alpha"] == 0 or settings["teacher"] == "label":
             return "sft"
         return "grpo" if settings["lam"] == 0 else "opd"
+
+    def _experiment_of(self, study: str) -> str:
+        """Return the name in the tracker of another study's runs with this seed and budget."""
+        home = self.session.workspace.folder  # studies/NAME/budget-B/seed-S
+        other = Workspace(home.parents[2] / study / home.parent.name / home.name)
+        return str(other.settings().get("experiment") or experiment_name(study, self.budget, self.seed))
 
     def cost_of(self, name: str) -> Cost:
         """Return the cost of a run, without the runs it started from."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from db import queries
+from db import Tracker, queries
 from pipelines.midtrain import midtrain
 from pipelines.runtime.progress import Display
-from pipelines.runtime.registry import open_tracker
+from pipelines.runtime.registry import open_tracker, reading
 from pipelines.runtime.session import Session
 from recovery.config import MidtrainConfig
 from recovery.errors import CheckpointError, ModelError, UsageError
@@ -115,7 +116,7 @@ def test_a_workspace_can_be_moved(
 
 
 def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(tmp_path: Path, tiny_model: Path) -> None:
-    shared = str(tmp_path / "shared.db")
+    shared, third = str(tmp_path / "shared.db"), str(tmp_path / "third.db")
     quiet = Display(quiet=True)
 
     def opened(folder: str, tracker: str | None) -> Session:
@@ -129,6 +130,12 @@ def test_a_workspace_keeps_to_the_tracker_it_was_begun_with(tmp_path: Path, tiny
         opened("mine", None)
     with pytest.raises(UsageError, match=r"other.db has no record of .*mine"):
         opened("mine", str(tmp_path / "other.db"))
+    with opened("another/mine", third) as session:
+        assert session.workspace.experiment == "mine", "a line of the same name in another tracker"
+    with pytest.raises(UsageError, match=r"^mine at .*third.db is another workspace's, not that of .*/mine: give the"):
+        opened("mine", third)
+    with pytest.raises(UsageError, match="another workspace's"), reading(Workspace(tmp_path / "mine", third)):
+        pass
     with opened("own", None) as session:
         assert session.workspace.experiment == "main"
     with pytest.raises(UsageError, match="has its own tracker: omit --database"):
@@ -157,6 +164,53 @@ def test_a_workspace_killed_while_it_was_made_is_made_again_as_the_same_line(
     shutil.rmtree(tmp_path / "mine")
     with opened("mine") as again:
         assert again.workspace.experiment == "mine-3", "what was worked in is not begun again"
+
+
+def test_a_workspace_of_an_earlier_version_is_known_by_the_address_of_its_tracker(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    shared, other = str(tmp_path / "shared.db"), str(tmp_path / "other.db")
+    for folder, tracker in (("mine", shared), ("deeper/mine", other)):
+        place = Workspace(tmp_path / folder, tracker)
+        Session.open(place, model=str(tiny_model), display=Display(quiet=True)).__exit__(None, None, None)
+        place.remember(**{name: value for name, value in place.settings().items() if name not in ("format", "id")})
+    with reading(Workspace(tmp_path / "mine", shared)) as registry:
+        assert registry.latest() is not None
+    (tmp_path / "elsewhere").mkdir()
+    moved = (tmp_path / "elsewhere" / "other.db").as_posix()
+    shutil.copy(other, moved)
+    with pytest.raises(UsageError, match="another workspace's"), reading(Workspace(tmp_path / "mine", moved)):
+        pass
+    (tmp_path / "deeper" / "mine").rename(tmp_path / "elsewhere" / "mine")
+    with reading(Workspace(tmp_path / "elsewhere" / "mine", moved)) as registry:
+        assert registry.latest() is not None, "a run's workspace that was moved with the tracker above it"
+
+
+def test_lines_with_a_given_name_are_one_workspaces_own(tmp_path: Path, tiny_model: Path) -> None:
+    """Runs of a comparison or a study have fixed names, in whichever workspace."""
+    shared = str(tmp_path / "shared.db")
+    lines = []
+    for folder in ("a", "b", "a"):
+        place = Workspace(tmp_path / folder, shared)
+        wanted = "compare/1234/seed-0"
+        with Session.open(place, model=str(tiny_model), display=Display(quiet=True), experiment=wanted) as session:
+            lines.append(session.workspace.experiment)
+    assert lines == ["compare/1234/seed-0", "compare/1234-2/seed-0", "compare/1234/seed-0"]
+
+
+def test_workspaces_that_are_made_at_once_are_different_lines(tmp_path: Path, tiny_model: Path) -> None:
+    shared = str(tmp_path / "shared.db")
+    with Tracker(shared):
+        pass
+
+    def opened(number: int) -> str:
+        place = Workspace(tmp_path / str(number) / "mine", shared)
+        with Session.open(place, model=str(tiny_model), display=Display(quiet=True)) as session:
+            return session.workspace.experiment
+
+    with ThreadPoolExecutor(4) as pool:
+        lines = list(pool.map(opened, range(4)))
+    assert sorted(lines) == ["mine", "mine-2", "mine-3", "mine-4"]
 
 
 def test_a_workspace_shows_no_password() -> None:
