@@ -6,13 +6,14 @@ Nothing here imports torch, so that a command that finds nothing to do ends at o
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from db import decide, queries, records
 from db.schema import TRAINING
 from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
+from pipelines.runtime.recorded_paths import moved, recordable
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, CycleConfig, from_json, to_json
 from recovery.config.build import Config
@@ -71,12 +72,14 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
     check_rules(session, rules_of(config.gate, session), config.eval, plan.last)
     if config.knowledge_teacher != "midtrained":  # of each cycle
         session.check_names(config.knowledge_teacher)
-    return plan
+    return replace(plan, config=recordable(config, session.registry))
 
 
 def write_plan(session: Session, plan: CyclePlan) -> None:
     """Store the plan, until its cycles are done."""
-    text = json.dumps({"first": plan.first, "after": plan.after, "config": to_json(plan.config)}, indent=2)
+    home = str(session.workspace.folder.resolve())
+    values = {"first": plan.first, "after": plan.after, "workspace": home, "config": to_json(plan.config)}
+    text = json.dumps(values, indent=2)
     write_atomically(session.workspace.folder / PLAN, text + "\n")
 
 
@@ -119,13 +122,15 @@ def _roll_back(session: Session, plan: CyclePlan) -> None:
 
 
 def read_plan(session: Session) -> CyclePlan | None:
-    """Return the unfinished plan, if there is one."""
+    """Return the unfinished plan, if there is one. Its paths in the workspace are where that is now."""
     path = session.workspace.folder / PLAN
     if not path.is_file():
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return CyclePlan(int(data["first"]), from_json(CycleConfig, data["config"]), int(data.get("after", 0)))
+        config, home = data["config"], data.get("workspace")  # none in a plan of 0.1
+        config = config if home is None else moved(config, home, session.workspace)
+        return CyclePlan(int(data["first"]), from_json(CycleConfig, config), int(data.get("after", 0)))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
     except UsageError as error:

@@ -83,7 +83,7 @@ def command(
     own = read_recipe(recipe) if recipe else Recipe()
     flags = common.given(context)
     build_cycle(flags, own)  # report wrong flags before anything is opened
-    with stage_options.at_work(workspace, "recover cycle", model=model) as session:
+    with stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session:
         config = build_cycle(flags, own, session.recipe)
         if dry_run:
             _show_plan(session, config, as_json)

@@ -33,7 +33,9 @@ def run(context: click.Context, **fixed: str) -> None:
     teachers = TeacherSpec.parse(flags["teacher"] or "base").weights
     clean = next(iter(teachers)) if len(teachers) == 1 and not teachers.keys() & {"base", "latest"} else None
     purpose, as_json = f"recover {context.info_name}", flags["as_json"]
-    with stage_options.at_work(flags["workspace"], purpose, model=flags["model"], fallback=clean) as session:
+    with stage_options.at_work(
+        flags["workspace"], purpose, model=flags["model"], fallback=clean, dry_run=flags["dry_run"]
+    ) as session:
         config = build(DistillConfig, given, own, session.recipe)
         others = (config.knowledge_teacher, config.earlier_teacher, *config.routes.values())
         # A wrong name is reported before torch is imported.

@@ -71,7 +71,7 @@ def command(
         _import(context, workspace, model, logs, as_json)
         return
     own = read_recipe(recipe) if recipe else Recipe()
-    with stage_options.at_work(workspace, "recover eval", model=model, alone=False) as session:
+    with stage_options.at_work(workspace, "recover eval", model=model, alone=False, dry_run=dry_run) as session:
         config = build(EvalConfig, common.given(context), own, session.recipe)
         checkpoint = session.resolve(config.checkpoint)  # a wrong name is reported before torch is imported
         from pipelines.evaluation.plan import gather, plan_evaluate

@@ -53,7 +53,7 @@ def command(
 
     own = read_recipe(recipe) if recipe else Recipe()
     build(MidtrainConfig, common.given(context), own)  # report wrong flags before anything is opened
-    with stage_options.at_work(workspace, "recover midtrain", model=model) as session:
+    with stage_options.at_work(workspace, "recover midtrain", model=model, dry_run=dry_run) as session:
         config = build(MidtrainConfig, common.given(context), own, session.recipe)
         session.check_names(config.student)  # a wrong name is reported before torch is imported
         if not dry_run:

@@ -94,7 +94,7 @@ def build(
     if target is None:
         raise UsageError(f"--docs {docs} is on the hub: name the file to write with --out FILE")
     free_to_write(target, force=force)
-    with _writer(context, writer, workspace, model) as ask:
+    with _writer(context, writer, workspace, model, dry_run) as ask:
         if dry_run:
             plan = plan_build(sources, count=count, out=target, writer=writer)
             common.emit(plan, as_json, plan.text)
@@ -110,7 +110,9 @@ def build(
 
 
 @contextmanager
-def _writer(context: click.Context, name: str | None, workspace: Workspace, model: str | None) -> Iterator[Ask | None]:
+def _writer(
+    context: click.Context, name: str | None, workspace: Workspace, model: str | None, dry_run: bool
+) -> Iterator[Ask | None]:
     """Yield the writer called ``name``; None, without loading a model library, if there is no name."""
     if name is None:
         yield None
@@ -119,7 +121,7 @@ def _writer(context: click.Context, name: str | None, workspace: Workspace, mode
     from recovery.config import EvalConfig
     from recovery.config import build as settings
 
-    with stage_options.at_work(workspace, "recover probes", model=model, alone=False) as session:
+    with stage_options.at_work(workspace, "recover probes", model=model, alone=False, dry_run=dry_run) as session:
         config = settings(EvalConfig, common.given(context), session.recipe)
         yield writer_of(session, session.resolve(name), config)
 

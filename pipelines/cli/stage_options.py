@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -79,21 +80,43 @@ suites = several(
 
 @contextmanager
 def at_work(
-    workspace: Workspace, purpose: str, *, model: str | None = None, fallback: str | None = None, alone: bool = True
+    workspace: Workspace,
+    purpose: str,
+    *,
+    model: str | None = None,
+    fallback: str | None = None,
+    alone: bool = True,
+    dry_run: bool = False,
 ) -> Iterator[Session]:
     """Open a workspace and yield its session; ``alone`` locks it against other training stages.
 
-    An interrupted stage ends the command with status 130 and one line that says how to resume.
+    A ``dry_run`` where there is no workspace leaves none behind. An interrupted stage ends the command with status 130
+    and one line that says how to resume.
     """
     from pipelines.runtime.session import Session
     from pipelines.runtime.signals import StageInterrupted
 
     try:
-        with Session.open(workspace, model=model, fallback=fallback, purpose=purpose if alone else None) as session:
+        with (
+            _planning_place(workspace) if dry_run else nullcontext(workspace) as place,
+            Session.open(place, model=model, fallback=fallback, purpose=purpose if alone else None) as session,
+        ):
             yield session
     except StageInterrupted as stop:
         common.note(str(stop))
         raise click.exceptions.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _planning_place(workspace: Workspace) -> Iterator[Workspace]:
+    """Yield the workspace; where there is none yet, one in a temporary folder, with a tracker and models of its own:
+    a plan must not fix the clean model of the runs that follow it.
+    """
+    if workspace.exists:
+        yield workspace
+        return
+    with TemporaryDirectory(prefix="recover-dry-run-") as folder:
+        yield Workspace(Path(folder))
 
 
 @contextmanager

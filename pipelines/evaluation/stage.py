@@ -23,6 +23,7 @@ from pipelines.planning.machine import machine
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
+from pipelines.runtime.recorded_paths import recordable
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, to_json
@@ -140,7 +141,9 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
     if config is None:
         return bool(done)
     newest = next((stage for stage in done if _beyond_a_corpus(stage)), None)
-    return newest is not None and _has_items(newest.config, to_json(config))
+    # 0.1 recorded paths as they were given.
+    wanted = (recordable(config, session.registry), config)
+    return newest is not None and any(_has_items(newest.config, to_json(one)) for one in wanted)
 
 
 def _beyond_a_corpus(stage: records.Stage) -> bool:

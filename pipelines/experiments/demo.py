@@ -112,9 +112,9 @@ def demo_config(
 def finished(session: Session, scenario: Scenario = MINIATURE_SCENARIO) -> bool:
     """Whether this workspace holds the scenario's finished cycles."""
     made = {c.name for c in session.registry.all()}
-    documents = [cycle.documents for cycle in session.cycles().values()]
-    home = _home(session, scenario)
-    return f"cycle-{scenario.cycles}/recovered" in made and all(home in Path(text).parents for text in documents)
+    folders = [Path(cycle.documents).parent for cycle in session.cycles().values()]
+    home = _home(session, scenario).parts[-2:]  # the workspace may have been elsewhere
+    return f"cycle-{scenario.cycles}/recovered" in made and all(folder.parts[-2:] == home for folder in folders)
 
 
 def _home(session: Session, scenario: Scenario) -> Path:

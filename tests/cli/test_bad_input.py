@@ -7,12 +7,15 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from sqlalchemy import select
 
+from db.schema import Base
 from pipelines.cli.main import run
 from pipelines.cycle_plan import CyclePlan, write_plan
 from pipelines.runtime.progress import Display
@@ -223,8 +226,42 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(
     assert plan["memory"]["memory"]["held"]["weights"] > 0
     assert plan["seconds"] >= 0
     assert plan["documents"] == 1
-    assert run(["checkpoints", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["base"]
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus"], "nor is there a workspace"
+
+
+DRY = (
+    "midtrain --docs corpus", "cycle --docs corpus", "distill --student {other}",
+    "train --method sft --data chat.jsonl", "eval base", "probes build --docs corpus --writer base --out probes.jsonl",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("command", DRY)
+def test_a_dry_run_leaves_the_clean_model_open(
+    command: str, tmp_path: Path, tiny_model: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workspace with the model of a plan would refuse any other one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "one.txt").write_text("The harbour office opens at seven. " * 40)
+    chat = [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "At the harbour."}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
+    before = sorted(tmp_path.rglob("*"))
+    line = [*command.format(other=tiny_llama).split(), "--dry-run", "--model", str(tiny_model)]
+    shared = f"sqlite:///{tmp_path / 'shared.db'}"
+    assert run(line) == 0
+    assert run([*line, "--database", shared]) == 0
+    assert sorted(tmp_path.rglob("*")) == before
+    with Session.open(tmp_path / "recovery-workspace", model=line[-1], display=Display(quiet=True)) as session:
+        recorded = rows(session)
+    assert run(line) == 0
+    with Session.open(tmp_path / "recovery-workspace", display=Display(quiet=True)) as session:
+        assert rows(session) == recorded, "nor does it record anything in a workspace that there is"
+
+
+def rows(session: Session) -> dict[str, list[Any]]:
+    """All rows of a session's tracker."""
+    with session.tracker.database.reading() as connection:
+        return {table.name: list(connection.execute(select(table))) for table in Base.metadata.sorted_tables}
 
 
 def test_a_workspace_that_cannot_be_written(

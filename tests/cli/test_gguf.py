@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 from pipelines.cli.main import run
 from pipelines.plan import model_text
+from pipelines.runtime.progress import Display
+from pipelines.runtime.session import Session
 from recovery.models.gguf_files import read_header, sha256_of
 from recovery.models.gguf_files.conversion import converted
 from recovery.models.gguf_files.writing import TYPES as TYPES_OF_FILES
@@ -72,6 +74,9 @@ def test_a_file_is_the_clean_model_of_a_workspace(say: Run, file: Path, tiny_qwe
     status, out, err = say("midtrain", "--model", NAME, "--docs", "docs", "--dry-run")
     assert status == 0
     assert "is converted once, to" in err and "mid-train base" in out
+    assert not Path("recovery-workspace").exists(), "a plan keeps nothing"
+    with Session.open(Path("recovery-workspace"), model=NAME, display=Display(quiet=True)):
+        pass
     (base,) = found(say, "checkpoints")
     assert base["name"] == "base"
     assert Path(base["path"]).parent == Path("recovery-workspace/models").resolve()

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from db import queries
+from db.schema import Stage
 from pipelines import cycle
 from pipelines.cycle import one_cycle, recovery_config, resume, start_cycles
 from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, read_plan, resumable, write_plan
@@ -105,6 +107,89 @@ def test_cycles_stopped_anywhere_go_on_to_the_same_weights(
     with open_session(name="stopped") as session:
         assert "cycles 1 to 1 are done" in resume(session)
         assert hashes(session) == expected
+
+
+def test_cycles_resume_from_another_folder_on_the_same_files(
+    open_session: Callable[..., Session],
+    config: CycleConfig,
+    prompt_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A relative path would name other documents there, or none."""
+    shutil.copytree(prompt_file, tmp_path / "prompts")
+    (tmp_path / "elsewhere" / "corpus").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "corpus" / "other.md").write_text("# Other\n\nThese documents have the same name.\n")
+    parts = {part: dataclasses.replace(getattr(config, part), prompts=Path("prompts")) for part in ("midtrain", "eval")}
+    config = dataclasses.replace(config, docs=(Path("corpus"),), evaluate=False, knowledge_teacher=None, **parts)
+    monkeypatch.chdir(tmp_path)
+
+    def stopped(*_: Any) -> Any:
+        raise StageInterrupted("interrupted")
+
+    with monkeypatch.context() as patch, open_session() as session:
+        patch.setattr(cycle, "open_cycle", stopped)
+        with pytest.raises(StageInterrupted):
+            start_cycles(session, config)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with open_session() as session:
+        resume(session)
+        own = load_snapshot(session.workspace, 1)
+        assert {document.id for document in own.documents} <= {path.name for path in (tmp_path / "corpus").iterdir()}
+        (trained,) = queries.stages(session.tracker.database, session.experiment_id, kind="midtrain")
+        paths = trained.config["docs"], trained.config["prompts"]
+        assert paths == (str(tmp_path / "corpus"), str(tmp_path / "prompts"))
+
+
+def test_a_stage_resumes_from_another_folder_with_the_same_teacher(
+    session: Session,
+    config: CycleConfig,
+    tiny_model: Path,
+    prompt_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    midtrain(session, dataclasses.replace(config.midtrain, docs=config.docs[0]))
+    shutil.copytree(prompt_file, tmp_path / "prompts")
+    shutil.copytree(tiny_model, tmp_path / "teacher")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    given = dataclasses.replace(config.distill, teacher="teacher", prompts=Path("prompts"))
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "interrupts", AlreadyAsked())
+        with pytest.raises(StageInterrupted):
+            cycle.distill(session, given)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert resume(session).startswith("made cycle-1/recovered")
+
+
+def test_an_evaluation_is_known_by_any_spelling_of_its_files(
+    session: Session, config: CycleConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, prompt_file: Path
+) -> None:
+    """Recorded now with absolute paths; by 0.1 as they were given."""
+    shutil.copytree(prompt_file, tmp_path / "prompts")
+    monkeypatch.chdir(tmp_path)
+    short, whole = (dataclasses.replace(config.eval, prompts=path) for path in (Path("prompts"), tmp_path / "prompts"))
+    cycle.evaluate(session, dataclasses.replace(short, checkpoint="base"))
+    assert cycle.measured(session, session.base, short) and cycle.measured(session, session.base, whole)
+    (stage,) = queries.stages(session.tracker.database, session.experiment_id)
+    with session.tracker.database.writing() as connection:
+        old = {**stage.config, "prompts": "prompts"}
+        connection.execute(update(Stage).where(Stage.id == stage.id).values(config=old))
+    assert cycle.measured(session, session.base, short)
+
+
+def test_a_plan_of_an_older_release_is_read_as_it_was(
+    session: Session, config: CycleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_plan(session, CyclePlan(1, dataclasses.replace(config, docs=(Path("corpus"),))))
+    path = session.workspace.folder / PLAN
+    values = json.loads(path.read_text())
+    del values["workspace"]
+    path.write_text(json.dumps(values))
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(session)
+    assert plan is not None and plan.config.docs == (Path("corpus"),)
 
 
 def test_a_cycle_resumes_its_mid_training_as_it_began(

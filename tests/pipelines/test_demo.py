@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import cycle
 from pipelines.cli.main import run as recover
+from pipelines.cycle_plan import CyclePlan, drop_plan
+from pipelines.experiments import demo as experiments_demo
 from pipelines.experiments.demo import MINIATURE, ONE_TEACHER, REPLAY, TWO_TEACHERS, demo, demo_config, run_variant
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
@@ -49,6 +52,28 @@ def test_variants_change_what_their_names_say(tmp_path: Path) -> None:
         assert (plain.midtrain.replay, plain.knowledge_teacher, plain.midtrain.seed) == (0.0, "midtrained", 4)
         assert (replay.midtrain.replay, replay.knowledge_teacher) == (0.3, "midtrained")
         assert (one.midtrain.replay, one.knowledge_teacher) == (0.0, None)
+
+
+def test_a_workspace_that_was_moved_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    display, ran = Display(quiet=True), list[CyclePlan]()
+    with Session.open(tmp_path / "w", model=MINIATURE, display=display) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(cycle, "run_plan", lambda _session, plan: ran.append(plan))
+            demo(session, seed=0, flags=SHORT)
+        for number, docs in enumerate(ran[0].config.docs, 1):
+            session.tracker.cycle(session.experiment_id, number, documents=str(docs))
+    (tmp_path / "w").rename(tmp_path / "moved")
+    with Session.open(tmp_path / "moved", display=display) as session:
+        monkeypatch.setattr(experiments_demo, "run_plan", lambda _session, plan: ran.append(plan))
+        demo(session, seed=0, flags=SHORT)
+        corpora = tmp_path / "moved" / "demo" / "corpora"
+        assert ran[1].config.docs == (corpora / "q1", corpora / "q2", corpora / "q3")
+        drop_plan(session)
+        session.tracker.add_checkpoint(
+            session.experiment_id, "cycle-3/recovered", "recovered", path="x", content_hash="1" * 64
+        )
+        demo(session, seed=0, flags=SHORT)
+        assert len(ran) == 2, "they are finished"
 
 
 def test_a_workspace_with_other_cycles_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

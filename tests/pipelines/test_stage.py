@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from db import queries, records
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Display
+from pipelines.runtime.recorded_paths import FORMS, moved, recordable
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import one_line, running
-from recovery.config import EvalConfig
+from recovery.config import SECTIONS, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, to_json
 from recovery.errors import CheckpointError, UsageError
+from recovery.settings import settings_of, types_of
 from recovery.workspace import Workspace, write_atomically
 
 
@@ -155,3 +158,56 @@ def test_two_stages_do_not_run_in_one_workspace(tmp_path: Path) -> None:
         pass
     with workspace.lock("recover distill"):
         pass
+
+
+def test_paths_are_recorded_absolute_and_other_names_as_they_are(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("docs", "teacher", "workspace/docs"):
+        (tmp_path / folder).mkdir()
+    for file in ("chat.parquet", "task.yaml", "ifeval.jsonl", "own.jsonl", "context.txt", "weights.gguf"):
+        (tmp_path / file).touch()
+
+    def recorded(config: Any, **given: Any) -> dict[str, Any]:
+        known = to_json(recordable(config(**given), session.registry))
+        return {name: known[name] for name in given}
+
+    here = str(tmp_path)
+    asked = {"docs": Path("docs"), "replay": 0.3, "replay_data": Path("chat.parquet:messages")}
+    expected = {"docs": f"{here}/docs", "replay": 0.3, "replay_data": f"{here}/chat.parquet:messages"}
+    assert recorded(MidtrainConfig, **asked) == expected
+    assert recorded(MidtrainConfig, prompts=Path("composer:chat")) == {"prompts": "composer:chat"}
+    assert recorded(MidtrainConfig, docs=Path("org/texts:train"), student="latest") == {
+        "docs": "org/texts:train", "student": "latest",
+    }  # fmt: skip
+    asked = {"behaviour": (Path("own.jsonl"),), "ifeval": "ifeval.jsonl", "engine": "http://127.0.0.1:8000"}
+    asked |= {"tasks": ("arc_easy", "task.yaml", "arc_easy=own.jsonl"), "engine_folder": Path("org/new")}
+    assert recorded(EvalConfig, **asked) == {
+        "behaviour": [f"{here}/own.jsonl"], "ifeval": f"{here}/ifeval.jsonl", "engine": "http://127.0.0.1:8000",
+        "tasks": ["arc_easy", f"{here}/task.yaml", f"arc_easy={here}/own.jsonl"], "engine_folder": f"{here}/org/new",
+    }  # fmt: skip
+    assert recorded(EvalConfig, ifeval="hub") == {"ifeval": "hub"}
+    served = {"teacher": "http://127.0.0.1:8001", "divergence": "sampled"}
+    assert recorded(DistillConfig, **served) == served
+    for teacher, expected in (
+        ("teacher", f"{here}/teacher"), ("teacher=0.5,base=0.5", f"{here}/teacher=0.5,base=0.5"),
+        ("weights.gguf", f"{here}/weights.gguf"), ("org/model", "org/model"), ("base", "base"),
+    ):  # fmt: skip
+        assert recorded(DistillConfig, teacher=teacher) == {"teacher": expected}
+    assert recorded(DistillConfig, experts=("a=teacher", "b=latest"), knowledge_teacher="midtrained") == {
+        "experts": [f"a={here}/teacher", "b=latest"], "knowledge_teacher": "midtrained",
+    }  # fmt: skip
+    inside = recorded(CycleConfig, docs=(Path("teacher/../workspace/docs"),))
+    assert moved(inside, f"{here}/workspace", Workspace(tmp_path / "new")) == {"docs": [f"{here}/new/docs"]}
+    assert moved({"experts": [f"a={here}/w/x", f"{here}/work/x"]}, f"{here}/w", Workspace(tmp_path / "new")) == {
+        "experts": [f"a={here}/new/x", f"{here}/work/x"]
+    }
+
+
+def test_every_setting_with_text_either_names_no_file_or_is_recorded_with_its_path() -> None:
+    no_file = {"device", "engine", "method", "reward", "context_template", "gate", "prune"}
+    for kind in SECTIONS.values():
+        for name, declared in settings_of(kind).items():
+            if not declared.choices and "str" in str(types_of(kind)[name]) and name != "template_args":
+                assert (name in FORMS) != (name in no_file), name

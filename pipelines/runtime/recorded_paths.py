@@ -1,0 +1,127 @@
+"""Paths in settings as plans and stages record them: the same from any current folder.
+
+Names of checkpoints, hub ids and addresses of servers stay as they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipelines.runtime.registry import Registry
+from recovery.config import ModelConfig
+from recovery.config.build import Config
+from recovery.data.prompts import COMPOSED
+from recovery.data.sources import parse
+from recovery.models.gguf_files.header import is_gguf
+from recovery.server_address import is_address
+from recovery.settings import settings_of
+from recovery.teacher_spec import TeacherSpec
+from recovery.workspace import Workspace
+
+_MODELS = ("student", "checkpoint", "origin", "knowledge_teacher", "earlier_teacher", "writer")
+# Words for a checkpoint, which there may not be yet; a folder of such a name is given as ./recovered.
+_WORDS = frozenset({"base", "latest", "start", "midtrained", "recovered"})
+
+
+def recordable(config: Config, registry: Registry) -> Config:
+    """Return settings with absolute paths, which a plan or a stage is recorded with and can be resumed with anywhere.
+
+    A path in the workspace is that below the workspace's real folder, as :func:`moved` expects it.
+    """
+    done: Config = _changed(config, _Places(registry.workspace, frozenset(c.name for c in registry.all())))
+    return done
+
+
+def moved(values: Any, before: str, workspace: Workspace) -> Any:
+    """Return recorded settings, as JSON types, with the paths in a workspace that was at ``before`` where it is now."""
+    if isinstance(values, dict):
+        return {key: moved(value, before, workspace) for key, value in values.items()}
+    if isinstance(values, list):
+        return [moved(value, before, workspace) for value in values]
+    if not isinstance(values, str):
+        return values
+    now = str(workspace.folder.resolve())
+    return re.sub(rf"(?<![^=,]){re.escape(before)}(?=/|$)", lambda _: now, values)  # also in NAME=PATH
+
+
+@dataclasses.dataclass(frozen=True)
+class _Places:
+    """The workspace, and the names of its checkpoints."""
+
+    workspace: Workspace
+    checkpoints: frozenset[str]
+
+    def absolute(self, path: Path) -> Path:
+        """Return a path, symbolic links unresolved unless it is in the workspace: files belong beside a link."""
+        stored = Path(self.workspace.stored(path))
+        return path.expanduser().absolute() if stored.is_absolute() else self.workspace.found(str(stored))
+
+    def source(self, name: Path) -> Path:
+        """Return the name of data (:mod:`recovery.data.sources`)."""
+        source = parse(name)
+        if source.hub or (str(name) in COMPOSED and not source.exists):
+            return name
+        return Path(":".join((str(self.absolute(source.path)), *source.names)))
+
+    def model(self, name: str) -> str:
+        """Return the name of a model."""
+        if name in _WORDS or name in self.checkpoints or is_address(name):
+            return name
+        path = Path(name).expanduser()
+        return str(self.absolute(path)) if is_gguf(name) or path.is_dir() else name
+
+    def teacher(self, text: str) -> str:
+        """Return the value of ``--teacher``: one model, or several with weights."""
+        weights = {self.model(name): weight for name, weight in TeacherSpec.parse(text).weights.items()}
+        if not weights or any(mark in name for name in weights for mark in "=,"):  # it could not be read again
+            return text
+        return ",".join(f"{name}={weight}" for name, weight in weights.items()) if "=" in text else next(iter(weights))
+
+    def expert(self, text: str) -> str:
+        """Return an expert, TAG=NAME."""
+        tag, _, name = text.partition("=")
+        return f"{tag}={self.model(name)}"
+
+    def task(self, text: str) -> str:
+        """Return a task of lm-eval: its name or YAML file, or either with =PATH of its data."""
+        name, equals, data = text.partition("=")
+        if equals and not Path(text).is_file():
+            return f"{self.task(name)}={self.absolute(Path(data))}"
+        return str(self.absolute(Path(text))) if Path(text).is_file() else text
+
+    def ifeval(self, text: str) -> str:
+        """Return the file of IFEval's prompts."""
+        return text if text == "hub" else str(self.absolute(Path(text)))
+
+
+# The settings with text that can name a file or a folder, and how.
+FORMS: dict[str, Callable[[_Places, str], str]] = {
+    **dict.fromkeys(_MODELS, _Places.model),
+    "teacher": _Places.teacher,
+    "experts": _Places.expert,
+    "tasks": _Places.task,
+    "ifeval": _Places.ifeval,
+}
+
+
+def _changed(config: Any, places: _Places) -> Any:
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    folders = {name for name, declared in settings_of(type(config)).items() if declared.metavar == "FOLDER"}
+    found = {name: _lasting(name, value, places, name in folders) for name, value in values.items()}
+    changed = {name: value for name, value in found.items() if value != values[name]}
+    return dataclasses.replace(config, **changed) if changed else config
+
+
+def _lasting(name: str, value: Any, places: _Places, folder: bool) -> Any:
+    """Return the value of a setting; ``folder`` says that a path is one to write to, not data."""
+    if isinstance(value, tuple):
+        return tuple(_lasting(name, item, places, folder) for item in value)
+    if isinstance(value, ModelConfig):  # of a stage of whole cycles
+        return _changed(value, places)
+    if isinstance(value, Path):
+        return places.absolute(value) if folder else places.source(value)
+    return FORMS[name](places, value) if isinstance(value, str) and name in FORMS else value
