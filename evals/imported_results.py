@@ -10,6 +10,7 @@ from evals.imported_inspect import inspect_results
 from evals.imported_lm_eval import lm_eval_results
 from evals.imported_log import ImportedLog
 from recovery.errors import UsageError
+from recovery.types import SuiteResult
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class Imported:
         for log in sorted(self.logs, key=lambda log: log.date):
             found |= {result.suite: log for result in log.results}
         return found
+
+    @property
+    def results(self) -> list[SuiteResult]:
+        """The newest result of each suite."""
+        return [result for log in self.logs for result in log.results if self.newest[result.suite] is log]
 
     @property
     def problems(self) -> list[str]:

@@ -15,7 +15,17 @@ from evals.acceptance_rules import PREFERENCE, Decision, Rule, Verdict
 from evals.behaviour import SUITES
 from evals.suite import PREFIX
 from evals.suites import PER_CORPUS, corpus_limits
-from pipelines.cycle_plan import STOPPED, CyclePlan, config_of, drop_plan, interrupted, is_left, new_plan, replace_plan
+from pipelines.cycle_plan import (
+    STOPPED,
+    CyclePlan,
+    config_of,
+    drop_plan,
+    interrupted,
+    is_left,
+    new_plan,
+    recovery_config,
+    replace_plan,
+)
 from pipelines.data.corpus_snapshot import ABOUT, load_snapshot
 from pipelines.distillation.resolve import require_texts
 from pipelines.distillation.stage import distill
@@ -285,23 +295,6 @@ def _midtrain_config(plan: CyclePlan, number: int) -> MidtrainConfig:
         docs=config.docs[number - plan.first],
         student="latest",
         replay_documents=config.replay_documents if share is None else share,
-    )
-
-
-def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
-    """Return the settings of a cycle's recovery after its mid-training, with the names of its teachers."""
-    method = config.distill
-    teacher = config.knowledge_teacher if method.scores_completions else None
-    knowledge = trained.name if teacher == "midtrained" else teacher
-    # The checkpoint before this mid-training has not lost earlier knowledge to it.
-    earlier = trained.parent if teacher == "midtrained" and number > 1 else None
-    return dataclasses.replace(
-        config.distill,
-        student=trained.name,
-        knowledge_teacher=knowledge,
-        earlier_teacher=config.distill.earlier_teacher or earlier,
-        writer_questions=config.distill.writer_questions and knowledge is not None,
-        document_teacher=config.distill.document_teacher and knowledge is not None,
     )
 
 

@@ -5,8 +5,9 @@ Nothing here imports torch, so that a command that finds nothing to do ends at o
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from db import decide, queries, records
@@ -15,12 +16,14 @@ from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
 from pipelines.runtime.recorded_paths import moved, recordable
 from pipelines.runtime.session import Session
-from recovery.config import WRITER_FILE, CycleConfig, from_json, to_json
+from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, from_json, to_json
 from recovery.config.build import Config
 from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError
-from recovery.workspace import write_atomically
+from recovery.rewards import resolve_reward
+from recovery.settings import check_files
+from recovery.workspace import Checkpoint, write_atomically
 
 PLAN = "plan.json"
 STOPPED = ("interrupted", "failed")
@@ -48,13 +51,28 @@ class CyclePlan:
 def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) -> CyclePlan:
     """Return a plan for the next cycles; writes nothing. With ``abandon`` it is to replace an unfinished one.
 
-    Raises UsageError if there are no documents, if another plan is unfinished, or for a rule of the gate that cannot be
-    judged; CheckpointError for a teacher that is no checkpoint.
+    What a later stage would fail for is found here. Raises UsageError if there are no documents, if another plan is
+    unfinished, if a file does not exist, or for a rule of the gate that cannot be judged; CheckpointError or ModelError
+    for a teacher that is no model.
     """
     if not config.docs:
         raise UsageError("no documents to train on: name a folder with --docs, once for each cycle")
     if not abandon:
         check_no_plan(session)
+    _check_documents(config)
+    for settings in (config.midtrain, config.distill, *((config.eval,) if config.evaluate else ())):
+        check_files(settings)
+    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
+    plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
+    check_rules(session, rules_of(config.gate, session), config.eval, plan.last)
+    _check_teachers(session, plan.first, config.knowledge_teacher)  # also of a method that would not ask it
+    trained = dataclasses.replace(session.base, name=f"cycle-{plan.first}/midtrained", kind="midtrained")
+    check_recovery(session, recovery_config(config, trained, plan.first), plan.first)
+    return dataclasses.replace(plan, config=recordable(config, session.registry))
+
+
+def _check_documents(config: CycleConfig) -> None:
+    """Raise UsageError if documents lack the texts that settings need, or nobody scores their text."""
     flag = f"--writer {WRITER_FILE}" if config.midtrain.writer == WRITER_FILE else "--document-texts"
     if config.midtrain.writer == WRITER_FILE or config.distill.document_texts:
         for docs in config.docs:
@@ -67,12 +85,43 @@ def new_plan(session: Session, config: CycleConfig, *, abandon: bool = False) ->
                 raise UsageError(f"--writer-questions: no line of {beside} has a question")
     if config.distill.document_teacher and config.knowledge_teacher is None:
         raise UsageError("--document-teacher: a knowledge teacher scores the text: omit --knowledge-teacher none")
-    stages = queries.stages(session.tracker.database, session.experiment_id, limit=1)
-    plan = CyclePlan(session.next_cycle(), config, stages[0].id if stages else 0)
-    check_rules(session, rules_of(config.gate, session), config.eval, plan.last)
-    if config.knowledge_teacher != "midtrained":  # of each cycle
-        session.check_names(config.knowledge_teacher)
-    return replace(plan, config=recordable(config, session.registry))
+
+
+def check_recovery(session: Session, config: DistillConfig, number: int) -> None:
+    """Check what a recovery after cycle ``number``'s mid-training names, before that is trained: it takes hours.
+
+    Raises CheckpointError or ModelError for a teacher that is no model, UsageError for a reward that is none.
+    """
+    earlier = (config.knowledge_teacher, config.earlier_teacher)
+    _check_teachers(session, number, *config.teaching.weights, *earlier, *config.routes.values())
+    if config.rewarded:
+        resolve_reward(config.reward)
+
+
+def _check_teachers(session: Session, number: int, *names: str | None) -> None:
+    """Check the names of teachers, except those of what cycle ``number`` is still to make; fetch those from a hub."""
+    to_make = ("midtrained", f"cycle-{number}/midtrained")
+    wanted = [name for name in names if name is not None and name not in to_make]
+    session.check_names(*wanted)  # all of them, before one is fetched
+    for name in wanted:
+        session.resolve(name)
+
+
+def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
+    """Return the settings of a cycle's recovery after its mid-training, with the names of its teachers."""
+    method = config.distill
+    teacher = config.knowledge_teacher if method.scores_completions else None
+    knowledge = trained.name if teacher == "midtrained" else teacher
+    # The checkpoint before this mid-training has not lost earlier knowledge to it.
+    earlier = trained.parent if teacher == "midtrained" and number > 1 else None
+    return dataclasses.replace(
+        config.distill,
+        student=trained.name,
+        knowledge_teacher=knowledge,
+        earlier_teacher=config.distill.earlier_teacher or earlier,
+        writer_questions=config.distill.writer_questions and knowledge is not None,
+        document_teacher=config.distill.document_teacher and knowledge is not None,
+    )
 
 
 def write_plan(session: Session, plan: CyclePlan) -> None:

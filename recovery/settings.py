@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recovery.data.sources import is_there
 from recovery.errors import UsageError
 
 _KEY = "setting"
@@ -138,6 +139,27 @@ def check_value(kind: type[Any], name: str, value: Any) -> None:
     for item in value if isinstance(value, tuple) else (value,):
         if item is not None and not declared.allows(item):
             raise UsageError(f"{flag_of(kind, name)} {declared.refusal(item)}")
+
+
+def check_files(config: Any) -> None:
+    """Check that every file and source of data that a configuration names exists; a hub is not asked.
+
+    A configuration does not check this when it is created: it may be stored, or be for another machine.
+
+    Raises:
+        UsageError: names the flag and the first path that does not exist.
+    """
+    for name, declared in settings_of(type(config)).items():
+        value = getattr(config, name)
+        for path in value if isinstance(value, tuple) else (value,):
+            if not isinstance(path, Path) or declared.metavar not in ("FILE", "SOURCE"):
+                continue
+            if not (path.is_file() if declared.metavar == "FILE" else is_there(path)):
+                kind = "file" if declared.metavar == "FILE" else "file, folder or dataset"
+                raise UsageError(
+                    f"{flag_of(type(config), name)} {path}: there is no such {kind}: correct it, in the recipe if it "
+                    "is set there, or omit it"
+                )
 
 
 def _bound(value: float) -> str:

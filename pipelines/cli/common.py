@@ -49,14 +49,20 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+def check_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Raise an error for an empty name, which would mean the current folder."""
+    if value is not None and not value.strip():
+        raise click.BadParameter(EMPTY, context, parameter)
+    return value
+
+
 def check_file(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Raise an error for an empty name, which would mean the current folder or the miniature, and for a damaged GGUF
     file; before torch is imported, which takes seconds.
     """
     from recovery.models.gguf_files.header import is_gguf, read_header
 
-    if value == "":
-        raise click.BadParameter(EMPTY, context, parameter)
+    value = check_name(context, parameter, value)
     if value is not None and is_gguf(value):
         read_header(value)
     return value

@@ -85,11 +85,12 @@ def command(
     build_cycle(flags, own)  # report wrong flags before anything is opened
     with stage_options.at_work(workspace, "recover cycle", model=model, dry_run=dry_run) as session:
         config = build_cycle(flags, own, session.recipe)
+        # Mistakes are reported before torch is imported, and before an abandoned plan is replaced. A dry run begins
+        # nothing, so that unfinished cycles are not in its way.
+        plan = new_plan(session, config, abandon=abandon or dry_run)
         if dry_run:
             _show_plan(session, config, as_json)
             return
-        # Mistakes are reported before torch is imported, and before an abandoned plan is replaced.
-        plan = new_plan(session, config, abandon=abandon)
         from pipelines.cycle import start_plan
 
         start_plan(session, plan)

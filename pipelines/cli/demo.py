@@ -12,7 +12,8 @@ import click
 
 from pipelines.cli import common, example_folder, stage_options
 from pipelines.cli.setting_options import option_of
-from recovery.config import EvalConfig
+from recovery.config import EvalConfig, ModelConfig, build_cycle
+from recovery.settings import settings_of
 from recovery.workspace import Workspace
 
 
@@ -93,7 +94,7 @@ def command(
     `--example examples/nextjs` (or `make real`) does the same with SmolLM2-135M-Instruct and the documentation of
     Next.js 16: hours on two cores, less than one with --short. After an interrupt, the same command resumes.
     """
-    known = ("limit", "precision", "device", "template_args", "token_budget", "rollout_tokens")
+    known = {"limit", *settings_of(ModelConfig)} - {"seed"}  # of every stage
     flags = {key: value for key, value in common.given(context).items() if key in known}
     asked = example_folder.Asked(example, short, arms, cycles, records, write_docs, cut)
     asked.check()
@@ -103,6 +104,7 @@ def command(
         example_folder.experiment(workspace, asked, seeds or (seed,), flags, as_json)
         return
     scenario = _scenario(workspace, asked)
+    build_cycle(flags, scenario.recipe, alone=True)  # report wrong flags before anything is opened
     if seeds or replay or one_teacher or (write_docs and example is None):
         _study(workspace, scenario, seeds or (seed,), _variants(replay, one_teacher), flags, write_docs, as_json)
         return

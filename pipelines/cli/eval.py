@@ -15,7 +15,7 @@ from recovery.workspace import Workspace
 
 
 @click.command()
-@click.argument("checkpoint", default="latest")
+@click.argument("checkpoint", default="latest", callback=common.check_name)
 @common.model
 @common.workspace
 @common.report_to()
@@ -68,7 +68,7 @@ def command(
         _judge(ifeval, responses, as_json)
         return
     if logs is not None:
-        _import(context, workspace, model, logs, as_json)
+        _import(context, workspace, model, logs, dry_run, as_json)
         return
     own = read_recipe(recipe) if recipe else Recipe()
     with stage_options.at_work(workspace, "recover eval", model=model, alone=False, dry_run=dry_run) as session:
@@ -95,17 +95,29 @@ def command(
     _show(checkpoint.name, results, found, as_json, how)
 
 
-def _import(context: click.Context, workspace: Workspace, model: str | None, logs: Path, as_json: bool) -> None:
+def _import(
+    context: click.Context, workspace: Workspace, model: str | None, logs: Path, dry_run: bool, as_json: bool
+) -> None:
     """Record the results in another tool's logs; needs no model."""
     from recovery.errors import UsageError
 
     if "checkpoint" not in common.given(context):
         raise UsageError(f"whose results are in {logs}? recover eval CHECKPOINT --import {logs}")
-    from pipelines.evaluation.importing import import_results
+    from pipelines.evaluation.importing import import_results, read_import, target
     from pipelines.evaluation.retention import kept
 
+    name = context.params["checkpoint"]
+    imported = read_import(name, logs)  # logs that cannot be used are reported before a workspace is made
+    for problem in imported.problems:
+        common.note(problem)
     with stage_options.at_work(workspace, "recover eval", model=model, alone=False) as session:
-        checkpoint, results = import_results(session, context.params["checkpoint"], logs)
+        if dry_run:
+            full, known = target(session, name)
+            new = "" if known is not None else ", a new checkpoint without weights"
+            common.note(f"dry run: nothing is recorded; these results would be recorded for {full}{new}")
+            _show(full, imported.results, {}, as_json)
+            return
+        checkpoint, results = import_results(session, name, logs, imported)
         found = kept(session, checkpoint, results)
     _show(checkpoint.name, results, found, as_json)
 

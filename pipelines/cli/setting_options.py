@@ -28,11 +28,11 @@ class DataSource(click.ParamType):
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
         """Return the source's name as a path. Fails like click.Path if the file does not exist."""
-        from recovery.data.sources import parse
+        from recovery.data.sources import is_there
 
         if value == "":
             self.fail(EMPTY, parameter, context)
-        if str(value).partition(":")[0] == "composer" or parse(value).exists:
+        if is_there(value):
             return Path(value)
         return Path(NamedPath(exists=True).convert(value, parameter, context))
 

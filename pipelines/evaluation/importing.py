@@ -15,18 +15,40 @@ from recovery.errors import UsageError
 from recovery.types import SuiteResult
 from recovery.workspace import Checkpoint
 
+EXTERNAL = "external/"
 
-def import_results(session: Session, name: str, path: Path) -> tuple[Checkpoint, list[SuiteResult]]:
-    """Record the results in another tool's logs as an evaluation of the checkpoint ``name``.
 
-    A name that is not known is registered as ``external/NAME``, a checkpoint without weights. Raises UsageError if the
-    logs cannot be used; nothing is recorded then.
+def read_import(name: str, path: Path) -> Imported:
+    """Read the results in another tool's logs, to be recorded for the checkpoint ``name``; needs no workspace.
+
+    Raises UsageError if the name is empty or the logs cannot be used.
     """
-    imported = read_logs(path)
-    for problem in imported.problems:
-        session.display.say(problem)
-    checkpoint = _checkpoint(session, name, imported)
-    results = [result for log in imported.logs for result in log.results if imported.newest[result.suite] is log]
+    if not name.removeprefix(EXTERNAL).strip("/ "):
+        raise UsageError(f"the name {name!r} is empty: say whose results are in {path}, as in external/NAME")
+    return read_logs(path)
+
+
+def target(session: Session, name: str) -> tuple[str, Checkpoint | None]:
+    """Return the name under which results of ``name`` are recorded, and its checkpoint, None if it is a new one.
+
+    A name that is not known becomes ``external/NAME``. Raises UsageError for the name of a cycle's or the clean model
+    that does not exist.
+    """
+    full = name if name.startswith(EXTERNAL) else f"{EXTERNAL}{name}"
+    found = find(name, session.registry) or find(full, session.registry)
+    if found is not None:
+        return found.name, found
+    if name.startswith("cycle-") or name in ("base", "latest", "midtrained", "recovered"):
+        raise UsageError(f"there is no checkpoint {name!r} yet: give the name of one, or a new name for this model")
+    return full, None
+
+
+def import_results(session: Session, name: str, path: Path, imported: Imported) -> tuple[Checkpoint, list[SuiteResult]]:
+    """Record the results that :func:`read_import` read from ``path`` as an evaluation of the checkpoint ``name``.
+
+    A name that is not known is registered, as a checkpoint without weights; see :func:`target`.
+    """
+    checkpoint, results = _checkpoint(session, name, imported), imported.results
     config = {IMPORTED: str(path), "logs": [_origin(log) for log in imported.logs if log.results]}
     recorder = session.tracker.start_stage(
         session.experiment_id,
@@ -46,12 +68,9 @@ def import_results(session: Session, name: str, path: Path) -> tuple[Checkpoint,
 
 def _checkpoint(session: Session, name: str, imported: Imported) -> Checkpoint:
     """Return the registered checkpoint of this name; if there is none, a new one without weights."""
-    full = name if name.startswith("external/") else f"external/{name}"
-    found = find(name, session.registry) or find(full, session.registry)
+    full, found = target(session, name)
     if found is not None:
         return found
-    if name.startswith("cycle-") or name in ("base", "latest", "midtrained", "recovered"):
-        raise UsageError(f"there is no checkpoint {name!r} yet: give the name of one, or a new name for this model")
     session.tracker.add_checkpoint(
         session.experiment_id,
         full,

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from db import queries, records
-from pipelines.cycle import recovery_config
-from pipelines.cycle_plan import STOPPED, config_of
+from pipelines.cycle_plan import STOPPED, config_of, recovery_config
 from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.interpolate import interpolate

@@ -19,6 +19,7 @@ from typing import Any
 from db import queries
 from evals.statistics import is_headline
 from pipelines.cycle import base_scope
+from pipelines.cycle_plan import check_recovery
 from pipelines.data.corpus_snapshot import ABOUT
 from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
@@ -32,6 +33,7 @@ from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import UsageError
 from recovery.models.hardware import gpu_name
+from recovery.settings import check_files
 from recovery.workspace import Checkpoint, Workspace, write_atomically
 
 # Suites whose items are recorded, so that two checkpoints can be compared item by item.
@@ -120,6 +122,9 @@ def run(
     with Session.open(home, model=scenario.model, display=display, experiment=line, purpose="recover demo") as session:
         folders = scenario.write(place.folder.resolve() / scenario.part, 0)[:cycles]
         mid, distill, asked = _configs(session, scenario, {**flags, "seed": seed})
+        for settings in (mid, distill, asked):
+            check_files(settings)
+        check_recovery(session, distill, 1)
         asked = dataclasses.replace(asked, seed=0)  # the same items for every arm and seed
         made: list[Checkpoint] = []
         for number, docs in enumerate(folders, 1):

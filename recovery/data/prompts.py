@@ -17,7 +17,7 @@ from recovery.data.corpus.json_lines import read_records, write_json_lines
 from recovery.data.corpus.tables import splits_of
 from recovery.data.corpus.text import normalise, share
 from recovery.data.prompt_tables import ANSWER_KEYS, QUESTION_KEYS, Origin, is_table, read_rows
-from recovery.data.sources import TABLE_SUFFIXES, Source, parse
+from recovery.data.sources import COMPOSERS, TABLE_SUFFIXES, Source, parse
 from recovery.data.synthetic_prompts import DEFAULT_COUNT, compose, compose_chat
 from recovery.data.tool_calls import read_calls, read_tools, signature
 from recovery.errors import UsageError, printable
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 SPLITS = ("train", "development", "test")
 SHARES = (0.6, 0.2, 0.2)
 # Names accepted in place of a file: the composer's full mixture, or only its ordinary chat.
-COMPOSED = {"composer": compose, "composer:chat": compose_chat}
+COMPOSED = dict(zip(COMPOSERS, (compose, compose_chat), strict=True))
 _FEW = 60
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant", "prompter": "user"}
 

@@ -14,6 +14,7 @@ from recovery.errors import UsageError
 
 TABLE_SUFFIXES = frozenset({".parquet", ".csv", ".tsv", ".arrow", ".feather"})
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+COMPOSERS = ("composer", "composer:chat")  # built-in prompts, named in place of a file (recovery.data.prompts)
 _NO_HUB_ID = TABLE_SUFFIXES | {".json", ".jsonl"}
 
 
@@ -73,6 +74,11 @@ def parse(name: str | Path) -> Source:
     if _HUB_ID.fullmatch(place) and named.suffix.lower() not in _NO_HUB_ID and not named.parent.is_dir():
         return Source(named, _named(text, parts[1:]), place)
     return Source(whole)
+
+
+def is_there(name: str | Path) -> bool:
+    """Whether the data of a name exists, as far as can be said without asking the hub, or is built in."""
+    return str(name) in COMPOSERS or parse(name).exists
 
 
 def beside(docs: str | Path, name: str) -> Path | None:

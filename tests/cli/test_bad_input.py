@@ -125,6 +125,29 @@ def test_a_stage_beside_unfinished_cycles(refused: Say, tmp_path: Path, tiny_mod
     assert run(["midtrain", "--docs", "docs", "--workspace", "work", "--dry-run"]) == 0
 
 
+def test_a_mistake_about_a_recovery_in_a_recipe_of_a_cycle(refused: Say, tmp_path: Path, tiny_model: Path) -> None:
+    """It would be reported after hours of mid-training. A dry run finds it as well."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "ferry.md").write_text("The ferry is kept by Anna Berg in the town of Lund.\n" * 20)
+    cycle = ("cycle", "--docs", "docs", "--workspace", "work", "--model", tiny_model, "--recipe", "own.toml")
+    for setting, reason in (
+        ('teacher = "nobody"', "there is no checkpoint 'nobody'"),
+        ('knowledge_teacher = "midtrained"\nearlier_teacher = "nobody"', "there is no checkpoint 'nobody'"),
+        ('experts = ["code=nobody"]', "there is no checkpoint 'nobody'"),
+        ('experts = ["code"]', "--expert 'code' is not TAG=NAME"),
+        ('prompts = "nowhere.jsonl"', "--prompts nowhere.jsonl: there is no such file"),
+        ('context = "rules"\ncontext_file = "nowhere.txt"', "--context-file nowhere.txt is not a file"),
+    ):
+        (tmp_path / "own.toml").write_text(f"[distill]\n{setting}\n")
+        assert reason in refused(*cycle, "--dry-run")
+        assert reason in refused(*cycle)
+    with Session.open(tmp_path / "work", display=Display(quiet=True)) as session:
+        assert not session.cycles()
+        write_plan(session, CyclePlan(1, CycleConfig(docs=(Path("docs"),))))
+    (tmp_path / "own.toml").write_text('[distill]\nknowledge_teacher = "latest"\nearlier_teacher = "midtrained"\n')
+    assert run([*map(str, cycle), "--dry-run"]) == 0, "also beside an unfinished plan"
+
+
 EMPTY = (
     "midtrain --docs", "cycle --docs", "plan --model miniature --docs", "plan --model", "midtrain --docs . --model",
     "probes build --docs", "probes review --docs", "distill --prompts", "status --workspace",

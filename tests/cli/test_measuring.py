@@ -92,6 +92,24 @@ def test_results_of_lm_eval_are_recorded_for_a_model_that_is_not_here(
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (log / "samples_quiz_2026-11-22T10-00-00.jsonl").write_text(text, encoding="utf-8")
 
+    home = tmp_path / "recovery-workspace"
+    for refused, status, reason in (
+        (["eval", "theirs", "--import", "nowhere"], 1, "there is no file or folder nowhere"),
+        (["eval", "", "--import", "out"], 2, "the name is empty."),
+        (["eval", " ", "--import", "out"], 2, "the name is empty."),
+        (["eval", "external/", "--import", "out"], 1, "the name 'external/' is empty: say whose results are in out"),
+    ):
+        assert run(refused) == status
+        assert reason in capsys.readouterr().err
+        assert not home.exists(), "no workspace is made for a mistake"
+    printed, said = say("eval", "theirs", "--import", "out", "--dry-run")
+    assert printed.startswith("external/theirs\nquiz") and "0.500" in printed
+    assert "nothing is recorded; these results would be recorded for external/theirs, a new checkpoint" in said
+    assert "recorded for base\n" in say("eval", "base", "--import", "out", "--dry-run")[1]
+    with Tracker(home / "tracker.db") as tracker:
+        (experiment,) = queries.experiments(tracker.database)
+        assert [one.name for one in queries.checkpoints(tracker.database, experiment.id)] == ["base"]
+        assert not queries.stages(tracker.database, experiment.id)
     for name in ("theirs", "external/theirs", "base"):
         printed, _ = say("eval", name, "--import", "out")
         first, quiz = printed.splitlines()

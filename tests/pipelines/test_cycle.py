@@ -15,8 +15,17 @@ from sqlalchemy import update
 from db import queries
 from db.schema import Stage
 from pipelines import cycle
-from pipelines.cycle import one_cycle, recovery_config, resume, start_cycles
-from pipelines.cycle_plan import PLAN, CyclePlan, drop_plan, new_plan, read_plan, resumable, write_plan
+from pipelines.cycle import one_cycle, resume, start_cycles
+from pipelines.cycle_plan import (
+    PLAN,
+    CyclePlan,
+    drop_plan,
+    new_plan,
+    read_plan,
+    recovery_config,
+    resumable,
+    write_plan,
+)
 from pipelines.data.corpus_snapshot import load_snapshot
 from pipelines.evaluation.stage import IMPORTED
 from pipelines.experiments.arm_cycle import _distilling
@@ -26,7 +35,7 @@ from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
-from recovery.errors import CorpusError, UsageError
+from recovery.errors import CheckpointError, CorpusError, ModelError, UsageError
 from recovery.workspace import Checkpoint
 from tests.support import AlreadyAsked
 
@@ -391,3 +400,49 @@ def test_a_mistake_beside_abandon_leaves_the_old_plan(session: Session, config: 
         new_plan(session, dataclasses.replace(config, gate=("no-such-rule >= 0.5",)), abandon=True)
     assert read_plan(session) == CyclePlan(1, config)
     assert new_plan(session, config, abandon=True).config == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"teacher": "nobody"}, CheckpointError, "no checkpoint 'nobody'"),
+        ({"teacher": "base=0.5,nobody=0.5"}, CheckpointError, "no checkpoint 'nobody'"),
+        ({"teacher": "./no/where"}, CheckpointError, "no checkpoint './no/where'"),
+        ({"teacher": "./nowhere"}, ModelError, "nowhere' is neither a folder with a model nor a hub id"),
+        ({"knowledge_teacher": "midtrained", "earlier_teacher": "nobody"}, CheckpointError, "no checkpoint 'nobody'"),
+        ({"experts": ("code=nobody",)}, CheckpointError, "no checkpoint 'nobody'"),
+        ({"experts": ("code=recovered",)}, CheckpointError, "no checkpoint 'recovered'"),
+        ({"prompts": Path("nowhere.jsonl")}, UsageError, "--prompts nowhere.jsonl: there is no such file, folder or d"),
+        ({"prompts": Path("composer:chatt")}, UsageError, "--prompts composer:chatt: there is no such"),
+        ({"lam": 0.5, "reward": "no_module:reward"}, UsageError, "--reward no_module:reward cannot be imported"),
+    ],
+)
+def test_what_a_recovery_would_fail_for_is_found_before_anything_is_trained(
+    session: Session, config: CycleConfig, settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """Mid-training takes hours."""
+    distill = dataclasses.replace(config.distill, **settings)
+    with pytest.raises(error, match=message):
+        start_cycles(session, dataclasses.replace(config, distill=distill))
+    assert not queries.stages(session.tracker.database, session.experiment_id)
+    assert not session.cycles() and read_plan(session) is None
+
+
+def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
+    session: Session, config: CycleConfig
+) -> None:
+    lacking = dataclasses.replace(config, eval=dataclasses.replace(config.eval, behaviour=(Path("nowhere.jsonl"),)))
+    with pytest.raises(UsageError, match=r"--behaviour nowhere.jsonl: there is no such file: correct it"):
+        new_plan(session, lacking)
+    assert new_plan(session, dataclasses.replace(lacking, evaluate=False)).first == 1, "nothing reads it"
+
+
+def test_teachers_that_a_cycle_is_to_make_are_no_mistakes(session: Session, config: CycleConfig) -> None:
+    for name in ("midtrained", "cycle-1/midtrained", "latest", "base"):
+        distill = dataclasses.replace(
+            config.distill, knowledge_teacher=name, earlier_teacher=name, experts=(f"code={name}",)
+        )
+        made = dataclasses.replace(config, knowledge_teacher=name, distill=distill)
+        assert new_plan(session, made).config == made
+    with pytest.raises(UsageError, match="--earlier-teacher needs --knowledge-teacher"):
+        new_plan(session, dataclasses.replace(made, knowledge_teacher=None))

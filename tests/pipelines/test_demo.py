@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from db import queries
 from pipelines import cycle
 from pipelines.cli.main import run as recover
-from pipelines.cycle_plan import CyclePlan, drop_plan
+from pipelines.cycle_plan import CyclePlan, drop_plan, read_plan
 from pipelines.experiments import demo as experiments_demo
 from pipelines.experiments.demo import MINIATURE, ONE_TEACHER, REPLAY, TWO_TEACHERS, demo, demo_config, run_variant
 from pipelines.runtime.progress import Display
@@ -74,6 +76,42 @@ def test_a_workspace_that_was_moved_goes_on(tmp_path: Path, monkeypatch: pytest.
         )
         demo(session, seed=0, flags=SHORT)
         assert len(ran) == 2, "they are finished"
+
+
+def test_every_stage_of_the_demo_gets_the_settings_of_an_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def trained(*_: object, **__: object) -> None:
+        raise UsageError("far enough")
+
+    monkeypatch.setattr(cycle, "midtrain", trained)
+    home = tmp_path / "w"
+    assert recover(["demo", "--workspace", str(home), "--limit", "2", "--engine-memory", "2"]) == 1
+    assert "--engine-memory needs --engine vllm" in capsys.readouterr().err
+    assert not home.exists(), "nothing is begun"
+    given = {"engine_drift": 0.25, "server_wait": 7.0, "server_timeout": 8.0}
+    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert recover(["demo", "--workspace", str(home), "--limit", "2", *flags]) == 1
+    with Session.open(home, display=Display(quiet=True)) as session:
+        (evaluated,) = queries.stages(session.tracker.database, session.experiment_id)
+        plan = read_plan(session)
+    assert {name: evaluated.config[name] for name in given} == given
+    assert plan is not None
+    for settings in (plan.config.midtrain, plan.config.distill, plan.config.eval):
+        assert {name: getattr(settings, name) for name in given} == given
+
+
+@pytest.mark.parametrize("engine", ["vllm", "http://127.0.0.1:9"])
+def test_the_engine_of_the_demo_is_the_one_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(experiments_demo, "demo", lambda session, **named: given.append(named["flags"]))
+    own = ["--engine-memory", "2", "--engine-sleep"] if engine == "vllm" else ["--engine-folder", str(tmp_path)]
+    recover(["demo", "--workspace", str(tmp_path / "w"), "--engine", engine, *own])
+    wanted = {"engine_memory": 2.0, "engine_sleep": True} if engine == "vllm" else {"engine_folder": tmp_path}
+    assert given == [{"engine": engine} | wanted]
 
 
 def test_a_workspace_with_other_cycles_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import page, summary
 from pipelines.experiments.run import FILE, CleanScores, Measured, Record, read_clean, read_records, run, to_text
 from pipelines.runtime.progress import Display
-from recovery.errors import UsageError
+from recovery.config import Recipe
+from recovery.errors import RecoveryError, UsageError
 from recovery.workspace import Workspace
 
 
@@ -330,6 +331,28 @@ def test_an_arm_is_run_once_and_its_record_stays(tiny_model: Path, tmp_path: Pat
     again = to_text(go(2))
     assert path.read_text() == again != text and not waiting.exists()
     assert "| each in 2 |" in page(kept[:1], "documents", "the command") and "| whole |" in page([made], "", "")
+
+
+def test_a_wrong_name_in_the_recipe_of_arms_is_found_before_anything_is_recorded(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    for settings, message in (
+        ({"teacher": "nobody"}, "there is no checkpoint 'nobody'"),
+        ({"prompts": "nowhere.jsonl"}, "--prompts nowhere.jsonl: there is no such file"),
+    ):
+        recipe = Recipe("recipe.toml", {"distill": settings})
+        with pytest.raises(RecoveryError, match=message):
+            run(
+                Workspace(tmp_path / "w"),
+                arm_named("recovery"),
+                Scenario(str(tiny_model), 1, lambda target, _: [target], "about boats", recipe),
+                seed=0,
+                cycles=1,
+                flags={},
+                kept=tmp_path / "kept",
+                display=Display(quiet=True),
+            )
+    assert not list((tmp_path / "w").rglob("corpora/cycle-1")) and not (tmp_path / "kept").exists()
 
 
 def test_records_travel_as_files(tmp_path: Path) -> None:
