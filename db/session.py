@@ -99,7 +99,7 @@ class Database:
 
 
 def database_url(address: str | Path | URL) -> URL:
-    """Turn a file path or a database URL into a URL; a path without a scheme is a SQLite file.
+    """Turn a file path or a database URL into a URL; a path without a scheme is a SQLite file, whose path is absolute.
 
     Raises DatabaseError if it is neither; the message does not quote the address, which may contain a password.
     """
@@ -107,7 +107,7 @@ def database_url(address: str | Path | URL) -> URL:
         return address
     text = str(address)
     if isinstance(address, Path) or ("://" not in text and not text.startswith(("postgres:", "postgresql:"))):
-        return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
+        return _of_file(text)
     if text.count("@") > 1:  # the text after the first @ would be read as the host, and shown
         raise DatabaseError("the tracker's address has an @ in its password: write it as %40 (and / as %2F)")
     try:
@@ -120,7 +120,15 @@ def database_url(address: str | Path | URL) -> URL:
         return url.set(drivername=POSTGRESQL)
     if not is_sqlite(url):
         raise DatabaseError(f"the tracker supports SQLite and PostgreSQL, not {url.get_backend_name()}")
-    return url
+    if not url.database or url.database == ":memory:" or url.query or url.host:
+        raise DatabaseError(
+            "the tracker's SQLite address must name a file and nothing else: give its path, or sqlite:////PATH/FILE"
+        )
+    return _of_file(url.database)
+
+
+def _of_file(path: str) -> URL:
+    return URL.create("sqlite", database=str(Path(path).expanduser().absolute()))
 
 
 def describe(url: URL) -> str:

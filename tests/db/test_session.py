@@ -29,6 +29,21 @@ def test_a_path_is_a_sqlite_file_and_a_url_stays_one(tmp_path: Path) -> None:
     assert database_url("postgresql+psycopg://ada:secret@host/runs").get_backend_name() == "postgresql"
 
 
+def test_a_url_of_a_sqlite_file_works_as_its_path_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in ("a.db", "sqlite:///a.db", f"sqlite:///{tmp_path}/a.db", "sqlite+pysqlite:///a.db"):
+        open_database(address).close()
+        open_readonly(address).close()
+        assert describe(database_url(address)) == str(tmp_path / "a.db"), "the address that a workspace stores"
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"a.db"}
+
+
+@pytest.mark.parametrize("address", ["sqlite://", "sqlite:///:memory:", "sqlite:///a.db?mode=ro", "sqlite://host/a.db"])
+def test_a_sqlite_address_that_is_no_file_is_refused(address: str) -> None:
+    with pytest.raises(DatabaseError, match=r"must name a file and nothing else: give its path, or sqlite:////"):
+        database_url(address)
+
+
 def test_a_password_is_never_shown() -> None:
     assert "secret" not in describe(database_url("postgresql+psycopg://ada:secret@host/runs"))
 
