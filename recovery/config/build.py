@@ -86,6 +86,13 @@ class Recipe:
             tables[stage] = {**values, **own}
         return dataclasses.replace(self, tables=tables)
 
+    def handed_on(self) -> Recipe:
+        """Return the recipe with what [cycle] says of mid-training in its table, so that it goes before what recipes
+        that this one overrides say there.
+        """
+        given = {key: value for key, value in self.tables.get("cycle", {}).items() if key in _names(MidtrainConfig)}
+        return dataclasses.replace(self, tables={**self.tables, "midtrain": given | dict(self.tables.get("midtrain", {}))})
+
 
 def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
@@ -168,6 +175,7 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     if not alone:
         recipes = tuple(recipe.within_cycles() for recipe in recipes)
         recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
+    recipes = tuple(recipe.handed_on() for recipe in recipes)
     config = dataclasses.replace(
         config,
         knowledge_teacher=None if config.knowledge_teacher == NO_TEACHER else config.knowledge_teacher,

@@ -280,6 +280,26 @@ def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> 
             model_recipe(tmp_path)
 
 
+def test_what_the_user_says_of_cycles_goes_before_what_a_model_recommends_for_a_stage(tmp_path: Path) -> None:
+    (tmp_path / "recovery.toml").write_text(
+        "[midtrain]\nreplay_documents = 0.3\nepochs = 2.0\n[cycle]\nreplay_documents = 0.4\n[cycle.eval]\nlimit = 7\n"
+        "[cycle.midtrain]\nlr = 0.5\n[cycle.distill]\nblend = 0.9\nknowledge_share = 0.3\nmethod = 'opd'\n"
+    )
+    model = model_recipe(tmp_path)
+
+    def share(text: str = "", flags: dict[str, object] | None = None, alone: bool = False) -> float | None:
+        return build_cycle(flags or {}, recipe(tmp_path, text), model, alone=alone).midtrain.replay_documents
+
+    assert share() == share(alone=True) == 0.3
+    assert share("[cycle]\nreplay_documents = 0.2\n") == share("[cycle]\nreplay_documents = 0.2\n", alone=True) == 0.2
+    assert share("[cycle]\nreplay_documents = 0.2\n[cycle.midtrain]\nreplay_documents = 0.1\n") == 0.1
+    assert share("[cycle]\nreplay_documents = 0.2\n", {"replay_documents": 0.0}) == 0.0
+    own = "[model]\nlr = 0.1\n[midtrain]\nsteps = 3\n[distill]\nblend = 0.7\nknowledge_share = 0.6\n[eval]\nlimit = 9\n"
+    mine = build_cycle({}, recipe(tmp_path, own), model)
+    assert (mine.midtrain.lr, mine.midtrain.steps, mine.midtrain.epochs) == (0.1, 3, None)
+    assert (mine.distill.lr, mine.distill.blend, mine.distill.knowledge_share, mine.eval.limit) == (0.1, 0.7, 0.6, 9)
+
+
 def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:
     assert not model_recipe(tmp_path).tables
     (tmp_path / "recovery.toml").write_text("[eval]\nlimit = 12\n")
