@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -53,7 +54,11 @@ class Database:
         Raises DatabaseError if the database cannot be read.
         """
         with _in_words(self.url, "read"), self._connected() as connection:
-            yield connection
+            try:
+                yield connection
+            finally:
+                if self.readonly and is_sqlite(self.url):
+                    _require_still(connection, Path(str(self.url.database)))
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
@@ -99,7 +104,7 @@ class Database:
 
 
 def database_url(address: str | Path | URL) -> URL:
-    """Turn a file path or a database URL into a URL; a path without a scheme is a SQLite file.
+    """Turn a file path or a database URL into a URL; a path without a scheme is a SQLite file, whose path is absolute.
 
     Raises DatabaseError if it is neither; the message does not quote the address, which may contain a password.
     """
@@ -107,7 +112,7 @@ def database_url(address: str | Path | URL) -> URL:
         return address
     text = str(address)
     if isinstance(address, Path) or ("://" not in text and not text.startswith(("postgres:", "postgresql:"))):
-        return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
+        return _of_file(text)
     if text.count("@") > 1:  # the text after the first @ would be read as the host, and shown
         raise DatabaseError("the tracker's address has an @ in its password: write it as %40 (and / as %2F)")
     try:
@@ -120,7 +125,15 @@ def database_url(address: str | Path | URL) -> URL:
         return url.set(drivername=POSTGRESQL)
     if not is_sqlite(url):
         raise DatabaseError(f"the tracker supports SQLite and PostgreSQL, not {url.get_backend_name()}")
-    return url
+    if not url.database or url.database == ":memory:" or url.query or url.host:
+        raise DatabaseError(
+            "the tracker's SQLite address must name a file and nothing else: give its path, or sqlite:////PATH/FILE"
+        )
+    return _of_file(url.database)
+
+
+def _of_file(path: str) -> URL:
+    return URL.create("sqlite", database=str(Path(path).expanduser().absolute()))
 
 
 def describe(url: URL) -> str:
@@ -191,8 +204,7 @@ def open_readonly(address: str | Path | URL) -> Database:
         if not path.is_file() or path.stat().st_size == 0:
             raise MissingDatabaseError(f"no tracker database at {path}: run `recover demo` or any stage first")
         _require_whole_log(path)
-        query = {"uri": "true", "mode": "ro"}
-        engine = _engine(URL.create("sqlite", database=path.as_uri(), query=query), poolclass=NullPool)
+        engine = _engine(url, poolclass=NullPool, creator=lambda: _connect_reader(path))
         event.listen(engine, "connect", _prepare_reader)
         event.listen(engine, "begin", _begin)
     else:
@@ -204,6 +216,45 @@ def open_readonly(address: str | Path | URL) -> Database:
         except OutdatedSchemaError:
             open_database(url).close()
     return Database(url, engine, readonly=True)
+
+
+class _Reader(sqlite3.Connection):
+    """A reader's connection. ``still``: the state of a file that must not change while it is read; None if it may."""
+
+    still: tuple[int, int] | None = None
+
+
+def _connect_reader(path: Path) -> _Reader:
+    """Open a SQLite file for reading. Raise DatabaseError if its log cannot be read in a write-protected folder.
+
+    SQLite writes an index beside the log to coordinate readers with writers. Where it cannot, and there is no log, the
+    file is complete, and is read without locks: :func:`_require_still` notices a writer that has the rights.
+    """
+    file = path.resolve()  # SQLite, too, puts log and index beside the file that a link leads to
+    log, index = Path(f"{file}-wal"), Path(f"{file}-shm")
+    alone = not (os.access(file.parent, os.W_OK) or (log.is_file() and index.is_file()))
+    if alone and log.is_file() and log.stat().st_size:
+        raise DatabaseError(
+            f"{path} cannot be read: {log.name} holds its newest records, and {file.parent} is write-protected: copy "
+            "both files to a folder of your own, or let a user who may write there run `recover status` once"
+        )
+    still = _state(file) if alone else None
+    uri = f"{file.as_uri()}?mode=ro{'&immutable=1' if alone else ''}"
+    connection = sqlite3.connect(uri, uri=True, factory=_Reader, timeout=BUSY_SECONDS, check_same_thread=False)
+    connection.still = still
+    return connection
+
+
+def _require_still(connection: Connection, path: Path) -> None:
+    """Raise DatabaseError if a file that was read without locks was written meanwhile."""
+    reader = connection.connection.dbapi_connection
+    if isinstance(reader, _Reader) and reader.still not in (None, _state(path)):
+        raise DatabaseError(f"{path} was written while it was read without locks (write-protected folder): try again")
+
+
+def _state(file: Path) -> tuple[int, int]:
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 def _engine(url: URL, **options: Any) -> Engine:

@@ -87,7 +87,8 @@ def _read_database(context: click.Context, parameter: click.Parameter, value: st
 def _read_workspace(context: click.Context, parameter: click.Parameter, value: Path) -> Workspace:
     """Return the workspace with the address of its tracker."""
     own, elsewhere = Workspace(value.expanduser()), context.meta[DATABASE]
-    named = elsewhere is not None and Path(elsewhere).expanduser().resolve() == Path(own.database).resolve()
+    file = None if elsewhere is None else Path(elsewhere.removeprefix("sqlite:///")).expanduser()
+    named = file is not None and file.resolve() == Path(own.database).resolve()
     return Workspace(own.folder, None if named else elsewhere, context.meta.get(REPORT_TO, ()))
 
 

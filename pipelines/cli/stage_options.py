@@ -33,7 +33,7 @@ def _read_template_args(
             raise click.BadParameter(f"'{value}' is not KEY=VALUE", context, parameter)
         try:
             arguments[key] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # a number too long to read, lists within lists
             arguments[key] = text
     return arguments
 

@@ -57,7 +57,7 @@ def read_tables(path: Path) -> dict[str, Any]:
     """Return the tables of a TOML file. Raise UsageError if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
 
 

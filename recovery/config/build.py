@@ -9,6 +9,7 @@ within whole cycles. Unknown tables and keys are errors.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import tomllib
 import types
@@ -23,7 +24,7 @@ from recovery.config.distill import OF_COMPLETIONS, OF_DIVERGENCES, DistillConfi
 from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
-from recovery.errors import UsageError
+from recovery.errors import UsageError, printable
 from recovery.losses.config import MIXTURES
 from recovery.methods import method_named
 from recovery.settings import flag_of, may_be_recommended, types_of
@@ -67,6 +68,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", _nested(self.tables))
+        for table, values in self.tables.items():
+            _check_storable(f"{self.origin or 'a recipe'}: [{table}]", values)
 
     def settings(self, section: str) -> dict[str, Any]:
         """Return the settings of one stage: the shared table, overridden by the stage's own."""
@@ -83,12 +86,19 @@ class Recipe:
             tables[stage] = {**values, **own}
         return dataclasses.replace(self, tables=tables)
 
+    def handed_on(self) -> Recipe:
+        """Return the recipe with what [cycle] says of mid-training in its table, so that it goes before what recipes
+        that this one overrides say there.
+        """
+        given = {key: value for key, value in self.tables.get("cycle", {}).items() if key in _names(MidtrainConfig)}
+        return dataclasses.replace(self, tables={**self.tables, "midtrain": given | dict(self.tables.get("midtrain", {}))})
+
 
 def read_recipe(path: Path) -> Recipe:
     """Read and check a TOML recipe. Raise UsageError, naming the file and the key, if it is invalid."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of numbers too long to read, of lists within lists
         raise UsageError(f"the recipe {path} cannot be read: {error}") from error
     shared = _names(ModelConfig) | _names(TrainingConfig)
     found = Recipe(str(path), tables)
@@ -165,6 +175,7 @@ def build_cycle(flags: Mapping[str, Any], *recipes: Recipe, alone: bool = False)
     if not alone:
         recipes = tuple(recipe.within_cycles() for recipe in recipes)
         recipes = (*recipes, Recipe("the defaults of recover cycle", CYCLE_DEFAULTS, recommended=True))
+    recipes = tuple(recipe.handed_on() for recipe in recipes)
     config = dataclasses.replace(
         config,
         knowledge_teacher=None if config.knowledge_teacher == NO_TEACHER else config.knowledge_teacher,
@@ -206,7 +217,8 @@ def _with_preset(flags: Mapping[str, Any], recipes: tuple[Recipe, ...]) -> tuple
     own, recommended = ([r for r in recipes if r.recommended is model] for model in (False, True))
     over = [flags, *(recipe.settings("distill") for recipe in own)]
     under = [recipe.settings("distill") for recipe in recommended]
-    name = next((str(values["method"]) for values in (*over, *under) if values.get("method")), "opd")
+    given = (values.get("method") for values in (*over, *under))
+    name = next((method for method in given if method and isinstance(method, str)), "opd")
     preset = Recipe(f"the method {name}", {"distill": preset_settings(name, over, under)})
     return (*own, preset, *recommended)
 
@@ -258,6 +270,22 @@ def _names(kind: type[Any]) -> set[str]:
     return {f.name for f in dataclasses.fields(kind)}
 
 
+def _check_storable(where: str, value: Any) -> None:
+    """Raise UsageError if a value, or one within it, is none that every tracker and every library can hold."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_storable(f"{where} {printable(str(key))}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_storable(where, inner)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:  # its digits may be too many to show
+        raise UsageError(f"{where} holds a whole number of more than 64 bits: give a smaller one")
+    elif isinstance(value, str | Path) and "\0" in str(value):
+        raise UsageError(f"{where} holds a null character: remove it")
+    elif isinstance(value, datetime.date | datetime.time):
+        raise UsageError(f"{where} holds a date or a time: write it as a text, in quotes")
+
+
 _WORDS: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -265,20 +293,28 @@ _WORDS: Mapping[Any, str] = {
     str: "a text",
     Path: "a path",
     tuple: 'a list, as in ["one", "two"]',
+    tuple[float, ...]: "a list of numbers, as in [0.2, 0.5]",
+    Mapping: "a table, as in {key = true}",
 }
 
 
 def _fit(kind: type[Any], key: str, value: Any, origin: str) -> Any:
     """Convert ``value`` to the type of the field, or raise UsageError; TOML and JSON have no paths and no tuples."""
+    where = f"{origin}: {key}" if origin else flag_of(kind, key)
+    _check_storable(where, value)
     wanted = types_of(kind)[key]
     options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
     for option in options:
         done, fitted = _as_type(option, value)
         if done:
             return fitted
-    where = f"{origin}: {key}" if origin else flag_of(kind, key)
-    kinds = [typing.get_origin(option) or option for option in options if option is not type(None)]
-    raise UsageError(f"{where} is {value!r}, but must be {' or '.join(_WORDS.get(k, str(k)) for k in kinds)}")
+    words = [_word(option) for option in options if option is not type(None)]
+    raise UsageError(f"{where} is {value!r}, but must be {' or '.join(words)}")
+
+
+def _word(option: Any) -> str:
+    origin = typing.get_origin(option) or option
+    return _WORDS.get(option) or _WORDS.get(origin, str(origin))
 
 
 def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
@@ -288,8 +324,8 @@ def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
         return isinstance(value, Mapping | option), from_json(option, value) if isinstance(value, Mapping) else value
     origin = typing.get_origin(option)
     if origin is tuple:
-        inner, listed = typing.get_args(option)[0], isinstance(value, list | tuple)
-        return listed, tuple(inner(v) for v in value) if listed else ()
+        items = [_as_type(typing.get_args(option)[0], item) for item in value] if isinstance(value, list | tuple) else []
+        return isinstance(value, list | tuple) and all(done for done, _ in items), tuple(item for _, item in items)
     if origin is not None:
         return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else {}
     if option is Path:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +31,21 @@ pytestmark = pytest.mark.differs
 def test_a_path_is_a_sqlite_file_and_a_url_stays_one(tmp_path: Path) -> None:
     assert database_url(tmp_path / "a b.db").database == str(tmp_path / "a b.db")
     assert database_url("postgresql+psycopg://ada:secret@host/runs").get_backend_name() == "postgresql"
+
+
+def test_a_url_of_a_sqlite_file_works_as_its_path_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in ("a.db", "sqlite:///a.db", f"sqlite:///{tmp_path}/a.db", "sqlite+pysqlite:///a.db"):
+        open_database(address).close()
+        open_readonly(address).close()
+        assert describe(database_url(address)) == str(tmp_path / "a.db"), "the address that a workspace stores"
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"a.db"}
+
+
+@pytest.mark.parametrize("address", ["sqlite://", "sqlite:///:memory:", "sqlite:///a.db?mode=ro", "sqlite://host/a.db"])
+def test_a_sqlite_address_that_is_no_file_is_refused(address: str) -> None:
+    with pytest.raises(DatabaseError, match=r"must name a file and nothing else: give its path, or sqlite:////"):
+        database_url(address)
 
 
 def test_a_password_is_never_shown() -> None:
@@ -128,3 +147,89 @@ def test_a_failed_write_leaves_nothing(tracker: Tracker, experiment: int) -> Non
 def test_references_are_kept(tracker: Tracker) -> None:
     with pytest.raises(DatabaseError, match="(?i)foreign key"):
         tracker.add_token_scores(12345, 1, [{"tokens": ["a"]}])
+
+
+# Root may write everywhere, and another user may not be able to import: so it becomes one after it has read a tracker.
+_READ = """
+import os, sys
+from db import open_readonly, queries
+from db.errors import DatabaseError
+queries.experiments(open_readonly(sys.argv[1]))
+try:
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+except OSError:
+    sys.exit(9)
+for path in sys.argv[2:]:
+    try:
+        print(len(queries.experiments(open_readonly(path))))
+    except DatabaseError as error:
+        print(error)
+"""
+
+
+@pytest.fixture
+def guarded() -> Iterator[Path]:
+    """A folder that every user may enter; pytest's own are closed to others."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+        Path(name).chmod(0o755)
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Callable[..., list[str]]:
+    """What a user who may not write there is shown of trackers, one line each."""
+    Tracker(tmp_path / "readable.db").close()
+
+    def read(*paths: Path) -> list[str]:
+        command = [sys.executable, "-c", _READ, str(tmp_path / "readable.db"), *map(str, paths)]
+        done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+        if done.returncode == 9:
+            pytest.skip("root may not become another user here")
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    return read
+
+
+def test_a_tracker_in_a_write_protected_folder_is_read(guarded: Path, shown: Callable[..., list[str]]) -> None:
+    path, link = guarded / "tracker.db", guarded / "link.db"
+    link.symlink_to(path)
+    with Tracker(path) as tracker:
+        tracker.experiment("one")
+    guarded.chmod(0o555)
+    assert shown(path, link) == ["1", "1"]
+    assert sorted(file.name for file in guarded.iterdir()) == ["link.db", "tracker.db"]
+    guarded.chmod(0o755)
+    with Tracker(path) as tracker:
+        tracker.experiment("two")
+        guarded.chmod(0o555)
+        assert shown(path, link) == ["2", "2"], "of a log that its writer has open"
+        log = (guarded / "tracker.db-wal").read_bytes()
+        guarded.chmod(0o755)
+    (guarded / "tracker.db-wal").write_bytes(log)
+    guarded.chmod(0o555)
+    (line,) = shown(path)
+    assert "tracker.db-wal holds its newest records" in line
+    assert "copy both files to a folder of your own" in line
+
+
+def test_a_file_that_is_written_while_it_is_read_without_locks_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tracker.db"
+    with Tracker(path) as tracker:
+        tracker.experiment("one")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    database = open_readonly(path)
+    assert len(queries.experiments(database)) == 1
+    with (
+        pytest.raises(DatabaseError, match="tracker.db was written while it was read without locks .*: try again"),
+        database.reading(),
+        Tracker(path) as tracker,
+    ):
+        tracker.experiment("two")
+    assert len(queries.experiments(database)) == 2, "each view opens the file anew"

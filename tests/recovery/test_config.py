@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
+import itertools
+import json
+import math
 from pathlib import Path
 
 import pytest
@@ -83,6 +87,53 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) 
     with pytest.raises(UsageError, match="settings.toml: steps is True"):
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = true"))
     assert build(DistillConfig, {}, recipe(tmp_path, "[distill]\nlr = 1")).lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[interpolate]\nalphas = ["a"]', r"alphas is \['a'\], but must be a list of numbers, as in \[0.2, 0.5\]$"),
+        ("[interpolate]\nalphas = [true]", r"alphas is \[True\], but must be a list of numbers"),
+        ("[eval]\nbehaviour = [1]", r"behaviour is \[1\], but must be a list, as in"),
+        ("[eval]\ntasks = [1]", r"tasks is \[1\], but must be a list, as in"),
+        ("[cycle]\ngate = [['a']]", r"gate is \[\['a'\]\], but must be a list"),
+        ("[eval]\ntemplate_args = 3", "template_args is 3, but must be a table, as in"),
+        (f"[distill]\nlr = 1{'0' * 400}", r"settings.toml: \[distill\] lr holds a whole number of more than 64 bits"),
+        (f"[model]\nlora_rank = 0x{'f' * 5000}", r"\[model\] lora_rank holds a whole number of more than 64 bits"),
+        (f"[distill]\nsteps = {'9' * 5000}", "settings.toml cannot be read: "),
+        (f"[distill]\nsteps = {'[' * 5000}{']' * 5000}", "settings.toml cannot be read: "),
+        ('[midtrain]\nprompts = "a\\u0000"', r"\[midtrain\] prompts holds a null character"),
+        ("[eval.template_args]\nday = 2026-01-01", r"\[eval\] template_args day holds a date or a time: write it as a te"),
+        ("[interpolate]\nkeep = nan", "--keep is nan, but must be a finite number"),
+        ("[interpolate]\nalphas = [0.5, inf]", "--alpha is inf, but must be a finite number"),
+    ],
+)
+def test_a_value_that_no_setting_can_hold_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        found = recipe(tmp_path, text)
+        section = text[1:].split("]")[0].split(".")[0].replace("model", "midtrain")
+        build_cycle({}, found) if section == "cycle" else build(SECTIONS[section], {}, found)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_value_of_a_recipe_or_a_flag_raises_another_error() -> None:
+    odd = [
+        [1], ["a"], [True], [[]], [{}], {}, {"a": {"b": [1]}}, math.nan, -math.inf, [math.nan], 10**400, [10**5000],
+        2**63 - 1, -1, "", "\0", ["\0"], datetime.date(2026, 1, 1), {"a": datetime.time(1)},
+    ]  # fmt: skip
+    others = []
+    for section, kind in SECTIONS.items():
+        own = set(settings_of(kind))
+        for name, value in itertools.product(sorted(own), odd):
+            for recipes, flags in (([{section: {name: value}}], {}), ([], {name: value})):
+                try:
+                    config = build(kind, flags, *(Recipe("settings.toml", tables) for tables in recipes))
+                    json.dumps(to_json(config))
+                except UsageError:
+                    continue
+                except Exception as error:  # all of them are told
+                    others.append((section, name, error))
+    assert not others
 
 
 @pytest.mark.parametrize(
@@ -227,6 +278,26 @@ def test_a_recipe_can_hold_settings_of_a_stage_within_cycles(tmp_path: Path) -> 
         (tmp_path / "recovery.toml").write_text(wrong)
         with pytest.raises(UsageError, match=message):
             model_recipe(tmp_path)
+
+
+def test_what_the_user_says_of_cycles_goes_before_what_a_model_recommends_for_a_stage(tmp_path: Path) -> None:
+    (tmp_path / "recovery.toml").write_text(
+        "[midtrain]\nreplay_documents = 0.3\nepochs = 2.0\n[cycle]\nreplay_documents = 0.4\n[cycle.eval]\nlimit = 7\n"
+        "[cycle.midtrain]\nlr = 0.5\n[cycle.distill]\nblend = 0.9\nknowledge_share = 0.3\nmethod = 'opd'\n"
+    )
+    model = model_recipe(tmp_path)
+
+    def share(text: str = "", flags: dict[str, object] | None = None, alone: bool = False) -> float | None:
+        return build_cycle(flags or {}, recipe(tmp_path, text), model, alone=alone).midtrain.replay_documents
+
+    assert share() == share(alone=True) == 0.3
+    assert share("[cycle]\nreplay_documents = 0.2\n") == share("[cycle]\nreplay_documents = 0.2\n", alone=True) == 0.2
+    assert share("[cycle]\nreplay_documents = 0.2\n[cycle.midtrain]\nreplay_documents = 0.1\n") == 0.1
+    assert share("[cycle]\nreplay_documents = 0.2\n", {"replay_documents": 0.0}) == 0.0
+    own = "[model]\nlr = 0.1\n[midtrain]\nsteps = 3\n[distill]\nblend = 0.7\nknowledge_share = 0.6\n[eval]\nlimit = 9\n"
+    mine = build_cycle({}, recipe(tmp_path, own), model)
+    assert (mine.midtrain.lr, mine.midtrain.steps, mine.midtrain.epochs) == (0.1, 3, None)
+    assert (mine.distill.lr, mine.distill.blend, mine.distill.knowledge_share, mine.eval.limit) == (0.1, 0.7, 0.6, 9)
 
 
 def test_a_model_folder_can_recommend_settings(tmp_path: Path) -> None:

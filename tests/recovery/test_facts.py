@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import re
 from collections import Counter
 from collections.abc import Set
 from dataclasses import replace
@@ -12,9 +14,10 @@ import pytest
 from evals.probes import build_probes
 from recovery.data.corpus import Corpus, Document, ReadReport
 from recovery.data.corpus.facts import Fact, Stated, facts_of, pick_facts
-from recovery.data.corpus.facts.blocks import ListItem, Table, blocks, cells, inline
+from recovery.data.corpus.facts.blocks import ListItem, Paragraph, Table, blocks, cells, inline
 from recovery.data.corpus.facts.fact import content, spellings
-from recovery.data.corpus.text import normalise
+from recovery.data.corpus.sentences import sentences, split_sentences
+from recovery.data.corpus.text import heading_of, normalise
 from recovery.data.document_questions import ProbeGuard, askable_facts, document_questions
 from recovery.types import Probe
 
@@ -232,6 +235,34 @@ def test_stated_facts_are_those_of_the_definition() -> None:
             found, tried = found + expected, tried + 1
     assert 0.2 * tried < found < 0.8 * tried
     assert "" not in stated and "anything" not in Stated([])
+
+
+def test_long_runs_of_spaces_and_marks_take_linear_time() -> None:
+    """In the square of their length each took minutes to hours."""
+    gap = " " * 200_000
+    assert len(sentences([document(f"# Ferry{gap}7\n\nThe ferry of Lund is kept by Anna Berg and Ola Dahl.")])) == 1
+    assert blocks(document(f"# Ferry{gap}7\n\nIt is kept.")) == [Paragraph("Ferry 7", "It is kept.")]
+    (text,) = blocks(document(f"# Top\n\n# a{'#' * 200_000}7\n\nIt is kept."))
+    assert text.heading.endswith("#7")
+    for rule in (f"{gap}x|", f"--{gap}x|", f"--|--{gap}x|"):
+        assert not any(isinstance(block, Table) for block in blocks(document(f"a | b\n{rule}")))
+    (table,) = blocks(document(f"a | b\n{gap}|{gap}--{gap}|--{gap}|{gap}\n1 | 2"))
+    assert isinstance(table, Table)
+    assert table.rows == (("1", "2"),)
+    assert split_sentences(f"It is {'a' * 200_000}! Then it ends.")[1] == "Then it ends."
+
+
+def test_headings_and_rules_of_tables_are_read_as_by_the_plain_patterns() -> None:
+    heading = re.compile(r"#{1,6}\s+(.+?)\s*#*$")
+    rule = re.compile(r"^\s*\|?\s*:?-{2,}:?\s*(?:\|\s*:?-{1,}:?\s*)*\|?\s*$")
+    for text in map("".join, itertools.chain.from_iterable(itertools.product("#\xa0 a", repeat=n) for n in range(8))):
+        found, expected = heading_of(text), heading.match(text)
+        assert (found is None) == (expected is None), text
+        assert expected is None or found is None or found.strip() == expected[1].strip(), text
+    for text in map("".join, itertools.chain.from_iterable(itertools.product("|- :", repeat=n) for n in range(8))):
+        lines = blocks(document(f"a | b\n{text}\n1 | 2"))
+        assert any(isinstance(block, Table) for block in lines) == (bool(rule.match(text)) and "|" in text), text
+    assert heading_of("####### a") is None
 
 
 def test_askable_facts_are_found_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.sentence_filter import leans, running, usable
-from recovery.data.corpus.text import normalise, paragraphs, share, words
+from recovery.data.corpus.text import heading_of, normalise, paragraphs, share, words
 
 _ABBREVIATIONS = words(
     "mr mrs ms dr prof sr jr st vs etc e.g i.e eg ie cf al inc ltd co corp no nos vol fig figs sec ch pp p ed eds "
@@ -192,8 +192,8 @@ def _split_entry(block: str, following: str) -> tuple[str, str]:
 def _split_heading(block: str) -> tuple[str | None, str]:
     """Return the heading at the top of a block (Markdown or underlined), or None, and the rest."""
     lines = block.split("\n")
-    if match := re.match(r"#{1,6}\s+(.+?)\s*#*$", lines[0]):
-        return plain_text(match[1]), "\n".join(lines[1:])
+    if (heading := heading_of(lines[0])) is not None:
+        return plain_text(heading), "\n".join(lines[1:])
     if len(lines) > 1 and re.fullmatch(r"([=\-~^\"'*#+])\1{2,}\s*", lines[1]):
         return plain_text(lines[0]), "\n".join(lines[2:])
     return None, block
@@ -213,7 +213,7 @@ def split_sentences(text: str) -> list[str]:
     parts, start = [], 0
     for match in _BOUNDARY.finditer(text):
         head = text[start : match.start(1)]
-        last = re.search(r"([\w.]+)\.[\"')\]]*$", head)
+        last = re.search(r"(?<![\w.])([\w.]+)\.[\"')\]]*$", head)
         initial = last and re.fullmatch(r"[A-Z]", last[1]) and not _OPENER.match(text[match.end(1) :])
         if last and (last[1].lower() in _ABBREVIATIONS or initial):
             continue

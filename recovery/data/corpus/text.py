@@ -49,6 +49,16 @@ def paragraphs(text: str) -> list[str]:
     return [block.strip("\n") for block in re.split(r"\n[ \t]*\n", text) if block.strip()]
 
 
+def heading_of(line: str) -> str | None:
+    """Return the text of a Markdown heading without its marks, or None if the line is no heading."""
+    marks = len(line) - len(line.lstrip("#"))
+    text = line[marks:].lstrip()
+    if not 1 <= marks <= 6 or len(line) - marks - len(text) < 1 or len(line) - marks < 2:
+        return None
+    # By strip and not by one pattern, which takes time in the square of a run of spaces or marks.
+    return text.rstrip("#").rstrip() or text[:1]
+
+
 def tidy(text: str) -> str:
     """Return ``text`` with uniform line ends, no trailing spaces or control characters, and single blank lines.
 

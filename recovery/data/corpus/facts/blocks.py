@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 
 from recovery.data.corpus.documents import Document
 from recovery.data.corpus.sentences import split_sentences
-from recovery.data.corpus.text import share
+from recovery.data.corpus.text import heading_of, share
 
 MOST_ROWS = 200  # of one table, so that it does not dominate the corpus
 _FENCE = re.compile(r"^\s*(?:>\s*)*(`{3,}|~{3,})")
 _COMMENT = re.compile(r"\{/\*.*?\*/\}|<!--.*?-->", re.DOTALL)
-_HEADING = re.compile(r"^(#{1,6})\s+(.+?)\s*#*$")
 _ITEM = re.compile(r"^(\s*)(?:[-*+•]|\d+[.)])\s+(.*)$")
-_RULE = re.compile(r"^\s*\|?\s*:?-{2,}:?\s*(?:\|\s*:?-{1,}:?\s*)*\|?\s*$")
+_RULE = re.compile(r"^\s*(?:\|\s*)?:?-{2,}:?\s*(?:\|\s*:?-+:?\s*)*(?:\|\s*)?$")
 _CODE = re.compile(r"(`+)(.+?)\1")
 _LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+\"[^\"]*\")?\)")
 _TAG = re.compile(r"</?[a-zA-Z][^<>]*>")
@@ -164,9 +163,9 @@ def _visible(text: str) -> list[str]:
 
 def _take(state: _State, line: str) -> list[Block]:
     """Consume one line and return the blocks that it completes."""
-    if heading := _HEADING.match(line):
+    if (heading := heading_of(line)) is not None:
         done = list(state.flush())
-        name = inline(heading[2]).replace("`", "")
+        name = inline(heading).replace("`", "")
         state.heading, state.intro = ("" if name == state.title else name), ""
         return done
     line = re.sub(r"^\s*(?:>\s?)+", "", line)
