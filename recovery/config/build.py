@@ -25,7 +25,7 @@ from recovery.config.evaluation import EvalConfig, InterpolateConfig
 from recovery.config.midtrain import MidtrainConfig
 from recovery.config.model import ModelConfig, TrainingConfig
 from recovery.errors import UsageError, printable
-from recovery.losses.config import MIXTURES
+from recovery.losses.config import MIXTURES, UNBOUNDED
 from recovery.methods import method_named
 from recovery.settings import flag_of, may_be_recommended, types_of
 
@@ -91,7 +91,9 @@ class Recipe:
         that this one overrides say there.
         """
         given = {key: value for key, value in self.tables.get("cycle", {}).items() if key in _names(MidtrainConfig)}
-        return dataclasses.replace(self, tables={**self.tables, "midtrain": given | dict(self.tables.get("midtrain", {}))})
+        return dataclasses.replace(
+            self, tables={**self.tables, "midtrain": given | dict(self.tables.get("midtrain", {}))}
+        )
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -239,13 +241,23 @@ def preset_settings(
         return next(found, getattr(DistillConfig, name))
 
     idle = ["answers"] if chosen("alpha") == 1.0 else []
-    if chosen("divergence") not in MIXTURES:
-        idle.append("beta")  # of the divergence of the preset, or of a recommended one
+    idle += _without_effect(chosen("divergence"), chosen("lam"))  # which may be the preset's, or recommended
     settings |= {name: getattr(DistillConfig, name) for name in idle}
     continued = bool(chosen("continuation"))
     recommended = [*OF_DIVERGENCES] if continued or chosen("teacher") == "label" else []
     recommended += OF_COMPLETIONS if continued or chosen("alpha") == 0.0 else ()
     return {name: getattr(DistillConfig, name) for name in recommended} | settings
+
+
+def _without_effect(divergence: Any, lam: Any) -> list[str]:
+    """Return the settings of a loss that would be refused with its divergence and its share of a teacher.
+
+    These two are not checked yet: any value is possible.
+    """
+    named = {"beta": divergence in MIXTURES, "top_k": divergence == "top_k"}
+    named |= {"entry_clip": divergence != "sampled" and lam != 0, "floor": divergence in UNBOUNDED and lam != 0}
+    named |= dict.fromkeys(("clip", "drop"), divergence == "sampled" or lam != 1)  # they act on importance ratios
+    return [name for name, acts in named.items() if not acts]
 
 
 def _nested(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,7 +336,9 @@ def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
         return isinstance(value, Mapping | option), from_json(option, value) if isinstance(value, Mapping) else value
     origin = typing.get_origin(option)
     if origin is tuple:
-        items = [_as_type(typing.get_args(option)[0], item) for item in value] if isinstance(value, list | tuple) else []
+        items = (
+            [_as_type(typing.get_args(option)[0], item) for item in value] if isinstance(value, list | tuple) else []
+        )
         return isinstance(value, list | tuple) and all(done for done, _ in items), tuple(item for _, item in items)
     if origin is not None:
         return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else {}

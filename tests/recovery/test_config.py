@@ -25,6 +25,7 @@ from recovery.config import (
     to_json,
 )
 from recovery.errors import UsageError
+from recovery.methods import METHODS
 from recovery.miniature.package import RECOMMENDED
 from recovery.settings import may_be_recommended, settings_of, types_of
 
@@ -57,6 +58,19 @@ def test_a_presets_mixture_goes_with_its_divergence() -> None:
     model = Recipe("model", {"distill": {"divergence": "reverse_kl"}}, recommended=True)
     config = build(DistillConfig, {"method": "distillm"}, model)
     assert (config.divergence, config.beta) == ("skew_reverse_kl", 0.1), "the preset overrides what a model recommends"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "acting"),
+    [("entry_clip", 0.05, "gkd"), ("floor", -10.0, "opd"), ("clip", 0.2, "grpo"), ("drop", 2.0, "opd-sampled")],
+)
+def test_what_a_model_recommends_does_not_rule_a_method_out(name: str, value: float, acting: str) -> None:
+    model = Recipe("model", {"distill": {name: value}}, recommended=True)
+    built = {method: build(DistillConfig, {"method": method}, model) for method in METHODS}
+    assert getattr(built[acting], name) == value
+    other = next(method for method, config in built.items() if getattr(config, name) != value)
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}"):
+        build(DistillConfig, {"method": other, name: value})  # what the user asks for is refused, not dropped
 
 
 @pytest.mark.parametrize(
@@ -103,7 +117,10 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) 
         (f"[distill]\nsteps = {'9' * 5000}", "settings.toml cannot be read: "),
         (f"[distill]\nsteps = {'[' * 5000}{']' * 5000}", "settings.toml cannot be read: "),
         ('[midtrain]\nprompts = "a\\u0000"', r"\[midtrain\] prompts holds a null character"),
-        ("[eval.template_args]\nday = 2026-01-01", r"\[eval\] template_args day holds a date or a time: write it as a te"),
+        (
+            "[eval.template_args]\nday = 2026-01-01",
+            r"\[eval\] template_args day holds a date or a time: write it as a te",
+        ),
         ("[interpolate]\nkeep = nan", "--keep is nan, but must be a finite number"),
         ("[interpolate]\nalphas = [0.5, inf]", "--alpha is inf, but must be a finite number"),
     ],
