@@ -91,7 +91,9 @@ class Recipe:
         that this one overrides say there.
         """
         given = {key: value for key, value in self.tables.get("cycle", {}).items() if key in _names(MidtrainConfig)}
-        return dataclasses.replace(self, tables={**self.tables, "midtrain": given | dict(self.tables.get("midtrain", {}))})
+        return dataclasses.replace(
+            self, tables={**self.tables, "midtrain": given | dict(self.tables.get("midtrain", {}))}
+        )
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -324,7 +326,9 @@ def _as_type(option: Any, value: Any) -> tuple[bool, Any]:
         return isinstance(value, Mapping | option), from_json(option, value) if isinstance(value, Mapping) else value
     origin = typing.get_origin(option)
     if origin is tuple:
-        items = [_as_type(typing.get_args(option)[0], item) for item in value] if isinstance(value, list | tuple) else []
+        items = (
+            [_as_type(typing.get_args(option)[0], item) for item in value] if isinstance(value, list | tuple) else []
+        )
         return isinstance(value, list | tuple) and all(done for done, _ in items), tuple(item for _, item in items)
     if origin is not None:
         return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else {}

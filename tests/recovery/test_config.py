@@ -103,7 +103,10 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) 
         (f"[distill]\nsteps = {'9' * 5000}", "settings.toml cannot be read: "),
         (f"[distill]\nsteps = {'[' * 5000}{']' * 5000}", "settings.toml cannot be read: "),
         ('[midtrain]\nprompts = "a\\u0000"', r"\[midtrain\] prompts holds a null character"),
-        ("[eval.template_args]\nday = 2026-01-01", r"\[eval\] template_args day holds a date or a time: write it as a te"),
+        (
+            "[eval.template_args]\nday = 2026-01-01",
+            r"\[eval\] template_args day holds a date or a time: write it as a te",
+        ),
         ("[interpolate]\nkeep = nan", "--keep is nan, but must be a finite number"),
         ("[interpolate]\nalphas = [0.5, inf]", "--alpha is inf, but must be a finite number"),
     ],
