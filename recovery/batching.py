@@ -2,7 +2,8 @@
 
 Everything a stage trains on, documents and rollouts alike, is a :class:`Row`. Padding is on the right, where causal
 attention ignores it. Several documents in one row are separated by positions that restart at 0, from which
-transformers builds a block-diagonal attention mask.
+transformers builds a block-diagonal attention mask; for a model that builds none, :func:`separate_rows` makes rows of
+one document.
 """
 
 from __future__ import annotations
@@ -301,6 +302,16 @@ def micro_batches(
             missing = max(len(part.get(kind, [])) for part in parts) - len(mine)
             batches += [dataclasses.replace(collate([least], pad_id, device), idle=True)] * missing
     return batches
+
+
+def separate_rows(rows: Iterable[Row]) -> list[Row]:
+    """Return rows of one document each, with the same targets, for a model that does not keep packed ones apart."""
+    found = []
+    for row in rows:
+        bounds = [0, *itertools.accumulate(row.segments)]
+        cut = len(row.segments) > 1
+        found += [row.window(begin, end) for begin, end in itertools.pairwise(bounds)] if cut else [row]
+    return found
 
 
 def deal(rows: Iterable[Row], count: int) -> list[list[Row]]:

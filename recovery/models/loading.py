@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from recovery import distributed
-from recovery.batching import Batch
+from recovery.batching import Batch, Row, collate
 from recovery.errors import ModelError, RecoveryError, UsageError, first_line
 from recovery.memory_limit import memory_limit
 from recovery.models import attention, fsdp, quantization
@@ -133,6 +133,20 @@ class Loaded:
     def router(self) -> Router | None:
         """The routers of a mixture of experts, if the model is one whose router loss is known."""
         return Router.of(self.core)
+
+    @functools.cached_property
+    def separates_documents(self) -> bool:
+        """Whether a document that is packed into a row behind another is read as if it were alone.
+
+        Some families build no mask from positions (gpt-oss, Falcon, OPT, MPT), and recurrent layers go on (Qwen3-Next).
+        """
+        ids = [number % self.core.config.get_text_config().vocab_size for number in range(8, 24)]
+        second, mask = ids[8:], [True] * 8
+        with self.inference():
+            packed = self.hidden(collate([Row(ids, mask * 2, (8, 8))], 0, self.device))[0, 8:].double()
+            alone = self.hidden(collate([Row(second, mask)], 0, self.device))[0].double()
+        rounding = torch.finfo(self.precision).eps ** 0.5
+        return bool((packed - alone).norm() <= rounding * alone.norm())
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the final hidden states of a batch, [B, T, D], in the precision of matrix products."""

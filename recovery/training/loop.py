@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 import torch
 
 from recovery import distributed
-from recovery.batching import Batch, Row, micro_batches
+from recovery.batching import Batch, Row, micro_batches, separate_rows
 from recovery.errors import Interrupted, RecoveryError, UsageError
 from recovery.losses.objective import LossOutput
 from recovery.models.fsdp import apart, dot, local, total_norm
@@ -336,6 +336,8 @@ class _Run:
     def _score(self, rows: list[Row], tokens: int) -> _Totals:
         """Compute this process's gradients of a step; return sums over its tokens and their counts, by name."""
         loaded, totals = self.loaded, _Totals()
+        if any(len(row.segments) > 1 for row in rows) and not loaded.separates_documents:
+            rows = separate_rows(rows)
         batches = micro_batches(
             rows,
             self.settings.token_budget,

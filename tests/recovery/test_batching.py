@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recovery.batching import Row, collate, deal, micro_batches, pack
+from recovery.batching import Row, collate, deal, micro_batches, pack, separate_rows
 from recovery.errors import UsageError
 from recovery.models.loading import load_model
 
@@ -144,6 +144,16 @@ def test_documents_in_one_row_do_not_see_each_other(tiny_family: Path) -> None:
     rounding = 0 if loaded.router is None else 1e-6  # experts get batches of other sizes
     torch.testing.assert_close(packed[:, 6:], changed[:, 6:], atol=rounding, rtol=rounding)
     torch.testing.assert_close(packed[:, 6:], alone, atol=1e-5, rtol=1e-5)
+    assert loaded.separates_documents
+
+
+def test_rows_are_taken_apart_with_the_same_targets() -> None:
+    packed = Row(list(range(10)), [True] * 4 + [False] * 3 + [True] * 3, (4, 3, 3), teacher="base")
+    single = Row([1, 2], [False, True])
+    rows = separate_rows([packed, single])
+    assert [list(row.ids) for row in rows] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9], [1, 2]]
+    assert [row.targets for row in rows] == [3, 0, 2, 1] and {row.teacher for row in rows[:3]} == {"base"}
+    assert sum(row.targets for row in rows) == packed.targets + single.targets
 
 
 def test_padding_is_not_seen(tiny_family: Path) -> None:

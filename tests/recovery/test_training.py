@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from recovery.batching import Row, micro_batches
 from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
@@ -63,6 +64,48 @@ def test_micro_batch_size_does_not_change_the_trajectory(tiny_model: Path, tunin
     # steps.
     for name, value in weights(whole).items():
         torch.testing.assert_close(value, weights(split)[name], atol=6e-5, rtol=1e-4)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
+MIXED: dict[str, dict[str, Any]] = {
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
+    "falcon": {},
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    "qwen3_next": {
+        "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_a_family_that_mixes_packed_documents_is_trained_on_each_alone(
+    kind: str, tmp_path: Path, make_tokenizer: Callable[[str], Any]
+) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(SIZES | MIXED[kind]))
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    make_tokenizer("qwen3").save_pretrained(tmp_path)
+    first, second = list(range(20, 32)), list(range(40, 48))
+    whole = [Row(first + second, [True] * 20, (12, 8))]
+    alone = [Row(first, [True] * 12), Row(second, [True] * 8)]
+    losses = []
+    for rows in (whole, alone):
+        loaded = load_model(tmp_path, tuning="full", precision="float32")
+        assert not loaded.separates_documents
+        train(
+            loaded,
+            lambda _: StepBatch(rows),  # noqa: B023
+            DistillationObjective(),
+            TrainSettings(steps=1, lr=1e-3),
+            hooks=Hooks(log=lambda _, metrics: losses.append((metrics["loss"], metrics["gradient_norm"]))),
+        )
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_configuration_with_dropout_does_not_change_that(make_tiny: Callable[..., Path], tmp_path: Path) -> None:
