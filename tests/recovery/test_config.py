@@ -126,10 +126,14 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) 
     ],
 )
 def test_a_value_that_no_setting_can_hold_is_one_line(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
+    section = text[1:].split("]")[0].split(".")[0].replace("model", "midtrain")
+
+    def built() -> object:
         found = recipe(tmp_path, text)
-        section = text[1:].split("]")[0].split(".")[0].replace("model", "midtrain")
-        build_cycle({}, found) if section == "cycle" else build(SECTIONS[section], {}, found)
+        return build_cycle({}, found) if section == "cycle" else build(SECTIONS[section], {}, found)
+
+    with pytest.raises(UsageError, match=message) as caught:
+        built()
     assert "\n" not in str(caught.value)
 
 

@@ -68,7 +68,8 @@ def test_micro_batch_size_does_not_change_the_trajectory(tiny_model: Path, tunin
 
 SIZES: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1,
+    "num_key_value_heads": 2, "max_position_embeddings": 256,
+    "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 1,
 }  # fmt: skip
 MIXED: dict[str, dict[str, Any]] = {
     "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.0},
