@@ -44,6 +44,7 @@ from pipelines.interpolate import interpolate
 from pipelines.midtrain import midtrain, open_cycle
 from pipelines.prune import plan_prune, prune
 from pipelines.reports.cycle_report import write_report
+from pipelines.runtime.recorded_paths import read
 from pipelines.runtime.session import Session
 from recovery.config import (
     CycleConfig,
@@ -112,7 +113,7 @@ def _train(session: Session, plan: CyclePlan, number: int) -> None:
     trained = _made(session, plan, number, "midtrained")
     if trained is None:
         stopped = _unfinished(session, plan, "midtrain", number)
-        mid_config = config_of(stopped, mid_config)
+        mid_config = config_of(session, stopped, mid_config)
         trained = midtrain(session, mid_config, load_snapshot(session.workspace, number), resume=stopped)
     _evaluate(session, plan, trained, number)
     restored = _made(session, plan, number, "recovered")
@@ -246,7 +247,7 @@ def _extensions(session: Session, number: int) -> int:
 def _distilled(session: Session, plan: CyclePlan, config: DistillConfig, number: int) -> Checkpoint:
     """Run the distillation to its end; a stopped one resumes with its own settings."""
     stopped = _unfinished(session, plan, "distill", number)
-    return distill(session, config_of(stopped, config), cycle=number, resume=stopped)
+    return distill(session, config_of(session, stopped, config), cycle=number, resume=stopped)
 
 
 def resume(session: Session) -> str:
@@ -270,16 +271,17 @@ def resume_stage(session: Session, stage: records.Stage) -> str:
             f"stage {stage.id} ({stage.kind}) cannot be resumed: its cycle, or one that it started from, was rejected "
             "or rolled back; start it again"
         )
+    settings = read(stage.config, session.workspace)
     if stage.kind == "midtrain":
         assert stage.cycle is not None  # it was recorded with the cycle of its documents
         own = load_snapshot(session.workspace, stage.cycle)
-        made = midtrain(session, from_json(MidtrainConfig, stage.config), own, resume=stage)
+        made = midtrain(session, from_json(MidtrainConfig, settings), own, resume=stage)
     elif stage.kind == "distill":
-        made = distill(session, from_json(DistillConfig, stage.config), resume=stage)
+        made = distill(session, from_json(DistillConfig, settings), resume=stage)
     elif stage.kind == "interpolate":
-        made = interpolate(session, from_json(InterpolateConfig, stage.config), resume=stage)
+        made = interpolate(session, from_json(InterpolateConfig, settings), resume=stage)
     elif stage.kind == "evaluate":
-        config = from_json(EvalConfig, stage.config)
+        config = from_json(EvalConfig, settings)
         results = evaluate(session, config, cycle=stage.cycle, resume=stage)
         return f"evaluated {config.checkpoint}: {len(results)} suites"
     else:

@@ -14,9 +14,9 @@ from db import decide, queries, records
 from db.schema import TRAINING
 from pipelines.evaluation.acceptance import check_rules, rules_of
 from pipelines.evaluation.stored_results import IMPORTED
-from pipelines.runtime.recorded_paths import moved, recordable
+from pipelines.runtime.recorded_paths import read, recordable, recorded
 from pipelines.runtime.session import Session
-from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, from_json, to_json
+from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, from_json
 from recovery.config.build import Config
 from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
@@ -101,10 +101,10 @@ def check_recovery(session: Session, config: DistillConfig, number: int) -> None
 def _check_teachers(session: Session, number: int, *names: str | None) -> None:
     """Check the names of teachers, except those of what cycle ``number`` is still to make; fetch those from a hub."""
     to_make = ("midtrained", f"cycle-{number}/midtrained")
-    wanted = [name for name in names if name is not None and name not in to_make]
+    wanted = dict.fromkeys(name for name in names if name is not None and name not in to_make)
     session.check_names(*wanted)  # all of them, before one is fetched
     for name in wanted:
-        session.resolve(name)
+        session.locate(name)
 
 
 def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:
@@ -126,8 +126,7 @@ def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> Di
 
 def write_plan(session: Session, plan: CyclePlan) -> None:
     """Store the plan, until its cycles are done."""
-    home = str(session.workspace.folder.resolve())
-    values = {"first": plan.first, "after": plan.after, "workspace": home, "config": to_json(plan.config)}
+    values = {"first": plan.first, "after": plan.after, "config": recorded(plan.config, session.registry)}
     text = json.dumps(values, indent=2)
     write_atomically(session.workspace.folder / PLAN, text + "\n")
 
@@ -177,9 +176,8 @@ def read_plan(session: Session) -> CyclePlan | None:
         return None
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        config, home = data["config"], data.get("workspace")  # none in a plan of 0.1
-        config = config if home is None else moved(config, home, session.workspace)
-        return CyclePlan(int(data["first"]), from_json(CycleConfig, config), int(data.get("after", 0)))
+        config = from_json(CycleConfig, read(data["config"], session.workspace))
+        return CyclePlan(int(data["first"]), config, int(data.get("after", 0)))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} cannot be read ({error}): delete it to give up the cycles it planned") from error
     except UsageError as error:
@@ -212,9 +210,9 @@ def interrupted(session: Session) -> tuple[CyclePlan | None, records.Stage | Non
     return plan, stage
 
 
-def config_of(stopped: records.Stage | None, config: Config) -> Config:
+def config_of(session: Session, stopped: records.Stage | None, config: Config) -> Config:
     """Return the settings of a stopped stage, since its saved states fit no others; without one, ``config``."""
-    return config if stopped is None else from_json(type(config), stopped.config)
+    return config if stopped is None else from_json(type(config), read(stopped.config, session.workspace))
 
 
 def is_left(session: Session, stage: records.Stage) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,12 @@ def check_value(kind: type[Any], name: str, value: Any) -> None:
             raise UsageError(f"{flag_of(kind, name)} {declared.refusal(item)}")
 
 
+_PLACES: dict[str, tuple[Callable[[Path], bool], str]] = {
+    "FILE": (lambda path: path.expanduser().is_file(), "file"),
+    "SOURCE": (is_there, "file, folder or dataset"),
+}
+
+
 def check_files(config: Any) -> None:
     """Check that every file and source of data that a configuration names exists; a hub is not asked.
 
@@ -151,11 +158,9 @@ def check_files(config: Any) -> None:
     """
     for name, declared in settings_of(type(config)).items():
         value = getattr(config, name)
+        there, kind = _PLACES.get(declared.metavar or "", (None, ""))
         for path in value if isinstance(value, tuple) else (value,):
-            if not isinstance(path, Path) or declared.metavar not in ("FILE", "SOURCE"):
-                continue
-            if not (path.is_file() if declared.metavar == "FILE" else is_there(path)):
-                kind = "file" if declared.metavar == "FILE" else "file, folder or dataset"
+            if there is not None and isinstance(path, Path) and not there(path):
                 raise UsageError(
                     f"{flag_of(type(config), name)} {path}: there is no such {kind}: correct it, in the recipe if it "
                     "is set there, or omit it"

@@ -110,7 +110,7 @@ def _import(
     imported = read_import(name, logs)  # logs that cannot be used are reported before a workspace is made
     for problem in imported.problems:
         common.note(problem)
-    with stage_options.at_work(workspace, "recover eval", model=model, alone=False) as session:
+    with stage_options.at_work(workspace, "recover eval", model=model, alone=False, dry_run=dry_run) as session:
         if dry_run:
             full, known = target(session, name)
             new = "" if known is not None else ", a new checkpoint without weights"

@@ -23,7 +23,7 @@ from pipelines.planning.machine import machine
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
-from pipelines.runtime.recorded_paths import recordable
+from pipelines.runtime.recorded_paths import alike, recorded
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, to_json
@@ -142,8 +142,8 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
         return bool(done)
     newest = next((stage for stage in done if _beyond_a_corpus(stage)), None)
     # 0.1 recorded paths as they were given.
-    wanted = (recordable(config, session.registry), config)
-    return newest is not None and any(_has_items(newest.config, to_json(one)) for one in wanted)
+    wanted = (recorded(config, session.registry), to_json(config))
+    return newest is not None and any(_has_items(newest.config, one) for one in wanted)
 
 
 def _beyond_a_corpus(stage: records.Stage) -> bool:
@@ -153,7 +153,7 @@ def _beyond_a_corpus(stage: records.Stage) -> bool:
 def _has_items(asked: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether settings ask the items of others in the same way."""
     asked = {**to_json(EvalConfig()), **asked}  # an older stage lacks settings that came later
-    return all(asked[name] == wanted[name] for name in _ASKED) and all(
+    return all(alike(asked[name], wanted[name]) for name in _ASKED) and all(
         (asked[name] or math.inf) >= (wanted[name] or math.inf) for name in _LIMITS
     )
 

@@ -18,7 +18,7 @@ from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import length_of, midtrain, open_cycle
-from pipelines.runtime.recorded_paths import recordable
+from pipelines.runtime.recorded_paths import alike, recorded
 from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
 from recovery.config import (
@@ -60,7 +60,7 @@ def run_arm(
     config = _midtraining(session, arm, dataclasses.replace(midtrain_config, docs=docs), cycle, start, tokens)
     made, stopped = _found(session, "midtrain", config, cycle, start)
     if made is None:
-        name, config = _name(arm, cycle, "midtrained"), config_of(stopped, config)
+        name, config = _name(arm, cycle, "midtrained"), config_of(session, stopped, config)
         made = midtrain(session, config, load_snapshot(session.workspace, cycle), resume=stopped, name=name)
     if arm.follow == NONE:
         return [made]
@@ -129,10 +129,12 @@ def _followed(session: Session, arm: Arm, trained: Checkpoint, cycle: int, given
     if arm.follow == INTERPOLATE:
         between = _interpolating(arm, given, trained)
         made, stopped = _found(session, INTERPOLATE, between, cycle, trained)
-        return made or interpolate(session, config_of(stopped, between), cycle=cycle, resume=stopped, name=name)
+        return made or interpolate(
+            session, config_of(session, stopped, between), cycle=cycle, resume=stopped, name=name
+        )
     config = _distilling(arm, given, trained, cycle)
     made, stopped = _found(session, DISTILL, config, cycle, trained)
-    return made or distill(session, config_of(stopped, config), cycle=cycle, resume=stopped, name=name)
+    return made or distill(session, config_of(session, stopped, config), cycle=cycle, resume=stopped, name=name)
 
 
 def _name(arm: Arm, cycle: int, kind: str) -> str:
@@ -168,7 +170,7 @@ def _found(
     database, experiment = session.tracker.database, session.experiment_id
     stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
     usual = to_json(type(config)())
-    wanted = [to_json(one) for one in (recordable(config, session.registry), config)]  # 0.1 recorded paths as given
+    wanted = [recorded(config, session.registry), to_json(config)]  # 0.1 recorded paths as given
     mine = [s for s in stages if s.student_id == student.id and any(_alike({**usual, **s.config}, w) for w in wanted)]
     for stage in mine:
         made = session.registry.of_stage(stage.id)
@@ -180,4 +182,4 @@ def _found(
 def _alike(ran: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Whether a stage ran with these settings; with tuning "auto", any tuning matches."""
     chosen = {"tuning": ran.get("tuning")} if wanted.get("tuning") == "auto" else {}
-    return dict(ran) == {**wanted, **chosen}
+    return alike(ran, {**wanted, **chosen})

@@ -7,44 +7,69 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipelines.runtime.registry import Registry
-from recovery.config import ModelConfig
+from recovery.config import ModelConfig, to_json
 from recovery.config.build import Config
 from recovery.data.prompts import COMPOSED
-from recovery.data.sources import parse
+from recovery.data.sources import is_there, parse
 from recovery.models.gguf_files.header import is_gguf
 from recovery.server_address import is_address
 from recovery.settings import settings_of
 from recovery.teacher_spec import TeacherSpec
 from recovery.workspace import Workspace
 
+HERE = "{workspace}"
 _MODELS = ("student", "checkpoint", "origin", "knowledge_teacher", "earlier_teacher", "writer")
 # Words for a checkpoint, which there may not be yet; a folder of such a name is given as ./recovered.
 _WORDS = frozenset({"base", "latest", "start", "midtrained", "recovered"})
 
 
 def recordable(config: Config, registry: Registry) -> Config:
-    """Return settings with absolute paths, which a plan or a stage is recorded with and can be resumed with anywhere.
-
-    A path in the workspace is that below the workspace's real folder, as :func:`moved` expects it.
-    """
+    """Return settings with absolute paths, which name the same files from any current folder."""
     done: Config = _changed(config, _Places(registry.workspace, frozenset(c.name for c in registry.all())))
     return done
 
 
-def moved(values: Any, before: str, workspace: Workspace) -> Any:
-    """Return recorded settings, as JSON types, with the paths in a workspace that was at ``before`` where it is now."""
+def recorded(config: Config, registry: Registry) -> dict[str, Any]:
+    """Return settings as a plan or a stage is recorded with them: :func:`recordable`, as JSON types, and a path in the
+    workspace begins with :data:`HERE`, so that the workspace can be moved. :func:`read` inverts it.
+    """
+    values = to_json(recordable(config, registry))
+    done: dict[str, Any] = _replaced(values, str(registry.workspace.folder.resolve()), HERE)
+    return done
+
+
+def read(values: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
+    """Return recorded settings, as JSON types, with the paths of where the workspace is now."""
+    done: dict[str, Any] = _replaced(dict(values), HERE, str(workspace.folder.resolve()))
+    return done
+
+
+def alike(before: Any, wanted: Any) -> bool:
+    """Whether recorded values are the wanted ones. A file that is no longer where it was counts as that of its name:
+    a folder that holds data and workspace may have been moved.
+    """
+    if isinstance(before, Mapping) and isinstance(wanted, Mapping):
+        return before.keys() == wanted.keys() and all(alike(before[key], wanted[key]) for key in wanted)
+    if isinstance(before, list) and isinstance(wanted, list):
+        return len(before) == len(wanted) and all(map(alike, before, wanted))
+    if before == wanted or not (isinstance(before, str) and isinstance(wanted, str)):
+        return bool(before == wanted)
+    old, new = Path(before), Path(wanted)
+    return old.is_absolute() and new.is_absolute() and old.name == new.name and not is_there(before)
+
+
+def _replaced(values: Any, before: str, now: str) -> Any:
     if isinstance(values, dict):
-        return {key: moved(value, before, workspace) for key, value in values.items()}
+        return {key: _replaced(value, before, now) for key, value in values.items()}
     if isinstance(values, list):
-        return [moved(value, before, workspace) for value in values]
+        return [_replaced(value, before, now) for value in values]
     if not isinstance(values, str):
         return values
-    now = str(workspace.folder.resolve())
     return re.sub(rf"(?<![^=,]){re.escape(before)}(?=/|$)", lambda _: now, values)  # also in NAME=PATH
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,11 +93,17 @@ def own_experiment(workspace: Workspace, database: Database) -> records.Experime
 
 def _is_own(workspace: Workspace, experiment: records.Experiment) -> bool:
     settings = workspace.settings()
+    recorded = experiment.config.get("workspace")
     if "id" in settings:
-        return bool(experiment.config.get("workspace") == settings["id"])
-    # A workspace of an earlier version has no id. A tracker in a folder above may have been moved with it.
-    above = Path(str(database_url(workspace.database).database)).parent
-    return settings.get("tracker") == tracker_address(workspace) or above in workspace.folder.resolve().parents
+        return bool(recorded == settings["id"])
+    # A workspace of an earlier version gets that id when it is next written to. Its tracker's address says nothing: the
+    # tracker may have been moved, and be reached by other names and users.
+    return recorded in (None, derived_id(experiment)) and experiment.base_model == settings.get("model")
+
+
+def derived_id(experiment: records.Experiment) -> str:
+    """Return the id of a workspace of an earlier version, which had none."""
+    return hashlib.sha256(f"{experiment.name} {experiment.created_at!r}".encode()).hexdigest()[:32]
 
 
 def check_tracker(workspace: Workspace) -> None:

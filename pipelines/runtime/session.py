@@ -24,11 +24,12 @@ from pipelines.forwarding.runs import Source
 from pipelines.forwarding.session_copies import SessionCopies
 from pipelines.runtime.checkpoint_names import check, external, find, free_name, resolve
 from pipelines.runtime.progress import Display
-from pipelines.runtime.registry import Registry, check_tracker, own_experiment, tracker_address
+from pipelines.runtime.registry import Registry, check_tracker, derived_id, own_experiment, tracker_address
 from pipelines.runtime.signals import StopSignals
 from recovery.config import Recipe, model_recipe
 from recovery.errors import CheckpointError, UsageError
 from recovery.miniature import materialise
+from recovery.models.base_folder import resolve_base
 from recovery.models.checkpoints import content_hash, verify
 from recovery.models.gguf_files import is_gguf, origin_of
 from recovery.workspace import MINIATURE, Checkpoint, Workspace, model_key
@@ -123,6 +124,11 @@ class Session:
         """Return the checkpoint of a name, a folder, a GGUF file or a hub id; see :func:`resolve`."""
         return resolve(self.registry, name, self.display)
 
+    def locate(self, name: str) -> None:
+        """Raise CheckpointError or ModelError if a name is no model; fetch one from a hub. No weights are hashed."""
+        if check(self.registry, name) is None:
+            resolve_base(name, self.workspace.models, self.display)
+
     def check_names(self, *names: str | None) -> None:
         """Raise CheckpointError for the first that is no name of a checkpoint; reads no weights."""
         for name in names:
@@ -213,15 +219,14 @@ class Session:
         base = find("base", self.registry)
         if base is not None and base.id is not None and self.registry.latest() is None:
             self.tracker.set_latest(self.experiment_id, base.id)
-        elsewhere = {}
-        if self.workspace.tracker is not None:
-            line = queries.experiment(self.tracker.database, self.experiment_id)
-            assert line is not None  # it was claimed
-            elsewhere = {"experiment": line.name, "tracker": tracker_address(self.workspace)}
-            elsewhere["id"] = str(line.config["workspace"])
+        line = None if self.workspace.tracker is None else queries.experiment(self.tracker.database, self.experiment_id)
+        own = {"experiment": line.name, "id": str(line.config["workspace"])} if line is not None else {}
+        elsewhere = {**own, "tracker": tracker_address(self.workspace)} if own else {}
         origin = origin_of(source)
         content = {"sha256": str(origin["sha256"])} if origin is not None and is_gguf(name) else {}
         self.workspace.remember(name, **elsewhere, **content)
+        if line is not None:  # it is no longer begun: another workspace in this place gets its own
+            self.tracker.describe_experiment(line.id, {"workspace": line.config["workspace"]})
 
 
 def _origin(folder: Path) -> dict[str, Any]:
@@ -242,11 +247,22 @@ def _experiment(workspace: Workspace, tracker: Tracker, wanted: str | None, mode
                 f"{tracker_address(workspace)} has no record of {workspace.folder}: "
                 "give the --database it was created with"
             )
+        _keep_id(workspace, tracker, found)
         return found.id
     if workspace.tracker is None:
         return tracker.experiment(workspace.experiment, base_model=model)
     names = _numbered(wanted or workspace.experiment)
     return tracker.claim_experiment(names, uuid.uuid4().hex, _place(workspace), base_model=model)
+
+
+def _keep_id(workspace: Workspace, tracker: Tracker, experiment: records.Experiment) -> None:
+    """Give a workspace of an earlier version in a shared tracker its id."""
+    settings = workspace.settings()
+    if workspace.tracker is None or "id" in settings:
+        return
+    tracker.describe_experiment(experiment.id, {**experiment.config, "workspace": derived_id(experiment)})
+    more = {name: value for name, value in settings.items() if name not in ("format", "model")}
+    workspace.remember(settings["model"], **more, id=derived_id(experiment))
 
 
 def _numbered(name: str) -> Iterator[str]:

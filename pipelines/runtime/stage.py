@@ -17,12 +17,11 @@ from db.stage_recorder import TOKEN_COUNTS
 from pipelines.planning.throughput import GIB, peak_memory, reset_peak_memory
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Bar
-from pipelines.runtime.recorded_paths import recordable
+from pipelines.runtime.recorded_paths import recorded
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.versions import versions
 from recovery import distributed
-from recovery.config import to_json
 from recovery.errors import RecoveryError
 from recovery.models.checkpoints import save_checkpoint
 from recovery.models.hardware import pick_device
@@ -184,7 +183,7 @@ def running(
             session.experiment_id,
             kind,
             cycle_id=None if cycle is None else session.cycle_id(cycle),
-            config=to_json(recordable(config, session.registry)),
+            config=recorded(config, session.registry),
             seed=config.seed,
             versions=versions(),
             student_id=None if student is None else student.id,

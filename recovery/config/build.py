@@ -306,6 +306,8 @@ _WORDS: Mapping[Any, str] = {
     Path: "a path",
     tuple: 'a list, as in ["one", "two"]',
     tuple[float, ...]: "a list of numbers, as in [0.2, 0.5]",
+    tuple[str, ...]: 'a list of texts, as in ["one", "two"]',
+    tuple[Path, ...]: 'a list of paths, as in ["one", "two"]',
     Mapping: "a table, as in {key = true}",
 }
 

@@ -33,6 +33,7 @@ from pipelines.midtrain import midtrain, open_cycle
 from pipelines.runtime import tuning
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted
+from pipelines.runtime.stage import running
 from recovery.arms import arm_named, arms
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, build
 from recovery.errors import CheckpointError, CorpusError, ModelError, UsageError
@@ -188,13 +189,29 @@ def test_an_evaluation_is_known_by_any_spelling_of_its_files(
     assert cycle.measured(session, session.base, short)
 
 
+def test_a_stage_goes_on_in_a_workspace_that_was_moved(
+    open_session: Callable[..., Session], config: CycleConfig, tmp_path: Path, prompt_file: Path
+) -> None:
+    own = tmp_path / "workspace" / "prompts"
+    asked = dataclasses.replace(config.eval, prompts=own, checkpoint="base")
+    with open_session() as session:
+        shutil.copytree(prompt_file, own)
+        with pytest.raises(StageInterrupted), running(session, "evaluate", asked, student=session.base):
+            raise StageInterrupted("interrupted")
+    (tmp_path / "workspace").rename(tmp_path / "moved")
+    with open_session(name="moved") as session:
+        assert "evaluated base" in resume(session)
+        here = dataclasses.replace(asked, prompts=tmp_path / "moved" / "prompts")
+        assert cycle.measured(session, session.base, here)
+
+
 def test_a_plan_of_an_older_release_is_read_as_it_was(
     session: Session, config: CycleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_plan(session, CyclePlan(1, dataclasses.replace(config, docs=(Path("corpus"),))))
     path = session.workspace.folder / PLAN
     values = json.loads(path.read_text())
-    del values["workspace"]
+    values["config"]["docs"] = ["corpus"]
     path.write_text(json.dumps(values))
     monkeypatch.chdir(tmp_path)
     plan = read_plan(session)
@@ -429,12 +446,16 @@ def test_what_a_recovery_would_fail_for_is_found_before_anything_is_trained(
 
 
 def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
-    session: Session, config: CycleConfig
+    session: Session, config: CycleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = dataclasses.replace(config, eval=dataclasses.replace(config.eval, behaviour=(Path("nowhere.jsonl"),)))
-    with pytest.raises(UsageError, match=r"--behaviour nowhere.jsonl: there is no such file: correct it"):
+    with pytest.raises(UsageError, match=r"nowhere.jsonl: there is no such file, folder or dataset: correct it"):
         new_plan(session, lacking)
     assert new_plan(session, dataclasses.replace(lacking, evaluate=False)).first == 1, "nothing reads it"
+    (tmp_path / "own.csv").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    asked = dataclasses.replace(config.eval, behaviour=(Path("~/own.csv"), tmp_path / "own.csv:question"))
+    assert new_plan(session, dataclasses.replace(config, eval=asked)).first == 1
 
 
 def test_teachers_that_a_cycle_is_to_make_are_no_mistakes(session: Session, config: CycleConfig) -> None:

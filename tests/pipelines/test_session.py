@@ -166,24 +166,46 @@ def test_a_workspace_killed_while_it_was_made_is_made_again_as_the_same_line(
         assert again.workspace.experiment == "mine-3", "what was worked in is not begun again"
 
 
-def test_a_workspace_of_an_earlier_version_is_known_by_the_address_of_its_tracker(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    shared, other = str(tmp_path / "shared.db"), str(tmp_path / "other.db")
-    for folder, tracker in (("mine", shared), ("deeper/mine", other)):
-        place = Workspace(tmp_path / folder, tracker)
-        Session.open(place, model=str(tiny_model), display=Display(quiet=True)).__exit__(None, None, None)
-        place.remember(**{name: value for name, value in place.settings().items() if name not in ("format", "id")})
-    with reading(Workspace(tmp_path / "mine", shared)) as registry:
+def test_a_workspace_of_an_earlier_version_gets_an_id_and_goes_on(tmp_path: Path, tiny_model: Path) -> None:
+    """Its tracker may be reached by another address by now."""
+    shared, moved, other = (str(tmp_path / name) for name in ("shared.db", "moved.db", "other.db"))
+    mine, theirs = Workspace(tmp_path / "mine", shared), Workspace(tmp_path / "deeper" / "mine", other)
+    for place in (mine, theirs):
+        with Session.open(place, model=str(tiny_model), display=Display(quiet=True)) as session:
+            if place is mine:
+                session.tracker.describe_experiment(session.experiment_id, {})
+    older = {name: value for name, value in mine.settings().items() if name not in ("format", "id")}
+    mine.remember(**older)
+    Path(shared).rename(moved)
+    mine = Workspace(mine.folder, moved)
+    with reading(mine) as registry:
         assert registry.latest() is not None
-    (tmp_path / "elsewhere").mkdir()
-    moved = (tmp_path / "elsewhere" / "other.db").as_posix()
-    shutil.copy(other, moved)
-    with pytest.raises(UsageError, match="another workspace's"), reading(Workspace(tmp_path / "mine", moved)):
+    with pytest.raises(UsageError, match="another workspace's"), reading(Workspace(mine.folder, other)):
+        pass  # a line of a later version, with its own id
+    mine.remember(**older | {"model": "another"})
+    with pytest.raises(UsageError, match="another workspace's"), reading(mine):
         pass
-    (tmp_path / "deeper" / "mine").rename(tmp_path / "elsewhere" / "mine")
-    with reading(Workspace(tmp_path / "elsewhere" / "mine", moved)) as registry:
-        assert registry.latest() is not None, "a run's workspace that was moved with the tracker above it"
+    mine.remember(**older)
+    for _ in range(2):
+        with Session.open(mine, display=Display(quiet=True)) as session:
+            line = queries.experiment(session.tracker.database, session.experiment_id)
+            assert line is not None and line.config == {"workspace": mine.settings()["id"]}
+    mine.remember(**older)  # killed between the two writes
+    with Session.open(mine, display=Display(quiet=True)) as session:
+        assert session.workspace.settings()["id"] == line.config["workspace"]
+
+
+def test_a_workspace_in_the_place_of_a_moved_one_is_another_line(tmp_path: Path, tiny_model: Path) -> None:
+    shared = str(tmp_path / "shared.db")
+
+    def opened(folder: str) -> str:
+        place = Workspace(tmp_path / folder, shared)
+        with Session.open(place, model=str(tiny_model), display=Display(quiet=True)) as session:
+            return session.workspace.experiment
+
+    assert opened("mine") == "mine"
+    (tmp_path / "mine").rename(tmp_path / "moved")
+    assert (opened("mine"), opened("moved")) == ("mine-2", "mine")
 
 
 def test_lines_with_a_given_name_are_one_workspaces_own(tmp_path: Path, tiny_model: Path) -> None:

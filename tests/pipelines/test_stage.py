@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from db import queries, records
+from pipelines.runtime import recorded_paths
 from pipelines.runtime.checkpoint_names import free_name
 from pipelines.runtime.progress import Display
-from pipelines.runtime.recorded_paths import FORMS, moved, recordable
+from pipelines.runtime.recorded_paths import FORMS, alike, recordable
 from pipelines.runtime.session import Session
 from pipelines.runtime.signals import StageInterrupted, StopSignals
 from pipelines.runtime.stage import one_line, running
-from recovery.config import SECTIONS, CycleConfig, DistillConfig, EvalConfig, MidtrainConfig, to_json
+from recovery.config import SECTIONS, DistillConfig, EvalConfig, MidtrainConfig, to_json
 from recovery.errors import CheckpointError, UsageError
 from recovery.settings import settings_of, types_of
 from recovery.workspace import Workspace, write_atomically
@@ -198,11 +199,28 @@ def test_paths_are_recorded_absolute_and_other_names_as_they_are(
     assert recorded(DistillConfig, experts=("a=teacher", "b=latest"), knowledge_teacher="midtrained") == {
         "experts": [f"a={here}/teacher", "b=latest"], "knowledge_teacher": "midtrained",
     }  # fmt: skip
-    inside = recorded(CycleConfig, docs=(Path("teacher/../workspace/docs"),))
-    assert moved(inside, f"{here}/workspace", Workspace(tmp_path / "new")) == {"docs": [f"{here}/new/docs"]}
-    assert moved({"experts": [f"a={here}/w/x", f"{here}/work/x"]}, f"{here}/w", Workspace(tmp_path / "new")) == {
-        "experts": [f"a={here}/new/x", f"{here}/work/x"]
-    }
+    (tmp_path / "workspace2").mkdir()
+    inside = DistillConfig(prompts=Path("docs/../workspace/docs"), experts=("a=workspace/docs", "b=workspace2"))
+    written = recorded_paths.recorded(inside, session.registry)
+    assert (written["prompts"], written["experts"]) == (
+        "{workspace}/docs", ["a={workspace}/docs", f"b={here}/workspace2"],
+    )  # fmt: skip
+    there = recorded_paths.read(written, Workspace(tmp_path / "new"))
+    assert (there["prompts"], there["experts"]) == (f"{here}/new/docs", [f"a={here}/new/docs", f"b={here}/workspace2"])
+
+
+def test_recorded_settings_are_alike_if_their_files_were_moved(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    new.mkdir()
+    for name in ("p.jsonl", "t.csv"):
+        (new / name).touch()
+    ran: dict[str, Any] = {"prompts": f"{old}/p.jsonl", "tasks": [f"{old}/t.csv:question"], "steps": 3}
+    wanted = {"prompts": f"{new}/p.jsonl", "tasks": [f"{new}/t.csv:question"], "steps": 3}
+    assert alike(ran, wanted)
+    assert not alike({**ran, "steps": 4}, wanted) and not alike(ran, {**wanted, "prompts": f"{new}/other.jsonl"})
+    old.mkdir()
+    (old / "t.csv").touch()
+    assert not alike(ran, wanted), "another file of that name"
 
 
 def test_every_setting_with_text_either_names_no_file_or_is_recorded_with_its_path() -> None:

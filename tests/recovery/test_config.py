@@ -96,7 +96,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) 
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = 'many'"))
     with pytest.raises(UsageError, match="lr is 'high', but must be a number$"):  # or left out
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nlr = 'high'"))
-    with pytest.raises(UsageError, match=r"settings.toml: prune is 'all', but must be a list, as in"):
+    with pytest.raises(UsageError, match=r"settings.toml: prune is 'all', but must be a list of texts, as in"):
         build_cycle({}, recipe(tmp_path, "[cycle]\nprune = 'all'"))
     with pytest.raises(UsageError, match="settings.toml: steps is True"):
         build(DistillConfig, {}, recipe(tmp_path, "[distill]\nsteps = true"))
@@ -108,8 +108,8 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_location(tmp_path: Path) 
     [
         ('[interpolate]\nalphas = ["a"]', r"alphas is \['a'\], but must be a list of numbers, as in \[0.2, 0.5\]$"),
         ("[interpolate]\nalphas = [true]", r"alphas is \[True\], but must be a list of numbers"),
-        ("[eval]\nbehaviour = [1]", r"behaviour is \[1\], but must be a list, as in"),
-        ("[eval]\ntasks = [1]", r"tasks is \[1\], but must be a list, as in"),
+        ("[eval]\nbehaviour = [1]", r"behaviour is \[1\], but must be a list of paths, as in"),
+        ("[eval]\ntasks = [1]", r"tasks is \[1\], but must be a list of texts, as in"),
         ("[cycle]\ngate = [['a']]", r"gate is \[\['a'\]\], but must be a list"),
         ("[eval]\ntemplate_args = 3", "template_args is 3, but must be a table, as in"),
         (f"[distill]\nlr = 1{'0' * 400}", r"settings.toml: \[distill\] lr holds a whole number of more than 64 bits"),
