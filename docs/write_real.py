@@ -16,7 +16,7 @@ from _pages import between
 from pipelines.cli.example_folder import MAIN_ARM
 from pipelines.data.question_splits import load_questions
 from pipelines.experiments.page import page, summary
-from pipelines.experiments.run import read_clean, read_records
+from pipelines.experiments.records import read_clean, read_records
 
 HERE = Path(__file__).resolve().parent
 QUESTIONS = HERE.parent / "examples/nextjs/questions.jsonl"

@@ -109,3 +109,9 @@ def test_a_plan_imports_no_library_that_builds_models() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert finished.stdout == "[]\n"
+
+
+def test_the_page_of_an_experiment_is_written_without_torch() -> None:
+    code = "import sys, pipelines.experiments.page, pipelines.experiments.records; print('torch' in sys.modules)"
+    finished = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert finished.stdout == "False\n"

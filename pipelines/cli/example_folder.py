@@ -164,7 +164,7 @@ def write_page(workspace: Workspace, asked: Asked) -> tuple[list[Any], str]:
     """Return the records of such runs, whole, short or cut, and the page over them; write the page if requested."""
     from pipelines.data.question_splits import load_questions
     from pipelines.experiments.page import page
-    from pipelines.experiments.run import read_records
+    from pipelines.experiments.records import read_records
     from recovery.errors import UsageError
 
     kept = asked.kept(workspace)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.data.question_splits import Question
-from pipelines.experiments.run import Measured, Record
+from pipelines.experiments.records import Measured, Record
 
 IFEVAL, OWN, TEXT = "ifeval", "instruction_following", "unrelated_text"
 ASKED, STORED = "domain_knowledge", "domain_knowledge_stored"

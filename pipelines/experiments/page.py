@@ -28,7 +28,7 @@ from pipelines.experiments.bounds import (
     held_out,
     reached,
 )
-from pipelines.experiments.run import CleanScores, Measured, Record
+from pipelines.experiments.records import CleanScores, Measured, Record
 from pipelines.reports.document import table_lines
 from recovery.arms import arms
 from recovery.errors import UsageError

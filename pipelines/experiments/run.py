@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +23,13 @@ from pipelines.evaluation.stage import evaluate, measured
 from pipelines.evaluation.stored_results import newest
 from pipelines.experiments.arm_cycle import Arm, run_arm
 from pipelines.experiments.demo import Scenario
+from pipelines.experiments.records import FILE, Measured, Record, holds, read_record, to_text
 from pipelines.midtrain import open_cycle
 from pipelines.planning.machine import machine
 from pipelines.reports.cost import cost_of
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
-from recovery.errors import UsageError
 from recovery.models.hardware import gpu_name
 from recovery.settings import check_files
 from recovery.workspace import Checkpoint, Workspace, write_atomically
@@ -39,65 +37,6 @@ from recovery.workspace import Checkpoint, Workspace, write_atomically
 # Suites whose items are recorded, so that two checkpoints can be compared item by item.
 PAIRED = ("ifeval", "instruction_following", "domain_knowledge")
 ANSWERS = 10  # prompts whose responses are shown
-FILE = "{arm}-seed-{seed}{suffix}.json"
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A checkpoint's figures. ``suites`` are {suite: {"value", "stderr", "n", "details"}}; ``items`` the verdicts of
-    the paired suites by item, "1" and "0" in the order of its instructions (of questions: correct, contains); ``cost``
-    holds the tokens, floating-point operations and seconds of its stage.
-    """
-
-    name: str
-    cycle: int
-    kind: str
-    suites: Mapping[str, Any]
-    items: Mapping[str, Mapping[str, str]]
-    cost: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class CleanScores:
-    """The clean model on IFEval, responses of at most ``tokens`` tokens: from the output of `recover eval base --json`.
-
-    ``ifeval`` is {"value", "stderr", "n", "details"}.
-    """
-
-    model: str
-    machine: str
-    date: str
-    tokens: int
-    ifeval: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Record:
-    """The results of an arm with a seed so far: ``cycles`` of ``wanted`` are done."""
-
-    arm: str
-    title: str
-    seed: int
-    wanted: int
-    model: str
-    documents: str
-    machine: str
-    date: str
-    short: bool
-    checkpoints: tuple[Measured, ...] = ()
-    answers: tuple[Mapping[str, str], ...] = field(default=())
-    cut: int = 1
-
-    @property
-    def cycles(self) -> int:
-        """Number of finished cycles."""
-        return max((c.cycle for c in self.checkpoints if c.kind != "base"), default=0)
-
-    def at(self, cycle: int, kind: str) -> Measured | None:
-        """Return the checkpoint of a cycle: "midtrained", "recovered", or "last" of the two; "base" of cycle 0."""
-        kinds = ("recovered", "midtrained") if kind == "last" else (kind,)
-        found = {c.kind: c for c in self.checkpoints if c.cycle == cycle}
-        return next((found[k] for k in kinds if k in found), None)
 
 
 def run(
@@ -177,8 +116,8 @@ def keep(
     )
     path = kept / FILE.format(arm=arm.name, seed=seed, suffix=scenario.suffix)
     waiting = session.workspace.folder / path.name
-    old = _read(path) if path.is_file() else None
-    if old is not None and _holds(old, record):
+    old = read_record(path) if path.is_file() else None
+    if old is not None and holds(old, record):
         return old
     if old is not None and old.cycles > record.cycles:
         session.display.say(f"{path} has more cycles: until this run has as many, its record is {waiting}")
@@ -188,12 +127,6 @@ def keep(
     write_atomically(path, to_text(record))
     waiting.unlink(missing_ok=True)
     return record
-
-
-def _holds(old: Record, new: Record) -> bool:
-    """Whether ``old`` contains every checkpoint of ``new`` with the same figures."""
-    known = {one.name: one for one in old.checkpoints}
-    return all(known.get(one.name) == one for one in new.checkpoints) and old.wanted >= new.wanted
 
 
 def of_cycles(session: Session) -> list[Checkpoint]:
@@ -258,40 +191,3 @@ def _answers(session: Session, checkpoints: Sequence[Checkpoint]) -> list[dict[s
             found.setdefault(sample.item, {"prompt": sample.prompt})[checkpoint.name] = sample.response
     ids = sorted(item for item, responses in found.items() if len(responses) == len(checkpoints) + 1)
     return [found[item] for item in ids[:: max(1, len(ids) // ANSWERS)][:ANSWERS]]
-
-
-def to_text(record: Record) -> str:
-    """Return a record as JSON."""
-    return json.dumps(dataclasses.asdict(record), ensure_ascii=False, indent=1) + "\n"
-
-
-def read_records(folder: Path) -> list[Record]:
-    """Read every record of a folder. Raises UsageError if one cannot be read."""
-    return [_read(path) for path in sorted(folder.glob("*.json"))]
-
-
-def read_clean(folder: Path) -> list[CleanScores]:
-    """Read every measurement of a clean model in a folder. Raises UsageError if one cannot be read."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if data["checkpoint"] != "base":
-                raise ValueError(f"the scores are those of {data['checkpoint']}")
-            how = data["recorded"]
-            suite = {**data["scores"]["ifeval"], "details": data["details"]["ifeval"]}
-            found.append(CleanScores(how["model"], how["machine"], how["date"], int(how["ifeval_tokens"]), suite))
-        except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(
-                f"{path} is not what `recover eval base --ifeval FILE --json` prints ({error}): write it again"
-            ) from error
-    return found
-
-
-def _read(path: Path) -> Record:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        checkpoints = tuple(Measured(**one) for one in data.pop("checkpoints"))
-        return Record(**{**data, "checkpoints": checkpoints, "answers": tuple(data["answers"])})
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"{path} is not a record of a run ({error}): delete it, or write it again") from error

@@ -18,7 +18,7 @@ from pipelines.cli.example_folder import MAIN_ARM, Asked, experiment, scenario_o
 from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.example import read_pages, scenario, shortened
-from pipelines.experiments.run import FILE, Record, to_text
+from pipelines.experiments.records import FILE, Record, to_text
 from recovery.arms import Arm
 from recovery.config import DistillConfig, MidtrainConfig, build
 from recovery.data.prompts import load_prompts

@@ -13,7 +13,8 @@ from pipelines.experiments.arm_cycle import arm_named
 from pipelines.experiments.bounds import of_earlier
 from pipelines.experiments.demo import Scenario
 from pipelines.experiments.page import page, summary
-from pipelines.experiments.run import FILE, CleanScores, Measured, Record, read_clean, read_records, run, to_text
+from pipelines.experiments.records import FILE, CleanScores, Measured, Record, read_clean, read_records, to_text
+from pipelines.experiments.run import run
 from pipelines.runtime.progress import Display
 from recovery.config import Recipe
 from recovery.errors import RecoveryError, UsageError

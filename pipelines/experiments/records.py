@@ -1,0 +1,116 @@
+"""Records of an experiment's runs: what was measured, as JSON files. Does not import torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from recovery.errors import UsageError
+
+FILE = "{arm}-seed-{seed}{suffix}.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A checkpoint's figures. ``suites`` are {suite: {"value", "stderr", "n", "details"}}; ``items`` the verdicts of
+    the paired suites by item, "1" and "0" in the order of its instructions (of questions: correct, contains); ``cost``
+    holds the tokens, floating-point operations and seconds of its stage.
+    """
+
+    name: str
+    cycle: int
+    kind: str
+    suites: Mapping[str, Any]
+    items: Mapping[str, Mapping[str, str]]
+    cost: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class CleanScores:
+    """The clean model on IFEval, responses of at most ``tokens`` tokens: from the output of `recover eval base --json`.
+
+    ``ifeval`` is {"value", "stderr", "n", "details"}.
+    """
+
+    model: str
+    machine: str
+    date: str
+    tokens: int
+    ifeval: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The results of an arm with a seed so far: ``cycles`` of ``wanted`` are done."""
+
+    arm: str
+    title: str
+    seed: int
+    wanted: int
+    model: str
+    documents: str
+    machine: str
+    date: str
+    short: bool
+    checkpoints: tuple[Measured, ...] = ()
+    answers: tuple[Mapping[str, str], ...] = field(default=())
+    cut: int = 1
+
+    @property
+    def cycles(self) -> int:
+        """Number of finished cycles."""
+        return max((c.cycle for c in self.checkpoints if c.kind != "base"), default=0)
+
+    def at(self, cycle: int, kind: str) -> Measured | None:
+        """Return the checkpoint of a cycle: "midtrained", "recovered", or "last" of the two; "base" of cycle 0."""
+        kinds = ("recovered", "midtrained") if kind == "last" else (kind,)
+        found = {c.kind: c for c in self.checkpoints if c.cycle == cycle}
+        return next((found[k] for k in kinds if k in found), None)
+
+
+def to_text(record: Record) -> str:
+    """Return a record as JSON."""
+    return json.dumps(dataclasses.asdict(record), ensure_ascii=False, indent=1) + "\n"
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Read every record of a folder. Raises UsageError if one cannot be read."""
+    return [read_record(path) for path in sorted(folder.glob("*.json"))]
+
+
+def read_clean(folder: Path) -> list[CleanScores]:
+    """Read every measurement of a clean model in a folder. Raises UsageError if one cannot be read."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["checkpoint"] != "base":
+                raise ValueError(f"the scores are those of {data['checkpoint']}")
+            how = data["recorded"]
+            suite = {**data["scores"]["ifeval"], "details": data["details"]["ifeval"]}
+            found.append(CleanScores(how["model"], how["machine"], how["date"], int(how["ifeval_tokens"]), suite))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(
+                f"{path} is not what `recover eval base --ifeval FILE --json` prints ({error}): write it again"
+            ) from error
+    return found
+
+
+def read_record(path: Path) -> Record:
+    """Read one record. Raises UsageError if it cannot be read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        checkpoints = tuple(Measured(**one) for one in data.pop("checkpoints"))
+        return Record(**{**data, "checkpoints": checkpoints, "answers": tuple(data["answers"])})
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"{path} is not a record of a run ({error}): delete it, or write it again") from error
+
+
+def holds(old: Record, new: Record) -> bool:
+    """Whether ``old`` contains every checkpoint of ``new`` with the same figures."""
+    known = {one.name: one for one in old.checkpoints}
+    return all(known.get(one.name) == one for one in new.checkpoints) and old.wanted >= new.wanted
