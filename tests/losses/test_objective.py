@@ -245,6 +245,10 @@ class RecordingTeacher:
     def head(self) -> Head:
         return self.teacher.head
 
+    @property
+    def separates_documents(self) -> bool:
+        return self.teacher.separates_documents
+
 
 def test_a_teacher_without_weight_or_in_the_sampled_form_is_not_run(models: Models) -> None:
     batch = batch_of(**ADVANTAGES)
@@ -368,6 +372,10 @@ def test_a_teacher_of_another_vocabulary_is_refused_in_every_form(models: Models
         @property
         def head(self) -> Head:
             return self.teacher.head.first(100)
+
+        @property
+        def separates_documents(self) -> bool:
+            return self.teacher.separates_documents
 
     for dials in (LossConfig(), LossConfig(divergence="top_k", top_k=3)):
         with pytest.raises(ModelError, match="Head.first"):
