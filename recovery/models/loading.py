@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -151,17 +151,16 @@ class Loaded:
             [(start + number) % size for number in range(length)] for start in (8, 8 + size // 2, 8 + length)
         )
         mask = [True] * length
-        packed = ([Row(before + second, mask * 2, (length, length))] for before in (first, other))
-        alone = ([Row(before, mask), Row(second, mask)] for before in (first, other))
-        with self.together(), self.inference():
-            return bool(self._difference(*packed, length) <= _ROUNDING * self._difference(*alone, length))
 
-    def _difference(self, rows: list[Row], others: list[Row], last: int) -> torch.Tensor:
-        """Return the norm of the difference of the last hidden states, those of ``last`` tokens, of two batches."""
-        one, two = (
-            self.hidden(collate(each, 0, self.device)).flatten(0, 1)[-last:].double() for each in (rows, others)
-        )
-        return (one - two).norm()
+        def difference(behind: Callable[[list[int]], list[Row]]) -> float:
+            batches = [collate(behind(document), 0, self.device) for document in (first, other)]
+            one, two = (self.hidden(batch).flatten(0, 1)[-length:].double() for batch in batches)
+            return float((one - two).norm())
+
+        with self.together(), self.inference():
+            packed = difference(lambda document: [Row(document + second, mask * 2, (length, length))])
+            alone = difference(lambda document: [Row(document, mask), Row(second, mask)])
+        return packed <= _ROUNDING * alone
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """Return the final hidden states of a batch, [B, T, D], in the precision of matrix products."""

@@ -200,7 +200,7 @@ def test_documents_are_apart_for_a_teacher_that_would_mix_them(
 
     monkeypatch.setattr(Loaded, "hidden", watched)
     documents = list(range(20, 32)), list(range(40, 48))
-    whole = [Row(sum(documents, []), [True] * 20, (12, 8), name) for name in ("documents", "base")]
+    whole = [Row([*documents[0], *documents[1]], [True] * 20, (12, 8), name) for name in ("documents", "base")]
     alone = [Row(ids, [True] * len(ids), teacher=name) for name in ("documents", "base") for ids in documents]
     losses = []
     for rows in (whole, alone):
