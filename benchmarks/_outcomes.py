@@ -37,6 +37,8 @@ Fields = Callable[[int, tuple[int, int]], dict[str, Any]]
 class Table:
     """A student or teacher with the logits of a table [V, V]; its head is the identity."""
 
+    separates_documents = True  # a token's logits are its own row
+
     def __init__(self, table_VV: Array, *, trained: bool = False) -> None:
         self.table_VV = torch.as_tensor(table_VV).float().requires_grad_(trained)
         self.head, self.device = Head(torch.eye(V)), torch.device("cpu")

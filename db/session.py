@@ -232,7 +232,7 @@ def _connect_reader(path: Path) -> _Reader:
     """
     file = path.resolve()  # SQLite, too, puts log and index beside the file that a link leads to
     log, index = Path(f"{file}-wal"), Path(f"{file}-shm")
-    alone = not (os.access(file.parent, os.W_OK) or (log.is_file() and index.is_file()))
+    alone = file.is_file() and not (os.access(file.parent, os.W_OK) or (log.is_file() and index.is_file()))
     if alone and log.is_file() and log.stat().st_size:
         raise DatabaseError(
             f"{path} cannot be read: {log.name} holds its newest records, and {file.parent} is write-protected: copy "
@@ -248,12 +248,17 @@ def _connect_reader(path: Path) -> _Reader:
 def _require_still(connection: Connection, path: Path) -> None:
     """Raise DatabaseError if a file that was read without locks was written meanwhile."""
     reader = connection.connection.dbapi_connection
-    if isinstance(reader, _Reader) and reader.still not in (None, _state(path)):
+    if isinstance(reader, _Reader) and reader.still is not None and reader.still != _state(path):
         raise DatabaseError(f"{path} was written while it was read without locks (write-protected folder): try again")
 
 
 def _state(file: Path) -> tuple[int, int]:
-    found = file.stat()
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise DatabaseError(
+            f"{file} cannot be read ({error.strerror}): check that it is still there, then try again"
+        ) from error
     return found.st_mtime_ns, found.st_size
 
 

@@ -57,6 +57,11 @@ class TimedTeacher(ScoringTimer):
         """The teacher's head."""
         return self.teacher.head
 
+    @property
+    def separates_documents(self) -> bool:
+        """Whether the teacher reads each document of a packed row as if it were alone."""
+        return self.teacher.separates_documents
+
 
 @dataclass
 class TimedScorer(ScoringTimer):

@@ -140,10 +140,8 @@ class DistillationObjective:
                 return f"the rows' {name.removesuffix('_N').replace('_', ' ')} are not"
         if alone:
             return None
-        found = self.teachers.get(batch.teacher)
-        several = [teacher for teacher, _ in found.parts] if isinstance(found, Weighted) else [found]
-        for teacher in [*several, self.anchor if self._anchored else None]:
-            if teacher is None or isinstance(teacher, Scorer):
+        for teacher in self._readers(batch.teacher):
+            if isinstance(teacher, Scorer):
                 continue
             seen = batch if teacher is self.anchor else batch.seen_by_teacher or batch
             hidden_NE = seen.gather(teacher.hidden(seen))
@@ -151,6 +149,18 @@ class DistillationObjective:
                 name = "clean model of the anchor" if teacher is self.anchor else f"teacher {batch.teacher!r}"
                 return f"the {name} is not"
         return None
+
+    def separates_documents(self, teacher: str) -> bool:
+        """Whether all that score the rows of a teacher, the anchor too, read each document of a packed row as if it
+        were alone; a server does not.
+        """
+        return all(not isinstance(one, Scorer) and one.separates_documents for one in self._readers(teacher))
+
+    def _readers(self, teacher: str) -> list[Teacher | Scorer]:
+        """Return who reads the rows of a teacher besides the student: its parts, and the anchor."""
+        found = self.teachers.get(teacher)
+        several = [part for part, _ in found.parts] if isinstance(found, Weighted) else [found]
+        return [one for one in [*several, self.anchor if self._anchored else None] if one is not None]
 
     def _span_scores(self, batch: Batch) -> SpanScores | None:
         """Return the scores of a teacher with another tokenizer; None if these rows have no such teacher."""

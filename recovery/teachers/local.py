@@ -26,6 +26,11 @@ class Teacher(Protocol):
         """The head that maps them to logits."""
         ...
 
+    @property
+    def separates_documents(self) -> bool:
+        """Whether it reads each document of a packed row as if it were alone."""
+        ...
+
 
 @runtime_checkable
 class Scorer(Protocol):
@@ -58,6 +63,11 @@ class Frozen:
         """The checkpoint's own head."""
         return self.loaded.head
 
+    @property
+    def separates_documents(self) -> bool:
+        """Whether it reads each document of a packed row as if it were alone."""
+        return self.loaded.separates_documents
+
 
 @dataclass(frozen=True)
 class AdapterOff:
@@ -74,6 +84,11 @@ class AdapterOff:
     def head(self) -> Head:
         """The head of the base, which has no adapter."""
         return self.student.head
+
+    @property
+    def separates_documents(self) -> bool:
+        """Whether it reads each document of a packed row as if it were alone."""
+        return self.student.separates_documents
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,11 @@ class CurrentStudent:
         """The student's own head."""
         return self.student.head
 
+    @property
+    def separates_documents(self) -> bool:
+        """Whether it reads each document of a packed row as if it were alone."""
+        return self.student.separates_documents
+
 
 @dataclass(frozen=True)
 class MovingAverage(Frozen):

@@ -82,6 +82,12 @@ class Objective(Protocol):
         """Return what of a batch, other than the student, is not finite; None if all of it is."""
         ...
 
+    def separates_documents(self, teacher: str) -> bool:
+        """Whether all models but the student that read rows of ``teacher`` read each document of a packed row as if it
+        were alone.
+        """
+        ...
+
 
 class AveragedWeights(Protocol):
     """A moving average of the trained weights: updated after each step, saved with each state."""
@@ -336,10 +342,8 @@ class _Run:
     def _score(self, rows: list[Row], tokens: int) -> _Totals:
         """Compute this process's gradients of a step; return sums over its tokens and their counts, by name."""
         loaded, totals = self.loaded, _Totals()
-        if any(len(row.segments) > 1 for row in rows) and not loaded.separates_documents:
-            rows = separate_rows(rows)
         batches = micro_batches(
-            rows,
+            self._separated(rows),
             self.settings.token_budget,
             loaded.chat.pad_id,
             loaded.device,
@@ -358,6 +362,13 @@ class _Run:
                     totals.add(output)
                     self._check_finite(batch, output)
         return totals
+
+    def _separated(self, rows: list[Row]) -> list[Row]:
+        """Return the rows; a packed one as one row for each document, if a model that reads it would mix them."""
+        packed = sorted({row.teacher for row in rows if len(row.segments) > 1})  # all processes try models in one order
+        student = not packed or self.loaded.separates_documents
+        mixed = {name for name in packed if not (student and self.objective.separates_documents(name))}
+        return [part for row in rows for part in (separate_rows([row]) if row.teacher in mixed else [row])]
 
     def _check_finite(self, batch: Batch, output: LossOutput) -> None:
         """Raise RecoveryError if a batch's loss is not finite, naming where that begins; the weights are unchanged."""

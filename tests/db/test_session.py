@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -233,3 +234,34 @@ def test_a_file_that_is_written_while_it_is_read_without_locks_is_not_trusted(
     ):
         tracker.experiment("two")
     assert len(queries.experiments(database)) == 2, "each view opens the file anew"
+
+
+def test_a_tracker_whose_folder_has_vanished_is_a_database_error(tmp_path: Path) -> None:
+    path = tmp_path / "workspace" / "tracker.db"
+    path.parent.mkdir()
+    Tracker(path).close()
+    database = open_readonly(path)
+    shutil.rmtree(path.parent)
+    with pytest.raises(DatabaseError, match=r"tracker.db cannot be read: .*unable to open database file"):
+        queries.experiments(database)
+
+
+def test_a_file_that_is_moved_while_it_is_read_with_locks_is_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "tracker.db"
+    Tracker(path).close()
+    with open_readonly(path).reading() as connection:
+        path.rename(tmp_path / "moved.db")
+        assert connection.exec_driver_sql("PRAGMA query_only").scalar() == 1
+
+
+def test_a_file_that_vanishes_while_it_is_read_without_locks_is_a_database_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tracker.db"
+    Tracker(path).close()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with (
+        pytest.raises(DatabaseError, match="tracker.db cannot be read .No such file or directory.: check that it is"),
+        open_readonly(path).reading(),
+    ):
+        path.unlink()

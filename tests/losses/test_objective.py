@@ -245,6 +245,10 @@ class RecordingTeacher:
     def head(self) -> Head:
         return self.teacher.head
 
+    @property
+    def separates_documents(self) -> bool:
+        return self.teacher.separates_documents
+
 
 def test_a_teacher_without_weight_or_in_the_sampled_form_is_not_run(models: Models) -> None:
     batch = batch_of(**ADVANTAGES)
@@ -357,6 +361,18 @@ def test_what_rows_or_dials_lack_is_refused(models: Models) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_a_server_reads_the_documents_of_a_packed_row_as_one(models: Models) -> None:
+    class Server:
+        def top(self, batch: Batch, count: int) -> tuple[Tensor, Tensor]:
+            raise AssertionError("no row is scored")
+
+        def logprobs(self, batch: Batch) -> Tensor:
+            raise AssertionError("no row is scored")
+
+    objective = DistillationObjective({"base": Server(), "expert": Frozen(models.expert)})
+    assert [objective.separates_documents(name) for name in ("base", "expert", "label")] == [False, True, True]
+
+
 def test_a_teacher_of_another_vocabulary_is_refused_in_every_form(models: Models) -> None:
     @dataclass(frozen=True)
     class Cut:
@@ -368,6 +384,10 @@ def test_a_teacher_of_another_vocabulary_is_refused_in_every_form(models: Models
         @property
         def head(self) -> Head:
             return self.teacher.head.first(100)
+
+        @property
+        def separates_documents(self) -> bool:
+            return self.teacher.separates_documents
 
     for dials in (LossConfig(), LossConfig(divergence="top_k", top_k=3)):
         with pytest.raises(ModelError, match="Head.first"):

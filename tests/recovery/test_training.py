@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,13 +21,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from recovery.batching import Row, micro_batches
 from recovery.errors import Interrupted, ModelError, RecoveryError, UsageError
+from recovery.losses.config import LossConfig
 from recovery.losses.objective import DistillationObjective
 from recovery.models.compilation import compile_layers
 from recovery.models.loading import Loaded, load_model
 from recovery.rng import derive_seed
 from recovery.rollouts.engine import Sampling
 from recovery.rollouts.transformers_engine import TransformersEngine
-from recovery.teachers import AdapterOff, Frozen
+from recovery.teachers import AdapterOff, Frozen, Weighted
 from recovery.training.loop import Hooks, StepBatch, TrainResult, TrainSettings, learning_rate, train
 from recovery.training.resumable import Resumable
 from recovery.training.resume_state import resume_step
@@ -76,6 +78,8 @@ MIXED: dict[str, dict[str, Any]] = {
     "falcon": {},
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2},
+    "bloom": {"n_head": 4, "n_layer": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "qwen3_next": {
         "head_dim": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2,
         "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4,
@@ -84,14 +88,18 @@ MIXED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def write_mixing(kind: str, folder: Path, make_tokenizer: Callable[[str], Any], **changes: Any) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **(SIZES | MIXED[kind] | changes))
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    make_tokenizer("qwen3").save_pretrained(folder)
+
+
 @pytest.mark.parametrize("kind", MIXED)
 def test_a_family_that_mixes_packed_documents_is_trained_on_each_alone(
     kind: str, tmp_path: Path, make_tokenizer: Callable[[str], Any]
 ) -> None:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **(SIZES | MIXED[kind]))
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
-    make_tokenizer("qwen3").save_pretrained(tmp_path)
+    write_mixing(kind, tmp_path, make_tokenizer)
     first, second = list(range(20, 32)), list(range(40, 48))
     whole = [Row(first + second, [True] * 20, (12, 8))]
     alone = [Row(first, [True] * 12), Row(second, [True] * 8)]
@@ -105,6 +113,109 @@ def test_a_family_that_mixes_packed_documents_is_trained_on_each_alone(
             DistillationObjective(),
             TrainSettings(steps=1, lr=1e-3),
             hooks=Hooks(log=lambda _, metrics: losses.append((metrics["loss"], metrics["gradient_norm"]))),
+        )
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for tuning in ("full", "frozen"):
+        assert not load_model(tmp_path, tuning=tuning, precision="bfloat16").separates_documents  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tuning", ["full", "frozen"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_families_that_keep_packed_documents_apart_are_recognised(
+    precision: str, tuning: str, tiny_llama: Path, tiny_qwen3: Path, tiny_qwen3_moe: Path, tiny_mixtral: Path
+) -> None:
+    for folder in (tiny_llama, tiny_qwen3, tiny_qwen3_moe, tiny_mixtral):
+        loaded = load_model(folder, tuning=tuning, precision=precision)  # type: ignore[arg-type]
+        assert loaded.separates_documents, folder.name
+
+
+def test_rounding_that_rows_of_one_document_have_too_is_no_mixing(
+    tiny_qwen3_moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for kernels that round differently with each expert's number of tokens."""
+    loaded = load_model(tiny_qwen3_moe, precision="float32")
+    hidden, generator = Loaded.hidden, torch.Generator().manual_seed(0)
+
+    def rounded(self: Loaded, batch: Any) -> torch.Tensor:
+        exact = hidden(self, batch)
+        return exact * (1 + 1e-6 * torch.randn(exact.shape, generator=generator))
+
+    monkeypatch.setattr(Loaded, "hidden", rounded)
+    assert loaded.separates_documents
+
+
+def test_a_short_context_is_enough_to_try_packed_rows(make_tokenizer: Callable[[str], Any], tmp_path: Path) -> None:
+    """OPT has learned positions: a longer document has no embeddings."""
+    write_mixing("opt", tmp_path, make_tokenizer, max_position_embeddings=12)
+    assert not load_model(tmp_path, precision="float32").separates_documents
+
+
+def test_a_model_in_pieces_is_tried_by_all_processes_together(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(tiny_model, tuning="full", precision="float32")
+    loaded.sharded = True
+    inside: list[bool] = []
+    entered = [False]
+    hidden = Loaded.hidden
+
+    @contextlib.contextmanager
+    def in_step() -> Iterator[None]:
+        entered[0] = True
+        yield
+        entered[0] = False
+
+    def watched(self: Loaded, batch: Any) -> torch.Tensor:
+        inside.append(entered[0])
+        return hidden(self, batch)
+
+    monkeypatch.setattr("recovery.distributed.in_step", in_step)
+    monkeypatch.setattr(Loaded, "hidden", watched)
+    assert loaded.separates_documents
+    assert inside and all(inside)
+
+
+@pytest.mark.parametrize("place", ["teacher", "weighted", "anchor"])
+def test_documents_are_apart_for_a_teacher_that_would_mix_them(
+    place: str,
+    tiny_qwen3: Path,
+    tmp_path: Path,
+    make_tokenizer: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The student itself keeps them apart; rows that no mixing model reads stay packed."""
+    own = Frozen(load_model(tiny_qwen3, precision="float32"))
+    write_mixing("opt", tmp_path, make_tokenizer, vocab_size=own.head.vocabulary)
+    mixing = Frozen(load_model(tmp_path, precision="float32"))
+    teacher: Any = {"teacher": mixing, "weighted": Weighted([own, mixing], [0.5, 0.5]), "anchor": own}[place]
+    objective = DistillationObjective(
+        {"documents": teacher, "base": own}, LossConfig(anchor=0.5 * (place == "anchor")), anchor=mixing
+    )
+    read: list[tuple[str, list[int]]] = []
+    hidden = Loaded.hidden
+
+    def watched(self: Loaded, batch: Any) -> torch.Tensor:
+        read.append((batch.teacher, batch.lengths_B.tolist()))
+        return hidden(self, batch)
+
+    monkeypatch.setattr(Loaded, "hidden", watched)
+    documents = list(range(20, 32)), list(range(40, 48))
+    whole = [Row([*documents[0], *documents[1]], [True] * 20, (12, 8), name) for name in ("documents", "base")]
+    alone = [Row(ids, [True] * len(ids), teacher=name) for name in ("documents", "base") for ids in documents]
+    losses = []
+    for rows in (whole, alone):
+        read.clear()
+        student = load_model(tiny_qwen3, tuning="full", precision="float32")
+        train(
+            student,
+            lambda _: StepBatch(rows),  # noqa: B023
+            objective,
+            TrainSettings(steps=1, lr=1e-3),
+            hooks=Hooks(log=lambda _, metrics: losses.append((metrics["loss"], metrics["gradient_norm"]))),
+        )
+        packed = rows is whole and place != "anchor"
+        assert [lengths for name, lengths in read if name == "base"] == [[20] if packed else [12, 8]] * (
+            2 + (place == "anchor")
         )
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
