@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,10 +141,7 @@ def check_value(kind: type[Any], name: str, value: Any) -> None:
             raise UsageError(f"{flag_of(kind, name)} {declared.refusal(item)}")
 
 
-_PLACES: dict[str, tuple[Callable[[Path], bool], str]] = {
-    "FILE": (lambda path: path.expanduser().is_file(), "file"),
-    "SOURCE": (is_there, "file, folder or dataset"),
-}
+_PLACES = {"FILE": "file", "SOURCE": "file, folder or dataset"}
 
 
 def check_files(config: Any) -> None:
@@ -158,9 +154,9 @@ def check_files(config: Any) -> None:
     """
     for name, declared in settings_of(type(config)).items():
         value = getattr(config, name)
-        there, kind = _PLACES.get(declared.metavar or "", (None, ""))
+        kind = _PLACES.get(declared.metavar or "")
         for path in value if isinstance(value, tuple) else (value,):
-            if there is not None and isinstance(path, Path) and not there(path):
+            if kind is not None and isinstance(path, Path) and not is_there(path):
                 raise UsageError(
                     f"{flag_of(type(config), name)} {path}: there is no such {kind}: correct it, in the recipe if it "
                     "is set there, or omit it"

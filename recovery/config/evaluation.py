@@ -29,7 +29,7 @@ class EvalConfig(ModelConfig):
     behaviour: tuple[Path, ...] = setting(
         (),
         "A suite of your own: prompts with checks, a reference answer or the tag 'refusal'; may be repeated.",
-        metavar="SOURCE",
+        metavar="FILE",
     )
     ifeval: str | None = setting(
         None, "Also evaluate on IFEval's own prompts: a file of them, or 'hub' to fetch it.", metavar="PATH"

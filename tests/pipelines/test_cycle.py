@@ -449,7 +449,7 @@ def test_a_file_that_evaluations_lack_is_found_before_anything_is_recorded(
     session: Session, config: CycleConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lacking = dataclasses.replace(config, eval=dataclasses.replace(config.eval, behaviour=(Path("nowhere.jsonl"),)))
-    with pytest.raises(UsageError, match=r"nowhere.jsonl: there is no such file, folder or dataset: correct it"):
+    with pytest.raises(UsageError, match=r"--behaviour nowhere.jsonl: there is no such file: correct it"):
         new_plan(session, lacking)
     assert new_plan(session, dataclasses.replace(lacking, evaluate=False)).first == 1, "nothing reads it"
     (tmp_path / "own.csv").touch()
