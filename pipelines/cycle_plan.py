@@ -18,11 +18,11 @@ from pipelines.runtime.recorded_paths import read, recordable, recorded
 from pipelines.runtime.session import Session
 from recovery.config import WRITER_FILE, CycleConfig, DistillConfig, from_json
 from recovery.config.build import Config
+from recovery.config.files import check_files
 from recovery.data.rewritten_texts import has_questions, has_texts
 from recovery.data.sources import given_beside
 from recovery.errors import UsageError
 from recovery.rewards import resolve_reward
-from recovery.settings import check_files
 from recovery.workspace import Checkpoint, write_atomically
 
 PLAN = "plan.json"

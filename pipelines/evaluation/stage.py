@@ -23,7 +23,7 @@ from pipelines.planning.machine import machine
 from pipelines.runtime.engines import cached_engine
 from pipelines.runtime.model_loading import load_frozen
 from pipelines.runtime.progress import SuccessiveBars
-from pipelines.runtime.recorded_paths import alike, recorded
+from pipelines.runtime.recorded_paths import alike, spellings
 from pipelines.runtime.session import Session
 from pipelines.runtime.stage import running
 from recovery.config import EvalConfig, to_json
@@ -141,9 +141,9 @@ def measured(session: Session, checkpoint: Checkpoint, config: EvalConfig | None
     if config is None:
         return bool(done)
     newest = next((stage for stage in done if _beyond_a_corpus(stage)), None)
-    # 0.1 recorded paths as they were given.
-    wanted = (recorded(config, session.registry), to_json(config))
-    return newest is not None and any(_has_items(newest.config, one) for one in wanted)
+    return newest is not None and any(
+        _has_items(newest.config, wanted) for wanted in spellings(config, session.registry)
+    )
 
 
 def _beyond_a_corpus(stage: records.Stage) -> bool:

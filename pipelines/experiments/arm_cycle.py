@@ -18,7 +18,7 @@ from pipelines.data.corpus_snapshot import ABOUT, CorpusSnapshot, load_snapshot
 from pipelines.distillation.stage import distill
 from pipelines.interpolate import interpolate
 from pipelines.midtrain import length_of, midtrain, open_cycle
-from pipelines.runtime.recorded_paths import alike, recorded
+from pipelines.runtime.recorded_paths import alike, spellings
 from pipelines.runtime.session import Session
 from recovery.arms import DISTILL, INTERPOLATE, NONE, Arm, arm_named, arms
 from recovery.config import (
@@ -170,7 +170,7 @@ def _found(
     database, experiment = session.tracker.database, session.experiment_id
     stages = queries.stages(database, experiment, cycle_id=session.cycle_id(cycle), kind=kind, limit=1000)
     usual = to_json(type(config)())
-    wanted = [recorded(config, session.registry), to_json(config)]  # 0.1 recorded paths as given
+    wanted = spellings(config, session.registry)
     mine = [s for s in stages if s.student_id == student.id and any(_alike({**usual, **s.config}, w) for w in wanted)]
     for stage in mine:
         made = session.registry.of_stage(stage.id)

@@ -30,8 +30,8 @@ from pipelines.reports.cost import cost_of
 from pipelines.runtime.progress import Display
 from pipelines.runtime.session import Session
 from recovery.config import DistillConfig, EvalConfig, MidtrainConfig, build
+from recovery.config.files import check_files
 from recovery.models.hardware import gpu_name
-from recovery.settings import check_files
 from recovery.workspace import Checkpoint, Workspace, write_atomically
 
 # Suites whose items are recorded, so that two checkpoints can be compared item by item.

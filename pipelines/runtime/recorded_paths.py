@@ -43,6 +43,11 @@ def recorded(config: Config, registry: Registry) -> dict[str, Any]:
     return done
 
 
+def spellings(config: Config, registry: Registry) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return settings as a stage may be recorded with them: as :func:`recorded`, or as they were given, by 0.1."""
+    return recorded(config, registry), to_json(config)
+
+
 def read(values: Mapping[str, Any], workspace: Workspace) -> dict[str, Any]:
     """Return recorded settings, as JSON types, with the paths of where the workspace is now."""
     done: dict[str, Any] = _replaced(dict(values), HERE, str(workspace.folder.resolve()))

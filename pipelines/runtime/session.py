@@ -220,8 +220,9 @@ class Session:
         if base is not None and base.id is not None and self.registry.latest() is None:
             self.tracker.set_latest(self.experiment_id, base.id)
         line = None if self.workspace.tracker is None else queries.experiment(self.tracker.database, self.experiment_id)
-        own = {"experiment": line.name, "id": str(line.config["workspace"])} if line is not None else {}
-        elsewhere = {**own, "tracker": tracker_address(self.workspace)} if own else {}
+        elsewhere = {} if line is None else {"experiment": line.name, "tracker": tracker_address(self.workspace)}
+        if line is not None:
+            elsewhere["id"] = str(line.config["workspace"])
         origin = origin_of(source)
         content = {"sha256": str(origin["sha256"])} if origin is not None and is_gguf(name) else {}
         self.workspace.remember(name, **elsewhere, **content)
