@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -102,7 +103,7 @@ def test_a_store_that_has_grown_too_large_drops_its_older_half(tmp_path: Path) -
 def test_completions_before_a_stop_are_not_generated_again(
     loaded: Loaded, engine: CachingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recovery.rollouts.completion_cache._PROMPTS_AT_ONCE", 2)
+    monkeypatch.setattr("recovery.rollouts.completion_cache._part_size", lambda _: 2)
     prompts = [[number, number + 1] for number in range(5, 11)]
 
     def stopping(_: int, _tokens: int) -> None:
@@ -115,3 +116,19 @@ def test_completions_before_a_stop_are_not_generated_again(
     said = engine.generate(prompts, GREEDY)
     assert [one.ids for one in said] == [one.ids for one in TransformersEngine(loaded).generate(prompts, GREEDY)]
     assert asked(engine) == 8, "the four complete ones are cached"
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "parts"), [(64, [256, 144]), (400, [163, 163, 74]), (2048, [128, 128, 128, 16])]
+)
+def test_a_stop_loses_less_of_long_completions(max_new_tokens: int, parts: list[int], tmp_path: Path) -> None:
+    sizes = []
+
+    class Silent:
+        def generate(self, prompts: Sequence[Sequence[int]], *_: object) -> list[Completion]:
+            sizes.append(len(prompts))
+            return [Completion([], [], False) for _ in prompts]
+
+    engine = CachingEngine(Silent(), CompletionStore(tmp_path / "answers.db"), "a")
+    engine.generate([[number] for number in range(400)], Sampling(max_new_tokens, temperature=0.0))
+    assert sizes == parts
