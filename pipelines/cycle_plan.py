@@ -90,8 +90,16 @@ def _check_documents(config: CycleConfig) -> None:
 def check_recovery(session: Session, config: DistillConfig, number: int) -> None:
     """Check what a recovery after cycle ``number``'s mid-training names, before that is trained: it takes hours.
 
-    Raises CheckpointError or ModelError for a teacher that is no model, UsageError for a reward that is none.
+    Raises CheckpointError or ModelError for a teacher that is no model, UsageError for a reward that is none or if the
+    only teacher will be the student.
     """
+    student = {"latest", *_to_make(number)}
+    only = config.lam > 0 and config.teaching.frozen and config.context == "none" and not config.routes
+    if only and student.issuperset(config.teaching.weights):
+        raise UsageError(
+            f"--teacher {config.teacher}: at the recovery that is the model just mid-trained, its student, so there is "
+            f"nothing to recover: name another checkpoint, such as base"
+        )
     earlier = (config.knowledge_teacher, config.earlier_teacher)
     _check_teachers(session, number, *config.teaching.weights, *earlier, *config.routes.values())
     if config.rewarded:
@@ -100,11 +108,15 @@ def check_recovery(session: Session, config: DistillConfig, number: int) -> None
 
 def _check_teachers(session: Session, number: int, *names: str | None) -> None:
     """Check the names of teachers, except those of what cycle ``number`` is still to make; fetch those from a hub."""
-    to_make = ("midtrained", f"cycle-{number}/midtrained")
-    wanted = dict.fromkeys(name for name in names if name is not None and name not in to_make)
+    wanted = dict.fromkeys(name for name in names if name is not None and name not in _to_make(number))
     session.check_names(*wanted)  # all of them, before one is fetched
     for name in wanted:
         session.locate(name)
+
+
+def _to_make(number: int) -> tuple[str, str]:
+    """Return the names of what the mid-training of cycle ``number`` makes."""
+    return "midtrained", f"cycle-{number}/midtrained"
 
 
 def recovery_config(config: CycleConfig, trained: Checkpoint, number: int) -> DistillConfig:

@@ -216,7 +216,10 @@ def _named_teachers(session: Session, config: DistillConfig, student: Checkpoint
     """Return the frozen teachers and their weights. Raise UsageError if the only one is the student itself."""
     if config.lam == 0.0 or not config.teaching.frozen:
         return {}
-    found = {session.resolve(name): weight for name, weight in config.teaching.weights.items()}
+    found: dict[Checkpoint, float] = {}
+    for name, weight in config.teaching.weights.items():  # two names may be one checkpoint's
+        teacher = session.resolve(name)
+        found[teacher] = found.get(teacher, 0.0) + weight
     for teacher in found if len(found) == 1 and config.context == "none" and not config.routes else ():
         if student.hash == teacher.hash:
             raise UsageError(

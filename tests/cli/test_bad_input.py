@@ -132,6 +132,8 @@ def test_a_mistake_about_a_recovery_in_a_recipe_of_a_cycle(refused: Say, tmp_pat
     cycle = ("cycle", "--docs", "docs", "--workspace", "work", "--model", tiny_model, "--recipe", "own.toml")
     for setting, reason in (
         ('teacher = "nobody"', "there is no checkpoint 'nobody'"),
+        ('teacher = "latest"', "--teacher latest: at the recovery that is the model just mid-trained"),
+        ('teacher = "cycle-1/midtrained"', "so there is nothing to recover: name another checkpoint, such as base"),
         ('knowledge_teacher = "midtrained"\nearlier_teacher = "nobody"', "there is no checkpoint 'nobody'"),
         ('experts = ["code=nobody"]', "there is no checkpoint 'nobody'"),
         ('experts = ["code"]', "--expert 'code' is not TAG=NAME"),

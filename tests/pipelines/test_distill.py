@@ -409,6 +409,16 @@ def test_the_clean_model_itself_has_nothing_to_recover(session: Session, distill
         distill(session, distill_config)
 
 
+def test_two_names_of_one_teacher_count_once_with_both_weights(
+    session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
+) -> None:
+    midtrain(session, midtrain_config)
+    config = dataclasses.replace(distill_config, student="base", teacher="midtrained=0.25,latest=0.75")
+    found = resolve(session, config, None)
+    assert list(found.teachers.values()) == [1.0]
+    assert found.config.teacher == "cycle-1/midtrained", "as a resumed stage reads it"
+
+
 def test_too_few_prompts_to_decide_are_said_in_the_plan(
     session: Session, midtrain_config: MidtrainConfig, distill_config: DistillConfig
 ) -> None:
