@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.study import Part, Study, minus, over
 from pipelines.studies.tasks import exact_share, passages, privileged
+from recovery.methods import METHODS
 from recovery.miniature import words
 from recovery.miniature.tasks import facts
 from recovery.miniature.world import WORLD_SEED, World, random_name, stable_hash
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from pipelines.studies.experiment import ExperimentRunner
 
 STEPS, TRAINED_TOPICS = 60, 0.7
+VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", no clip": {"entry_clip": 0.0},
+    ", forward KL": {"divergence": "forward_kl", "entry_clip": 0.0},
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,11 @@ class Kind:
     context: str
     train: list[Prompt]
     test: list[Prompt]
+
+    @property
+    def clipped(self) -> bool:
+        """Whether its method limits the terms of a token's divergence."""
+        return "entry_clip" in METHODS[self.method].settings
 
     def splits(self) -> dict[str, list[Prompt]]:
         """Return the prompts by split."""
@@ -44,12 +55,11 @@ def run(runner: ExperimentRunner) -> Mapping[str, float]:
     for name, kind in _kinds(runner.seed).items():
         prompts = runner.prompts(name, kind.splits)
         own: dict[str, Any] = {"prompts": prompts, "steps": steps, "max_new_tokens": 24, "context": kind.context}
-        runner.trained(name, "base", kind.method, **own)
-        runner.trained(
-            f"{name}, forward KL", "base", kind.method, **(own | {"divergence": "forward_kl", "entry_clip": 0.0})
-        )
+        variants = [variant for variant in VARIANTS if kind.clipped or variant != ", no clip"]
+        for variant in variants:
+            runner.trained(f"{name}{variant}", "base", kind.method, **own, **VARIANTS[variant])
         runner.trained(f"{name}, sft", "base", "sft", data=_completions(runner, name, kind), steps=steps)
-        for which in (name, f"{name}, forward KL", f"{name}, sft"):
+        for which in (*(f"{name}{variant}" for variant in variants), f"{name}, sft"):
             figures[f"taken in, {which}"] = exact_share(*runner.loaded(which), kind.test)
             figures[f"retention, {which}"] = runner.value(which, INSTRUCTIONS) / runner.value("base", INSTRUCTIONS)
         base, engine = runner.loaded("base")
@@ -144,9 +154,10 @@ CONTEXTS = Study(
     claim="demonstrations, rules, system prompts and privileged text are one method: each type internalises its "
     "context with less forgetting than SFT",
     source="SDFT, arXiv 2601.19897; OPCD; deliberative alignment, arXiv 2412.16339",
-    setting="each type by its preset, 60 steps (and beside it with the forward KL), the teacher being the clean "
-    "model that reads the context; SFT on the same teacher's answers beside it; exact answers without the context "
-    "on topics or wordings never trained on",
+    setting="each type by its preset, 60 steps, beside it with the forward KL, and for the document, whose preset "
+    "limits the terms of a token's divergence (entry_clip), with the reverse KL without that limit; the forward KL has "
+    "none; the teacher is the clean model that reads the context; SFT on the same teacher's answers; exact answers "
+    "without the context on topics or wordings never trained on",
     parts=(
         *(Part(f"{name}: taken in without the context, gain over base",
                minus(f"taken in, {name}", f"taken in, {name}, base"), 0.3) for name in NAMES),

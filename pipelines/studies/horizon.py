@@ -86,7 +86,7 @@ ARMS: dict[str, Arm] = {
     "cosine-kl-replay-two-teachers": Arm(_FALLING | _KL, teachers=2),
     "cosine-kl-replay-three-teachers": Arm(_FALLING | _KL),
     "cosine-kl-replay-three-teachers-gentle": Arm(_FALLING | _KL, steps=40, distill=_GENTLE),
-    "rows": Arm(_ROWS, recovers=False),
+    "rows": Arm(_FALLING | _ROWS, recovers=False),
     "rows-three-teachers": Arm(_FALLING | _ROWS, distill=_LAYERS),
     "rows-questions": Arm(_FALLING | _ROWS, distill=_QUESTIONS | {"knowledge_share": 0.4}),
     "rows-questions-120-steps": Arm(_FALLING | _ROWS, steps=120, distill=_QUESTIONS | {"knowledge_share": 0.3}),
