@@ -44,6 +44,7 @@ def page(method: Method) -> str:
         "",
         f"**Not** {_when(method.avoid)}.",
         "",
+        *([f"**Measured here**: {method.measured} ([studies](../studies.md)).", ""] if method.measured else []),
         *([f"**Requires** {method.expects}.", ""] if method.expects else []),
         "| setting | value | meaning |",
         "|---|---|---|",

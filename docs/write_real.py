@@ -34,9 +34,10 @@ def main() -> int:
     short = not any(record.arm == MAIN_ARM and not record.short for record in records)
     chosen = [record for record in records if record.short == short]
     readme = README.read_text(encoding="utf-8")
+    questions = load_questions(QUESTIONS)
     written = {
-        README: between(readme, "real model", summary(chosen, MAIN_ARM)),
-        PAGE: page(chosen, MAIN_ARM, COMMAND, load_questions(QUESTIONS), read_clean(HERE / "real/clean")),
+        README: between(readme, "real model", summary(chosen, MAIN_ARM, questions)),
+        PAGE: page(chosen, MAIN_ARM, COMMAND, questions, read_clean(HERE / "real/clean")),
     }
     if check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in written.items()))

@@ -22,7 +22,8 @@ from recovery.errors import UsageError
 class Method:
     """A preset: settings that override the defaults (those of OPD), and its description.
 
-    ``expects`` describes the input it needs from the user beyond prompts.
+    ``expects`` describes the input it needs from the user beyond prompts; ``measured`` says what the studies found
+    (docs/studies.md) where that is not what ``use`` promises.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Method:
     source: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     expects: str = ""
+    measured: str = ""
 
 
 # A context can give a self-teacher extreme log-probabilities, so its divergence is clipped.
@@ -154,10 +156,12 @@ _ALL = (
         "on-policy self-distillation with the answer key",
         "JSD(pi_T, pi) capped per vocabulary entry; pi_T is the student's start with the answer in its context",
         "reference answers exist, but no better model",
-        "without --entry-clip: a few tokens carry all of the gradient, and training collapses",
+        "a better model exists: opd from it needs no answer key",
         "on-policy self-distillation (OPSD), as described in Will Brown's three dials",
         {"teacher": "start", "context": "answer", "divergence": "jsd", "beta": 0.5, "entry_clip": _ENTRY_CLIP},
         expects="prompts with a reference answer",
+        measured="published runs collapse without the clip; in the study pivot nothing collapsed without it, and with "
+        "it hardly anything was learnt: try --entry-clip 0 as well",
     ),
     Method(
         "self-distillation",
@@ -172,11 +176,13 @@ _ALL = (
         "sdft",
         "self-distillation fine-tuning (type A)",
         "KL(pi || pi_T), pi_T a moving average of the student that reads a demonstration first",
-        "to learn new skills from demonstrations, with less forgetting than SFT on them",
+        "to learn new skills from demonstrations",
         "the model cannot yet learn from examples in its context",
         "SDFT, arXiv 2601.19897",
         {"teacher": "ema", "context": "demonstrations"},
         expects="demonstrations: a context with each prompt, or --context-file",
+        measured="published with less forgetting than SFT on the demonstrations; in the study contexts SFT on the "
+        "teacher's answers forgot less",
     ),
     Method(
         "deliberative",
@@ -207,6 +213,8 @@ _ALL = (
         "context distillation with privileged text, on-policy form",
         {"teacher": "start", "context": "document", "entry_clip": _ENTRY_CLIP},
         expects="prompts with the passage as their context",
+        measured="with the preset's clip hardly anything of a document was learnt in the study contexts, with "
+        "--divergence forward_kl --entry-clip 0 nearly all",
     ),
     Method(
         "pi-distill",

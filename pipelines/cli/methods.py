@@ -78,6 +78,7 @@ def _row(method: Method, config: DistillConfig) -> dict[str, Any]:
         "formula": method.formula,
         "use": method.use,
         "avoid": method.avoid,
+        "measured": method.measured,
         "source": method.source,
         "expects": method.expects,
     }
@@ -112,6 +113,7 @@ def _page(method: Method, config: DistillConfig) -> str:
         f"  in short  alpha {config.alpha:g}, lambda {config.lam:g}, teacher {config.teacher}, {objective(config)}",
         f"  use       when {method.use}" if not method.use.startswith("to ") else f"  use       {method.use}",
         f"  not       when {method.avoid}",
+        *([f"  measured  {method.measured} (docs/studies.md)"] if method.measured else []),
         f"  settings  {settings}",
         f"  source    {method.source}",
     ]

@@ -18,9 +18,11 @@ from pipelines.experiments.bounds import (
     CONTROLS,
     IFEVAL,
     IFEVAL_KEPT,
+    INSTRUCTIONS,
     LEVELS,
     MISSED,
     OWN,
+    OWN_PROMPTS,
     PROMPTS,
     Bound,
     Value,
@@ -55,18 +57,24 @@ _FEW = (
 )
 _COUNTS = "questions-about-held-out-facts-corpus-by-corpus"  # the anchor of that section
 _TERMS = (
-    "**Terms.** *Own prompts*: test prompts of the generator that also writes the recovery's training prompts: "
-    "no prompt of them is trained on; their topics and nearly all their combinations of instructions are. *Ended*: "
-    "the response ends by itself within the limit. *Asked*: the "
-    "response contains an accepted answer; a *held-out fact* is asked in no training question, a *held-out form* is a "
-    "trained fact asked in another form (figures of both count questions, of which several may ask one fact), a "
-    "*control question* asks for a fact that is on no page. *Stored*: the right "
-    "word is the most probable one in a gap of the text. *Relative to base*: divided by the clean model's score. "
-    "*Prompts*: those with all instructions followed, which is what the gate's rule `ifeval` counts. *Must, goal*: "
-    "bounds that were written down before the first run. *Arm*: a complete configuration of a cycle "
-    "([list](methods.md#arms-recovery-and-its-baselines)). *Two teachers*: the clean model scores ordinary prompts, "
-    "the mid-trained one questions about the documents."
+    "*Arm*: a complete configuration of a cycle ([list](methods.md#arms-recovery-and-its-baselines)).",
+    "*Two teachers*: the clean model scores ordinary prompts, the mid-trained one questions about the documents.",
+    "*Must, goal*: bounds that were written down before the first run.",
+    "*Relative to base*: divided by the clean model's score.",
+    "*Own prompts*: test prompts of the generator that also writes the recovery's training prompts: no prompt of them "
+    "is trained on; their topics and nearly all their combinations of instructions are.",
+    "*Instructions, prompts*: single instructions that are followed; prompts with all of theirs followed, which is "
+    "what the gate's rule `ifeval` counts.",
+    "*Ended*: the response ends by itself within the limit.",
+    "*Asked*: the response contains an accepted answer. A *held-out fact* is asked in no training question, a "
+    "*held-out form* is a trained fact asked in another form (figures of both count questions, of which several may "
+    "ask one fact), a *control question* asks for a fact that is on no page.",
+    "*Stored*: the right word is the most probable one in a gap of the text.",
 )
+_CHOSEN = (
+    "It became the arm of `make real` when these results were known, those on IFEval included: a new run may be worse."
+)
+_UNRECORDED = "Without a record: seed 1 of `blend-recovery`, whose first cycle was worse than seed 0's ([log](log.md))."
 _COSTS = (
     "Hours are those of the stage alone, without evaluations, on different machines and sometimes beside other work: "
     "compare tokens."
@@ -100,10 +108,14 @@ def page(
         *([_SHORT, ""] if short else []),
         *([_CUT, ""] if any(record.cut > 1 for record in records) else []),
         *in_short(records, main),
+        "## Terms",
+        "",
+        *(f"- {term}" for term in _TERMS),
+        "",
+        "## Runs",
+        "",
         *_runs(records),
         *_not_run(records),
-        "",
-        _TERMS,
     ]
     if mine:
         parts += ["", "## Against the bounds", "", f"Arm `{main}`.", "", *_bounds(mine), *_base(mine[0], clean)]
@@ -128,13 +140,14 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
     cycles, wanted = max(record.cycles for record in mine), mine[0].wanted
     seeds = len({record.seed for record in mine})
     count = "One seed" if seeds == 1 else f"{seeds} seeds"
-    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {count}, {_done(mine)}."]
+    lines = [f"`make real` runs the arm `{main}`: {title(mine[0])}. {count}, {_done(mine)}. {_CHOSEN}"]
     for bound in BOUNDS:
         means = _means(bound, mine, cycles)
         if bound.must is not None and means:
-            word = "Missed" if reached(bound, means) == MISSED else "Holds"
+            word = "Below its bound" if reached(bound, means) == MISSED else "At or above its bound"
             shown = ", ".join(_cell([mean], bound.percent) for mean in means)
             lines.append(f"{word}: {bound.name} {shown} (must: {_number(bound.must, bound.percent)}).")
+    lines += _undecided(mine[0])
     lines.append(f"A share of fewer than ten answered questions decides nothing: [counts](#{_COUNTS}).")
     for bound in PROMPTS:
         if means := _means(bound, mine, cycles):
@@ -148,6 +161,23 @@ def in_short(records: Sequence[Record], main: str) -> list[str]:
     lines.append(f"Arms that were run over {wanted} cycles and keep IFEval within its bound in each: {whole}.")
     lines.append("What was tried against what is missed: the [log](log.md).")
     return ["## In short", "", *(f"- {line}" for line in lines), ""]
+
+
+def _undecided(record: Record) -> list[str]:
+    """Return the line that says how well one run knows its shares of base; nothing without items to pair."""
+    base, shown = record.at(0, "base"), []
+    for name, suite, score in (("IFEval", IFEVAL, INSTRUCTIONS), ("own prompts", OWN, OWN_PROMPTS)):
+        ranges = []
+        for cycle in range(1, record.cycles + 1):
+            last, below = record.at(cycle, "last"), score(record, cycle, "base")
+            found = None if base is None or last is None else _compared(base, last, suite, "instructions")
+            if found is not None and below:
+                ranges.append(f"{1 + found.low / below:.2f} to {1 + found.high / below:.2f}")
+        shown += [f"{name} {', '.join(ranges)}"] if ranges else []
+    if not shown:
+        return []
+    text = f"Paired 95% intervals of the instructions' shares, seed {record.seed}: {'; '.join(shown)}."
+    return [f"{text} One that contains its bound does not decide it."]
 
 
 def _done(records: Sequence[Record]) -> str:
@@ -176,14 +206,15 @@ def _keeps_ifeval(records: Sequence[Record], wanted: int) -> str:
             (holding if len(means) == wanted else unknown).append(f"`{name}`")
     return (
         (", ".join(holding) or "none")
-        + (f"; {', '.join(others)} do not" if others else "")
+        + (f"; the arms {', '.join(others)} do not" if others else "")
         + (f"; not measured: {', '.join(unknown)}" if unknown else "")
     )
 
 
 def _not_run(records: Sequence[Record]) -> list[str]:
     missing = [name for name in arms() if name not in _names(records)]
-    return ["", f"Not run: {', '.join(missing)}."] if missing else []
+    unrecorded = _UNRECORDED if "blend-recovery" in _names(records) else ""
+    return ["", f"Not run: {', '.join(missing)}. {unrecorded}".rstrip()] if missing else []
 
 
 def _names(records: Sequence[Record]) -> list[str]:
@@ -206,10 +237,11 @@ def _means(bound: Bound, records: Sequence[Record], cycles: int) -> list[float]:
     return [statistics.fmean(cell) for cell in _values(bound, records, cycles) if cell]
 
 
-def summary(records: Sequence[Record], main: str) -> str:
+def summary(records: Sequence[Record], main: str, questions: Sequence[Question] = ()) -> str:
     """Return a short table of the arm ``main``: base and each checkpoint of its cycles, with date and machine.
 
-    Raises UsageError if it has no record.
+    With the ``questions`` of the records, it says how many are about held-out facts. Raises UsageError if the arm has
+    no record.
     """
     mine = [record for record in records if record.arm == main]
     if not mine:
@@ -230,6 +262,8 @@ def summary(records: Sequence[Record], main: str) -> str:
     model = mine[0].model.removesuffix(".gguf")
     asked = [f"{row['n']:,} of {name}" for name, row in mine[0].checkpoints[0].suites.items() if name in (IFEVAL, OWN)]
     about = f"{model}, {title(mine[0])}{part}: {count}, {_done(mine)}, prompts: {', '.join(asked)}"
+    facts = [answered(mine[0], 0, "base", cycle, questions)[1] for cycle in range(1, mine[0].cycles + 1)]
+    about += f", questions about held-out facts: {', '.join(map(str, facts))} by corpus" if any(facts) else ""
     caption = f"{about}; {', '.join(dates)}; {'; '.join(machines)}."
     return "\n".join([*table_lines(["after", *(name for name, _ in BRIEF)], rows), "", caption])
 

@@ -200,10 +200,21 @@ def _parts(arm: str) -> tuple[Part, ...]:
     )
 
 
-_LATE_PARTS = (
-    Part(f"{DEFAULT}: instructions after twenty cycles, relative to base", _after(BEHAVIOUR, DEFAULT, LATE), 0.98),
-    Part(f"{DEFAULT}: the worst of twenty corpora, kept", _after(LOWEST, DEFAULT, LATE), 0.95),
-)
+_KNOWN = "their figures were known"
+
+
+def _late_parts(arm: str) -> tuple[Part, ...]:
+    return (
+        Part(
+            f"{arm}: instructions after twenty cycles, relative to base",
+            _after(BEHAVIOUR, arm, LATE),
+            0.98,
+            added=_KNOWN,
+        ),
+        Part(f"{arm}: the worst of twenty corpora, kept", _after(LOWEST, arm, LATE), 0.95, added=_KNOWN),
+    )
+
+
 # The statements of the first version of this study, after four cycles.
 _FIRST_PARTS = (
     Part("two-teachers: instructions after four cycles", _after(BEHAVIOUR, "two-teachers", EARLY), 0.99),
@@ -228,12 +239,13 @@ HORIZON = Study(
     "`rehearsal`: two thirds earlier documents. `10-epochs`: ten passes. `root`: questions about n earlier corpora and "
     "about the newest are in the ratio of the root of n to 1. `kl`: KL replay. `gentle`: KL replay and lower rates. On "
     f"the miniature `recover cycle` is the arm `{DEFAULT}`. *Kept*: questions about a corpus that are answered now, "
-    "divided by those answered when it was learnt",
+    "divided by those answered when it was learnt; the recovery asks about the same facts, in other wordings. Settings "
+    "were chosen on the seeds that are shown: 120 steps were the default, then 150, then 180",
     parts=(
         *_parts(DEFAULT),
-        *_LATE_PARTS,
+        *_late_parts(DEFAULT),
         *_FIRST_PARTS,
-        *(part for arm in ARMS if arm != DEFAULT for part in _parts(arm)),
+        *(part for arm in ARMS if arm != DEFAULT for part in (*_parts(arm), *_late_parts(arm))),
     ),
     run=run,
     minutes=60.0,

@@ -28,7 +28,8 @@ BOUNDS = {DRAWN[BEHAVIOUR]: 0.98, DRAWN[LOWEST]: 0.95}
 def page(outcome: Outcome, command: str, picture: str) -> str:
     """Return the page; ``picture`` is the address of its picture."""
     arms = arms_of(outcome)
-    seeds = [f"{arm}: seeds {_seeds(outcome, arm)}" for arm in arms]
+    runs = [f"{arm}: {_seeds(outcome, arm)}" for arm in arms]
+    unrun = [f"`{arm}`" for arm in outcome.study.arms if arm not in arms]
     lines = [
         "# Many cycles",
         "",
@@ -39,7 +40,12 @@ def page(outcome: Outcome, command: str, picture: str) -> str:
         "",
         *statements(outcome),
         "",
-        f"Seeds: {'; '.join(seeds)}.",
+        "Bounds were written down before the first run, except where a statement says otherwise.",
+        "",
+        f"Cycles by seed: {'; '.join(runs)}. A mean of later cycles is of the seeds that reached them; what ended "
+        "early was stopped for another arm ([log](log.md)).",
+        "",
+        f"Not run: {', '.join(unrun)}." if unrun else "Every arm was run.",
         "",
         "## Arms",
         "",
@@ -108,4 +114,9 @@ def _cycles(outcome: Outcome) -> int:
 
 
 def _seeds(outcome: Outcome, arm: str) -> str:
-    return ", ".join(str(seed) for seed, run in outcome.runs.items() if of(BEHAVIOUR, arm, 1) in run)
+    """Return the seeds of an arm, each with its number of cycles."""
+    last = {
+        seed: max((n for n in range(1, _cycles(outcome) + 1) if of(BEHAVIOUR, arm, n) in run), default=0)
+        for seed, run in outcome.runs.items()
+    }
+    return ", ".join(f"seed {seed}: {number}" for seed, number in last.items() if number)

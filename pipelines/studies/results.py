@@ -39,6 +39,8 @@ def _part(part: Part, word: Word, outcome: Outcome) -> dict[str, Any]:
     low, high = part.interval(runs, outcome.items)
     found: dict[str, Any] = {"statement": part.statement, "bound": part.side, "mean": part.mean(runs), "verdict": word}
     found |= {"low": low, "high": high} if len(runs) > 1 else {}
+    if part.added:
+        found["added"] = part.added
     if part.given is not None:
         found["given"] = {
             "statement": part.given.statement,
@@ -88,7 +90,9 @@ def markdown(outcomes: Sequence[Outcome], command: str, *, pictures: str | None 
     lines = [
         "# The studies: published claims, run on the miniature",
         "",
-        f"Written by `{command}` on {datetime.date.today().isoformat()}. Each criterion was fixed before the runs; a "
+        f"Written by `{command}` on {datetime.date.today().isoformat()}. Bounds were fixed before the "
+        "first runs, except where a statement says otherwise; the conditions under which one counts as tested were "
+        "added after them, and so was the task of `efficiency`. A "
         f"statement holds where the whole {CONFIDENCE:.0%} interval over seeds (Student's t) lies beyond its bound, "
         "does not hold where none of it does, and is undecided at this scale between. A claim holds if all of its "
         "statements do; it does not hold if one fails at a level shared by all that were tested. A statement is not "
@@ -135,7 +139,7 @@ def _all_figures(outcome: Outcome) -> list[str]:
 def statements(outcome: Outcome) -> list[str]:
     """Return a study's statements with their verdicts as the lines of a table."""
     return table_lines(
-        ("statement, fixed before the run", "bound", "mean", "95% interval", "verdict"),
+        ("statement", "bound", "mean", "95% interval", "verdict"),
         [_row(part) for part in as_json(outcome)["parts"]],
     )
 
@@ -146,7 +150,8 @@ def _row(part: dict[str, Any]) -> tuple[str, ...]:
     word = part["verdict"]
     if given is not None and not given["met"]:
         word += f": requires {given['statement']} ({given['bound']}), is {given['mean']:.3f}"
-    return part["statement"], part["bound"], f"{part['mean']:.3f}", limits, word
+    added = f" (added later: {part['added']})" if part.get("added") else ""
+    return part["statement"] + added, part["bound"], f"{part['mean']:.3f}", limits, word
 
 
 def matrices(figures: Mapping[str, dict[str, Any]]) -> list[tuple[tuple[str, ...], list[tuple[str, ...]]]]:

@@ -83,7 +83,7 @@ SLIDE = Study(
     name="slide",
     claim="what slides over cycles is the copying of words from the prompt; it is lost in mid-training, where the "
     "embeddings of words that no document contains drift, and more steps of recovery do not give it back",
-    source="an observation of the horizon's first cycles, put to the test",
+    source="an observation of the horizon's first cycles of seed 0, which is among the seeds here, put to the test",
     setting=f"{CYCLES} cycles of 16 services with three teachers as in the horizon; from the last student {STEPS} more "
     "steps with base alone, on all prompts and on copying prompts alone; the second mid-training again from the same "
     "student with gentler settings. Copying: keywords:existence and length_constraints:nth_paragraph_first_word",

@@ -1,6 +1,7 @@
-"""Definition of a study: a claim, its criterion, fixed before any run, and its outcome.
+"""Definition of a study: a claim, its criterion, and its outcome.
 
-Whether a statement was tested at all (``Part.given``) was added by the audit of docs/audit.md, after the first runs.
+Bounds were fixed before the first runs, except those of parts that say otherwise (``Part.added``). Whether a statement
+was tested at all (``Part.given``) was added by the audit of docs/audit.md, after the first runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Part:
     It holds if the whole confidence interval of the mean over seeds is beyond the bound, does not hold if none of it
     is, and is undecided otherwise. The spread over seeds counts as at least one item of the largest suite. It is not
     tested if the mean of ``given`` is not beyond its own bound: the runs then could not have shown the statement, or
-    could not have refuted it.
+    could not have refuted it. ``added`` says what was known when a statement was added, if that was after a run of it.
     """
 
     statement: str
@@ -38,6 +39,7 @@ class Part:
     bound: float
     above: bool = True
     given: Part | None = None
+    added: str = ""
 
     def measured(self, run: Figures) -> bool:
         """Whether a seed has the figure: arms that were not run have none."""

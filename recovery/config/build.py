@@ -45,8 +45,8 @@ CYCLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "distill": {"embeddings": "documents", "knowledge_share": 0.5, "earlier_share": 0.5},
 }
 # Where a cycle's recovery starts, if weights between the cycle's start and the mid-trained model can be made. With it,
-# half of the prompts questions and more steps a real model recovered its behaviour in each of three cycles; without,
-# in none (docs/real.md).
+# half of the prompts questions and more steps a real model followed IFEval's instructions as before in each of three
+# cycles; without, in none. Weak evidence: docs/questions/recipe-and-teacher.md.
 CYCLE_BLEND = 0.8
 _STAGES_OF_A_CYCLE = ("midtrain", "distill", "eval")
 # The inputs of a run are given on the command line; a recipe holds only its settings.

@@ -40,7 +40,7 @@ class CycleConfig:
     gate: tuple[str, ...] = setting(
         (),
         "Accept or reject each cycle by this rule, as 'ifeval >= 0.98*base'; may be repeated. 'standard': the usual "
-        "three.",
+        "ones (docs/evidence.md).",
         metavar="RULE",
     )
     gate_alpha: float = setting(0.05, "Error probability of a gate's verdict.", above=0, below=0.5, by_model=False)

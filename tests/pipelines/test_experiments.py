@@ -159,6 +159,8 @@ def test_held_out_facts_are_counted_for_each_corpus_and_checkpoint() -> None:
     ]
     rows = page([replace(RUN, checkpoints=tuple(checkpoints))], "two-teachers", "the command", asked).splitlines()
     assert "| `two-teachers` | 1 | 2 | 0 of 3 | 2 of 3 | 1 of 3 |" in rows, "three questions about two facts"
+    caption = summary([replace(RUN, checkpoints=tuple(checkpoints))], "two-teachers", asked)
+    assert ", questions about held-out facts: 3 by corpus; " in caption
 
 
 def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
@@ -171,15 +173,19 @@ def test_the_page_begins_with_what_holds_and_what_is_missed() -> None:
     unknown = replace(whole, arm="unknown", checkpoints=tuple(replace(one, suites=only) for one in whole.checkpoints))
     text = page([whole, worse, unknown], "two-teachers", "the command")
     short = text[text.index("## In short") : text.index("model.gguf")]
-    holds = "Holds: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.990 (must: ≥ 0.98)."
+    holds = (
+        "At or above its bound: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.990 (must"
+    )
     assert holds in short
-    assert "in each: `two-teachers`; `other` do not; not measured: `unknown`." in short
+    assert "in each: `two-teachers`; the arms `other` do not; not measured: `unknown`." in short
     assert "Shown beside them: recovery: own prompts, prompts strict, relative to base" in short, "as a gate counts"
+    assert "Paired 95% intervals of the instructions' shares, seed 0: own prompts " in short
+    assert "One that contains its bound does not decide it." in short
     assert "A share of fewer than ten answered questions decides nothing" in short
     assert "3.0 hours for 3 cycles" in short
     assert "Not run: documents, " in text
     missed = page([replace(whole, checkpoints=worse.checkpoints)], "two-teachers", "the command")
-    assert "Missed: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.833" in missed
+    assert "Below its bound: recovery: own prompts, instructions strict, relative to base 0.990, 0.990, 0.833" in missed
     assert "## In short" not in page([replace(whole, short=True)], "two-teachers", "the command")
     assert "## In short" not in page([replace(whole, cut=2)], "two-teachers", "the command"), "not what make real runs"
 

@@ -26,7 +26,7 @@ from pipelines.studies.horizon import ARMS, DEFAULT, MEASURES, TOKENS, of
 from pipelines.studies.horizon_page import BOUNDS, DRAWN, curves, page
 from pipelines.studies.measures import INSTRUCTIONS
 from pipelines.studies.raw_figures import from_csv, joined, to_csv
-from pipelines.studies.results import as_json, markdown, matrices
+from pipelines.studies.results import as_json, markdown, matrices, statements
 from pipelines.studies.results import text as report
 from pipelines.studies.runner import FIGURES, Choice, kept_outcome, run_study
 from pipelines.studies.study import Outcome, Part, Study, figure, interval
@@ -279,6 +279,15 @@ def test_the_default_arm_of_the_horizon_is_what_recover_cycle_does(shipped_minia
     assert arm.recovers and arm.teachers == 3 and cycle.knowledge_teacher == "midtrained"
 
 
+def test_a_statement_that_was_added_after_a_run_says_so() -> None:
+    late = {of(measure, DEFAULT, 20): 0.99 for measure in MEASURES}
+    lines = statements(Outcome(STUDIES["horizon"], {0: late, 1: late}, 1000, 60.0))
+    assert [line.split(" | ")[0] for line in lines if "twenty" in line] == [
+        f"| {DEFAULT}: instructions after twenty cycles, relative to base (added later: their figures were known)",
+        f"| {DEFAULT}: the worst of twenty corpora, kept (added later: their figures were known)",
+    ]
+
+
 def test_every_study_is_complete_and_all_leaves_the_longest_out() -> None:
     wanted = (
         "recovery states teachers mitigations ceiling merge pivot contexts razor efficiency horizon slide generalise"
@@ -418,7 +427,8 @@ def test_the_page_of_many_cycles_has_a_table_for_each_measure_and_curves_for_eac
     text = page(made, "recover study horizon", "picture.svg")
     assert "## Instructions followed after the cycle, relative to base" in text
     assert "| documents | 0.985 ± 0.007 | 0.965 ± 0.007 |" in text and "| 0.800 |" in text
-    assert "| 100,001 |" in text and "three-teachers: seeds 0, 1" in text and "one-teacher" not in text
+    assert "| 100,001 |" in text and "three-teachers: seed 0: 10, seed 1: 4" in text
+    assert "Not run: `replay`, `one-teacher`, " in text and "| one-teacher |" not in text
     row = "| three-teachers: instructions after ten cycles, relative to base | > 0.98 | 0.900 | one seed |"
     assert row in text, "seed 1 has four cycles"
     drawn = line_plot.picture({title: curves(made, measure) for measure, title in DRAWN.items()}, BOUNDS)
