@@ -169,8 +169,8 @@ def markdown(variants: Sequence[Variant], command: str) -> str:
             f"Made by `{command}` on {datetime.date.today().isoformat()}.",
             "",
             f"Three cycles on the miniature, mid-training on documents alone in the first column. Seeds {seeds}; a "
-            f"cell holds one mean ± standard deviation over the seeds for each cycle. {_items(first)} The recovery asks "
-            "about the facts of its test questions in other wordings ([audit](audit.md#leakage)).",
+            f"cell holds one mean ± standard deviation over the seeds for each cycle. {_items(first)} The recovery "
+            "asks about the facts of its test questions in other wordings ([audit](audit.md#leakage)).",
             "",
             *table_lines(head, rows),
             "",
